@@ -1,0 +1,16 @@
+//! mcp-resume: a reverse proxy that makes MCP (Model Context Protocol) servers resumable without changing them.
+//!
+//! It assigns event IDs, logs every upstream message, keeps the upstream call running when the client goes away, and answers
+//! the client that comes back. A request's way is the tree's order:
+//!
+//! ```text
+//! client ─► ingress ─► classify ─► upstream call ─► event log ─► delivery ─► client
+//!                                                      ▲│
+//!                                                      │▼
+//!                                                    store
+//! ```
+//!
+//! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`ingress`] is downstream
+//! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
+//! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work.
+
