@@ -14,3 +14,4 @@
 //! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
 //! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work.
 
+pub mod protocol;

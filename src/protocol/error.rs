@@ -1,0 +1,266 @@
+//! Every failure the proxy itself reports, and what each one means to the client.
+//!
+//! Owned here: the one table of HTTP status, JSON-RPC code, whose fault it was, and whether the tool may have run. Absent:
+//! making replies (that is `ingress::respond`) and errors that belong to the upstream, which pass through untouched.
+
+use serde_json::json;
+
+use super::jsonrpc::{self, RequestId};
+
+/// Whose fault an error is: the first thing an operator asks, written to the wire as `data.fault`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// The MCP client.
+    Client,
+    /// This proxy.
+    Proxy,
+    /// The MCP server or the way to it.
+    Upstream,
+}
+
+impl Side {
+    /// The word on the wire.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Side::Client => "client",
+            Side::Proxy => "proxy",
+            Side::Upstream => "upstream",
+        }
+    }
+}
+
+/// What went wrong. Each code has exactly one row in the tables below, in `docs/errors.md`, and in [`ErrorCode::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ErrorCode {
+    /// The upstream could not be reached: nothing was sent.
+    Unreachable,
+    /// The upstream did not accept a connection or send a head in time.
+    UpstreamTimeout,
+    /// The upstream's connection broke, or its answer ended, before the response.
+    UpstreamBroke,
+    /// The upstream's answer was no JSON-RPC answer: content type, encoding, or a body that does not parse.
+    UpstreamGarbage,
+    /// One event of the upstream was larger than `max_event_bytes`.
+    EventTooLarge,
+    /// The upstream answered an HTTP error after the proxy had committed a response.
+    UpstreamStatus,
+    /// The call took longer than `call_timeout`.
+    CallTimedOut,
+    /// Nobody came back for the call in time, or its session was deleted.
+    Abandoned,
+    /// The stream or the cursor is gone.
+    StreamLost,
+    /// The stream's bounds were full and nobody read for `full_wait`.
+    BoundReached,
+    /// The store could not take an event.
+    StoreFailed,
+    /// The body is not JSON.
+    NotJson,
+    /// JSON, but no JSON-RPC message; or a `Last-Event-ID` that is not ours.
+    BadRequest,
+    /// The body is larger than `limits.body_bytes`.
+    BodyTooLarge,
+    /// An `Idempotency-Key` came back with another body.
+    KeyReused,
+    /// The client accepts neither JSON nor SSE.
+    NotAcceptable,
+    /// A protocol upgrade was asked for.
+    UpgradeRefused,
+    /// The request's head is larger than `limits.header_bytes`.
+    HeadTooLarge,
+}
+
+impl ErrorCode {
+    /// Every code, in the order of the variants.
+    pub const ALL: [ErrorCode; 18] = [
+        ErrorCode::Unreachable,
+        ErrorCode::UpstreamTimeout,
+        ErrorCode::UpstreamBroke,
+        ErrorCode::UpstreamGarbage,
+        ErrorCode::EventTooLarge,
+        ErrorCode::UpstreamStatus,
+        ErrorCode::CallTimedOut,
+        ErrorCode::Abandoned,
+        ErrorCode::StreamLost,
+        ErrorCode::BoundReached,
+        ErrorCode::StoreFailed,
+        ErrorCode::NotJson,
+        ErrorCode::BadRequest,
+        ErrorCode::BodyTooLarge,
+        ErrorCode::KeyReused,
+        ErrorCode::NotAcceptable,
+        ErrorCode::UpgradeRefused,
+        ErrorCode::HeadTooLarge,
+    ];
+
+    /// The status of a reply whose head is not written yet.
+    pub const fn http_status(self) -> u16 {
+        match self {
+            ErrorCode::NotJson | ErrorCode::BadRequest => 400,
+            ErrorCode::StreamLost => 200,
+            ErrorCode::NotAcceptable => 406,
+            ErrorCode::BodyTooLarge => 413,
+            ErrorCode::KeyReused => 422,
+            ErrorCode::UpgradeRefused => 501,
+            ErrorCode::Unreachable
+            | ErrorCode::UpstreamBroke
+            | ErrorCode::UpstreamGarbage
+            | ErrorCode::EventTooLarge
+            | ErrorCode::UpstreamStatus => 502,
+            ErrorCode::HeadTooLarge => 431,
+            ErrorCode::BoundReached | ErrorCode::StoreFailed => 503,
+            ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
+        }
+    }
+
+    /// The JSON-RPC error code.
+    pub const fn json_rpc(self) -> i64 {
+        match self {
+            ErrorCode::Unreachable
+            | ErrorCode::UpstreamTimeout
+            | ErrorCode::UpstreamBroke
+            | ErrorCode::UpstreamGarbage
+            | ErrorCode::EventTooLarge
+            | ErrorCode::UpstreamStatus => -32010,
+            ErrorCode::CallTimedOut | ErrorCode::Abandoned => -32011,
+            ErrorCode::StreamLost => -32012,
+            ErrorCode::BoundReached | ErrorCode::BodyTooLarge | ErrorCode::HeadTooLarge | ErrorCode::StoreFailed => {
+                -32013
+            }
+            ErrorCode::NotJson => -32700,
+            ErrorCode::BadRequest | ErrorCode::KeyReused | ErrorCode::NotAcceptable | ErrorCode::UpgradeRefused => {
+                -32600
+            }
+        }
+    }
+
+    /// The text of the error: constant, so that it can never carry a secret.
+    pub const fn message(self) -> &'static str {
+        match self {
+            ErrorCode::Unreachable => "the MCP server could not be reached",
+            ErrorCode::UpstreamTimeout => "the MCP server did not answer in time",
+            ErrorCode::UpstreamBroke => "the MCP server broke off before it had answered",
+            ErrorCode::UpstreamGarbage => "the MCP server's answer is not a JSON-RPC answer",
+            ErrorCode::EventTooLarge => "the MCP server sent an event over the size limit",
+            ErrorCode::UpstreamStatus => "the MCP server answered with an HTTP error",
+            ErrorCode::CallTimedOut => "the call took longer than it may",
+            ErrorCode::Abandoned => "the call was abandoned: nobody came back for it in time",
+            ErrorCode::StreamLost => "the stream or the place in it is gone",
+            ErrorCode::BoundReached => "the stream's buffer is full and nobody reads it",
+            ErrorCode::StoreFailed => "the proxy's store could not take an event",
+            ErrorCode::NotJson => "the body is not JSON",
+            ErrorCode::BadRequest => "the request is not valid here",
+            ErrorCode::BodyTooLarge => "the body is larger than this proxy takes",
+            ErrorCode::KeyReused => "this Idempotency-Key was used with another body",
+            ErrorCode::NotAcceptable => "Accept names neither application/json nor text/event-stream",
+            ErrorCode::UpgradeRefused => "protocol upgrades are not proxied",
+            ErrorCode::HeadTooLarge => "the request's head is larger than this proxy takes",
+        }
+    }
+
+    /// Whose fault it is.
+    pub const fn side(self) -> Side {
+        match self {
+            ErrorCode::Unreachable
+            | ErrorCode::UpstreamTimeout
+            | ErrorCode::UpstreamBroke
+            | ErrorCode::UpstreamGarbage
+            | ErrorCode::EventTooLarge
+            | ErrorCode::UpstreamStatus
+            | ErrorCode::CallTimedOut => Side::Upstream,
+            ErrorCode::StoreFailed => Side::Proxy,
+            ErrorCode::Abandoned
+            | ErrorCode::StreamLost
+            | ErrorCode::BoundReached
+            | ErrorCode::NotJson
+            | ErrorCode::BadRequest
+            | ErrorCode::BodyTooLarge
+            | ErrorCode::HeadTooLarge
+            | ErrorCode::KeyReused
+            | ErrorCode::NotAcceptable
+            | ErrorCode::UpgradeRefused => Side::Client,
+        }
+    }
+
+    /// A short constant word for logs and metric labels.
+    pub const fn label(self) -> &'static str {
+        match self {
+            ErrorCode::Unreachable => "unreachable",
+            ErrorCode::UpstreamTimeout => "upstream_timeout",
+            ErrorCode::UpstreamBroke => "upstream_broke",
+            ErrorCode::UpstreamGarbage => "upstream_garbage",
+            ErrorCode::EventTooLarge => "event_too_large",
+            ErrorCode::UpstreamStatus => "upstream_status",
+            ErrorCode::CallTimedOut => "call_timed_out",
+            ErrorCode::Abandoned => "abandoned",
+            ErrorCode::StreamLost => "stream_lost",
+            ErrorCode::BoundReached => "bound_reached",
+            ErrorCode::StoreFailed => "store_failed",
+            ErrorCode::NotJson => "not_json",
+            ErrorCode::BadRequest => "bad_request",
+            ErrorCode::BodyTooLarge => "body_too_large",
+            ErrorCode::KeyReused => "key_reused",
+            ErrorCode::NotAcceptable => "not_acceptable",
+            ErrorCode::UpgradeRefused => "upgrade_refused",
+            ErrorCode::HeadTooLarge => "head_too_large",
+        }
+    }
+}
+
+/// One failure: the code, and the two facts that depend on the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// What went wrong.
+    pub code: ErrorCode,
+    /// Whether the upstream may have begun to run the request: "may I repeat this tool call?"
+    pub may_have_run: bool,
+    /// The upstream's status, where it gave one.
+    pub http_status: Option<u16>,
+}
+
+impl Failure {
+    /// A failure of which nothing reached the upstream.
+    pub const fn before_run(code: ErrorCode) -> Self {
+        Self { code, may_have_run: false, http_status: None }
+    }
+
+    /// A failure after bytes of the request may have reached the upstream.
+    pub const fn after_send(code: ErrorCode) -> Self {
+        Self { code, may_have_run: true, http_status: None }
+    }
+
+    /// The JSON-RPC error message for `id` (`null` when there is none).
+    pub fn to_message(self, id: Option<&RequestId>) -> Vec<u8> {
+        let mut data = json!({ "fault": self.code.side().as_str(), "mayHaveRun": self.may_have_run });
+        if let Some(status) = self.http_status {
+            data["httpStatus"] = json!(status);
+        }
+        jsonrpc::error_message(id, self.code.json_rpc(), self.code.message(), data)
+    }
+
+    /// The messages for all of `ids` as one JSON body: one object, or an array for a batch; under id `null` without any.
+    pub fn to_body(self, ids: &[RequestId], batch: bool) -> Vec<u8> {
+        match ids {
+            [] => self.to_message(None),
+            [id] if !batch => self.to_message(Some(id)),
+            ids => {
+                let errors: Vec<Vec<u8>> = ids.iter().map(|id| self.to_message(Some(id))).collect();
+                [b"[".as_slice(), &errors.join(&b","[..]), b"]"].concat()
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_names_every_code_in_order() {
+        // A new variant moves the last one's place; one behind it must be named here.
+        let last = ErrorCode::HeadTooLarge;
+        assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
+        let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
+        assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());
+    }
+}

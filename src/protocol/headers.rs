@@ -1,0 +1,318 @@
+//! The HTTP headers of MCP as types, and what happens to a head on its way through.
+//!
+//! Everything here is a function of a [`HeaderMap`]. Deliberately absent: `Host`, `Forwarded` and `X-Forwarded-*` of
+//! the upstream request, which need the addresses of a connection, and any decision that needs a body.
+
+use std::borrow::Cow;
+
+use bytes::BytesMut;
+use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+
+#[cfg(test)]
+mod tests;
+
+/// Header names that the `http` crate does not have.
+pub mod names {
+    use http::HeaderName;
+
+    /// Names the session, where the revision has sessions.
+    pub const MCP_SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
+    /// Names the protocol revision of a request.
+    pub const MCP_PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+    /// The last event that a client has of a stream.
+    pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
+    /// Marks a POST that is to run once, however often it is sent.
+    pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+    /// Tells nginx and its kin not to buffer an answer.
+    pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+    /// Parameters of one connection, from before HTTP/1.1.
+    pub const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+    /// What some clients send to a proxy in place of `Connection`.
+    pub const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+}
+
+/// The longest `MCP-Protocol-Version` that is taken for one, in bytes; real ones have ten.
+const MAX_VERSION_BYTES: usize = 64;
+/// The longest `Mcp-Session-Id` that is taken for one, in bytes.
+const MAX_SESSION_ID_BYTES: usize = 1024;
+
+/// The revisions that have sessions, and streams that outlive their connection.
+const LEGACY_VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+
+/// A revision of the protocol, known or not.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct ProtocolVersion(Cow<'static, str>);
+
+/// The two families of revisions.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Era {
+    /// Up to 2025-11-25: a client that disconnects has not cancelled.
+    Legacy,
+    /// 2026-07-28, later and unknown ones: a client that disconnects has cancelled, unless it comes back.
+    Modern,
+}
+
+impl ProtocolVersion {
+    /// What a request speaks that does not say ([2025-06-18, protocol version header]).
+    ///
+    /// [2025-06-18, protocol version header]: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#protocol-version-header
+    pub const DEFAULT: Self = Self(Cow::Borrowed("2025-03-26"));
+
+    /// Takes any visible ASCII of 1 to 64 bytes, since revisions that are not known yet must pass.
+    pub fn parse(text: &str) -> Option<Self> {
+        is_visible_ascii(text, MAX_VERSION_BYTES).then(|| Self(text.to_owned().into()))
+    }
+
+    /// The revision named by `MCP-Protocol-Version`; `None` if it is absent, unreadable, or there are several.
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(only(headers, names::MCP_PROTOCOL_VERSION)?)
+    }
+
+    /// The text as it was named.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// Legacy for the four revisions that are, modern for every other text.
+    pub fn era(&self) -> Era {
+        if LEGACY_VERSIONS.contains(&self.as_str()) { Era::Legacy } else { Era::Modern }
+    }
+
+    /// Whether this is the revision `date` or a later one. Dates order as text; a revision that is not a date is at
+    /// least nothing, so that no client is credited with abilities it may not have.
+    pub fn is_at_least(&self, date: &str) -> bool {
+        is_date(self.as_str()) && self.as_str() >= date
+    }
+}
+
+fn is_date(text: &str) -> bool {
+    let shape = |(at, byte): (usize, u8)| match at {
+        4 | 7 => byte == b'-',
+        _ => byte.is_ascii_digit(),
+    };
+    text.len() == "2025-11-25".len() && text.bytes().enumerate().all(shape)
+}
+
+/// A session as its server named it.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct SessionId(Box<str>);
+
+impl SessionId {
+    /// Takes visible ASCII, as the specification demands, of 1 to 1024 bytes.
+    pub fn parse(text: &str) -> Option<Self> {
+        is_visible_ascii(text, MAX_SESSION_ID_BYTES).then(|| Self(text.into()))
+    }
+
+    /// The session named by `Mcp-Session-Id`; `None` if it is absent, unreadable, or there are several.
+    pub fn from_headers(headers: &HeaderMap) -> Option<Self> {
+        Self::parse(only(headers, names::MCP_SESSION_ID)?)
+    }
+
+    /// The text as it was named.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Masked: who knows a session ID may speak in the session.
+impl std::fmt::Debug for SessionId {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SessionId(..)")
+    }
+}
+
+fn is_visible_ascii(text: &str, max_bytes: usize) -> bool {
+    (1..=max_bytes).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// The header's value, unless there are several to choose from.
+fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+    let mut values = headers.get_all(name).iter();
+    let value = values.next()?;
+    values.next().is_none().then_some(value)?.to_str().ok()
+}
+
+/// Which of the two forms of an answer a client takes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Accept {
+    /// `application/json`.
+    pub json: bool,
+    /// `text/event-stream`.
+    pub sse: bool,
+}
+
+/// Reads `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0
+/// excludes it. No `Accept`, or an empty one, takes both.
+///
+/// [RFC 9110 §12.5.1]: https://www.rfc-editor.org/rfc/rfc9110#section-12.5.1
+pub fn accept(headers: &HeaderMap) -> Accept {
+    let ranges: Vec<_> = list(headers, header::ACCEPT).map(MediaRange::parse).collect();
+    let takes = |range_of_type, media_type| {
+        let specificity = |range: &&MediaRange<'_>| {
+            let names = [media_type, range_of_type, "*/*"];
+            names.iter().rev().position(|name| range.name.eq_ignore_ascii_case(name))
+        };
+        let best = ranges.iter().filter(|range| specificity(range).is_some()).max_by_key(specificity);
+        ranges.is_empty() || best.is_some_and(|range| range.wanted)
+    };
+    Accept { json: takes("application/*", "application/json"), sse: takes("text/*", "text/event-stream") }
+}
+
+/// Whether `Accept` names SSE itself, not by a wildcard: what tells a client that wants a stream from a browser.
+pub fn names_sse(headers: &HeaderMap) -> bool {
+    list(headers, header::ACCEPT)
+        .map(MediaRange::parse)
+        .any(|range| range.wanted && range.name.eq_ignore_ascii_case("text/event-stream"))
+}
+
+struct MediaRange<'a> {
+    name: &'a str,
+    wanted: bool,
+}
+
+impl<'a> MediaRange<'a> {
+    fn parse(text: &'a str) -> Self {
+        let mut parts = text.split(';').map(str::trim);
+        let name = parts.next().unwrap_or_default();
+        let weight = parts.filter_map(|parameter| parameter.split_once('=')).find_map(|(key, value)| {
+            let is_weight = key.trim().eq_ignore_ascii_case("q");
+            is_weight.then(|| value.trim().parse::<f32>().unwrap_or(1.0))
+        });
+        Self { name, wanted: weight.unwrap_or(1.0) > 0.0 }
+    }
+}
+
+/// How many headers a proxy may add to a request.
+const SPARE_HEADERS: usize = 6;
+
+/// A copy that does not share memory with the buffer the headers were read into, for headers that are kept.
+pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
+    let mut all = BytesMut::with_capacity(headers.values().map(HeaderValue::len).sum());
+    headers.values().for_each(|value| all.extend_from_slice(value.as_bytes()));
+    let mut all = all.freeze();
+    // With room for what is added on the way: a map that grows is hashed anew.
+    let mut copies = HeaderMap::with_capacity(headers.len() + SPARE_HEADERS);
+    for (name, value) in headers {
+        if let Ok(copy) = HeaderValue::from_maybe_shared(all.split_to(value.len())) {
+            copies.append(name, copy);
+        }
+    }
+    copies
+}
+
+/// The trimmed, non-empty elements of a comma-separated header, over all its lines.
+fn list(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
+    let lines = headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok());
+    lines.flat_map(|line| line.split(',')).map(str::trim).filter(|element| !element.is_empty())
+}
+
+/// Whether the body is `application/json`, whatever its parameters.
+pub fn is_json(headers: &HeaderMap) -> bool {
+    content_type_is(headers, "application/json")
+}
+
+/// Whether the body is `text/event-stream`, whatever its parameters.
+pub fn is_sse(headers: &HeaderMap) -> bool {
+    content_type_is(headers, "text/event-stream")
+}
+
+fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
+    let value = headers.get(header::CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+    let essence = value.split(|&byte| byte == b';').next().unwrap_or_default();
+    essence.trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
+}
+
+/// Takes out what speaks of one connection only: the fields of [RFC 9110 §7.6.1], those that `Connection` names, and
+/// the credentials for a proxy.
+///
+/// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
+pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
+    let named: Vec<HeaderName> = list(headers, header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
+    let always = [
+        header::CONNECTION,
+        names::KEEP_ALIVE,
+        names::PROXY_CONNECTION,
+        header::PROXY_AUTHENTICATE,
+        header::PROXY_AUTHORIZATION,
+        header::TE,
+        header::TRAILER,
+        header::TRANSFER_ENCODING,
+        header::UPGRADE,
+    ];
+    remove_all(headers, always.into_iter().chain(named));
+}
+
+/// Turns the head of a client's request into that of the call to the MCP endpoint.
+///
+/// `Accept` names both types, since servers answer 406 to less. The answer must come uncompressed, and a missing
+/// `Accept-Encoding` means that anything will do. `Last-Event-ID` is ours, and some servers answer it with 500. Body
+/// and connection are new: `Content-Length`, `Expect` and `Host` are for the caller to set.
+pub fn to_upstream(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    remove_all(headers, [names::LAST_EVENT_ID, header::CONTENT_LENGTH, header::EXPECT, header::HOST]);
+    headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+}
+
+/// Turns the head of an upstream's SSE answer into ours.
+///
+/// Our body has other bytes than the upstream's: what describes those (length, validators, ranges) goes, and so does a
+/// `Content-Encoding` of `identity`; any other one stays to be seen by the caller, who must not decode that body as
+/// events. Nobody between us and the client may store, change or hold back the answer.
+pub fn sse_downstream(headers: &mut HeaderMap) {
+    remove_hop_by_hop(headers);
+    let of_other_bytes =
+        [header::CONTENT_LENGTH, header::ETAG, header::LAST_MODIFIED, header::ACCEPT_RANGES, header::CONTENT_RANGE];
+    remove_all(headers, of_other_bytes);
+    if list(headers, header::CONTENT_ENCODING).all(|coding| coding.eq_ignore_ascii_case("identity")) {
+        headers.remove(header::CONTENT_ENCODING);
+    }
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-transform"));
+    headers.insert(names::X_ACCEL_BUFFERING, HeaderValue::from_static("no"));
+}
+
+fn remove_all(headers: &mut HeaderMap, names: impl IntoIterator<Item = HeaderName>) {
+    for name in names {
+        headers.remove(name);
+    }
+}
+
+/// The upstream's CORS headers (`Access-Control-*` and `Vary`), for heads that we write ourselves: without them a
+/// browser hides our answer from its page.
+pub fn cors_of(upstream: &HeaderMap) -> HeaderMap {
+    let is_cors = |name: &HeaderName| name.as_str().starts_with("access-control-") || name == header::VARY;
+    let kept = upstream.iter().filter(|(name, _)| is_cors(name));
+    kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
+/// Lets pages in browsers use what we add to a server that speaks CORS: they may read `Mcp-Session-Id`, `Link` and
+/// `WWW-Authenticate`, and (in a preflight's answer that lists request headers) send `Last-Event-ID` and
+/// `Idempotency-Key`. Nothing happens without `Access-Control-Allow-Origin`; a list with `*` stays as it is.
+pub fn expose_ours(headers: &mut HeaderMap) {
+    if !headers.contains_key(header::ACCESS_CONTROL_ALLOW_ORIGIN) {
+        return;
+    }
+    let readable = ["Mcp-Session-Id", "Link", "WWW-Authenticate"];
+    extend_list(headers, header::ACCESS_CONTROL_EXPOSE_HEADERS, &readable);
+    if headers.contains_key(header::ACCESS_CONTROL_ALLOW_HEADERS) {
+        let sendable = ["Last-Event-ID", "Idempotency-Key"];
+        extend_list(headers, header::ACCESS_CONTROL_ALLOW_HEADERS, &sendable);
+    }
+}
+
+/// Adds what is missing, and makes one line of it; a list that cannot be read as text is left alone.
+fn extend_list(headers: &mut HeaderMap, name: HeaderName, ours: &[&'static str]) {
+    let readable = headers.get_all(&name).iter().all(|value| value.to_str().is_ok());
+    let mut all: Vec<&str> = list(headers, name.clone()).collect();
+    if !readable || all.contains(&"*") {
+        return;
+    }
+    for &our in ours {
+        if !all.iter().any(|there| there.eq_ignore_ascii_case(our)) {
+            all.push(our);
+        }
+    }
+    if let Ok(value) = HeaderValue::from_str(&all.join(", ")) {
+        headers.insert(name, value);
+    }
+}

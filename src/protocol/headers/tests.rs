@@ -1,0 +1,250 @@
+use http::header;
+
+use super::*;
+
+fn map(lines: &[(&str, &str)]) -> HeaderMap {
+    let parse = |(name, value): &(&str, &str)| -> (HeaderName, HeaderValue) {
+        (name.parse().unwrap(), HeaderValue::from_bytes(value.as_bytes()).unwrap())
+    };
+    lines.iter().map(parse).collect()
+}
+
+/// Lines sorted by name, to compare whole heads.
+fn lines(headers: &HeaderMap) -> Vec<(&str, &str)> {
+    let mut all: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    all.sort_unstable();
+    all
+}
+
+fn version(text: &str) -> ProtocolVersion {
+    ProtocolVersion::parse(text).unwrap()
+}
+
+#[test]
+fn the_four_known_old_revisions_are_legacy_and_everything_else_is_modern() {
+    for text in ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"] {
+        assert_eq!(version(text).era(), Era::Legacy, "{text}");
+    }
+    for text in ["2026-07-28", "2027-01-01", "2025-06-19", "draft", "2025-11-25x"] {
+        assert_eq!(version(text).era(), Era::Modern, "{text}");
+    }
+    assert_eq!(ProtocolVersion::DEFAULT, version("2025-03-26"));
+}
+
+#[test]
+fn only_dates_are_at_least_a_date() {
+    for (text, expected) in [
+        ("2025-06-18", false),
+        ("2025-11-25", true),
+        ("2026-07-28", true),
+        ("draft", false),
+        ("9999", false),
+        ("2026-07-28x", false),
+        ("2026/07/28", false),
+    ] {
+        assert_eq!(version(text).is_at_least("2025-11-25"), expected, "{text}");
+    }
+}
+
+#[test]
+fn versions_and_session_ids_are_bounded_visible_ascii() {
+    for bad in ["", "a b", "a\n", "é", &"1".repeat(65)] {
+        assert_eq!(ProtocolVersion::parse(bad), None, "{bad:?}");
+    }
+    assert!(SessionId::parse(&"s".repeat(1024)).is_some());
+    for bad in ["", "a b", "\u{7f}", &"s".repeat(1025)] {
+        assert_eq!(SessionId::parse(bad), None, "{bad:?}");
+    }
+}
+
+#[test]
+fn a_header_that_is_there_twice_names_nothing() {
+    let one = map(&[("mcp-session-id", "s1"), ("mcp-protocol-version", "2025-06-18")]);
+    assert_eq!(SessionId::from_headers(&one), SessionId::parse("s1"));
+    assert_eq!(ProtocolVersion::from_headers(&one), Some(version("2025-06-18")));
+    let two = map(&[
+        ("mcp-session-id", "s1"),
+        ("mcp-session-id", "s2"),
+        ("mcp-protocol-version", "2025-06-18"),
+        ("mcp-protocol-version", "2025-06-18"),
+    ]);
+    assert_eq!(SessionId::from_headers(&two), None);
+    assert_eq!(ProtocolVersion::from_headers(&two), None);
+}
+
+#[test]
+fn accept_is_read_by_the_most_specific_range() {
+    for (value, json, sse) in [
+        ("", true, true),
+        ("*/*", true, true),
+        ("application/json, text/event-stream", true, true),
+        ("Application/JSON", true, false),
+        ("text/event-stream;q=0.5", false, true),
+        ("text/*", false, true),
+        ("application/*;q=0.1, text/html", true, false),
+        ("text/html", false, false),
+        ("text/event-stream;q=0, */*", true, false),
+        ("*/*;q=0, text/event-stream", false, true),
+        ("text/*;q=0.0, text/event-stream ; q = 1", false, true),
+        ("application/json;charset=utf-8;Q=0.000, text/event-stream", false, true),
+    ] {
+        assert_eq!(accept(&map(&[("accept", value)])), Accept { json, sse }, "{value:?}");
+    }
+    assert_eq!(accept(&HeaderMap::new()), Accept { json: true, sse: true });
+    let two_lines = map(&[("accept", "application/json"), ("accept", "text/event-stream")]);
+    assert_eq!(accept(&two_lines), Accept { json: true, sse: true });
+}
+
+#[test]
+fn a_content_type_is_its_essence() {
+    for (value, json, sse) in [
+        ("application/json", true, false),
+        ("Application/Json ; charset=utf-8", true, false),
+        ("text/event-stream;charset=utf-8", false, true),
+        ("application/json-patch+json", false, false),
+        ("text/plain; application/json", false, false),
+    ] {
+        let headers = map(&[("content-type", value)]);
+        assert_eq!((is_json(&headers), is_sse(&headers)), (json, sse), "{value:?}");
+    }
+    assert!(!is_json(&HeaderMap::new()) && !is_sse(&HeaderMap::new()));
+}
+
+#[test]
+fn hop_by_hop_headers_and_those_named_by_connection_are_removed() {
+    let mut headers = map(&[
+        ("connection", "close, X-One"),
+        ("connection", "x-two, not a name"),
+        ("x-one", "1"),
+        ("x-two", "2"),
+        ("x-three", "3"),
+        ("keep-alive", "timeout=5"),
+        ("proxy-connection", "keep-alive"),
+        ("proxy-authorization", "Basic eA=="),
+        ("proxy-authenticate", "Basic"),
+        ("te", "trailers"),
+        ("trailer", "x"),
+        ("transfer-encoding", "chunked"),
+        ("upgrade", "websocket"),
+        ("authorization", "Bearer x"),
+    ]);
+    remove_hop_by_hop(&mut headers);
+    assert_eq!(lines(&headers), [("authorization", "Bearer x"), ("x-three", "3")]);
+}
+
+#[test]
+fn a_call_upstream_asks_for_both_types_uncompressed_and_keeps_the_rest() {
+    let mut headers = map(&[
+        ("host", "proxy.example"),
+        ("accept", "text/event-stream"),
+        ("accept-encoding", "gzip"),
+        ("content-length", "12"),
+        ("content-type", "application/json"),
+        ("expect", "100-continue"),
+        ("last-event-id", "x.1"),
+        ("connection", "keep-alive"),
+        ("mcp-session-id", "s"),
+        ("idempotency-key", "k"),
+        ("x-custom", "a"),
+        ("x-custom", "b"),
+    ]);
+    to_upstream(&mut headers);
+    let expected = [
+        ("accept", "application/json, text/event-stream"),
+        ("accept-encoding", "identity"),
+        ("content-type", "application/json"),
+        ("idempotency-key", "k"),
+        ("mcp-session-id", "s"),
+        ("x-custom", "a"),
+        ("x-custom", "b"),
+    ];
+    assert_eq!(lines(&headers), expected);
+}
+
+#[test]
+fn an_sse_answer_loses_what_describes_the_upstreams_bytes() {
+    let mut headers = map(&[
+        ("content-type", "text/event-stream"),
+        ("content-length", "99"),
+        ("etag", "\"x\""),
+        ("last-modified", "Sat, 21 Nov 2026 00:00:00 GMT"),
+        ("accept-ranges", "bytes"),
+        ("content-range", "bytes 0-1/2"),
+        ("content-encoding", "Identity"),
+        ("cache-control", "max-age=60"),
+        ("connection", "keep-alive"),
+        ("mcp-session-id", "s"),
+        ("set-cookie", "a=1"),
+        ("set-cookie", "b=2"),
+    ]);
+    sse_downstream(&mut headers);
+    let expected = [
+        ("cache-control", "no-cache, no-transform"),
+        ("content-type", "text/event-stream"),
+        ("mcp-session-id", "s"),
+        ("set-cookie", "a=1"),
+        ("set-cookie", "b=2"),
+        ("x-accel-buffering", "no"),
+    ];
+    assert_eq!(lines(&headers), expected);
+}
+
+#[test]
+fn a_compressed_sse_answer_stays_recognisable() {
+    let mut headers = map(&[("content-encoding", "gzip")]);
+    sse_downstream(&mut headers);
+    assert_eq!(headers[header::CONTENT_ENCODING], "gzip");
+}
+
+#[test]
+fn cors_headers_are_picked_out_with_every_line() {
+    let headers = map(&[
+        ("access-control-allow-origin", "https://a.example"),
+        ("access-control-allow-credentials", "true"),
+        ("vary", "Origin"),
+        ("vary", "Accept"),
+        ("content-type", "application/json"),
+    ]);
+    let expected = [
+        ("access-control-allow-credentials", "true"),
+        ("access-control-allow-origin", "https://a.example"),
+        ("vary", "Accept"),
+        ("vary", "Origin"),
+    ];
+    assert_eq!(lines(&cors_of(&headers)), expected);
+}
+
+#[test]
+fn what_we_add_is_exposed_where_cors_is_spoken() {
+    let mut silent = map(&[("access-control-expose-headers", "X")]);
+    expose_ours(&mut silent);
+    assert_eq!(lines(&silent), [("access-control-expose-headers", "X")]);
+
+    let mut answer = map(&[
+        ("access-control-allow-origin", "*"),
+        ("access-control-expose-headers", "X-A, mcp-session-id"),
+        ("access-control-expose-headers", "X-B"),
+    ]);
+    expose_ours(&mut answer);
+    let expected = [
+        ("access-control-allow-origin", "*"),
+        ("access-control-expose-headers", "X-A, mcp-session-id, X-B, Link, WWW-Authenticate"),
+    ];
+    assert_eq!(lines(&answer), expected);
+}
+
+#[test]
+fn a_preflight_allows_what_clients_send_us() {
+    let mut preflight = map(&[
+        ("access-control-allow-origin", "*"),
+        ("access-control-allow-headers", "Content-Type"),
+        ("access-control-expose-headers", "*"),
+    ]);
+    expose_ours(&mut preflight);
+    let expected = [
+        ("access-control-allow-headers", "Content-Type, Last-Event-ID, Idempotency-Key"),
+        ("access-control-allow-origin", "*"),
+        ("access-control-expose-headers", "*"),
+    ];
+    assert_eq!(lines(&preflight), expected);
+}

@@ -1,0 +1,435 @@
+//! A peek at JSON-RPC: which kind of message, which id, which method, and a handful of named members.
+//!
+//! Payloads are walked over, never built: no value is allocated for what nobody asked about, and invalid UTF-8 or deep
+//! nesting in it is no error. Bytes that were peeked at are forwarded as they came.
+//!
+//! Deliberately absent: any judgement of `params` and `result`, and any rewriting. The only messages written here are
+//! the proxy's own errors.
+
+use std::fmt;
+
+use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+#[cfg(test)]
+mod tests;
+
+/// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub enum RequestId {
+    /// The number as it was written, so that `1`, `1.0` and large integers come back unchanged.
+    Number(Box<str>),
+    /// The string, without quotes and escapes.
+    String(Box<str>),
+}
+
+impl RequestId {
+    /// The id as JSON text.
+    pub fn to_json(&self) -> String {
+        match self {
+            Self::Number(text) => text.to_string(),
+            Self::String(text) => serde_json::Value::from(&**text).to_string(),
+        }
+    }
+
+    /// Reads a JSON number or string; `None` for anything else.
+    pub fn from_json(text: &str) -> Option<Self> {
+        Self::from_raw(serde_json::from_str(text).ok()?)
+    }
+
+    fn from_raw(raw: &RawValue) -> Option<Self> {
+        match raw.get().as_bytes().first()? {
+            b'"' => Some(Self::String(string(raw)?.into())),
+            b'-' | b'0'..=b'9' => Some(Self::Number(raw.get().into())),
+            _ => None,
+        }
+    }
+}
+
+/// One JSON-RPC message, as far as the proxy looks at it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// Has a method and an id: somebody waits for the response.
+    Request {
+        /// The id its response will carry.
+        id: RequestId,
+        /// The method's name.
+        method: Box<str>,
+    },
+    /// Has a method and no id.
+    Notification {
+        /// The method's name.
+        method: Box<str>,
+    },
+    /// Has a result or an error.
+    Response {
+        /// The request it answers; `None` if it is null, or left out of an error.
+        id: Option<RequestId>,
+        /// Whether it has an `error` member.
+        is_error: bool,
+    },
+}
+
+/// What one HTTP body or one SSE event's data holds.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Body {
+    /// A message.
+    Single(Message),
+    /// An array of at least one message (the 2025-03-26 revision).
+    Batch(Vec<Message>),
+}
+
+impl Body {
+    /// The messages in the order they were written; never empty.
+    pub fn messages(&self) -> &[Message] {
+        match self {
+            Self::Single(message) => std::slice::from_ref(message),
+            Self::Batch(messages) => messages,
+        }
+    }
+}
+
+/// Why bytes are not a JSON-RPC message. In a batch, the first message that fails decides.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, thiserror::Error)]
+pub enum PeekError {
+    /// Not JSON.
+    #[error("not JSON")]
+    NotJson,
+    /// JSON, but not a [JSON-RPC 2.0](https://www.jsonrpc.org/specification) message or a batch of at least one.
+    #[error("not a JSON-RPC 2.0 message")]
+    NotMessage,
+    /// A member that decides what the message is stands in it twice: readers differ in which one counts.
+    #[error("the member {0:?} is there twice")]
+    DuplicateKey(&'static str),
+    /// The id is neither a string nor a number, nor the null of a response.
+    #[error("the id is not a string or a number")]
+    BadId,
+}
+
+/// Tells what `bytes` hold: a message or a batch. A message says `"jsonrpc": "2.0"` and has either a method or one of
+/// `result` and `error`.
+///
+/// # Errors
+/// See [`PeekError`]. It never panics, however the bytes are nested.
+pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
+    match from_slice(bytes, Whole) {
+        Some(Document::One(members)) => members.judge().map(Body::Single),
+        Some(Document::Many(list)) if list.is_empty() => Err(PeekError::NotMessage),
+        Some(Document::Many(list)) => {
+            let messages: Result<_, _> = list.iter().map(Members::judge).collect();
+            messages.map(Body::Batch)
+        }
+        None if from_slice(bytes, std::marker::PhantomData::<IgnoredAny>).is_some() => Err(PeekError::NotMessage),
+        None => Err(PeekError::NotJson),
+    }
+}
+
+/// `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision that a modern request names; for a batch,
+/// that of the first message that names one. `None` if it is not there or not a string.
+pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
+    const KEY: &str = "io.modelcontextprotocol/protocolVersion";
+    const PATH: &[&str] = &["params", "_meta", KEY];
+    // Most requests have no such key, which costs less to see than to parse. A key that is written with escapes has a backslash.
+    if memchr::memmem::find(bytes, KEY.as_bytes()).is_none() && memchr::memchr(b'\\', bytes).is_none() {
+        return None;
+    }
+    from_slice(bytes, Find { path: PATH, in_batch: true })?.and_then(string)
+}
+
+/// `params.requestId`, which names the request that a `notifications/cancelled` cancels.
+pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
+    find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
+}
+
+/// `params.name`, which names the tool of a `tools/call`.
+pub fn tool_name(bytes: &[u8]) -> Option<String> {
+    find(bytes, &["params", "name"]).and_then(string)
+}
+
+/// What the proxy wants to know of the result of an `initialize`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Initialized {
+    /// The revision that the server chose.
+    pub protocol_version: String,
+    /// Whether the server declared the `logging` capability.
+    pub logging: bool,
+}
+
+/// Reads the result of an `initialize`; `None` if it names no revision (an error, for one).
+pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
+    let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?;
+    let logging = find(bytes, &["result", "capabilities", "logging"]);
+    Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
+}
+
+/// An error message under another id, its error object byte for byte. `None` if there is none in it.
+pub fn address_error(message: &[u8], id: &RequestId) -> Option<Vec<u8>> {
+    #[derive(serde::Deserialize)]
+    struct Addressed<'a> {
+        #[serde(borrow)]
+        error: &'a RawValue,
+    }
+    let Addressed { error } = serde_json::from_slice(message).ok()?;
+    Some(format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, id.to_json(), error.get()).into_bytes())
+}
+
+/// An error response: on one line, so that it fits an SSE event as it is. `id` becomes null if it is `None`, and
+/// `data` is left out if it is null.
+pub fn error_message(id: Option<&RequestId>, code: i64, message: &str, data: serde_json::Value) -> Vec<u8> {
+    let mut error = serde_json::json!({"code": code, "message": message});
+    if !data.is_null() {
+        error["data"] = data;
+    }
+    let id = id.map_or_else(|| "null".to_owned(), RequestId::to_json);
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#).into_bytes()
+}
+
+/// The members that decide what a message is; the payloads are reduced to their presence.
+#[derive(Default)]
+struct Members<'a> {
+    jsonrpc: Option<&'a RawValue>,
+    id: Option<&'a RawValue>,
+    method: Option<&'a RawValue>,
+    result: bool,
+    error: bool,
+    duplicate: Option<&'static str>,
+}
+
+#[derive(serde::Deserialize)]
+#[serde(field_identifier, rename_all = "lowercase")]
+enum Key {
+    Jsonrpc,
+    Id,
+    Method,
+    Result,
+    Error,
+    #[serde(other)]
+    Other,
+}
+
+impl Members<'_> {
+    fn judge(&self) -> Result<Message, PeekError> {
+        if let Some(key) = self.duplicate {
+            return Err(PeekError::DuplicateKey(key));
+        }
+        if self.jsonrpc.and_then(string).as_deref() != Some("2.0") {
+            return Err(PeekError::NotMessage);
+        }
+        match (self.method, self.result, self.error) {
+            (Some(method), false, false) => {
+                let method = string(method).ok_or(PeekError::NotMessage)?.into();
+                match self.id {
+                    None => Ok(Message::Notification { method }),
+                    Some(raw) => {
+                        let id = RequestId::from_raw(raw).ok_or(PeekError::BadId)?;
+                        Ok(Message::Request { id, method })
+                    }
+                }
+            }
+            (None, result, error) if result != error => {
+                let id = match self.id {
+                    // An error about a request whose id could not be read may leave it out.
+                    None if error => None,
+                    None => return Err(PeekError::NotMessage),
+                    Some(raw) if raw.get() == "null" => None,
+                    Some(raw) => Some(RequestId::from_raw(raw).ok_or(PeekError::BadId)?),
+                };
+                Ok(Message::Response { id, is_error: error })
+            }
+            _ => Err(PeekError::NotMessage),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for Members<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(MembersVisitor)
+    }
+}
+
+struct MembersVisitor;
+
+impl<'de> Visitor<'de> for MembersVisitor {
+    type Value = Members<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON-RPC message")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut members = Members::default();
+        while let Some(key) = map.next_key()? {
+            match key {
+                Key::Jsonrpc => members.jsonrpc = Some(map.next_value()?),
+                Key::Id => {
+                    if members.id.replace(map.next_value()?).is_some() {
+                        members.duplicate = Some("id");
+                    }
+                }
+                Key::Method => {
+                    if members.method.replace(map.next_value()?).is_some() {
+                        members.duplicate = Some("method");
+                    }
+                }
+                Key::Result | Key::Error | Key::Other => {
+                    members.result |= matches!(key, Key::Result);
+                    members.error |= matches!(key, Key::Error);
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(members)
+    }
+}
+
+/// An object, or an array of objects.
+enum Document<'a> {
+    One(Members<'a>),
+    Many(Vec<Members<'a>>),
+}
+
+struct Whole;
+
+impl<'de> DeserializeSeed<'de> for Whole {
+    type Value = Document<'de>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Whole {
+    type Value = Document<'de>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON-RPC message or a batch")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+        MembersVisitor.visit_map(map).map(Document::One)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut all = Vec::new();
+        while let Some(members) = list.next_element()? {
+            all.push(members);
+        }
+        Ok(Document::Many(all))
+    }
+}
+
+fn find<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a RawValue> {
+    from_slice(bytes, Find { path, in_batch: false })?
+}
+
+/// Walks down members of objects; a repeated member counts where it stands last, as in every server's JSON parser.
+#[derive(Clone, Copy)]
+struct Find {
+    path: &'static [&'static str],
+    /// Whether the objects may stand in an array, of which the first that has the member counts.
+    in_batch: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Find {
+    type Value = Option<&'de RawValue>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        match self.path {
+            [] => <&RawValue>::deserialize(deserializer).map(Some),
+            [..] => deserializer.deserialize_any(self),
+        }
+    }
+}
+
+impl<'de> Visitor<'de> for Find {
+    type Value = Option<&'de RawValue>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        while let Some(wanted) = map.next_key_seed(Named(self.path[0]))? {
+            if wanted {
+                found = map.next_value_seed(Self { path: &self.path[1..], in_batch: false })?;
+            } else {
+                map.next_value::<IgnoredAny>()?;
+            }
+        }
+        Ok(found)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut found = None;
+        if self.in_batch {
+            let each = Self { in_batch: false, ..self };
+            while found.is_none() {
+                match list.next_element_seed(each)? {
+                    Some(here) => found = here,
+                    None => break,
+                }
+            }
+        }
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(found)
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+
+    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
+        Ok(None)
+    }
+}
+
+/// A key: is it this one?
+struct Named(&'static str);
+
+impl<'de> DeserializeSeed<'de> for Named {
+    type Value = bool;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
+        deserializer.deserialize_identifier(self)
+    }
+}
+
+impl Visitor<'_> for Named {
+    type Value = bool;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E>(self, key: &str) -> Result<bool, E> {
+        Ok(key == self.0)
+    }
+}
+
+fn from_slice<'a, T: DeserializeSeed<'a>>(bytes: &'a [u8], seed: T) -> Option<T::Value> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let value = seed.deserialize(&mut json).ok()?;
+    json.end().ok()?;
+    Some(value)
+}
+
+fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
+}

@@ -1,0 +1,252 @@
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+
+fn number(text: &str) -> RequestId {
+    RequestId::Number(text.into())
+}
+
+fn text(text: &str) -> RequestId {
+    RequestId::String(text.into())
+}
+
+/// What a message is, told from all of its members as values.
+fn model_one(members: &[(String, Value)]) -> Result<Message, PeekError> {
+    let all = |key: &str| -> Vec<&Value> { members.iter().filter(|(k, _)| k == key).map(|(_, v)| v).collect() };
+    let last_duplicate = members.iter().enumerate().rev().find_map(|(at, (key, _))| {
+        let known = ["id", "method"].into_iter().find(|known| known == key)?;
+        members[..at].iter().any(|(earlier, _)| earlier == key).then_some(known)
+    });
+    if let Some(key) = last_duplicate {
+        return Err(PeekError::DuplicateKey(key));
+    }
+    if all("jsonrpc").last() != Some(&&json!("2.0")) {
+        return Err(PeekError::NotMessage);
+    }
+    let id = match all("id").first() {
+        None => Ok(None),
+        Some(Value::Null) => Ok(Some(None)),
+        Some(Value::Number(n)) => Ok(Some(Some(number(&n.to_string())))),
+        Some(Value::String(s)) => Ok(Some(Some(text(s)))),
+        Some(_) => Err(PeekError::BadId),
+    };
+    let (result, error) = (!all("result").is_empty(), !all("error").is_empty());
+    match all("method").first() {
+        Some(Value::String(method)) if !result && !error => match id? {
+            None => Ok(Message::Notification { method: method.as_str().into() }),
+            Some(None) => Err(PeekError::BadId),
+            Some(Some(id)) => Ok(Message::Request { id, method: method.as_str().into() }),
+        },
+        None if result != error => match id? {
+            None if result => Err(PeekError::NotMessage),
+            id => Ok(Message::Response { id: id.flatten(), is_error: error }),
+        },
+        _ => Err(PeekError::NotMessage),
+    }
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (-1e9..1e9).prop_map(Value::from),
+        ".{0,12}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(3, 12, 4, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
+            prop::collection::vec(("[a-z]{1,6}|id|method|\\PC{1,4}", inner), 0..4)
+                .prop_map(|members| Value::Object(members.into_iter().collect())),
+        ]
+    })
+}
+
+fn member() -> impl Strategy<Value = (String, Value)> {
+    let id = prop_oneof![4 => any::<i64>().prop_map(Value::from), 4 => ".{0,9}".prop_map(Value::from), 1 => value()];
+    let method = prop_oneof![8 => "[a-z/]{1,12}".prop_map(Value::from), 1 => value()];
+    prop_oneof![
+        4 => id.prop_map(|v| ("id".to_owned(), v)),
+        3 => method.prop_map(|v| ("method".to_owned(), v)),
+        1 => value().prop_map(|v| ("result".to_owned(), v)),
+        1 => value().prop_map(|v| ("error".to_owned(), v)),
+        2 => value().prop_map(|v| ("params".to_owned(), v)),
+        1 => (".{0,5}", value()),
+        1 => Just(("jsonrpc".to_owned(), json!("1.0"))),
+    ]
+}
+
+/// Members of one object in writing order, repeats possible.
+fn members() -> impl Strategy<Value = Vec<(String, Value)>> {
+    let rest = prop::collection::vec(member(), 0..5);
+    (prop::bool::weighted(0.9), rest).prop_flat_map(|(versioned, mut all)| {
+        if versioned {
+            all.push(("jsonrpc".to_owned(), json!("2.0")));
+        }
+        Just(all).prop_shuffle()
+    })
+}
+
+fn write(members: &[(String, Value)], gap: &str) -> String {
+    let list: Vec<_> = members
+        .iter()
+        .map(|(key, value)| format!("{gap}{}{gap}:{gap}{value}{gap}", Value::from(key.as_str())))
+        .collect();
+    format!("{{{}}}", list.join(","))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(512))]
+
+    #[test]
+    fn agrees_with_a_model_that_parses_everything(members in members(), gap in "[ \n\t]{0,2}") {
+        let written = write(&members, &gap);
+        prop_assert!(serde_json::from_str::<Value>(&written).is_ok());
+        prop_assert_eq!(peek(written.as_bytes()), model_one(&members).map(Body::Single), "{}", written);
+    }
+
+    #[test]
+    fn a_batch_is_its_messages_in_order(list in prop::collection::vec(members(), 1..5)) {
+        let written = format!("[{}]", list.iter().map(|m| write(m, "")).collect::<Vec<_>>().join(", "));
+        let expected: Result<Vec<_>, _> = list.iter().map(|m| model_one(m)).collect();
+        prop_assert_eq!(peek(written.as_bytes()), expected.map(Body::Batch), "{}", written);
+    }
+
+    #[test]
+    fn json_of_another_shape_is_no_message(value in value(), tail in "[\\]}x]{0,1}") {
+        let expected = if tail.is_empty() { PeekError::NotMessage } else { PeekError::NotJson };
+        prop_assert_eq!(peek(format!("[[{value}]]{tail}").as_bytes()), Err(expected));
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..200), cut in 0usize..400) {
+        look_everywhere(&bytes);
+        let mut message = br#"[{"jsonrpc":"2.0","id":1,"method":"m","params":{"_meta":{},"name":""#.to_vec();
+        message.extend_from_slice(&bytes);
+        message.extend_from_slice(br#""}},{"jsonrpc":"2.0","id":"\u00e9","result":{"capabilities":{}}}]"#);
+        message.truncate(cut);
+        look_everywhere(&message);
+        look_everywhere(&message[1.min(message.len())..]);
+    }
+
+    #[test]
+    fn deeper_members_agree_with_a_full_parse(params in value(), deep in value()) {
+        let mut message = json!({"jsonrpc": "2.0", "id": 1, "method": "m", "params": params});
+        if message["params"].is_object() {
+            message["params"]["name"] = deep.clone();
+            message["params"]["requestId"] = deep.clone();
+            message["params"]["_meta"] = json!({"io.modelcontextprotocol/protocolVersion": deep});
+        }
+        let bytes = message.to_string().into_bytes();
+        let params = &message["params"];
+        let version = &params["_meta"]["io.modelcontextprotocol/protocolVersion"];
+        prop_assert_eq!(tool_name(&bytes), params["name"].as_str().map(str::to_owned));
+        prop_assert_eq!(meta_protocol_version(&bytes), version.as_str().map(str::to_owned));
+        let id = RequestId::from_json(&params["requestId"].to_string());
+        prop_assert_eq!(cancelled_request_id(&bytes), id);
+    }
+
+    #[test]
+    fn ids_survive_json(id in prop_oneof![".*".prop_map(|s| text(&s)), any::<i64>().prop_map(|n| number(&n.to_string()))]) {
+        prop_assert_eq!(RequestId::from_json(&id.to_json()), Some(id));
+    }
+}
+
+fn look_everywhere(bytes: &[u8]) {
+    let _ = peek(bytes);
+    let _ = meta_protocol_version(bytes);
+    let _ = cancelled_request_id(bytes);
+    let _ = tool_name(bytes);
+    let _ = initialize_result(bytes);
+}
+
+#[test]
+fn numbers_are_kept_as_written() {
+    for written in ["1", "1.0", "-0", "1e3", "9007199254740993", "123456789012345678901234567890"] {
+        let bytes = format!(r#"{{"jsonrpc":"2.0","id": {written} ,"method":"m"}}"#);
+        let expected = Message::Request { id: number(written), method: "m".into() };
+        assert_eq!(peek(bytes.as_bytes()), Ok(Body::Single(expected)));
+    }
+    assert_eq!(RequestId::from_json("01"), None);
+    assert_eq!(RequestId::from_json("true"), None);
+    assert_eq!(RequestId::from_json("1 2"), None);
+}
+
+#[test]
+fn invalid_utf8_in_a_payload_is_no_error() {
+    let bytes = b"{\"jsonrpc\":\"2.0\",\"id\":1,\"result\":{\"text\":\"\xff\xfe\", \"\xff\": [\"\xc3\"]}}";
+    let expected = Message::Response { id: Some(number("1")), is_error: false };
+    assert_eq!(peek(bytes), Ok(Body::Single(expected)));
+    let call =
+        b"{\"jsonrpc\":\"2.0\",\"id\":1,\"method\":\"tools/call\",\"params\":{\"arguments\":\"\xff\",\"name\":\"t\"}}";
+    assert!(peek(call).is_ok());
+}
+
+#[test]
+fn deep_nesting_neither_panics_nor_overflows_the_stack() {
+    let deep = "[".repeat(1_000_000);
+    look_everywhere(deep.as_bytes());
+    assert_eq!(peek(deep.as_bytes()), Err(PeekError::NotJson));
+    let objects = r#"{"params":"#.repeat(300_000);
+    look_everywhere(objects.as_bytes());
+    assert_eq!(peek(objects.as_bytes()), Err(PeekError::NotJson));
+    let closed = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{deep}{}}}"#, "]".repeat(1_000_000));
+    assert!(peek(closed.as_bytes()).is_ok());
+}
+
+#[test]
+fn an_escaped_key_is_the_same_key() {
+    let bytes = br#"{"jsonrpc":"2.0","id":1,"\u0069d":2,"method":"m"}"#;
+    assert_eq!(peek(bytes), Err(PeekError::DuplicateKey("id")));
+}
+
+#[test]
+fn an_empty_batch_and_an_empty_body_are_no_messages() {
+    assert_eq!(peek(b"[]"), Err(PeekError::NotMessage));
+    assert_eq!(peek(b"[1]"), Err(PeekError::NotMessage));
+    assert_eq!(peek(b""), Err(PeekError::NotJson));
+}
+
+#[test]
+fn the_revision_of_a_batch_is_the_first_one_named() {
+    let bytes = br#"[{"params":3},{"params":{"_meta":{}}},
+        {"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}},
+        {"params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"later"}}}]"#;
+    assert_eq!(meta_protocol_version(bytes).as_deref(), Some("2026-07-28"));
+    assert_eq!(tool_name(br#"[{"params":{"name":"t"}}]"#), None);
+}
+
+#[test]
+fn an_initialize_result_tells_revision_and_logging() {
+    let with = br#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{"logging":{}}}}"#;
+    let without = br#"{"jsonrpc":"2.0","id":0,"result":{"capabilities":{},"protocolVersion":"2025-06-18"}}"#;
+    for (bytes, logging) in [(&with[..], true), (without, false)] {
+        let expected = Initialized { protocol_version: "2025-06-18".to_owned(), logging };
+        assert_eq!(initialize_result(bytes), Some(expected));
+    }
+    assert_eq!(initialize_result(br#"{"jsonrpc":"2.0","id":0,"error":{}}"#), None);
+}
+
+#[test]
+fn an_error_of_ours_is_one_line_of_json_rpc() {
+    let id = text("a\"\n");
+    let bytes = error_message(Some(&id), -32010, "line\nbreak", json!({"fault": "upstream"}));
+    assert!(!bytes.contains(&b'\n'));
+    let parsed: Value = serde_json::from_slice(&bytes).unwrap();
+    let error = json!({"code": -32010, "message": "line\nbreak", "data": {"fault": "upstream"}});
+    assert_eq!(parsed, json!({"jsonrpc": "2.0", "id": "a\"\n", "error": error}));
+    assert_eq!(
+        error_message(None, -32012, "gone", Value::Null),
+        br#"{"jsonrpc":"2.0","id":null,"error":{"code":-32012,"message":"gone"}}"#
+    );
+}
+
+#[test]
+fn an_error_is_given_another_id_and_keeps_its_bytes() {
+    let message = br#"{"jsonrpc":"2.0","error":{"code":-32001, "message":"Session \u006eot found"},"id":null}"#;
+    let addressed = address_error(message, &RequestId::String("a\"b".into())).unwrap();
+    let expected = r#"{"jsonrpc":"2.0","id":"a\"b","error":{"code":-32001, "message":"Session \u006eot found"}}"#;
+    assert_eq!(addressed, expected.as_bytes());
+    assert_eq!(address_error(br#"{"result":1}"#, &RequestId::Number("1".into())), None);
+}

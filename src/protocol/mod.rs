@@ -1,0 +1,12 @@
+//! The sans-io core: bytes, values and `now` in; values, effects and deadlines out.
+//!
+//! Owned here: the codecs of what crosses the wire, the identifiers, the classification of requests and the stream state
+//! machine. Absent, on purpose: sockets, tasks, clocks and randomness; nothing here imports anything else of this crate, so
+//! that every protocol bug can be replayed by a short synchronous test.
+
+pub mod classify;
+pub mod error;
+pub mod headers;
+pub mod ids;
+pub mod jsonrpc;
+pub mod sse;
