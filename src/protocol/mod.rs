@@ -10,3 +10,4 @@ pub mod headers;
 pub mod ids;
 pub mod jsonrpc;
 pub mod sse;
+pub mod stream;

@@ -1,0 +1,79 @@
+//! The server→client requests of a stream and whether they were answered.
+
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc::RequestId;
+
+/// What an answer to a server→client request meets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// The first answer: forward it.
+    First,
+    /// Answered before: acknowledge it and drop it.
+    Again,
+    /// No such request on this stream.
+    Unknown,
+}
+
+/// The requests in the order they were asked. Usually empty: a lookup costs a length check then.
+#[derive(Debug, Default)]
+pub struct Asks {
+    asked: Vec<Ask>,
+}
+
+#[derive(Debug)]
+struct Ask {
+    id: RequestId,
+    seq: Seq,
+    /// Its event holds nothing but requests.
+    alone: bool,
+    answered: bool,
+}
+
+impl Asks {
+    /// Notes a request in the event at `seq`; `alone` says that this event holds nothing but requests.
+    pub(super) fn ask(&mut self, id: RequestId, seq: Seq, alone: bool) {
+        self.asked.push(Ask { id, seq, alone, answered: false });
+    }
+
+    /// Marks the oldest unanswered request of this id as answered.
+    pub(super) fn answer(&mut self, id: &RequestId) -> Answer {
+        let mut outcome = Answer::Unknown;
+        for ask in self.asked.iter_mut().filter(|ask| ask.id == *id) {
+            if !ask.answered {
+                ask.answered = true;
+                return Answer::First;
+            }
+            outcome = Answer::Again;
+        }
+        outcome
+    }
+
+    /// Takes one answer back: it never reached the upstream, which goes on waiting for it.
+    pub(super) fn unanswer(&mut self, id: &RequestId) {
+        if let Some(ask) = self.asked.iter_mut().rev().find(|ask| ask.id == *id && ask.answered) {
+            ask.answered = false;
+        }
+    }
+
+    /// Whether a request of this id waits for an answer, and where it stands.
+    pub fn outstanding(&self, id: &RequestId) -> Option<Seq> {
+        self.asked.iter().find(|ask| ask.id == *id && !ask.answered).map(|ask| ask.seq)
+    }
+
+    /// Whether a request of this id was ever asked here.
+    pub fn knows(&self, id: &RequestId) -> bool {
+        self.asked.iter().any(|ask| ask.id == *id)
+    }
+
+    /// Whether any request waits for an answer.
+    pub fn has_outstanding(&self) -> bool {
+        self.asked.iter().any(|ask| !ask.answered)
+    }
+
+    /// Whether the event at `seq` is a request that was answered, which no replay repeats. An array counts once all of it
+    /// was, and not at all with other messages in it: those are owed to the client.
+    pub fn is_answered(&self, seq: Seq) -> bool {
+        let mut here = self.asked.iter().filter(|ask| ask.seq == seq).peekable();
+        here.peek().is_some() && here.all(|ask| ask.alone && ask.answered)
+    }
+}

@@ -1,0 +1,60 @@
+//! Events on their way into the log: numbered, encoded, not yet accepted by the store.
+
+use bytes::BytesMut;
+
+use crate::protocol::ids::Seq;
+use crate::protocol::sse;
+
+/// Consecutive events of one stream, each encoded without its `id` line (the id depends on the handle it is delivered under).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Batch {
+    first: Seq,
+    bytes: BytesMut,
+    ends: Vec<u32>,
+}
+
+impl Batch {
+    /// An empty batch whose first event will have number `first`.
+    pub fn starting_at(first: Seq) -> Self {
+        Self { first, bytes: BytesMut::new(), ends: Vec::new() }
+    }
+
+    /// Encodes one event behind the others and tells its number.
+    pub fn push(&mut self, name: &[u8], data: &[u8]) -> Seq {
+        let seq = Seq(self.first.0 + self.ends.len() as u64);
+        sse::encode_event(&mut self.bytes, name, data);
+        // `max_event_bytes` and the size of one gather keep a batch far below 4 GiB.
+        self.ends.push(self.bytes.len() as u32);
+        seq
+    }
+
+    /// The number of the first event.
+    pub fn first(&self) -> Seq {
+        self.first
+    }
+
+    /// How many events there are.
+    pub fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.ends.is_empty()
+    }
+
+    /// Bytes of all events together.
+    pub fn byte_len(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// The encoded events in order.
+    pub fn events(&self) -> impl Iterator<Item = &[u8]> {
+        let mut start = 0;
+        self.ends.iter().map(move |&end| {
+            let event = &self.bytes[start..end as usize];
+            start = end as usize;
+            event
+        })
+    }
+}

@@ -1,0 +1,599 @@
+//! The stream state machine: everything that decides what happens to one stream, and nothing that does it.
+//!
+//! Owned here: the numbering of events, what responses are owed, who reads, every timer, and the one way a stream ends.
+//! Invariants, each a property test in `tests`:
+//!
+//! 1. Numbers are 1, 2, 3 … without gaps, assigned here alone.
+//! 2. An event counts as stored, and may be read, only after [`Machine::handle_stored`].
+//! 3. A cursor gets exactly the later events; see [`Machine::place`].
+//! 4. The terminal response is an event like any other and stays until retention ends.
+//! 5. At most one connection is attached; the newest wins.
+//! 6. A reader that leaves starts a timer and changes nothing else.
+//! 7. A request stream is sealed with a response for every id it owed.
+//! 8. A server→client request is answered once, and not replayed after.
+//!
+//! The caller's loop has one shape: tell what happened with a `handle_*`, drain [`Machine::poll_batch`] and
+//! [`Machine::poll_effect`], sleep until [`Machine::poll_timeout`]. Absent: sockets, tasks, clocks, randomness, and the
+//! events' bytes, which the machine numbers and hands on.
+
+mod asks;
+mod batch;
+mod debts;
+mod policy;
+mod reader;
+mod states;
+#[cfg(test)]
+mod tests;
+mod upstream;
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+pub use asks::{Answer, Asks};
+pub use batch::Batch;
+pub use debts::{Debt, Debts};
+pub use policy::Policy;
+pub use reader::Reader;
+pub use states::{Effect, Outcome, Phase, Place};
+pub use upstream::Ending;
+use upstream::{Next, Upstream};
+
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::Era;
+use crate::protocol::ids::{AttachId, Seq, StreamKind};
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::sse;
+
+/// The state machine of one stream.
+#[derive(Debug)]
+pub struct Machine {
+    policy: Policy,
+    phase: Phase,
+    committed: bool,
+    debts: Debts,
+    asks: Asks,
+    reader: Reader,
+    upstream: Upstream,
+    /// The last number the store accepted.
+    tail: Seq,
+    /// Numbered events that are not with the store yet.
+    staged: Batch,
+    /// Numbered events that the store has been handed and has not accepted yet.
+    storing: usize,
+    sealing: Option<Outcome>,
+    /// Why the proxy ended it, where it did.
+    failure: Option<Failure>,
+    trimmed: Seq,
+    last_retry: Duration,
+    commit_at: Option<Instant>,
+    call_until: Option<Instant>,
+    cancel_until: Option<Instant>,
+    linger_until: Option<Instant>,
+    full_since: Option<Instant>,
+    delivered: bool,
+    cancelled: bool,
+    effects: VecDeque<Effect>,
+}
+
+impl Machine {
+    /// A stream that owes a response for each of `ids` (none for a standalone stream), its upstream call just begun.
+    pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
+        Self {
+            phase: Phase::Waiting,
+            committed: false,
+            debts: Debts::new(ids),
+            asks: Asks::default(),
+            reader: Reader::new(now),
+            upstream: Upstream::new(),
+            tail: Seq(0),
+            staged: Batch::starting_at(Seq(1)),
+            storing: 0,
+            sealing: None,
+            failure: None,
+            trimmed: Seq(0),
+            last_retry: policy.retry,
+            commit_at: policy.commit_after.map(|after| now + after),
+            call_until: policy.call_timeout.map(|timeout| now + timeout),
+            cancel_until: None,
+            linger_until: None,
+            full_since: None,
+            delivered: false,
+            cancelled: false,
+            effects: VecDeque::new(),
+            policy,
+        }
+    }
+
+    // ── what the upstream does ────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The upstream's head says SSE. True when the client gets that head; false when the proxy committed before, or the
+    /// stream has ended.
+    pub fn handle_stream_head(&mut self) -> bool {
+        self.upstream.opened();
+        self.open(false)
+    }
+
+    /// The upstream's answer is none to log and passes as it is. False when it cannot: the proxy committed, or it is over.
+    pub fn handle_plain_head(&mut self) -> bool {
+        let passes = self.phase == Phase::Waiting;
+        if passes {
+            self.phase = Phase::Passed;
+            self.commit_at = None;
+        }
+        passes
+    }
+
+    /// One event of the upstream. Its id and `retry` are consumed; it gets a number if it has data.
+    pub fn handle_event(&mut self, event: &sse::Event, now: Instant) {
+        self.upstream.note(event);
+        if !event.data.is_empty() {
+            self.handle_message(&event.name, &event.data, now);
+        }
+    }
+
+    /// One JSON-RPC message of the upstream that is no SSE event: the body of a late or converted JSON answer.
+    pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
+        if !self.is_logging() {
+            return;
+        }
+        let seq = self.staged.push(name, data);
+        let owed = !self.debts.is_settled();
+        // What does not decode is an opaque event: only framing, size or a missing response fails a call.
+        if let Ok(body) = jsonrpc::peek(data) {
+            let only_asks = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
+            for message in body.messages() {
+                self.note_message(message, seq, only_asks);
+            }
+        }
+        // While a cancelled request may still answer, only the response that settles the debts ends the stream this early.
+        let paid = owed && self.debts.is_settled();
+        let complete = self.policy.kind == StreamKind::Request && self.debts.is_answered();
+        if (paid || complete) && self.linger_until.is_none() {
+            self.linger_until = Some(now + self.policy.linger);
+        }
+    }
+
+    /// The upstream's response ended or broke.
+    pub fn handle_upstream_end(&mut self, ending: Ending, now: Instant) {
+        if self.sealing.is_some() || self.is_sealed() {
+            return;
+        }
+        if self.owes_nothing() {
+            return self.begin_seal(self.settled_outcome(), now);
+        }
+        match self.upstream.after_end(ending, &self.policy, now) {
+            Next::Reopen => {}
+            Next::Fail(failure) => self.give_up(Outcome::Failed, failure, now),
+        }
+    }
+
+    /// The call failed: before a head, or in a way no ending describes. True when the failure can still be told as an HTTP
+    /// status (nothing was committed).
+    pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
+        if self.phase == Phase::Waiting {
+            self.phase = Phase::Passed;
+            self.commit_at = None;
+            self.upstream.closed();
+            return true;
+        }
+        self.give_up(Outcome::Failed, failure, now);
+        false
+    }
+
+    // ── what the downstream does ──────────────────────────────────────────────────────────────────────────────────────
+
+    /// A connection takes the stream to read it after `cursor`. The one before it, if any, is no longer the reader.
+    pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
+        self.reader.attach(attach, cursor, now);
+    }
+
+    /// A connection left. Nothing happens unless it was the reader.
+    pub fn handle_detach(&mut self, attach: AttachId, now: Instant) {
+        self.reader.detach(attach, now);
+    }
+
+    /// An id and a `retry` were written downstream.
+    pub fn handle_primed(&mut self, retry: Duration) {
+        self.reader.prime();
+        self.last_retry = retry;
+    }
+
+    /// Events up to `upto` were written to the reader.
+    pub fn handle_written(&mut self, upto: Seq, now: Instant) {
+        // Somebody takes something: a replay counts as well.
+        if self.full_since.is_some() {
+            self.full_since = Some(now);
+        }
+        self.reader.write(upto);
+    }
+
+    /// A client came back and named `cursor`: whatever precedes it has arrived. Restarts the timers.
+    pub fn handle_return(&mut self, cursor: Option<Seq>, now: Instant) {
+        self.reader.note_return();
+        if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail) {
+            self.reader.confirm(cursor);
+        }
+        self.handle_touch(now);
+    }
+
+    /// Somebody asked for the stream without reading it: restarts the detached timer, and retention of a sealed stream.
+    pub fn handle_touch(&mut self, now: Instant) {
+        if !self.reader.is_attached() {
+            self.reader.touch(now);
+        }
+    }
+
+    /// The response that carried the last event is known to have arrived.
+    pub fn handle_delivered(&mut self) {
+        self.delivered = true;
+    }
+
+    /// The client cancels one of its requests. False when there is nothing to cancel. From here on the stream's tokens are
+    /// refused; the first of the upstream's response, its end, or `cancel_grace` seals it.
+    pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {
+        if self.is_sealed() || self.sealing.is_some() || !self.debts.cancel(id) {
+            return false;
+        }
+        if self.debts.is_settled() {
+            self.cancelled = true;
+            self.cancel_until = Some(now + self.policy.cancel_grace);
+        }
+        true
+    }
+
+    /// The client answers a server→client request of this stream. Nobody waits for the answer to one of a stream that is over.
+    pub fn handle_answer(&mut self, id: &RequestId) -> Answer {
+        if self.is_sealed() && self.asks.outstanding(id).is_some() {
+            return Answer::Unknown;
+        }
+        self.asks.answer(id)
+    }
+
+    /// The response must begin now, whatever the upstream does: an id is about to be written. False when it cannot, because
+    /// the upstream's answer passes as it is.
+    pub fn handle_commit(&mut self) -> bool {
+        self.open(true);
+        self.phase != Phase::Passed
+    }
+
+    /// The answer could not be given to the upstream after all: the request is outstanding again.
+    pub fn handle_answer_lost(&mut self, id: &RequestId) {
+        self.asks.unanswer(id);
+    }
+
+    /// The stream's session was deleted, or the process ends.
+    pub fn handle_expire(&mut self, now: Instant) {
+        self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
+    }
+
+    // ── the log and the clock ─────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The store accepted the batch that [`Self::poll_batch`] handed out: its events may be read now.
+    pub fn handle_stored(&mut self, now: Instant) {
+        self.tail = Seq(self.tail.0 + self.storing as u64);
+        self.storing = 0;
+        self.finish_seal(now);
+    }
+
+    /// The store refused the batch that [`Self::poll_batch`] handed out: another writer has the stream, or it has ended there.
+    /// Nothing staged will ever be stored, the errors that are owed included, so nobody may read it: the stream ends where the
+    /// store has it.
+    pub fn handle_refused(&mut self, now: Instant) {
+        self.storing = 0;
+        self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
+        self.failure = Some(Failure::after_send(ErrorCode::StoreFailed));
+        self.begin_seal(Outcome::Failed, now);
+        self.finish_seal(now);
+    }
+
+    /// The log dropped its events up to `upto`.
+    pub fn handle_trimmed(&mut self, upto: Seq) {
+        self.trimmed = self.trimmed.max(upto);
+    }
+
+    /// The log is over its bounds (or no longer is) although everything releasable was dropped. A stream that has ended
+    /// needs no more room.
+    pub fn handle_full(&mut self, full: bool, now: Instant) {
+        if self.sealing.is_some() {
+            return;
+        }
+        match (full, self.full_since) {
+            (true, None) => self.full_since = Some(now),
+            (false, Some(_)) => self.full_since = None,
+            (true, Some(_)) | (false, None) => {}
+        }
+    }
+
+    /// Time has passed: whatever was due by `now` happens.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        if due(self.commit_at) {
+            self.open(true);
+        }
+        if due(self.upstream.reopen_at()) {
+            self.effects.push_back(Effect::Reopen(self.upstream.reopen()));
+        }
+        if due(self.linger_until) || due(self.cancel_until) {
+            let outcome = self.settled_outcome();
+            self.begin_seal(outcome, now);
+        }
+        if due(self.call_deadline()) {
+            self.announce_cancel();
+            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
+        }
+        if due(self.full_deadline()) {
+            self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now);
+        }
+        if due(self.abandon_at()) {
+            self.announce_cancel();
+            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
+        }
+    }
+
+    /// The next batch to store, in order. `None` while one is being stored or nothing is staged.
+    pub fn poll_batch(&mut self) -> Option<Batch> {
+        if self.storing > 0 || self.staged.is_empty() {
+            return None;
+        }
+        let next = Seq(self.tail.0 + self.staged.len() as u64 + 1);
+        let batch = std::mem::replace(&mut self.staged, Batch::starting_at(next));
+        self.storing = batch.len();
+        Some(batch)
+    }
+
+    /// The next thing to do.
+    pub fn poll_effect(&mut self) -> Option<Effect> {
+        self.effects.pop_front()
+    }
+
+    /// When [`Self::handle_timeout`] has something to do. `None` for a sealed stream, whose retention is
+    /// [`Self::readable_until`].
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        if self.is_sealed() {
+            return None;
+        }
+        [
+            self.commit_at,
+            self.upstream.reopen_at(),
+            self.linger_until,
+            self.cancel_until,
+            self.call_deadline(),
+            self.full_deadline(),
+            self.abandon_at(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    /// Where the stream stands.
+    pub fn phase(&self) -> Phase {
+        self.phase
+    }
+
+    /// Why the proxy ended the stream before its upstream did.
+    pub fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    /// Whether the response head is the proxy's own.
+    pub fn is_committed(&self) -> bool {
+        self.committed
+    }
+
+    /// Whether the proxy begins the response by itself at `now`.
+    pub fn commits_by(&self, now: Instant) -> bool {
+        self.commit_at.is_some_and(|at| at <= now)
+    }
+
+    /// Whether no response is owed any more, and those that came may be read.
+    pub fn is_answered(&self) -> bool {
+        self.debts.is_settled() && self.debts.last_response().is_none_or(|seq| seq <= self.tail)
+    }
+
+    /// Whether the stream has ended.
+    pub fn is_sealed(&self) -> bool {
+        matches!(self.phase, Phase::Sealed { .. })
+    }
+
+    /// Whether the client has cancelled it, so that no token opens it any more.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled
+    }
+
+    /// Whether its last message is known to have arrived.
+    pub fn is_delivered(&self) -> bool {
+        self.delivered
+    }
+
+    /// Whether the upstream must not be read now: the bounds are full of unwritten events.
+    pub fn is_paused(&self) -> bool {
+        self.policy.pauses && self.full_since.is_some()
+    }
+
+    /// The last number that may be read.
+    pub fn tail(&self) -> Seq {
+        self.tail
+    }
+
+    /// The last number that is gone.
+    pub fn trimmed(&self) -> Seq {
+        self.trimmed
+    }
+
+    /// The last event that may go when room is needed: what was confirmed, then what was written to a connection. A stream
+    /// that never pauses gives up its oldest.
+    pub fn releasable(&self) -> Seq {
+        if self.policy.pauses { self.reader.releasable() } else { self.tail }
+    }
+
+    /// Who reads it.
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// What it owes.
+    pub fn debts(&self) -> &Debts {
+        &self.debts
+    }
+
+    /// What the server asked.
+    pub fn asks(&self) -> &Asks {
+        &self.asks
+    }
+
+    /// What it lives by.
+    pub fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    /// Until when a stream that is over stays: `retention` after its seal and its last reader, whichever is later. `None`
+    /// while it is unsealed or being read. An answer that passed has no seal.
+    pub fn readable_until(&self) -> Option<Instant> {
+        if self.reader.is_attached() {
+            return None;
+        }
+        let left = self.reader.since();
+        match self.phase {
+            Phase::Sealed { at, .. } => Some(at.max(left) + self.policy.retention),
+            Phase::Passed => Some(left + self.policy.retention),
+            Phase::Waiting | Phase::Open => None,
+        }
+    }
+
+    /// Where `cursor` lies. A cursor is the last event a client has, 0 for none.
+    pub fn place(&self, cursor: Seq) -> Place {
+        if cursor > self.tail || cursor < self.trimmed {
+            return Place::Lost;
+        }
+        match self.phase {
+            Phase::Sealed { .. } if cursor == self.tail => Place::AtEnd,
+            // No stream, so no place in it.
+            Phase::Passed => Place::Lost,
+            Phase::Sealed { .. } | Phase::Waiting | Phase::Open => Place::After(cursor),
+        }
+    }
+
+    // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    fn is_logging(&self) -> bool {
+        self.phase == Phase::Open && self.sealing.is_none()
+    }
+
+    fn open(&mut self, committed: bool) -> bool {
+        self.commit_at = None;
+        let opens = self.phase == Phase::Waiting;
+        if opens {
+            self.phase = Phase::Open;
+            self.committed = committed;
+        }
+        opens
+    }
+
+    fn note_message(&mut self, message: &Message, seq: Seq, only_asks: bool) {
+        match message {
+            Message::Request { id, .. } => {
+                self.asks.ask(id.clone(), seq, only_asks);
+                if self.policy.refuses_asks {
+                    self.asks.answer(id);
+                    self.effects.push_back(Effect::RefuseAsk(id.clone()));
+                }
+            }
+            Message::Response { id: Some(id), is_error } => {
+                self.debts.answer(id, seq, *is_error);
+            }
+            Message::Response { id: None, .. } | Message::Notification { .. } => {}
+        }
+    }
+
+    /// How a stream ends whose debts are settled.
+    fn settled_outcome(&self) -> Outcome {
+        if self.debts.is_cancelled() { Outcome::Cancelled } else { Outcome::Completed }
+    }
+
+    /// A request stream whose every response came or was cancelled: whatever happens now, it has not failed.
+    fn owes_nothing(&self) -> bool {
+        self.policy.kind == StreamKind::Request && self.debts.is_settled()
+    }
+
+    /// The proxy ends the stream, with an error for whatever it still owes.
+    fn give_up(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
+        if self.is_sealed() || self.sealing.is_some() {
+            return;
+        }
+        if self.owes_nothing() {
+            return self.begin_seal(self.settled_outcome(), now);
+        }
+        self.failure = Some(failure);
+        self.stage_errors(failure);
+        self.begin_seal(outcome, now);
+    }
+
+    /// Invariant 7: an error for every response that is still owed.
+    fn stage_errors(&mut self, failure: Failure) {
+        if self.phase != Phase::Open || self.sealing.is_some() {
+            return;
+        }
+        let due: Vec<RequestId> = self.debts.due().cloned().collect();
+        for id in due {
+            let seq = self.staged.push(b"message", &failure.to_message(Some(&id)));
+            self.debts.answer(&id, seq, true);
+        }
+    }
+
+    fn announce_cancel(&mut self) {
+        let due: Vec<RequestId> = self.debts.due().cloned().collect();
+        if self.policy.announces_cancel && !due.is_empty() && self.sealing.is_none() {
+            self.effects.push_back(Effect::AnnounceCancel(due));
+        }
+    }
+
+    fn begin_seal(&mut self, outcome: Outcome, now: Instant) {
+        if self.is_sealed() || self.sealing.is_some() {
+            return;
+        }
+        self.sealing = Some(outcome);
+        self.commit_at = None;
+        self.linger_until = None;
+        self.cancel_until = None;
+        self.call_until = None;
+        self.full_since = None;
+        self.upstream.closed();
+        self.effects.push_back(Effect::Close);
+        self.finish_seal(now);
+    }
+
+    /// Invariant 2 holds for the end too: a stream is sealed when its last event is with the store.
+    fn finish_seal(&mut self, now: Instant) {
+        if let Some(outcome) = self.sealing
+            && self.storing == 0
+            && self.staged.is_empty()
+            && !self.is_sealed()
+        {
+            self.phase = Phase::Sealed { outcome, at: now };
+        }
+    }
+
+    fn call_deadline(&self) -> Option<Instant> {
+        self.call_until.filter(|_| !self.debts.is_settled() && self.phase != Phase::Passed)
+    }
+
+    fn full_deadline(&self) -> Option<Instant> {
+        self.full_since.filter(|_| self.policy.pauses).map(|since| since + self.policy.full_wait)
+    }
+
+    /// When a stream that nobody reads is given up.
+    fn abandon_at(&self) -> Option<Instant> {
+        if self.reader.is_attached() || self.sealing.is_some() || self.phase == Phase::Passed {
+            return None;
+        }
+        let wait = match self.policy.era {
+            Era::Legacy => self.policy.max_wait,
+            Era::Modern if !self.reader.is_primed() && !self.policy.keyed => Some(Duration::ZERO),
+            Era::Modern => Some(self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1))),
+        };
+        wait.map(|wait| self.reader.since() + wait)
+    }
+}

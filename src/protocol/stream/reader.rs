@@ -1,0 +1,129 @@
+//! The one connection a stream may be attached to.
+
+use std::time::{Duration, Instant};
+
+use crate::protocol::ids::{AttachId, Seq};
+
+/// Takeovers closer together than this count as two readers chasing each other.
+const CHASE_WINDOW: Duration = Duration::from_secs(10);
+/// The longest `retry` that chasing readers are told.
+const CHASE_RETRY_MAX: Duration = Duration::from_secs(60);
+
+/// Who reads a stream now, and what earlier connections were given.
+#[derive(Debug)]
+pub struct Reader {
+    attached: Option<AttachId>,
+    since: Instant,
+    primed: bool,
+    returned: bool,
+    /// How far the attached connection has read.
+    position: Seq,
+    written: Seq,
+    confirmed: Seq,
+    chases: u32,
+    last_takeover: Option<Instant>,
+}
+
+impl Reader {
+    pub(super) fn new(now: Instant) -> Self {
+        Self {
+            attached: None,
+            since: now,
+            primed: false,
+            returned: false,
+            position: Seq(0),
+            written: Seq(0),
+            confirmed: Seq(0),
+            chases: 0,
+            last_takeover: None,
+        }
+    }
+
+    /// Whether `attach` is the connection that reads now.
+    pub fn is(&self, attach: AttachId) -> bool {
+        self.attached == Some(attach)
+    }
+
+    /// Whether any connection reads now.
+    pub fn is_attached(&self) -> bool {
+        self.attached.is_some()
+    }
+
+    /// Since when it has been attached or detached.
+    pub fn since(&self) -> Instant {
+        self.since
+    }
+
+    /// Whether an id was ever written, so that the client has something to come back with.
+    pub fn is_primed(&self) -> bool {
+        self.primed
+    }
+
+    /// Whether a client has come back to this stream before.
+    pub fn has_returned(&self) -> bool {
+        self.returned
+    }
+
+    /// The last event written to any connection. Written is not received.
+    pub fn written(&self) -> Seq {
+        self.written
+    }
+
+    /// The last event that may go when room is needed: what the attached connection has read, else what was confirmed or
+    /// written to any.
+    pub fn releasable(&self) -> Seq {
+        if self.is_attached() { self.position } else { self.written.max(self.confirmed) }
+    }
+
+    /// The last event the client confirmed.
+    pub fn confirmed(&self) -> Seq {
+        self.confirmed
+    }
+
+    /// The `retry` of the connection that was just taken over: doubled with each takeover within [`CHASE_WINDOW`].
+    pub fn takeover_retry(&self, base: Duration) -> Duration {
+        base.saturating_mul(1 << self.chases.min(16)).min(CHASE_RETRY_MAX).max(base)
+    }
+
+    pub(super) fn attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
+        self.position = cursor;
+        if self.attached.is_some() {
+            let chasing = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < CHASE_WINDOW);
+            self.chases = if chasing { self.chases.saturating_add(1) } else { 1 };
+            self.last_takeover = Some(now);
+        }
+        self.attached = Some(attach);
+        self.since = now;
+    }
+
+    pub(super) fn detach(&mut self, attach: AttachId, now: Instant) -> bool {
+        let current = self.is(attach);
+        if current {
+            self.attached = None;
+            self.since = now;
+        }
+        current
+    }
+
+    /// Restarts the detached timer: somebody asked for the stream.
+    pub(super) fn touch(&mut self, now: Instant) {
+        self.since = now;
+    }
+
+    pub(super) fn prime(&mut self) {
+        self.primed = true;
+    }
+
+    pub(super) fn note_return(&mut self) {
+        self.returned = true;
+    }
+
+    pub(super) fn write(&mut self, upto: Seq) {
+        self.position = upto;
+        self.written = self.written.max(upto);
+    }
+
+    pub(super) fn confirm(&mut self, upto: Seq) {
+        self.confirmed = self.confirmed.max(upto);
+    }
+}

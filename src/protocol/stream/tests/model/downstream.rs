@@ -1,0 +1,87 @@
+//! What clients do to the model.
+
+use super::super::steps::ask_id;
+use super::{Model, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::Answer;
+
+impl Model {
+    pub(super) fn attach(&mut self, attach: u64, cursor: u64, at: u64) {
+        self.position = cursor;
+        if self.attached.is_some() {
+            self.takeovers.push(at);
+        }
+        self.attached = Some(attach);
+        self.since = at;
+    }
+
+    /// Doubled with each takeover that came within ten seconds of the one before.
+    pub(super) fn farewell(&self) -> u64 {
+        let mut retry = self.setup.retry;
+        let mut last = None;
+        for at in &self.takeovers {
+            let chased = last.is_some_and(|last| at - last < TAKEOVER_WINDOW);
+            retry = if chased { retry } else { self.setup.retry };
+            retry = (retry * 2).min(TAKEOVER_RETRY_MAX);
+            last = Some(*at);
+        }
+        retry
+    }
+
+    pub(super) fn touch(&mut self, at: u64) {
+        if self.attached.is_none() {
+            self.since = at;
+        }
+    }
+
+    pub(super) fn note_written(&mut self, upto: u64, at: u64) {
+        self.position = upto;
+        self.written = self.written.max(upto);
+        self.full_since = self.full_since.map(|_| at);
+    }
+
+    pub(super) fn cancel(&mut self, id: &RequestId, at: u64) -> bool {
+        let which = self.ids.iter().position(|owed| owed == id);
+        let Some(which) = which.filter(|which| self.ending.is_none() && self.is_owed(*which)) else { return false };
+        self.cancelled[which] = true;
+        if self.is_settled() {
+            self.refused = true;
+            self.cancel_until = Some(at + self.setup.cancel_grace);
+        }
+        true
+    }
+
+    pub(super) fn answer(&mut self, id: &RequestId) -> Answer {
+        let mut outcome = Answer::Unknown;
+        for (ask, answered) in self.events.iter_mut().flat_map(|event| &mut event.asks) {
+            if ask_id(*ask) == *id {
+                if !*answered {
+                    // Nobody waits for it any more.
+                    if self.sealed_at.is_some() {
+                        return Answer::Unknown;
+                    }
+                    *answered = true;
+                    return Answer::First;
+                }
+                outcome = Answer::Again;
+            }
+        }
+        outcome
+    }
+
+    pub(super) fn answer_lost(&mut self, id: &RequestId) {
+        let mut same = self.events.iter_mut().flat_map(|event| &mut event.asks);
+        if let Some((_, answered)) = same.find(|(ask, answered)| ask_id(*ask) == *id && *answered) {
+            *answered = false;
+        }
+    }
+
+    /// How many requests of this id have been answered.
+    pub(in super::super) fn count_answered(&self, id: &RequestId) -> usize {
+        self.events
+            .iter()
+            .flat_map(|event| &event.asks)
+            .filter(|(ask, answered)| ask_id(*ask) == *id && *answered)
+            .count()
+    }
+}

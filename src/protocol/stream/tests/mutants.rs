@@ -1,0 +1,323 @@
+//! Streams that are wrong on purpose: each breaks one promise, and the comparison has to notice that one.
+
+use proptest::strategy::{Strategy, ValueTree};
+use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use super::driver::{Promise, check};
+use super::steps::{Setup, setup, steps};
+use super::subject::{Handed, Input, Real, Replay, Reply, Subject, View};
+use crate::protocol::stream::{Answer, Effect};
+
+/// Far more than any of them needs.
+const CASES: usize = 3000;
+
+/// How many random cases it took until `S` was seen to break `promise`; other promises may break on the way.
+fn caught<S: Subject>(promise: Promise) -> Option<usize> {
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let case = (setup(), steps());
+    (0..CASES).find(|_| {
+        let (setup, steps) = case.new_tree(&mut runner).expect("nothing is filtered").current();
+        check::<S>(&setup, &steps).is_err_and(|violation| violation.promise == promise)
+    })
+}
+
+macro_rules! mutants {
+    ($($(#[doc = $doc:literal])+ $promise:expr => $name:ident, $test:ident { $($body:tt)* })+) => {$(
+        $(#[doc = $doc])+
+        struct $name(Real);
+
+        impl Subject for $name {
+            fn wrap(real: Real) -> Self {
+                Self(real)
+            }
+
+            fn real(&self) -> &Real {
+                &self.0
+            }
+
+            fn real_mut(&mut self) -> &mut Real {
+                &mut self.0
+            }
+
+            $($body)*
+        }
+
+        #[test]
+        fn $test() {
+            assert!(caught::<$name>($promise).is_some(), concat!(stringify!($name), " went unnoticed"));
+        }
+    )+};
+}
+
+use Promise::{Invariant, Timers};
+
+mutants! {
+    /// Leaves a number out when two events come together.
+    Invariant(1) => SkipsANumber, one_a_gap_in_the_numbers_is_noticed {
+        fn hand(&mut self, _: u64) -> Option<Handed> {
+            let handed = self.0.hand()?;
+            Some(Handed { first: handed.first + u64::from(handed.events.len() > 1), ..handed })
+        }
+    }
+
+    /// Gives every event from the third on the same number.
+    Invariant(1) => StopsCounting, one_a_number_given_twice_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            renumbered(self.0.replay(cursor), |seq| seq.min(3))
+        }
+
+        fn view(&self) -> View {
+            let view = self.0.view();
+            View { tail: view.tail.min(3), ..view }
+        }
+    }
+
+    /// Shows a batch as soon as it is on its way to the store.
+    Invariant(2) => DeliversBeforeStored, two_delivery_before_the_store_is_noticed {
+        fn hand(&mut self, at: u64) -> Option<Handed> {
+            let handed = self.0.hand();
+            self.0.accept(at);
+            handed
+        }
+    }
+
+    /// Begins with the event that the client has.
+    Invariant(3) => RepeatsTheCursor, three_a_repeated_event_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            match self.0.replay(cursor) {
+                Replay::Events(_) if cursor > 0 => self.0.replay(cursor - 1),
+                other => other,
+            }
+        }
+    }
+
+    /// Begins behind the event that the client wants.
+    Invariant(3) => SkipsAnEvent, three_a_skipped_event_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            match self.0.replay(cursor) {
+                Replay::Events(events) => Replay::Events(events.into_iter().skip(1).collect()),
+                other => other,
+            }
+        }
+    }
+
+    /// Takes a cursor that was trimmed past, and is silent about the hole.
+    Invariant(3) => HidesAGap, three_a_silent_gap_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            match self.0.replay(cursor) {
+                Replay::Lost if cursor < self.0.machine.trimmed().0 => self.0.replay(self.0.machine.trimmed().0),
+                other => other,
+            }
+        }
+    }
+
+    /// Changes the bytes of an event when it is replayed a second time.
+    Invariant(3) => ReplaysOtherBytes, three_other_bytes_are_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            match self.0.replay(cursor) {
+                Replay::Events(mut events) if cursor > 0 => {
+                    events.iter_mut().for_each(|(_, bytes)| bytes.truncate(9));
+                    Replay::Events(events)
+                }
+                other => other,
+            }
+        }
+    }
+
+    /// Drops its last event with the seal.
+    Invariant(4) => LosesTheResponseOnSeal, four_a_response_lost_with_the_seal_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            let sealed = self.0.machine.is_sealed();
+            without(self.0.replay(cursor), |seq, bytes| sealed && seq == self.0.machine.tail().0 && is_response(bytes))
+        }
+    }
+
+    /// Keeps no response that came while nobody was there.
+    Invariant(4) => LosesTheUnattendedResponse, four_a_response_lost_while_nobody_reads_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            let away = !self.0.machine.reader().is_attached();
+            without(self.0.replay(cursor), |_, bytes| away && is_response(bytes))
+        }
+    }
+
+    /// Serves the older connection too.
+    Invariant(5) => LetsTwoRead, five_two_readers_are_noticed {
+        fn reads(&self, _: u64) -> bool {
+            true
+        }
+    }
+
+    /// Tells chasing readers the same `retry` for ever.
+    Invariant(5) => NeverBacksOff, five_readers_chasing_each_other_are_noticed {
+        fn farewell(&self) -> u64 {
+            self.0.machine.policy().retry.as_millis() as u64
+        }
+    }
+
+    /// Ends the call when its client leaves.
+    Invariant(6) => EndsWithTheClient, six_a_disconnect_that_seals_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            if let Input::Detach(attach) = input && self.reads(*attach) {
+                self.0.tell(&Input::Expire, at);
+            }
+            self.0.tell(input, at)
+        }
+    }
+
+    /// Takes an old connection's end for the reader's.
+    Invariant(6) => MistakesWhoLeft, six_an_older_connection_that_detaches_the_reader_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            let reader = (1..100).find(|attach| self.reads(*attach));
+            match (input, reader) {
+                (Input::Detach(_), Some(reader)) => self.0.tell(&Input::Detach(reader), at),
+                _ => self.0.tell(input, at),
+            }
+        }
+    }
+
+    /// Owes a response to the first request of an array alone.
+    Invariant(7) => ForgetsTheSecondRequest, seven_a_missing_error_for_the_second_request_is_noticed {
+        fn begin(setup: &Setup) -> Self {
+            Self(Real::new(setup, setup.request_ids().into_iter().take(1).collect()))
+        }
+    }
+
+    /// Takes the upstream's end for the call's, response or not.
+    Invariant(7) => EndsWithoutAnError, seven_an_end_without_a_response_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            if let Input::End(_) | Input::Fail(_) = input {
+                self.real().machine.debts().due().cloned().collect::<Vec<_>>().iter().for_each(|id| {
+                    self.0.tell(&Input::Cancel(id.clone()), at);
+                });
+            }
+            self.0.tell(input, at)
+        }
+    }
+
+    /// Owes an error to a request that its client cancelled.
+    Invariant(7) => AnswersTheCancelled, seven_an_answer_to_a_cancelled_request_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            match input {
+                Input::Cancel(id) => Reply::Yes(self.0.machine.debts().due().any(|due| due == id)),
+                _ => self.0.tell(input, at),
+            }
+        }
+    }
+
+    /// Does not close the upstream call with the stream.
+    Invariant(7) => LeavesTheCallOpen, seven_a_call_left_open_is_noticed {
+        fn effects(&mut self) -> Vec<Effect> {
+            let machine = &mut self.0.machine;
+            std::iter::from_fn(|| machine.poll_effect()).filter(|effect| *effect != Effect::Close).collect()
+        }
+    }
+
+    /// Repeats a server→client request that was answered.
+    Invariant(8) => ReplaysTheAnswered, eight_a_replayed_answered_request_is_noticed {
+        fn replay(&self, cursor: u64) -> Replay {
+            match self.0.replay(cursor) {
+                Replay::Events(_) => Replay::Events(
+                    self.0.tail.events_after(crate::protocol::ids::Seq(cursor))
+                        .take_while(|(seq, _)| *seq <= self.0.machine.tail())
+                        .map(|(seq, bytes)| (seq.0, bytes.to_vec()))
+                        .collect(),
+                ),
+                other => other,
+            }
+        }
+    }
+
+    /// Forwards every answer as if it were the first.
+    Invariant(8) => ForwardsEveryAnswer, eight_a_second_answer_forwarded_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            match self.0.tell(input, at) {
+                Reply::Answer(Answer::Again) => Reply::Answer(Answer::First),
+                other => other,
+            }
+        }
+    }
+
+    /// Lets the detached timer run while somebody reads.
+    Timers => AbandonsTheAttended, a_detached_timer_that_runs_while_attached_is_noticed {
+        fn view(&self) -> View {
+            let (view, machine) = (self.0.view(), &self.0.machine);
+            let wait = machine.policy().max_wait.filter(|_| view.attached && !machine.is_sealed());
+            let until = wait.map(|wait| self.0.millis(machine.reader().since() + wait));
+            View { deadline: view.deadline.into_iter().chain(until).min(), ..view }
+        }
+    }
+
+    /// Counts the grace from the configured `retry`, not from the one the client was told.
+    Timers => ForgetsTheToldRetry, a_grace_that_ignores_the_told_retry_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            let configured = self.0.machine.policy().retry.as_millis() as u64;
+            match input {
+                Input::Primed(_) => self.0.tell(&Input::Primed(configured), at),
+                _ => self.0.tell(input, at),
+            }
+        }
+    }
+
+    /// Keeps a sealed stream from its seal, not from its last reader.
+    Timers => ForgetsTheLastReader, a_retention_that_ignores_the_last_reader_is_noticed {
+        fn view(&self) -> View {
+            let view = self.0.view();
+            let sealed = match view.stage {
+                super::subject::Stage::Sealed(_, at) => Some(at + 900),
+                _ => view.readable_until,
+            };
+            View { readable_until: view.readable_until.and(sealed), ..view }
+        }
+    }
+}
+
+/// A timer that is one millisecond off, for each timer there is.
+macro_rules! late_timers {
+    ($($name:ident, $test:ident: $late:expr;)+) => {
+        mutants! {$(
+            /// Off by a millisecond.
+            Timers => $name, $test {
+                fn begin(setup: &Setup) -> Self {
+                    let mut late = setup.clone();
+                    let change: fn(&mut Setup) = $late;
+                    change(&mut late);
+                    Self(Real::new(&late, late.request_ids()))
+                }
+            }
+        )+}
+    };
+}
+
+late_timers! {
+    LateMaxWait, a_late_max_wait_is_noticed: |setup| setup.max_wait = setup.max_wait.map(|wait| wait + 1);
+    LateGrace, a_late_grace_is_noticed: |setup| setup.modern_grace = setup.modern_grace.map(|grace| grace + 1);
+    LateDefaultGrace, a_grace_by_the_wrong_retry_is_noticed: |setup| setup.retry += 1;
+    LateRetention, a_late_retention_is_noticed: |setup| setup.retention += 1;
+    LateCallTimeout, a_late_call_timeout_is_noticed: |setup| setup.call_timeout = setup.call_timeout.map(|after| after + 1);
+    LateCancelGrace, a_late_cancel_grace_is_noticed: |setup| setup.cancel_grace += 1;
+    LateFullWait, a_late_full_wait_is_noticed: |setup| setup.full_wait += 1;
+    LateLinger, a_late_linger_is_noticed: |setup| setup.linger += 1;
+    LateCommit, a_late_commit_is_noticed: |setup| setup.commit_after = setup.commit_after.map(|after| after + 1);
+}
+
+fn is_response(bytes: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(bytes);
+    text.contains(r#""result""#) || text.contains(r#""error""#)
+}
+
+fn without(replay: Replay, gone: impl Fn(u64, &[u8]) -> bool) -> Replay {
+    match replay {
+        Replay::Events(events) => {
+            Replay::Events(events.into_iter().filter(|(seq, bytes)| !gone(*seq, bytes)).collect())
+        }
+        other => other,
+    }
+}
+
+fn renumbered(replay: Replay, number: impl Fn(u64) -> u64) -> Replay {
+    match replay {
+        Replay::Events(events) => Replay::Events(events.into_iter().map(|(seq, bytes)| (number(seq), bytes)).collect()),
+        other => other,
+    }
+}

@@ -1,0 +1,150 @@
+//! Where the upstream call stands, and whether it can be taken up again after its response ended.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+
+use super::Policy;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::StreamKind;
+use crate::protocol::sse;
+
+/// The pause before an upstream is resumed that named no `retry`.
+const DEFAULT_RETRY: Duration = Duration::from_secs(1);
+/// A server that asks to be asked again at once is not hammered: a stream that nobody waits for is re-opened this much later.
+const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
+/// Re-opening a standalone stream backs off from the pause above to this.
+const BACKOFF_MAX: Duration = Duration::from_secs(30);
+
+/// How an upstream response ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// As HTTP says it should: the last chunk came.
+    Clean,
+    /// The connection broke, or there was half an event.
+    Broken,
+    /// A re-opened stream was refused for good, with this status.
+    Refused(u16),
+    /// It could not be re-opened now: no connection, 409, 429 or 5xx.
+    Unavailable,
+}
+
+/// What follows an ending.
+pub(super) enum Next {
+    /// The call is taken up again at [`Upstream::reopen_at`].
+    Reopen,
+    /// It is over.
+    Fail(Failure),
+}
+
+#[derive(Debug)]
+enum State {
+    /// The request is under way or its response is being read.
+    Reading,
+    /// The response ended; it is asked for again at this time.
+    Pausing { until: Instant },
+    /// It has been asked for again.
+    Reopening,
+    /// Nothing is expected any more.
+    Closed,
+}
+
+/// The upstream half of a stream.
+#[derive(Debug)]
+pub(super) struct Upstream {
+    state: State,
+    last_id: Option<Bytes>,
+    /// Whether `last_id` came with the response that is being read: an end that brought none is a failure.
+    id_is_new: bool,
+    retry: Duration,
+    attempts: u32,
+}
+
+impl Upstream {
+    pub(super) fn new() -> Self {
+        Self { state: State::Reading, last_id: None, id_is_new: false, retry: DEFAULT_RETRY, attempts: 0 }
+    }
+
+    pub(super) fn opened(&mut self) {
+        self.state = State::Reading;
+        self.attempts = 0;
+    }
+
+    pub(super) fn closed(&mut self) {
+        self.state = State::Closed;
+    }
+
+    /// Keeps the id and `retry` of an event. An id that cannot stand in a header cannot be come back with.
+    pub(super) fn note(&mut self, event: &sse::Event) {
+        if let Some(id) = &event.id {
+            self.id_is_new |= self.last_id.as_ref() != Some(id);
+            self.last_id = Some(id.clone()).filter(|id| is_header_value(id));
+        }
+        if let Some(retry) = event.retry {
+            self.retry = retry;
+        }
+    }
+
+    pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy, now: Instant) -> Next {
+        let pause = match policy.kind {
+            StreamKind::Standalone => self.standalone_pause(ending),
+            StreamKind::Request => self.request_pause(ending, policy),
+        };
+        match pause {
+            Ok(pause) => {
+                self.state = State::Pausing { until: now + pause };
+                Next::Reopen
+            }
+            Err(failure) => {
+                self.state = State::Closed;
+                Next::Fail(failure)
+            }
+        }
+    }
+
+    /// A server that closes on purpose gave an id to come back with; anything else is the end of the call.
+    fn request_pause(&mut self, ending: Ending, policy: &Policy) -> Result<Duration, Failure> {
+        let on_purpose = match ending {
+            Ending::Clean => true,
+            Ending::Broken => policy.resume_hard_cuts,
+            Ending::Refused(status) => {
+                return Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) });
+            }
+            Ending::Unavailable => false,
+        };
+        if on_purpose && self.id_is_new && self.last_id.is_some() {
+            Ok(self.retry)
+        } else {
+            Err(Failure::after_send(ErrorCode::UpstreamBroke))
+        }
+    }
+
+    fn standalone_pause(&mut self, ending: Ending) -> Result<Duration, Failure> {
+        if let Ending::Refused(status) = ending {
+            return Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) });
+        }
+        let first = self.retry.max(STANDALONE_PAUSE_MIN);
+        let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));
+        self.attempts += 1;
+        Ok(pause)
+    }
+
+    pub(super) fn reopen_at(&self) -> Option<Instant> {
+        match self.state {
+            State::Pausing { until } => Some(until),
+            State::Reading | State::Reopening | State::Closed => None,
+        }
+    }
+
+    /// The call is being asked for again: hands out the id to name.
+    pub(super) fn reopen(&mut self) -> Option<Bytes> {
+        self.state = State::Reopening;
+        self.id_is_new = false;
+        self.last_id.clone()
+    }
+}
+
+fn is_header_value(id: &[u8]) -> bool {
+    const DELETE: u8 = 0x7f;
+    !id.is_empty() && id.iter().all(|&byte| byte >= b' ' && byte != DELETE)
+}
