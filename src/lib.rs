@@ -15,3 +15,4 @@
 //! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work.
 
 pub mod protocol;
+pub mod store;

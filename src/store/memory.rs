@@ -1,0 +1,250 @@
+//! The live tail of a stream: its events in memory, in byte segments.
+//!
+//! Owned here: the bytes of one stream and nothing about their meaning. Several events share one allocation, because one each
+//! would cost half as much again as the events themselves. Absent: locking, which the stream does, so that the tail and the
+//! state machine change together.
+
+#[cfg(test)]
+mod tests;
+#[cfg(test)]
+pub(crate) mod whole;
+
+use std::collections::VecDeque;
+
+use crate::protocol::ids::Seq;
+use crate::protocol::stream::Batch;
+use crate::store::{Appended, WriterEpoch};
+
+/// The first segment of a stream: most streams are one short call.
+const SEGMENT_MIN: usize = 512;
+/// Segments double up to this; an event larger than a segment has one of its own.
+const SEGMENT_MAX: usize = 8 * 1024;
+
+/// The events of one stream that are in memory.
+#[derive(Debug, Default)]
+pub struct Tail {
+    segments: VecDeque<Segment>,
+    epoch: WriterEpoch,
+    sealed: bool,
+    tail: Seq,
+    trimmed: Seq,
+    /// Memory of the segments.
+    bytes: usize,
+    /// Bytes of the events that are not trimmed.
+    live: usize,
+}
+
+/// Consecutive events in one allocation.
+#[derive(Debug)]
+struct Segment {
+    first: Seq,
+    bytes: Vec<u8>,
+    ends: Vec<u32>,
+}
+
+impl Tail {
+    /// An empty tail.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Appends `batch` behind the tail; the clauses are those of [`crate::store::Store::append`].
+    pub fn append(&mut self, epoch: WriterEpoch, after: Seq, batch: &Batch) -> Appended {
+        if epoch < self.epoch {
+            return Appended::Fenced;
+        }
+        if after != self.tail {
+            return if self.holds(after, batch) { Appended::Ok } else { Appended::Conflict { tail: self.tail } };
+        }
+        if self.sealed {
+            return Appended::Sealed;
+        }
+        for event in batch.events() {
+            self.push(event);
+        }
+        Appended::Ok
+    }
+
+    /// Ends the stream; the clauses are those of [`crate::store::Store::seal`].
+    pub fn seal(&mut self, epoch: WriterEpoch) -> Appended {
+        if epoch < self.epoch {
+            return Appended::Fenced;
+        }
+        if !self.sealed {
+            self.sealed = true;
+            self.freeze_last();
+        }
+        Appended::Ok
+    }
+
+    /// A new writer; the one before it is fenced.
+    pub fn take_over(&mut self) -> WriterEpoch {
+        self.epoch.0 += 1;
+        self.epoch
+    }
+
+    /// The last number there is.
+    pub fn last(&self) -> Seq {
+        self.tail
+    }
+
+    /// The last number that is gone.
+    pub fn trimmed(&self) -> Seq {
+        self.trimmed
+    }
+
+    /// Bytes of memory the events take.
+    pub fn byte_len(&self) -> usize {
+        self.bytes
+    }
+
+    /// How many events there are.
+    pub fn len(&self) -> usize {
+        (self.tail.0 - self.trimmed.0) as usize
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.tail == self.trimmed
+    }
+
+    /// The events after `after`, in order. The caller has checked that `after` is not trimmed.
+    pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
+        let start = self.segments.partition_point(|segment| segment.last() <= after);
+        self.segments.iter().skip(start).flat_map(move |segment| segment.events_after(after))
+    }
+
+    /// About how many bytes the events after `after` take when they are written with their ids, at most `limit`: enough to
+    /// reserve a buffer once.
+    pub fn byte_len_after(&self, after: Seq, limit: usize) -> usize {
+        const ID_LINE: usize = 128;
+        let start = self.segments.partition_point(|segment| segment.last() <= after);
+        let mut total = 0;
+        for segment in self.segments.iter().skip(start) {
+            total += segment.byte_len_after(after, ID_LINE);
+            if total >= limit {
+                return limit;
+            }
+        }
+        total
+    }
+
+    /// The event at `seq`, if it is there.
+    pub fn event(&self, seq: Seq) -> Option<&[u8]> {
+        let before = Seq(seq.0.checked_sub(1)?);
+        self.events_after(before).next().filter(|(found, _)| *found == seq).map(|(_, event)| event)
+    }
+
+    /// Drops events from the front, oldest first, until at most `max_bytes` of events and `max_events` are left, never beyond
+    /// `upto`. Says whether it got there. Memory is freed a segment at a time.
+    pub fn trim_to_fit(&mut self, max_bytes: usize, max_events: usize, upto: Seq) -> bool {
+        let mut gone = self.trimmed;
+        let mut left = self.live;
+        let mut events = self.len();
+        for (seq, event) in self.events_after(self.trimmed) {
+            if (left <= max_bytes && events <= max_events) || seq > upto {
+                break;
+            }
+            left -= event.len();
+            events -= 1;
+            gone = seq;
+        }
+        self.trim(gone);
+        left <= max_bytes && events <= max_events
+    }
+
+    /// Drops the events up to `upto`.
+    pub fn trim(&mut self, upto: Seq) {
+        let upto = upto.min(self.tail).max(self.trimmed);
+        let dropped: usize =
+            self.events_after(self.trimmed).take_while(|(seq, _)| *seq <= upto).map(|(_, event)| event.len()).sum();
+        self.live -= dropped;
+        self.trimmed = upto;
+        while let Some(front) = self.segments.front()
+            && front.last() <= self.trimmed
+        {
+            self.bytes -= front.size();
+            self.segments.pop_front();
+        }
+    }
+
+    /// Whether the events of `batch` stand directly after `after`, byte for byte.
+    fn holds(&self, after: Seq, batch: &Batch) -> bool {
+        if after < self.trimmed || after.0 + batch.len() as u64 > self.tail.0 {
+            return false;
+        }
+        self.events_after(after).map(|(_, event)| event).zip(batch.events()).all(|(ours, theirs)| ours == theirs)
+    }
+
+    fn push(&mut self, event: &[u8]) {
+        self.tail = Seq(self.tail.0 + 1);
+        self.live += event.len();
+        let fits = self.segments.back().is_some_and(|segment| segment.has_room(event.len()));
+        if !fits {
+            let size = self.next_size(event.len());
+            self.freeze_last();
+            self.segments.push_back(Segment::new(self.tail, size));
+        }
+        if let Some(segment) = self.segments.back_mut() {
+            let before = if fits { segment.size() } else { 0 };
+            segment.push(event);
+            self.bytes += segment.size() - before;
+        }
+    }
+
+    /// Gives back what the last segment has reserved and will not use.
+    fn freeze_last(&mut self) {
+        if let Some(last) = self.segments.back_mut() {
+            self.bytes -= last.size();
+            last.freeze();
+            self.bytes += last.size();
+        }
+    }
+
+    fn next_size(&self, event: usize) -> usize {
+        let doubled = self.segments.back().map_or(SEGMENT_MIN, |segment| segment.bytes.capacity() * 2);
+        doubled.clamp(SEGMENT_MIN, SEGMENT_MAX).max(event)
+    }
+}
+
+impl Segment {
+    fn new(first: Seq, size: usize) -> Self {
+        Self { first, bytes: Vec::with_capacity(size), ends: Vec::new() }
+    }
+
+    fn has_room(&self, event: usize) -> bool {
+        self.bytes.len() + event <= self.bytes.capacity()
+    }
+
+    fn push(&mut self, event: &[u8]) {
+        self.bytes.extend_from_slice(event);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
+    fn freeze(&mut self) {
+        self.bytes.shrink_to_fit();
+        self.ends.shrink_to_fit();
+    }
+
+    fn last(&self) -> Seq {
+        Seq(self.first.0 + self.ends.len() as u64 - 1)
+    }
+
+    fn size(&self) -> usize {
+        self.bytes.capacity() + self.ends.capacity() * size_of::<u32>() + size_of::<Self>()
+    }
+
+    fn byte_len_after(&self, after: Seq, per_event: usize) -> usize {
+        let skip = ((after.0 + 1).saturating_sub(self.first.0) as usize).min(self.ends.len());
+        let start = if skip == 0 { 0 } else { self.ends[skip - 1] as usize };
+        self.bytes.len() - start + (self.ends.len() - skip) * per_event
+    }
+
+    fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
+        let skip = (after.0 + 1).saturating_sub(self.first.0) as usize;
+        (skip..self.ends.len()).map(move |index| {
+            let start = if index == 0 { 0 } else { self.ends[index - 1] as usize };
+            (Seq(self.first.0 + index as u64), &self.bytes[start..self.ends[index] as usize])
+        })
+    }
+}
