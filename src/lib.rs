@@ -14,5 +14,9 @@
 //! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
 //! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work.
 
+pub mod clock;
+pub mod config;
+pub mod metrics;
 pub mod protocol;
+mod random;
 pub mod store;

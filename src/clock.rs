@@ -1,0 +1,107 @@
+//! The only reader of time.
+//!
+//! Time is tokio's, so that a paused runtime clock is the whole program's clock: tests and simulations move it by hand.
+
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use tokio::time::{Instant as TokioInstant, Sleep};
+
+/// Now.
+#[expect(clippy::disallowed_methods, reason = "the one place that may")]
+pub fn now() -> Instant {
+    TokioInstant::now().into_std()
+}
+
+/// Sleeps until `at`.
+pub async fn sleep_until(at: Instant) {
+    tokio::time::sleep_until(TokioInstant::from_std(at)).await;
+}
+
+/// One timer that is set again and again, most often to a later time or to none before it rings. The runtime's timer is moved
+/// only when it would ring too late; one that rings too early is set anew then.
+#[derive(Debug)]
+pub struct Alarm {
+    at: Option<Instant>,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl Alarm {
+    /// An alarm that is not set.
+    pub fn new() -> Self {
+        Self { at: None, sleep: None }
+    }
+
+    /// Sets it; `None` for never.
+    pub fn set(&mut self, at: Option<Instant>) {
+        self.at = at;
+        let Some(at) = at.map(TokioInstant::from_std) else { return };
+        match &mut self.sleep {
+            Some(sleep) if sleep.deadline() <= at && !sleep.is_elapsed() => {}
+            Some(sleep) => sleep.as_mut().reset(at),
+            None => self.sleep = Some(Box::pin(tokio::time::sleep_until(at))),
+        }
+    }
+
+    /// Ready once when its time has come; it is not set any more then.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (Some(at), Some(sleep)) = (self.at, &mut self.sleep) else { return Poll::Pending };
+        loop {
+            ready!(sleep.as_mut().poll(cx));
+            let at = TokioInstant::from_std(at);
+            if sleep.deadline() >= at {
+                self.at = None;
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(at);
+        }
+    }
+
+    /// Waits for its time. Cancel safe.
+    pub async fn ring(&mut self) {
+        poll_fn(|cx| self.poll(cx)).await;
+    }
+}
+
+impl Default for Alarm {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_rings_at_the_last_time_it_was_set_to() {
+        let begin = now();
+        let mut alarm = Alarm::new();
+        alarm.set(Some(begin + Duration::from_secs(5)));
+        alarm.set(Some(begin + Duration::from_secs(9)));
+        alarm.ring().await;
+        assert_eq!(now() - begin, Duration::from_secs(9));
+        alarm.set(Some(now() + Duration::from_secs(7)));
+        alarm.set(Some(now() + Duration::from_secs(2)));
+        alarm.ring().await;
+        assert_eq!(now() - begin, Duration::from_secs(11));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_alarm_that_is_set_to_never_does_not_ring_until_it_is_set_again() {
+        let begin = now();
+        let mut alarm = Alarm::new();
+        alarm.set(Some(begin + Duration::from_secs(1)));
+        assert!(poll_fn(|cx| Poll::Ready(alarm.poll(cx).is_pending())).await);
+        alarm.set(None);
+        sleep_until(begin + Duration::from_secs(3)).await;
+        assert!(poll_fn(|cx| Poll::Ready(alarm.poll(cx).is_pending())).await);
+        alarm.set(Some(begin + Duration::from_secs(2)));
+        alarm.ring().await;
+        assert_eq!(now() - begin, Duration::from_secs(3));
+    }
+}

@@ -1,0 +1,217 @@
+//! Every key with its bounds and its default, and the rules between keys.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::uri::Authority;
+use http::{HeaderName, HeaderValue};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::raw::{RawConfig, tool_section};
+use super::read::{Reader, Section};
+use super::{
+    Admin, Auth, Config, Delivery, HostHeader, Limits, Listen, Log, LogFormat, Mode, Prime, PrincipalSource, Problems,
+    Replica, Streams, Tool, Upstream,
+};
+
+/// The longest wait in seconds, a year: far from where sums of times overflow.
+const YEAR: u64 = 365 * 24 * 60 * 60;
+/// The longest wait in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
+const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+const MIB: usize = 1024 * 1024;
+/// hyper panics when told to read heads into less.
+const LEAST_HEADER_BYTES: usize = 8192;
+
+const MODES: [(&str, Mode); 2] = [("stream", Mode::Stream), ("poll", Mode::Poll)];
+
+pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
+    let mut reader = Reader::new(raw);
+    let config = config(&mut reader);
+    match Problems::new(reader.finish()) {
+        Some(problems) => Err(problems),
+        None => Ok(config.expect("without an upstream a problem was reported")),
+    }
+}
+
+/// `None` without a usable upstream; every other bad value stands at its default here.
+pub(super) fn config(reader: &mut Reader) -> Option<Config> {
+    let upstream = upstream(reader);
+    let listen = Listen {
+        address: reader
+            .section("listen")
+            .text("address", socket_address)
+            .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
+    };
+    let admin = admin(reader);
+    if admin.address == Some(listen.address) && listen.address.port() != 0 {
+        let text = format!("the data and the admin listener both have {}", listen.address);
+        reader.clash([("admin", "address"), ("listen", "address")], text);
+    }
+    let streams = streams(reader);
+    let delivery = delivery(&mut reader.section("delivery"));
+    let names = reader.tools();
+    let tools = names.into_iter().map(|name| {
+        let tool = tool(&mut reader.section(tool_section(&name)));
+        (name, tool)
+    });
+    let tools = tools.collect();
+    let auth = Auth { principal: reader.section("auth").text("principal", principal).unwrap_or(PrincipalSource::Auto) };
+    // Decides nothing as long as there is one kind.
+    reader.section("store").one_of("kind", &[("memory", ())]);
+    let limits = limits(&mut reader.section("limits"));
+    let replica = Replica {
+        name: reader.section("replica").text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
+    };
+    let log = log(&mut reader.section("log"));
+    let upstream = upstream?;
+    Some(Config { listen, upstream, streams, delivery, tools, auth, limits, replica, admin, log })
+}
+
+fn upstream(reader: &mut Reader) -> Option<Upstream> {
+    let mut s = reader.section("upstream");
+    let url = s.parsed("url");
+    let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
+    let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
+    let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
+    let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
+    let resume = s.boolean("resume");
+    if url.is_none() {
+        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
+        reader.missing("upstream", "url", text);
+    }
+    Some(Upstream {
+        url: url?,
+        host,
+        connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
+        header_timeout: header_timeout.and_then(none_if_zero),
+        pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
+        resume: resume.unwrap_or(false),
+    })
+}
+
+fn admin(reader: &mut Reader) -> Admin {
+    let optional = |text: &str| match text {
+        "" => Ok(None),
+        text => socket_address(text).map(Some),
+    };
+    let address = reader.section("admin").text("address", optional);
+    Admin { address: address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464)))) }
+}
+
+fn streams(reader: &mut Reader) -> Streams {
+    let mut s = reader.section("streams");
+    let max_wait = s.secs("max_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(600));
+    let retention = s.secs("retention_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
+    let streams = Streams {
+        max_wait: none_if_zero(max_wait),
+        // The promise made on the field.
+        retention: retention.max(max_wait),
+        modern_grace: s.millis("modern_grace_ms", 0..=DAY_MS),
+        call_timeout: s.secs("call_timeout_secs", 0..=YEAR).and_then(none_if_zero),
+        cancel_grace: s.secs("cancel_grace_secs", 0..=YEAR).unwrap_or(Duration::from_secs(5)),
+        full_wait: s.secs("full_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
+        linger: s.millis("linger_ms", 0..=DAY_MS).unwrap_or(Duration::from_secs(1)),
+        max_events: s.count("max_events", 1).unwrap_or(65536),
+        max_event_bytes: s.count("max_event_bytes", 1).unwrap_or(16 * MIB),
+        max_bytes: s.count("max_bytes", 1).unwrap_or(32 * MIB),
+    };
+    if streams.max_bytes <= streams.max_event_bytes {
+        let Streams { max_bytes, max_event_bytes, .. } = streams;
+        let text = format!(
+            "max_bytes must exceed max_event_bytes: one event would fill the stream \
+             ({max_bytes} against {max_event_bytes})"
+        );
+        reader.clash([("streams", "max_bytes"), ("streams", "max_event_bytes")], text);
+    }
+    streams
+}
+
+fn delivery(s: &mut Section<'_>) -> Delivery {
+    let primes = [("all", Prime::All), ("2025-11-25", Prime::Since20251125)];
+    let commit_after = s.millis("commit_after_ms", 0..=DAY_MS);
+    Delivery {
+        prime: s.one_of("prime", &primes).unwrap_or(Prime::All),
+        commit_after: none_if_zero(commit_after.unwrap_or(Duration::from_millis(500))),
+        retry: s.millis("retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(1)),
+        heartbeat: s.secs("heartbeat_secs", 1..=YEAR).unwrap_or(Duration::from_secs(15)),
+        max_connection: s.secs("max_connection_secs", 0..=YEAR).and_then(none_if_zero),
+        mode: s.one_of("mode", &MODES).unwrap_or(Mode::Stream),
+        poll_retry: s.millis("poll_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
+    }
+}
+
+fn tool(s: &mut Section<'_>) -> Tool {
+    Tool {
+        max_wait: s.secs("max_wait_secs", 0..=YEAR).map(none_if_zero),
+        call_timeout: s.secs("call_timeout_secs", 0..=YEAR).map(none_if_zero),
+        mode: s.one_of("mode", &MODES),
+    }
+}
+
+fn limits(s: &mut Section<'_>) -> Limits {
+    Limits {
+        body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
+        header_bytes: s.count("header_bytes", LEAST_HEADER_BYTES).unwrap_or(64 * 1024),
+    }
+}
+
+fn log(s: &mut Section<'_>) -> Log {
+    let formats = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+    Log {
+        format: s.one_of("format", &formats).unwrap_or(LogFormat::Text),
+        level: s.text("level", log_level).unwrap_or_else(|| "info".to_owned()),
+    }
+}
+
+fn none_if_zero(wait: Duration) -> Option<Duration> {
+    (!wait.is_zero()).then_some(wait)
+}
+
+fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("must be an IP address and a port, as 127.0.0.1:8080 or [::]:8080, not {text:?}"))
+}
+
+fn host(text: &str) -> Result<HostHeader, String> {
+    match text {
+        "upstream" => Ok(HostHeader::Upstream),
+        "client" => Ok(HostHeader::Client),
+        name => {
+            let authority = name.parse::<Authority>().ok();
+            authority
+                .filter(|authority| !authority.as_str().contains('@'))
+                .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+                .map(HostHeader::Name)
+                .ok_or_else(|| "must be \"upstream\", \"client\", or a host name with or without a port".to_owned())
+        }
+    }
+}
+
+fn principal(text: &str) -> Result<PrincipalSource, String> {
+    let source = match text.split_once(':') {
+        None if text == "auto" => Some(PrincipalSource::Auto),
+        None if text == "none" => Some(PrincipalSource::None),
+        Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
+        // A cookie's name is made of the characters of a header's (RFC 6265 §4.1.1).
+        Some(("cookie", name)) => {
+            let name_is_good = name.parse::<HeaderName>().is_ok();
+            name_is_good.then(|| PrincipalSource::Cookie(name.to_owned()))
+        }
+        _ => None,
+    };
+    source.ok_or_else(|| format!("must be \"auto\", \"none\", \"header:NAME\" or \"cookie:NAME\", not {text:?}"))
+}
+
+fn log_level(text: &str) -> Result<String, String> {
+    // The filter takes a lone word it does not know for a module, and would log nothing else; and
+    // no word at all for "error".
+    let is_named =
+        |part: &str| part.contains(['=', '[']) || (!part.is_empty() && part.trim().parse::<LevelFilter>().is_ok());
+    if text.split(',').all(is_named) && EnvFilter::try_new(text).is_ok() {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "must be off, error, warn, info, debug or trace, or such with exceptions \
+         as in \"warn,mcp_resume=debug\", not {text:?}"
+    ))
+}

@@ -1,0 +1,302 @@
+//! What the program believes about its surroundings, decided once at start.
+//!
+//! Configuration has two stages. `raw` gathers what was said: the TOML file, the environment
+//! and the flags, each value with the place it came from. `build` reads every key once, by
+//! way of `read` (that one call names the key, its unit, its bounds and its default), and makes
+//! a [`Config`], whose types leave nothing to check again: durations are [`Duration`]s, "0 = none"
+//! is an `Option`.
+//!
+//! Invariants: flags win over the environment, the environment over the file, the file over the
+//! defaults; a key nobody reads is refused; every problem of every layer is reported at once,
+//! also in a value that another layer overrides; nothing secret is in an error or in `Debug`.
+//!
+//! Deliberately absent: reading files, the environment or the command line (the binary hands
+//! their contents in), reloading at run time, and keys of features that do not exist yet.
+//! `config.example.toml` is the reference for users and is tested against this module.
+
+mod build;
+mod problem;
+mod raw;
+mod read;
+#[cfg(test)]
+mod tests;
+mod url;
+
+pub use problem::{Origin, Problem, Problems};
+pub use url::{UpstreamUrl, UrlError};
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+
+/// Everything `serve` is told. See `config.example.toml` for the reason behind each default.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    /// Where clients connect.
+    pub listen: Listen,
+    /// The MCP server behind us.
+    pub upstream: Upstream,
+    /// Lifetimes and bounds of streams.
+    pub streams: Streams,
+    /// How events reach clients.
+    pub delivery: Delivery,
+    /// Overrides by tool name; [`Config::call`] resolves them.
+    pub tools: HashMap<String, Tool>,
+    /// Who a caller is.
+    pub auth: Auth,
+    /// Limits of a single request.
+    pub limits: Limits,
+    /// This process among its like.
+    pub replica: Replica,
+    /// The listener for probes and metrics.
+    pub admin: Admin,
+    /// What is logged, and how.
+    pub log: Log,
+}
+
+/// The data listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Listen {
+    /// Port 0 takes a free port.
+    pub address: SocketAddr,
+}
+
+/// How the MCP server is reached.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// Its endpoint; the path is also ours.
+    pub url: UpstreamUrl,
+    /// The `Host` header it gets.
+    pub host: HostHeader,
+    /// Longest wait for a TCP connection.
+    pub connect_timeout: Duration,
+    /// Longest wait for a response's head; `None` waits for ever.
+    pub header_timeout: Option<Duration>,
+    /// How long an idle connection may be used again.
+    pub pool_idle: Duration,
+    /// Resume upstream after a hard cut too, not only after an end on purpose.
+    pub resume: bool,
+}
+
+/// The `Host` header sent upstream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum HostHeader {
+    /// The authority of the upstream's URL.
+    Upstream,
+    /// What the client sent.
+    Client,
+    /// This value, checked to be `host` or `host:port`.
+    Name(HeaderValue),
+}
+
+/// Lifetimes and bounds of one stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Streams {
+    /// How long a detached, unsealed stream is kept; `None` never abandons it.
+    pub max_wait: Option<Duration>,
+    /// How long a sealed stream stays readable. Never shorter than a `max_wait` that is set,
+    /// whatever was configured: clients are told `max_wait` and may come back that late.
+    pub retention: Duration,
+    /// The grace of a modern (2026-07-28 and later) call whose client left; zero cancels at
+    /// once, `None` means twice the `retry` last written on the stream plus one second.
+    pub modern_grace: Option<Duration>,
+    /// Longest an upstream call may take; `None` sets no limit.
+    pub call_timeout: Option<Duration>,
+    /// How long a cancelled call may still answer before it is closed.
+    pub cancel_grace: Duration,
+    /// How long a full stream pauses its upstream without a reader before the call fails.
+    pub full_wait: Duration,
+    /// How long messages after the last response owed are still logged.
+    pub linger: Duration,
+    /// Most events kept per stream.
+    pub max_events: usize,
+    /// Largest event accepted from the upstream, in bytes.
+    pub max_event_bytes: usize,
+    /// Most bytes kept per stream; always more than `max_event_bytes`.
+    pub max_bytes: usize,
+}
+
+/// How events reach a client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Delivery {
+    /// Who gets the empty first event that carries an id.
+    pub prime: Prime,
+    /// How long the upstream's own status is waited for before we answer 200 and a stream;
+    /// `None` waits for ever.
+    pub commit_after: Option<Duration>,
+    /// The reconnection time told to clients; at least 1 ms.
+    pub retry: Duration,
+    /// Silence after which a comment is written; at least 1 s.
+    pub heartbeat: Duration,
+    /// How long a response is held before it is closed gracefully; `None` never closes it.
+    pub max_connection: Option<Duration>,
+    /// Hold responses, or close them and be polled.
+    pub mode: Mode,
+    /// The reconnection time told to clients in [`Mode::Poll`]; at least 1 ms.
+    pub poll_retry: Duration,
+}
+
+/// Whose responses are primed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Prime {
+    /// Every client's.
+    All,
+    /// Those of clients that negotiated 2025-11-25 or later, where an empty event is specified.
+    Since20251125,
+}
+
+/// What happens to a response after it was committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// It is held until the stream ends.
+    Stream,
+    /// It is closed once what is stored was written; the client polls for the rest.
+    Poll,
+}
+
+/// Overrides for calls of one tool; `None` leaves the general value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tool {
+    /// In place of [`Streams::max_wait`]; `Some(None)` never abandons.
+    pub max_wait: Option<Option<Duration>>,
+    /// In place of [`Streams::call_timeout`]; `Some(None)` sets no limit.
+    pub call_timeout: Option<Option<Duration>>,
+    /// In place of [`Delivery::mode`].
+    pub mode: Option<Mode>,
+}
+
+/// Who a stream belongs to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Auth {
+    /// What of a request names its principal.
+    pub principal: PrincipalSource,
+}
+
+/// What of a request names its principal.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PrincipalSource {
+    /// `Authorization`, else `X-API-Key`, else anonymous.
+    Auto,
+    /// This header's value.
+    Header(HeaderName),
+    /// The value of the cookie with this name.
+    Cookie(String),
+    /// Nothing: every caller is anonymous.
+    None,
+}
+
+/// Limits of a single request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Largest request body, in bytes.
+    pub body_bytes: usize,
+    /// Largest request head, in bytes; at least 8192, the least hyper can work with.
+    pub header_bytes: usize,
+}
+
+/// This process among its like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replica {
+    /// Its stable name; `None` means host name and listen port.
+    pub name: Option<String>,
+}
+
+/// The listener for probes and metrics.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admin {
+    /// `None` opens no such listener.
+    pub address: Option<SocketAddr>,
+}
+
+/// What is logged, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Log {
+    /// The shape of a line.
+    pub format: LogFormat,
+    /// A directive that `tracing_subscriber::EnvFilter` was seen to accept.
+    pub level: String,
+}
+
+/// The shape of a log line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Values given on the command line, unchecked; each wins over every other layer.
+///
+/// Has no `Debug`: an upstream's URL may carry a key in its query.
+#[derive(Clone, Default)]
+pub struct Flags {
+    /// `--upstream`, in place of `upstream.url`.
+    pub upstream: Option<String>,
+    /// `--listen`, in place of `listen.address`.
+    pub listen: Option<String>,
+    /// `--admin`, in place of `admin.address`.
+    pub admin: Option<String>,
+    /// `--store`, in place of `store.kind`.
+    pub store: Option<String>,
+}
+
+/// What holds for one call, its tool's overrides applied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Call {
+    /// See [`Streams::max_wait`].
+    pub max_wait: Option<Duration>,
+    /// See [`Streams::retention`]; never shorter than this call's `max_wait`.
+    pub retention: Duration,
+    /// See [`Streams::call_timeout`].
+    pub call_timeout: Option<Duration>,
+    /// See [`Delivery::mode`].
+    pub mode: Mode,
+}
+
+impl Config {
+    /// Makes the configuration of `serve` from its layers.
+    ///
+    /// `file` is its name, for messages only, and its text. Of `env` only names that begin with
+    /// `MCP_RESUME_` matter. A file that is not TOML is reported as such and its keys are not
+    /// judged further; everything else that is wrong anywhere is reported together.
+    pub fn load(
+        file: Option<(&str, &str)>,
+        env: impl IntoIterator<Item = (String, String)>,
+        flags: Flags,
+    ) -> Result<Config, Problems> {
+        let mut raw = raw::RawConfig::default();
+        if let Some((name, text)) = file {
+            raw.add_file(name, text);
+        }
+        raw.add_environment(env);
+        raw.add_flags(flags);
+        build::build(raw)
+    }
+
+    /// The defaults before the server at `url`, on a free loopback port and without an admin
+    /// listener.
+    pub fn for_upstream(url: &str) -> Result<Config, Problems> {
+        let flags = Flags {
+            upstream: Some(url.to_owned()),
+            listen: Some("127.0.0.1:0".to_owned()),
+            admin: Some(String::new()),
+            store: None,
+        };
+        Config::load(None, [], flags)
+    }
+
+    /// What holds for a call of `tool`, or for any other request where that is `None`.
+    pub fn call(&self, tool: Option<&str>) -> Call {
+        let tool = tool.and_then(|name| self.tools.get(name));
+        let max_wait = tool.and_then(|tool| tool.max_wait).unwrap_or(self.streams.max_wait);
+        Call {
+            max_wait,
+            retention: self.streams.retention.max(max_wait.unwrap_or_default()),
+            call_timeout: tool.and_then(|tool| tool.call_timeout).unwrap_or(self.streams.call_timeout),
+            mode: tool.and_then(|tool| tool.mode).unwrap_or(self.delivery.mode),
+        }
+    }
+}

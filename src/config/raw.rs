@@ -1,0 +1,212 @@
+//! What was said: values of every layer with the place they came from, nothing judged but form.
+//!
+//! Owns the three notations (TOML, environment names, flags) and their order. Which keys exist,
+//! and what their values may be, is not known here.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue};
+
+use super::Flags;
+use super::problem::{Origin, Problem};
+
+const PREFIX: &str = "MCP_RESUME_";
+/// The file's section of sections, one a tool.
+pub(super) const TOOLS: &str = "tools";
+
+/// Every layer's values, unchecked. Has no `Debug`: they may be secret.
+#[derive(Default)]
+pub(super) struct RawConfig {
+    /// By section and key: what was said, from the weakest layer to the strongest.
+    pub(super) given: BTreeMap<(String, String), Vec<Given>>,
+    /// Sections the file opens, empty ones too, tools apart.
+    pub(super) sections: Vec<(String, Origin)>,
+    /// Tools the file names.
+    pub(super) tools: Vec<String>,
+    /// The file is no TOML: what it says is unknown, so nothing can be called missing.
+    pub(super) unreadable: bool,
+    pub(super) problems: Vec<Problem>,
+}
+
+pub(super) struct Given {
+    pub(super) origin: Origin,
+    pub(super) value: Value,
+}
+
+pub(super) enum Value {
+    Integer(i64),
+    Boolean(bool),
+    Text(String),
+    /// From a place without types: whatever the key's reader can make of it.
+    Untyped(String),
+    /// A TOML value no key takes, by the name of what it is.
+    Other(&'static str),
+}
+
+impl RawConfig {
+    pub(super) fn add_file(&mut self, name: &str, text: &str) {
+        let file = File { name, text };
+        let (root, errors) = DeTable::parse_recoverable(text);
+        self.unreadable = !errors.is_empty();
+        if self.unreadable {
+            // The error's own display quotes the line, which may hold a secret.
+            self.problems.extend(errors.iter().map(|error| Problem {
+                origin: file.origin(error.span()),
+                key: String::new(),
+                text: format!("not TOML: {}", error.message()),
+            }));
+            return;
+        }
+        for (section, value) in root.get_ref() {
+            let section = section.get_ref().as_ref();
+            match value.get_ref() {
+                DeValue::Table(tools) if section == TOOLS => self.add_tools(&file, tools),
+                DeValue::Table(table) => {
+                    let origin = file.origin(Some(value.span()));
+                    self.sections.push((section.to_owned(), origin));
+                    self.add_table(&file, section, table);
+                }
+                _ => self.refuse(&file, section, value, "must be a section, as in [section]"),
+            }
+        }
+    }
+
+    pub(super) fn add_environment(&mut self, env: impl IntoIterator<Item = (String, String)>) {
+        for (name, value) in env {
+            let Some(rest) = name.strip_prefix(PREFIX) else {
+                continue;
+            };
+            let is_upper = !rest.contains(|c: char| c.is_ascii_lowercase());
+            let text = match rest.split_once("__") {
+                None if is_service_link(rest) => continue,
+                Some(("TOOLS", _)) => "tools are configured in the file only",
+                Some((section, key)) if is_upper => {
+                    let (section, key) = (section.to_ascii_lowercase(), key.to_ascii_lowercase());
+                    let origin = Origin::Environment(name);
+                    self.give(&section, &key, origin, Value::Untyped(value));
+                    continue;
+                }
+                _ => "unknown variable; keys are written MCP_RESUME_SECTION__KEY, in capitals",
+            };
+            let (origin, text) = (Origin::Environment(name), text.to_owned());
+            self.problems.push(Problem { origin, key: String::new(), text });
+        }
+    }
+
+    pub(super) fn add_flags(&mut self, flags: Flags) {
+        let Flags { upstream, listen, admin, store } = flags;
+        for (flag, section, key, value) in [
+            ("--upstream", "upstream", "url", upstream),
+            ("--listen", "listen", "address", listen),
+            ("--admin", "admin", "address", admin),
+            ("--store", "store", "kind", store),
+        ] {
+            if let Some(value) = value {
+                self.give(section, key, Origin::Flag(flag), Value::Untyped(value));
+            }
+        }
+    }
+
+    /// What was said of a key, which counts as read from now on.
+    pub(super) fn take(&mut self, section: &str, key: &str) -> Vec<Given> {
+        self.given.remove(&(section.to_owned(), key.to_owned())).unwrap_or_default()
+    }
+
+    fn add_tools(&mut self, file: &File<'_>, tools: &DeTable<'_>) {
+        for (name, value) in tools {
+            let name = name.get_ref().as_ref();
+            match value.get_ref() {
+                DeValue::Table(table) => {
+                    self.tools.push(name.to_owned());
+                    self.add_table(file, &tool_section(name), table);
+                }
+                _ => {
+                    let key = format!("{TOOLS}.{name}");
+                    self.refuse(file, &key, value, "must be a section, as in [tools.\"NAME\"]");
+                }
+            }
+        }
+    }
+
+    fn add_table(&mut self, file: &File<'_>, section: &str, table: &DeTable<'_>) {
+        for (key, value) in table {
+            let origin = file.origin(Some(key.span()));
+            self.give(section, key.get_ref().as_ref(), origin, Value::from(value.get_ref()));
+        }
+    }
+
+    fn give(&mut self, section: &str, key: &str, origin: Origin, value: Value) {
+        let place = (section.to_owned(), key.to_owned());
+        self.given.entry(place).or_default().push(Given { origin, value });
+    }
+
+    fn refuse(&mut self, file: &File<'_>, key: &str, value: &Spanned<DeValue<'_>>, text: &str) {
+        let origin = file.origin(Some(value.span()));
+        self.problems.push(Problem { origin, key: key.to_owned(), text: text.to_owned() });
+    }
+}
+
+/// The section's name as its header has it, for messages.
+pub(super) fn tool_section(name: &str) -> String {
+    format!("{TOOLS}.{name:?}")
+}
+
+/// Kubernetes tells every pod of every service in variables named after it; those of a service
+/// called `mcp-resume` or `mcp-resume-…` fall under our prefix and are nobody's mistake.
+fn is_service_link(rest: &str) -> bool {
+    let rest = format!("_{rest}");
+    if rest.ends_with("_SERVICE_HOST") || rest.contains("_SERVICE_PORT_") || rest.ends_with("_PORT") {
+        return true;
+    }
+    // `…_PORT_80_TCP`, `…_PORT_80_TCP_ADDR`
+    let Some((_, tail)) = rest.split_once("_PORT_") else {
+        return false;
+    };
+    let mut words = tail.split('_');
+    let port = words.next().unwrap_or_default();
+    port.parse::<u16>().is_ok() && matches!(words.next(), Some("TCP" | "UDP" | "SCTP"))
+}
+
+/// The file being read, to say where in it something stands.
+struct File<'a> {
+    name: &'a str,
+    text: &'a str,
+}
+
+impl File<'_> {
+    fn origin(&self, span: Option<Range<usize>>) -> Origin {
+        let start = span.map_or(0, |span| span.start).min(self.text.len());
+        let before = &self.text.as_bytes()[..start];
+        let line = 1 + before.iter().filter(|&&byte| byte == b'\n').count();
+        Origin::File { name: self.name.to_owned(), line }
+    }
+}
+
+impl From<&DeValue<'_>> for Value {
+    fn from(value: &DeValue<'_>) -> Self {
+        match value {
+            DeValue::String(text) => Value::Text(text.as_ref().to_owned()),
+            DeValue::Boolean(flag) => Value::Boolean(*flag),
+            DeValue::Integer(number) => i64::from_str_radix(number.as_str(), number.radix())
+                .map_or(Value::Other("one this large"), Value::Integer),
+            DeValue::Float(_) => Value::Other("a fraction"),
+            DeValue::Datetime(_) => Value::Other("a date"),
+            DeValue::Array(_) => Value::Other("a list"),
+            DeValue::Table(_) => Value::Other("a section"),
+        }
+    }
+}
+
+impl Value {
+    /// What it is, with its article, for messages.
+    pub(super) fn type_name(&self) -> &'static str {
+        match self {
+            Value::Integer(_) => "a number",
+            Value::Boolean(_) => "true or false",
+            Value::Text(_) | Value::Untyped(_) => "a text in quotes",
+            Value::Other(name) => name,
+        }
+    }
+}

@@ -1,0 +1,196 @@
+//! Takes values out of a [`RawConfig`], one key at a time.
+//!
+//! A key exists because it is read here: whatever is left afterwards is unknown, so that no list
+//! of keys can fall behind the code.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+use std::time::Duration;
+
+use super::problem::{Origin, Problem};
+use super::raw::{Given, RawConfig, TOOLS, Value};
+
+/// A value, or what is wrong with it.
+type Checked<T> = Result<T, String>;
+
+pub(super) struct Reader {
+    raw: RawConfig,
+    /// Every key asked for, by section.
+    known: BTreeMap<String, Vec<&'static str>>,
+    /// Who had the last word on a key.
+    decided: BTreeMap<(String, &'static str), Origin>,
+    problems: Vec<Problem>,
+}
+
+/// The keys of one section.
+pub(super) struct Section<'a> {
+    reader: &'a mut Reader,
+    name: String,
+}
+
+impl Reader {
+    pub(super) fn new(mut raw: RawConfig) -> Self {
+        let problems = std::mem::take(&mut raw.problems);
+        Self { raw, known: BTreeMap::new(), decided: BTreeMap::new(), problems }
+    }
+
+    pub(super) fn section(&mut self, name: impl Into<String>) -> Section<'_> {
+        let name = name.into();
+        self.known.entry(name.clone()).or_default();
+        Section { reader: self, name }
+    }
+
+    pub(super) fn tools(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.raw.tools)
+    }
+
+    /// Reports that a required key was given nowhere, unless it may stand in a file we could not
+    /// read, or was given and is reported for what it is.
+    pub(super) fn missing(&mut self, section: &str, key: &'static str, text: &str) {
+        let name = format!("{section}.{key}");
+        if !self.raw.unreadable && !self.problems.iter().any(|problem| problem.key == name) {
+            self.problems.push(Problem { origin: Origin::Unset, key: name, text: text.to_owned() });
+        }
+    }
+
+    /// Reports two good values that do not go together, at the first of `keys` that was given.
+    pub(super) fn clash(&mut self, keys: [(&str, &'static str); 2], text: String) {
+        let place = |(section, key): (&str, _)| (section.to_owned(), key);
+        let (key, origin) = keys
+            .into_iter()
+            .find_map(|key| Some((key, self.decided.get(&place(key))?.clone())))
+            .unwrap_or((keys[0], Origin::Unset));
+        self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
+    }
+
+    /// Every key that was asked for, by section.
+    #[cfg(test)]
+    pub(super) fn known(&self) -> &BTreeMap<String, Vec<&'static str>> {
+        &self.known
+    }
+
+    /// Everything found wrong, with all that nobody asked for.
+    pub(super) fn finish(mut self) -> Vec<Problem> {
+        let sections = self
+            .known
+            .keys()
+            .filter(|name| !name.starts_with(TOOLS))
+            .map(String::as_str)
+            .chain(["tools.\"NAME\""])
+            .collect::<Vec<_>>()
+            .join(", ");
+        for (section, origin) in std::mem::take(&mut self.raw.sections) {
+            if !self.known.contains_key(&section) {
+                let text = format!("unknown section; there are {sections}");
+                self.problems.push(Problem { origin, key: section, text });
+            }
+        }
+        for ((section, key), given) in std::mem::take(&mut self.raw.given) {
+            let text = match self.known.get(&section) {
+                Some(keys) => format!("unknown key; [{section}] has {}", keys.join(", ")),
+                None => format!("unknown section; there are {sections}"),
+            };
+            let is_known_section = self.known.contains_key(&section);
+            let key = format!("{section}.{key}");
+            let problems = given
+                .into_iter()
+                // An unknown section of the file was reported as a whole.
+                .filter(|given| is_known_section || !matches!(given.origin, Origin::File { .. }))
+                .map(|Given { origin, .. }| Problem { origin, key: key.clone(), text: text.clone() });
+            self.problems.extend(problems);
+        }
+        self.problems
+    }
+}
+
+impl Section<'_> {
+    /// A number of milliseconds.
+    pub(super) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
+        self.number(key, range).map(Duration::from_millis)
+    }
+
+    /// A number of seconds.
+    pub(super) fn secs(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
+        self.number(key, range).map(Duration::from_secs)
+    }
+
+    /// A count, of bytes or of anything else.
+    pub(super) fn count(&mut self, key: &'static str, min: usize) -> Option<usize> {
+        // Sums of two stay within `usize`.
+        const MOST: usize = isize::MAX as usize;
+        let number = self.number(key, min as u64..=MOST as u64)?;
+        usize::try_from(number).ok()
+    }
+
+    pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
+        self.take(key, |value| match value {
+            Value::Boolean(flag) => Ok(*flag),
+            Value::Untyped(text) => text.parse().map_err(|_| "must be true or false".to_owned()),
+            Value::Integer(_) | Value::Text(_) | Value::Other(_) => {
+                Err(format!("must be true or false, not {}", value.type_name()))
+            }
+        })
+    }
+
+    /// A text that `check` makes something of.
+    pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> Checked<T>) -> Option<T> {
+        self.take(key, |value| match value {
+            Value::Text(text) | Value::Untyped(text) => check(text),
+            Value::Integer(_) | Value::Boolean(_) | Value::Other(_) => {
+                Err(format!("must be a text in quotes, not {}", value.type_name()))
+            }
+        })
+    }
+
+    /// A text with a type of its own.
+    pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Option<T> {
+        self.text(key, |text| text.parse().map_err(|error: T::Err| error.to_string()))
+    }
+
+    /// One of a few words.
+    pub(super) fn one_of<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
+        self.text(key, |text| {
+            let found = words.iter().find(|(word, _)| *word == text);
+            found.map(|(_, value)| *value).ok_or_else(|| {
+                let words: Vec<_> = words.iter().map(|(word, _)| format!("{word:?}")).collect();
+                format!("must be {}, not {text:?}", words.join(" or "))
+            })
+        })
+    }
+
+    fn number(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<u64> {
+        self.take(key, |value| {
+            let number = match value {
+                Value::Integer(number) => u64::try_from(*number).ok(),
+                Value::Untyped(text) => text.parse().ok(),
+                Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                    return Err(format!("must be a whole number, not {}", value.type_name()));
+                }
+            };
+            number
+                .filter(|number| range.contains(number))
+                .ok_or_else(|| format!("must be a whole number from {} to {}", range.start(), range.end()))
+        })
+    }
+
+    /// Checks what every layer says of `key`; the strongest has the last word.
+    fn take<T>(&mut self, key: &'static str, check: impl Fn(&Value) -> Checked<T>) -> Option<T> {
+        let Section { reader, name } = self;
+        reader.known.entry(name.clone()).or_default().push(key);
+        let mut last = None;
+        for Given { origin, value } in reader.raw.take(name, key) {
+            match check(&value) {
+                Ok(value) => {
+                    reader.decided.insert((name.clone(), key), origin);
+                    last = Some(value);
+                }
+                Err(text) => {
+                    reader.problems.push(Problem { origin, key: format!("{name}.{key}"), text });
+                }
+            }
+        }
+        last
+    }
+}

@@ -1,0 +1,290 @@
+//! The layers together, and `config.example.toml` against the code.
+
+use super::*;
+
+const EXAMPLE: &str = include_str!("../../config.example.toml");
+
+fn upstream() -> Flags {
+    Flags { upstream: Some("http://127.0.0.1:3000/mcp".to_owned()), ..Flags::default() }
+}
+
+fn from_file(text: &str) -> Result<Config, Problems> {
+    Config::load(Some(("c.toml", text)), [], upstream())
+}
+
+fn from_env(env: &[(&str, &str)]) -> Result<Config, Problems> {
+    Config::load(None, owned(env), upstream())
+}
+
+fn owned(env: &[(&str, &str)]) -> Vec<(String, String)> {
+    env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
+}
+
+/// What is wrong, a line each.
+fn lines(result: Result<Config, Problems>) -> Vec<String> {
+    result.unwrap_err().iter().map(ToString::to_string).collect()
+}
+
+/// The example with everything in it that is commented out but is no prose.
+fn example_in_full() -> String {
+    let uncomment = |line: &'static str| {
+        let bare = line.strip_prefix("# ").unwrap_or(line);
+        let is_key = bare
+            .split_once(" = ")
+            .is_some_and(|(key, value)| !key.contains(' ') && value.parse::<toml::Value>().is_ok());
+        if is_key || bare.starts_with("[tools.") { bare } else { line }
+    };
+    EXAMPLE.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn the_example_says_the_defaults() {
+    let example = Config::load(Some(("example", EXAMPLE)), [], Flags::default()).unwrap();
+    assert_eq!(example, Config::load(None, [], upstream()).unwrap());
+}
+
+#[test]
+fn the_example_has_every_key_and_is_read() {
+    let mut raw = raw::RawConfig::default();
+    raw.add_file("example", &example_in_full());
+    let given: Vec<_> = raw.given.keys().cloned().collect();
+    let mut reader = read::Reader::new(raw);
+    let config = build::config(&mut reader).unwrap();
+    assert_eq!(config.tools["long-report"].mode, Some(Mode::Poll));
+    assert_eq!(config.streams.modern_grace, Some(Duration::from_secs(3)));
+
+    let keys = |(section, keys): (&String, &Vec<&str>)| {
+        keys.iter().map(|key| (section.clone(), (*key).to_owned())).collect::<Vec<_>>()
+    };
+    let mut known: Vec<_> = reader.known().iter().flat_map(keys).collect();
+    known.sort();
+    assert!(known.len() > 30, "{known:?}");
+    assert_eq!(given, known);
+}
+
+#[test]
+fn all_problems_of_all_layers_are_reported_at_once_with_their_place() {
+    let file = r#"
+stray = 1
+[delivery]
+retry_ms = "fast"
+retry = 2
+mode = "push"
+[dialects]
+stream_url = true
+[streams]
+max_wait_secs = -1
+linger_ms = 1.5
+max_events = 99999999999999999999
+[tools."a b"]
+mode = "pull"
+colour = "red"
+[listen]
+address = "localhost:8080"
+[auth]
+principal = "header:not a name"
+[log]
+level = "inof"
+"#;
+    let env = [
+        ("MCP_RESUME_UPSTREAM__RESUME", "maybe"),
+        ("MCP_RESUME_DELIVERY__RETRI_MS", "1"),
+        ("MCP_RESUME_CACHE__SIZE", "1"),
+        ("MCP_RESUME_RETRY_MS", "1"),
+        ("MCP_RESUME_delivery__retry_ms", "1"),
+        ("MCP_RESUME_TOOLS__X__MODE", "poll"),
+    ];
+    let flags =
+        Flags { upstream: Some("https://h/mcp".to_owned()), store: Some("disk:/var".to_owned()), ..Flags::default() };
+    let lines = lines(Config::load(Some(("c.toml", file)), owned(&env), flags));
+    let expected = [
+        "c.toml:2: stray: must be a section",
+        "c.toml:4: delivery.retry_ms: must be a whole number, not a text in quotes",
+        "c.toml:5: delivery.retry: unknown key; [delivery] has commit_after_ms, prime, retry_ms",
+        "c.toml:6: delivery.mode: must be \"stream\" or \"poll\", not \"push\"",
+        "c.toml:7: dialects: unknown section; there are admin, auth, ",
+        "c.toml:10: streams.max_wait_secs: must be a whole number from 0 to 31536000",
+        "c.toml:11: streams.linger_ms: must be a whole number, not a fraction",
+        "c.toml:12: streams.max_events: must be a whole number, not one this large",
+        "c.toml:14: tools.\"a b\".mode: must be \"stream\" or \"poll\"",
+        "c.toml:15: tools.\"a b\".colour: unknown key; [tools.\"a b\"] has max_wait_secs, ",
+        "c.toml:17: listen.address: must be an IP address and a port",
+        "c.toml:19: auth.principal: must be \"auto\"",
+        "c.toml:21: log.level: must be off, error",
+        "MCP_RESUME_CACHE__SIZE in the environment: unknown section",
+        "MCP_RESUME_DELIVERY__RETRI_MS in the environment: unknown key; [delivery] has",
+        "MCP_RESUME_RETRY_MS in the environment: unknown variable",
+        "MCP_RESUME_TOOLS__X__MODE in the environment: tools are configured in the file only",
+        "MCP_RESUME_UPSTREAM__RESUME in the environment: must be true or false",
+        "MCP_RESUME_delivery__retry_ms in the environment: unknown variable",
+        "--store: must be \"memory\", not \"disk:/var\"",
+        "--upstream: https:// upstreams are not supported yet",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(expected), "{line}\nis not {expected}…");
+    }
+}
+
+#[test]
+fn flags_win_over_the_environment_the_environment_over_the_file() {
+    let file = "[listen]\naddress = '127.0.0.1:1'\n[upstream]\nurl = 'http://file'";
+    let env = [("MCP_RESUME_LISTEN__ADDRESS", "127.0.0.1:2")];
+    let load = |env: &[_], listen: Option<&str>| {
+        let flags = Flags { listen: listen.map(str::to_owned), ..Flags::default() };
+        let config = Config::load(Some(("c.toml", file)), owned(env), flags).unwrap();
+        assert_eq!(config.upstream.url.origin(), "http://file");
+        config.listen.address.port()
+    };
+    assert_eq!(load(&[], None), 1);
+    assert_eq!(load(&env, None), 2);
+    assert_eq!(load(&env, Some("127.0.0.1:3")), 3);
+    assert_eq!(Config::load(None, [], upstream()).unwrap().listen.address.port(), 8080);
+}
+
+#[test]
+fn a_bad_value_is_reported_also_where_it_is_overridden() {
+    let file = "[listen]\naddress = 'here'";
+    let flags = Flags { listen: Some("127.0.0.1:3".to_owned()), ..upstream() };
+    let lines = lines(Config::load(Some(("c.toml", file)), [], flags));
+    assert!(matches!(&lines[..], [line] if line.starts_with("c.toml:2: listen.address")));
+}
+
+#[test]
+fn the_environment_has_every_kind_of_value() {
+    let config = from_env(&[
+        ("MCP_RESUME_DELIVERY__RETRY_MS", "250"),
+        ("MCP_RESUME_DELIVERY__PRIME", "2025-11-25"),
+        ("MCP_RESUME_UPSTREAM__RESUME", "true"),
+        ("MCP_RESUME_UPSTREAM__HOST", "mcp.example.com:81"),
+        ("MCP_RESUME_ADMIN__ADDRESS", ""),
+        ("MCP_RESUME_REPLICA__NAME", "a"),
+        ("PATH", "/bin"),
+    ])
+    .unwrap();
+    assert_eq!(config.delivery.retry, Duration::from_millis(250));
+    assert_eq!(config.delivery.prime, Prime::Since20251125);
+    assert!(config.upstream.resume);
+    let name = HeaderValue::from_static("mcp.example.com:81");
+    assert_eq!(config.upstream.host, HostHeader::Name(name));
+    assert_eq!(config.admin.address, None);
+    assert_eq!(config.replica.name.as_deref(), Some("a"));
+}
+
+#[test]
+fn variables_of_kubernetes_services_are_passed_over_and_no_others() {
+    for name in [
+        "SERVICE_HOST",
+        "SERVICE_PORT",
+        "SERVICE_PORT_HTTP",
+        "PORT",
+        "PORT_8080_TCP",
+        "PORT_8080_TCP_ADDR",
+        "PORT_53_UDP_PROTO",
+        "ADMIN_SERVICE_HOST",
+        "ADMIN_PORT_1_TCP_PORT",
+    ] {
+        from_env(&[(&format!("MCP_RESUME_{name}"), "tcp://10.0.0.1:8080")]).unwrap();
+    }
+    for name in ["HOST", "PORTS", "PORT_X_TCP", "PORT_80", "SERVICE", "LISTEN_ADDRESS", ""] {
+        assert_eq!(lines(from_env(&[(&format!("MCP_RESUME_{name}"), "1")])).len(), 1, "{name}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_toml_is_reported_without_its_contents() {
+    let file = "[upstream]\nurl = http://me:hunter2@h\n[listen\naddress = 'x'\n";
+    let flags = Flags { admin: Some("x".to_owned()), ..Flags::default() };
+    let lines = lines(Config::load(Some(("c.toml", file)), [], flags));
+    let of_file = lines.iter().filter(|line| line.contains(": not TOML: ")).count();
+    assert!(of_file >= 2, "{lines:#?}");
+    assert!(lines[0].starts_with("c.toml:2: "), "{lines:#?}");
+    assert_eq!(lines.len(), of_file + 1, "the flag, and no missing upstream: {lines:#?}");
+    assert!(!lines.concat().contains("hunter2"), "{lines:#?}");
+}
+
+#[test]
+fn a_missing_upstream_is_said_with_every_way_to_give_it() {
+    let lines = lines(Config::load(None, [], Flags::default()));
+    assert_eq!(
+        lines,
+        ["upstream.url: is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, \
+          or url in [upstream]"]
+    );
+}
+
+#[test]
+fn zero_means_none_where_that_is_promised() {
+    let config = from_file(
+        "[streams]\nmax_wait_secs = 0\nmodern_grace_ms = 0\nretention_secs = 7\n\
+         [delivery]\ncommit_after_ms = 0\n[upstream]\nheader_timeout_secs = 2",
+    )
+    .unwrap();
+    assert_eq!(config.streams.max_wait, None);
+    assert_eq!(config.streams.retention, Duration::from_secs(7));
+    assert_eq!(config.streams.modern_grace, Some(Duration::ZERO));
+    assert_eq!(config.delivery.commit_after, None);
+    assert_eq!(config.upstream.header_timeout, Some(Duration::from_secs(2)));
+    assert_eq!(config.streams.call_timeout, None);
+    for key in ["retry_ms", "poll_retry_ms", "heartbeat_secs"] {
+        assert_eq!(lines(from_file(&format!("[delivery]\n{key} = 0"))).len(), 1, "{key}");
+    }
+}
+
+#[test]
+fn retention_is_never_shorter_than_max_wait() {
+    let config = from_file(
+        "[streams]\nmax_wait_secs = 100\nretention_secs = 10\n\
+         [tools.long]\nmax_wait_secs = 900\ncall_timeout_secs = 5\nmode = 'poll'\n\
+         [tools.ever]\nmax_wait_secs = 0",
+    )
+    .unwrap();
+    let secs = Duration::from_secs;
+    assert_eq!(config.streams.retention, secs(100));
+    let general = Call { max_wait: Some(secs(100)), retention: secs(100), call_timeout: None, mode: Mode::Stream };
+    assert_eq!(config.call(None), general);
+    assert_eq!(config.call(Some("other")), general);
+    let long = Call { max_wait: Some(secs(900)), retention: secs(900), call_timeout: Some(secs(5)), mode: Mode::Poll };
+    assert_eq!(config.call(Some("long")), long);
+    assert_eq!(config.call(Some("ever")), Call { max_wait: None, ..general });
+}
+
+#[test]
+fn values_that_do_not_go_together_are_refused_where_they_were_given() {
+    let bytes = lines(from_file("[streams]\nlinger_ms = 1\nmax_event_bytes = 33554432"));
+    assert!(matches!(&bytes[..], [line] if line.starts_with("c.toml:3: streams.max_event_bytes: ")));
+    let flags = Flags { listen: Some("127.0.0.1:9464".to_owned()), ..upstream() };
+    let address = lines(Config::load(None, [], flags));
+    assert_eq!(address, ["--listen: the data and the admin listener both have 127.0.0.1:9464"]);
+    let both_free =
+        Flags { listen: Some("127.0.0.1:0".to_owned()), admin: Some("127.0.0.1:0".to_owned()), ..upstream() };
+    assert!(Config::load(None, [], both_free).is_ok());
+}
+
+#[test]
+fn principals_and_log_levels() {
+    let principal =
+        |text: &str| from_file(&format!("[auth]\nprincipal = '{text}'")).map(|config| config.auth.principal);
+    let user = HeaderName::from_static("x-user");
+    assert_eq!(principal("header:X-User"), Ok(PrincipalSource::Header(user)));
+    assert_eq!(principal("cookie:Sid"), Ok(PrincipalSource::Cookie("Sid".to_owned())));
+    assert_eq!(principal("none"), Ok(PrincipalSource::None));
+    for bad in ["", "header", "header:", "cookie:a=b", "jwt:sub", "auto:x"] {
+        assert!(principal(bad).is_err(), "{bad}");
+    }
+    let level = |text: &str| from_file(&format!("[log]\nlevel = '{text}'"));
+    for good in ["off", "debug", "warn,mcp_resume=trace", "info,[span]=debug"] {
+        assert!(level(good).is_ok(), "{good}");
+    }
+    for bad in ["", "loud", "info,", "mcp_resume=loud", "mcp_resume"] {
+        assert!(level(bad).is_err(), "{bad}");
+    }
+}
+
+#[test]
+fn debug_shows_no_query() {
+    let config = Config::for_upstream("http://h:1/mcp?key=hunter2").unwrap();
+    assert_eq!(config.upstream.url.query(), Some("key=hunter2"));
+    assert!(!format!("{config:?}").contains("hunter2"));
+    assert_eq!((config.listen.address.port(), config.admin.address), (0, None));
+}

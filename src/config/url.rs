@@ -1,0 +1,202 @@
+//! The upstream's URL, parsed once.
+
+use std::fmt;
+use std::str::FromStr;
+
+use http::Uri;
+use http::uri::Authority;
+
+const DEFAULT_PATH: &str = "/mcp";
+
+/// Where the MCP server's endpoint is. Its query may hold a key, so neither `Display` nor
+/// `Debug` shows it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct UpstreamUrl {
+    authority: Authority,
+    path: String,
+    query: Option<String>,
+}
+
+/// Why a text is no upstream URL. Quotes nothing of it: it may hold a password.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum UrlError {
+    /// Nothing was given.
+    #[error("is empty; give the MCP server's URL, such as http://127.0.0.1:3000/mcp")]
+    Empty,
+    /// TLS to the upstream does not exist.
+    #[error("https:// upstreams are not supported yet; give an http:// URL")]
+    Https,
+    /// Another scheme, or none.
+    #[error("must begin with http://, as in http://127.0.0.1:3000/mcp")]
+    Scheme,
+    /// User name or password.
+    #[error("must not hold a user name or password; clients send their own credentials")]
+    UserInfo,
+    /// A fragment never reaches a server.
+    #[error("must not have a fragment (#…)")]
+    Fragment,
+    /// Port 0, above 65535, or a colon with nothing behind it.
+    #[error("has a port that is not between 1 and 65535")]
+    Port,
+    /// Anything else.
+    #[error("is not a URL, such as http://127.0.0.1:3000/mcp")]
+    Malformed,
+}
+
+impl UpstreamUrl {
+    /// Host, and port where one was given.
+    pub fn authority(&self) -> &Authority {
+        &self.authority
+    }
+
+    /// The path as configured, `/mcp` if there was none. It may end in a slash:
+    /// [`is_endpoint`](Self::is_endpoint) compares without.
+    pub fn endpoint_path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether `path` is the endpoint's, with or without a final slash.
+    pub fn is_endpoint(&self, path: &str) -> bool {
+        without_slash(path) == without_slash(&self.path)
+    }
+
+    /// The query without its question mark; may hold a key and is not for logs.
+    pub fn query(&self) -> Option<&str> {
+        self.query.as_deref()
+    }
+
+    /// `http://host:port`, serialised as in RFC 6454 §6.2: lower case, without port 80.
+    pub fn origin(&self) -> String {
+        let host = self.authority.host().to_ascii_lowercase();
+        match self.authority.port_u16() {
+            None | Some(80) => format!("http://{host}"),
+            Some(port) => format!("http://{host}:{port}"),
+        }
+    }
+}
+
+fn without_slash(path: &str) -> &str {
+    path.strip_suffix('/').unwrap_or(path)
+}
+
+impl FromStr for UpstreamUrl {
+    type Err = UrlError;
+
+    fn from_str(text: &str) -> Result<Self, UrlError> {
+        if text.is_empty() {
+            return Err(UrlError::Empty);
+        }
+        let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
+        if scheme.eq_ignore_ascii_case("https") {
+            return Err(UrlError::Https);
+        }
+        if !scheme.eq_ignore_ascii_case("http") {
+            return Err(UrlError::Scheme);
+        }
+        // `Uri` drops a fragment without a word.
+        if rest.contains('#') {
+            return Err(UrlError::Fragment);
+        }
+        if rest.split(['/', '?']).next().is_some_and(|authority| authority.contains('@')) {
+            return Err(UrlError::UserInfo);
+        }
+        let uri: Uri = text.parse().map_err(|_| UrlError::Malformed)?;
+        let authority = uri.authority().ok_or(UrlError::Malformed)?.clone();
+        if authority.host().is_empty() {
+            return Err(UrlError::Malformed);
+        }
+        let has_port = authority.as_str().len() > authority.host().len();
+        if has_port && !matches!(authority.port_u16(), Some(1..)) {
+            return Err(UrlError::Port);
+        }
+        let path = match uri.path() {
+            "" | "/" => DEFAULT_PATH,
+            path => path,
+        };
+        Ok(Self {
+            authority,
+            path: path.to_owned(),
+            query: uri.query().filter(|query| !query.is_empty()).map(str::to_owned),
+        })
+    }
+}
+
+impl fmt::Display for UpstreamUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.origin(), self.path)
+    }
+}
+
+impl fmt::Debug for UpstreamUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{self}{}", if self.query.is_some() { "?…" } else { "" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> UpstreamUrl {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn a_url_without_a_path_means_mcp() {
+        for text in ["http://h:1", "http://h:1/", "http://h:1/mcp", "HTTP://h:1/mcp?"] {
+            assert_eq!(parse(text).endpoint_path(), "/mcp", "{text}");
+            assert_eq!(parse(text).query(), None, "{text}");
+        }
+        let url = parse("http://h:1?key=1");
+        assert_eq!((url.endpoint_path(), url.query()), ("/mcp", Some("key=1")));
+    }
+
+    #[test]
+    fn the_path_stays_as_configured_and_matches_with_or_without_a_final_slash() {
+        for text in ["http://h/a/b", "http://h/a/b/"] {
+            let url = parse(text);
+            assert_eq!(url.to_string(), text);
+            assert!(url.is_endpoint("/a/b") && url.is_endpoint("/a/b/"));
+            for other in ["", "/", "/a", "/a/bc", "/a/b//", "/A/b"] {
+                assert!(!url.is_endpoint(other), "{other}");
+            }
+        }
+    }
+
+    #[test]
+    fn origins_are_comparable() {
+        assert_eq!(parse("http://LocalHost:80/x").origin(), "http://localhost");
+        assert_eq!(parse("http://a_b:3000").origin(), "http://a_b:3000");
+        assert_eq!(parse("http://[::1]:3000").origin(), "http://[::1]:3000");
+        assert_eq!(parse("http://[::1]").origin(), "http://[::1]");
+    }
+
+    #[test]
+    fn the_query_is_shown_nowhere() {
+        let url = parse("http://h:1/mcp?key=hunter2");
+        assert_eq!(url.to_string(), "http://h:1/mcp");
+        assert_eq!(format!("{url:?}"), "http://h:1/mcp?…");
+    }
+
+    #[test]
+    fn what_cannot_be_served_is_refused_by_its_reason() {
+        for (text, error) in [
+            ("", UrlError::Empty),
+            ("https://h/mcp", UrlError::Https),
+            ("ftp://h/mcp", UrlError::Scheme),
+            ("localhost:3000", UrlError::Scheme),
+            ("/mcp", UrlError::Scheme),
+            ("http://me:secret@h/mcp", UrlError::UserInfo),
+            ("http://h/mcp#part", UrlError::Fragment),
+            ("http://h:0/mcp", UrlError::Port),
+            ("http://h:70000/mcp", UrlError::Port),
+            ("http://h:/mcp", UrlError::Port),
+            ("http://", UrlError::Malformed),
+            ("http:///mcp", UrlError::Malformed),
+            ("http://:3000/mcp", UrlError::Malformed),
+            ("http://a b/mcp", UrlError::Malformed),
+        ] {
+            assert_eq!(text.parse::<UpstreamUrl>(), Err(error), "{text}");
+        }
+    }
+}

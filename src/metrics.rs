@@ -1,0 +1,278 @@
+//! Every metric, registered once and passed down.
+//!
+//! Call sites speak in verbs; labels are words of fixed sets, never anything a client sent.
+
+use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+
+use crate::protocol::error::ErrorCode;
+use crate::protocol::stream::Outcome;
+
+/// All counters of one process.
+pub struct Metrics {
+    registry: Registry,
+    streams_sealed: IntCounterVec,
+    detached_seals: IntCounter,
+    abandoned: IntCounter,
+    streams_open: IntGauge,
+    attached: IntGauge,
+    events_in: IntCounter,
+    bytes_in: IntCounter,
+    events_out: IntCounter,
+    bytes_out: IntCounter,
+    resumes: IntCounterVec,
+    retries: IntCounter,
+    takeovers: IntCounter,
+    gaps: IntCounter,
+    commits: IntCounter,
+    rejects: IntCounterVec,
+    upstream_failures: IntCounterVec,
+    upstream_head_seconds: Histogram,
+    answers_held: IntCounter,
+    answers_repeated: IntCounter,
+    notifications_withheld: IntCounter,
+    disconnects: IntCounterVec,
+    connections: IntGauge,
+}
+
+/// How a resume was answered.
+#[derive(Clone, Copy, Debug)]
+pub enum Resumed {
+    /// With the rest of the stream.
+    Served,
+    /// There was no more: 204.
+    AtEnd,
+    /// The stream or the place in it is gone.
+    Lost,
+}
+
+/// What a client left behind when its connection ended before its response did.
+#[derive(Clone, Copy, Debug)]
+pub enum Left {
+    /// A stream it can come back to: an id was written.
+    Resumable,
+    /// Nothing to come back with: its SDK cannot resume this one by its own rules.
+    Unresumable,
+}
+
+impl Metrics {
+    /// A registry with everything at zero.
+    ///
+    /// # Errors
+    /// When two metrics have one name, which a test would show.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new_custom(Some("mcp_resume".into()), None)?;
+        let add = Registrar(&registry);
+        Ok(Self {
+            streams_sealed: add.family("streams_sealed_total", "Streams that ended, by outcome.", "outcome")?,
+            detached_seals: add
+                .counter("streams_sealed_detached_total", "Streams that ended while no client was there.")?,
+            abandoned: add.counter("calls_abandoned_total", "Calls that ended because nobody came back in time.")?,
+            streams_open: add.gauge("streams_open", "Streams whose upstream call runs.")?,
+            attached: add.gauge("streams_attached", "Streams that a connection reads.")?,
+            events_in: add.counter("upstream_events_total", "Events read from the upstream.")?,
+            bytes_in: add.counter("upstream_event_bytes_total", "Bytes of their data.")?,
+            events_out: add.counter("delivered_events_total", "Pieces of stream written downstream.")?,
+            bytes_out: add.counter("delivered_bytes_total", "Bytes of stream written downstream.")?,
+            resumes: add.family(
+                "resumes_total",
+                "Requests that came back to a stream by event ID, by outcome.",
+                "outcome",
+            )?,
+            retries: add.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
+            takeovers: add.counter("takeovers_total", "Connections whose stream a newer one took over.")?,
+            gaps: add.counter("gaps_total", "Readers that were told of events they can no longer have.")?,
+            commits: add.counter("commits_total", "Responses that the proxy began before the upstream did.")?,
+            rejects: add.family("rejects_total", "Requests the proxy refused or failed, by reason.", "reason")?,
+            upstream_failures: add.family(
+                "upstream_failures_total",
+                "Upstream calls that failed, by reason.",
+                "reason",
+            )?,
+            upstream_head_seconds: add.histogram(
+                "upstream_head_seconds",
+                "From a call's begin to the head of its answer.",
+                // From a local JSON answer to a call that a load balancer would have cut.
+                vec![0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0],
+            )?,
+            answers_held: add
+                .counter("answers_held_total", "Client answers held until the upstream could take them.")?,
+            answers_repeated: add
+                .counter("answers_repeated_total", "Client answers dropped because one was given before.")?,
+            notifications_withheld: add
+                .counter("notifications_withheld_total", "Events of calls whose client takes JSON only.")?,
+            disconnects: add.family(
+                "disconnects_total",
+                "Clients that left before their response ended, by whether they can come back.",
+                "can_resume",
+            )?,
+            connections: add.gauge("connections", "Downstream connections.")?,
+            registry,
+        })
+    }
+
+    /// The page that Prometheus reads.
+    pub fn render(&self) -> Vec<u8> {
+        let mut page = Vec::new();
+        // Writing to memory does not fail, and every family was registered with its name and help.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut page);
+        page
+    }
+
+    /// A call began.
+    pub fn observe_call(&self) {
+        self.streams_open.inc();
+    }
+
+    /// Its upstream call is over, whatever came of it.
+    pub fn observe_call_end(&self) {
+        self.streams_open.dec();
+    }
+
+    /// A stream was sealed, with or without a client there.
+    pub fn observe_seal(&self, outcome: Outcome, attached: bool) {
+        let outcome = match outcome {
+            Outcome::Completed => "completed",
+            Outcome::Failed => "failed",
+            Outcome::Cancelled => "cancelled",
+            Outcome::Expired => "expired",
+        };
+        self.streams_sealed.with_label_values(&[outcome]).inc();
+        if !attached {
+            self.detached_seals.inc();
+        }
+    }
+
+    /// Nobody came back in time.
+    pub fn observe_abandoned(&self) {
+        self.abandoned.inc();
+    }
+
+    /// Events were read from the upstream.
+    pub fn observe_upstream_events(&self, events: usize, bytes: usize) {
+        self.events_in.inc_by(events as u64);
+        self.bytes_in.inc_by(bytes as u64);
+    }
+
+    /// The head of an answer came.
+    pub fn observe_upstream_head(&self, after: std::time::Duration) {
+        self.upstream_head_seconds.observe(after.as_secs_f64());
+    }
+
+    /// An upstream call failed.
+    pub fn observe_upstream_failure(&self, code: ErrorCode) {
+        self.upstream_failures.with_label_values(&[code.label()]).inc();
+    }
+
+    /// A piece of a stream was written.
+    pub fn observe_delivery(&self, bytes: usize) {
+        self.events_out.inc();
+        self.bytes_out.inc_by(bytes as u64);
+    }
+
+    /// A connection began to read a stream.
+    pub fn observe_attach(&self) {
+        self.attached.inc();
+    }
+
+    /// It ended.
+    pub fn observe_detach(&self) {
+        self.attached.dec();
+    }
+
+    /// A client came back by event ID.
+    pub fn observe_resume(&self, outcome: Resumed) {
+        let outcome = match outcome {
+            Resumed::Served => "served",
+            Resumed::AtEnd => "at_end",
+            Resumed::Lost => "lost",
+        };
+        self.resumes.with_label_values(&[outcome]).inc();
+    }
+
+    /// A client left early.
+    pub fn observe_disconnect(&self, left: Left) {
+        let can_resume = match left {
+            Left::Resumable => "yes",
+            Left::Unresumable => "no",
+        };
+        self.disconnects.with_label_values(&[can_resume]).inc();
+    }
+
+    /// A POST was the retry of a call.
+    pub fn observe_retry(&self) {
+        self.retries.inc();
+    }
+
+    /// A connection was taken over.
+    pub fn observe_takeover(&self) {
+        self.takeovers.inc();
+    }
+
+    /// A reader was told of a gap.
+    pub fn observe_gap(&self) {
+        self.gaps.inc();
+    }
+
+    /// The proxy committed a response.
+    pub fn observe_commit(&self) {
+        self.commits.inc();
+    }
+
+    /// A request was refused or failed.
+    pub fn observe_reject(&self, code: ErrorCode) {
+        self.rejects.with_label_values(&[code.label()]).inc();
+    }
+
+    /// An answer is held.
+    pub fn observe_held_answer(&self) {
+        self.answers_held.inc();
+    }
+
+    /// An answer was given before.
+    pub fn observe_repeated_answer(&self) {
+        self.answers_repeated.inc();
+    }
+
+    /// A call whose client takes JSON only had this many other events.
+    pub fn observe_withheld(&self, events: u64) {
+        self.notifications_withheld.inc_by(events);
+    }
+
+    /// A downstream connection was accepted.
+    pub fn observe_connection(&self) {
+        self.connections.inc();
+    }
+
+    /// It ended.
+    pub fn observe_connection_end(&self) {
+        self.connections.dec();
+    }
+}
+
+struct Registrar<'a>(&'a Registry);
+
+impl Registrar<'_> {
+    fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
+        let counter = IntCounter::new(name, help)?;
+        self.0.register(Box::new(counter.clone()))?;
+        Ok(counter)
+    }
+
+    fn family(&self, name: &str, help: &str, label: &str) -> Result<IntCounterVec, prometheus::Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), &[label])?;
+        self.0.register(Box::new(family.clone()))?;
+        Ok(family)
+    }
+
+    fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {
+        let gauge = IntGauge::new(name, help)?;
+        self.0.register(Box::new(gauge.clone()))?;
+        Ok(gauge)
+    }
+
+    fn histogram(&self, name: &str, help: &str, buckets: Vec<f64>) -> Result<Histogram, prometheus::Error> {
+        let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(buckets))?;
+        self.0.register(Box::new(histogram.clone()))?;
+        Ok(histogram)
+    }
+}
