@@ -16,6 +16,7 @@
 
 pub mod clock;
 pub mod config;
+pub mod event_log;
 pub mod metrics;
 pub mod protocol;
 mod random;

@@ -1,0 +1,130 @@
+//! The reader's side of a stream: one connection's claim to its events.
+
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::BytesMut;
+
+use super::Stream;
+use super::head::Head;
+use crate::clock;
+use crate::protocol::ids::{AttachId, Seq};
+use crate::protocol::stream::{Phase, Place};
+
+/// What a reader finds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadOutcome {
+    /// Events were written; the last one has this number.
+    Events(Seq),
+    /// At the tail of a sealed stream: there will be no more.
+    Ended,
+    /// A newer connection took over; tell the client to wait this long before it comes back.
+    TakenOver(Duration),
+    /// The events up to this number are gone; go on behind it and tell the client of the gap.
+    Trimmed(Seq),
+}
+
+/// The reader's claim on a stream. Dropping it is a disconnect: it starts the detached timer and changes nothing else.
+pub struct Attachment {
+    stream: Arc<Stream>,
+    attach: AttachId,
+}
+
+impl Attachment {
+    pub(super) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
+        Self { stream, attach }
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// The name of this claim.
+    pub fn id(&self) -> AttachId {
+        self.attach
+    }
+
+    /// Waits for the response head.
+    pub fn poll_head(&self, cx: &mut Context<'_>) -> Poll<Head> {
+        let mut inner = self.stream.lock();
+        match &inner.head {
+            Head::Waiting if inner.machine.reader().is(self.attach) => {
+                inner.reader = Some(cx.waker().clone());
+                Poll::Pending
+            }
+            Head::Waiting => Poll::Ready(Head::TakenOver),
+            head => Poll::Ready(head.clone()),
+        }
+    }
+
+    /// Waits for the head, taken over or not: for a client that takes no stream.
+    pub fn poll_head_anyway(&self, cx: &mut Context<'_>) -> Poll<Head> {
+        let mut inner = self.stream.lock();
+        match &inner.head {
+            Head::Waiting => {
+                inner.watch(cx);
+                Poll::Pending
+            }
+            head => Poll::Ready(head.clone()),
+        }
+    }
+
+    /// Waits until the stream is sealed, or owes no response any more; taken over or not.
+    pub fn poll_answered(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut inner = self.stream.lock();
+        if inner.machine.is_sealed() || inner.machine.is_answered() {
+            return Poll::Ready(());
+        }
+        inner.watch(cx);
+        Poll::Pending
+    }
+
+    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail.
+    pub fn poll_read(&self, cx: &mut Context<'_>, cursor: Seq, out: &mut BytesMut, budget: usize) -> Poll<ReadOutcome> {
+        let mut inner = self.stream.lock();
+        let inner = &mut *inner;
+        if !inner.machine.reader().is(self.attach) {
+            let retry = inner.machine.reader().takeover_retry(inner.machine.policy().retry);
+            return Poll::Ready(ReadOutcome::TakenOver(retry));
+        }
+        if inner.machine.phase() == Phase::Passed {
+            return Poll::Ready(ReadOutcome::Ended);
+        }
+        match inner.machine.place(cursor) {
+            Place::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.trimmed())),
+            Place::AtEnd => return Poll::Ready(ReadOutcome::Ended),
+            Place::After(_) => {}
+        }
+        out.reserve(inner.tail.byte_len_after(cursor, budget));
+        let last = inner.write_events(&self.stream.handle, cursor, out, budget);
+        if last == cursor {
+            inner.reader = Some(cx.waker().clone());
+            return Poll::Pending;
+        }
+        let was_full = inner.machine.is_paused();
+        inner.machine.handle_written(last, clock::now());
+        if was_full {
+            inner.fit(self.stream.bounds);
+            self.stream.pump.notify_one();
+        }
+        Poll::Ready(ReadOutcome::Events(last))
+    }
+
+    /// An id and a `retry` were written on this connection.
+    pub fn note_primed(&self, retry: Duration) {
+        self.stream.lock().machine.handle_primed(retry);
+    }
+}
+
+impl Drop for Attachment {
+    fn drop(&mut self) {
+        let mut inner = self.stream.lock();
+        inner.machine.handle_detach(self.attach, clock::now());
+        inner.fit_paused(self.stream.bounds);
+        inner.wake();
+        drop(inner);
+        self.stream.pump.notify_one();
+    }
+}

@@ -1,0 +1,25 @@
+//! Who a stream belongs to.
+
+use super::principal::Principal;
+use crate::protocol::headers::SessionId;
+
+/// Who a stream belongs to: only the same principal, and the same session where there is one, may have it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// Who opened it.
+    pub principal: Principal,
+    /// In which session.
+    pub session: Option<SessionId>,
+}
+
+impl Binding {
+    /// The session's name, empty without one.
+    pub fn session_text(&self) -> &str {
+        self.session.as_ref().map_or("", |session| session.as_str())
+    }
+
+    /// Whether `caller` may have what belongs to this: the same principal, in the same session where it belongs to one.
+    pub fn admits(&self, caller: &Binding) -> bool {
+        self.principal == caller.principal && (self.session.is_none() || self.session == caller.session)
+    }
+}

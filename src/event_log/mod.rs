@@ -1,0 +1,181 @@
+//! The one stream log: every stream, by its id, from its first byte upstream to the end of its retention.
+//!
+//! Owned here: the streams, the index by which a resume finds one, the records of sessions, the index of calls that a retry
+//! may match, and the sweeper that forgets what is over. Invariant: no index keeps a stream longer than its retention. Absent:
+//! HTTP (ingress), SSE responses (delivery) and the upstream (upstream).
+
+mod attachment;
+mod binding;
+mod head;
+mod inner;
+mod principal;
+mod retries;
+mod sessions;
+mod stream;
+mod sweeper;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use dashmap::DashMap;
+
+pub use attachment::{Attachment, ReadOutcome};
+pub use binding::Binding;
+pub use head::{Head, Plain};
+pub use inner::Bounds;
+pub use principal::{Principal, Principals};
+pub use retries::{Fingerprint, Match, Registration, Retries};
+pub use sessions::{QueuedTurn, Session, Sessions, Turn};
+pub use stream::{Spec, Stream};
+pub use writer::Writer;
+
+use crate::protocol::ids::{AttachId, EventId, Handle, Keyring, Owner, Seq, StoreEpoch, StreamId};
+use crate::store::Store;
+use crate::{clock, random};
+use sweeper::{Sweeper, Verdict};
+
+/// How often idle sessions are looked for.
+const SESSION_SWEEP: Duration = Duration::from_secs(60);
+
+/// Any error of a body.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// A body on its way through the proxy.
+pub type BoxBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
+
+/// What names this replica and its store's contents in every event ID.
+pub struct Identity {
+    /// The replica.
+    pub owner: Owner,
+    /// The contents of its store.
+    pub epoch: StoreEpoch,
+    /// Signs event IDs, and accepts them.
+    pub keys: Keyring,
+}
+
+/// All streams of this process.
+pub struct EventLog {
+    identity: Identity,
+    bounds: Bounds,
+    store: Option<Arc<dyn Store>>,
+    streams: DashMap<StreamId, Arc<Stream>>,
+    sessions: Sessions,
+    retries: Arc<Retries>,
+    sweeper: Sweeper,
+}
+
+impl EventLog {
+    /// An empty log. `store: None` is the memory store: the tail alone.
+    pub fn new(identity: Identity, bounds: Bounds, store: Option<Arc<dyn Store>>) -> Self {
+        Self {
+            identity,
+            bounds,
+            store,
+            streams: DashMap::new(),
+            sessions: Sessions::default(),
+            retries: Arc::default(),
+            sweeper: Sweeper::default(),
+        }
+    }
+
+    /// A new stream, not yet found by anybody.
+    pub fn create(&self, spec: Spec) -> Arc<Stream> {
+        let id = StreamId::from_bytes(random::bytes());
+        let Identity { owner, epoch, keys } = &self.identity;
+        let handle = Handle::mint(keys, spec.policy.kind, *owner, *epoch, id, &spec.ids, spec.batch);
+        Arc::new(Stream::new(id, handle, self.bounds, self.store.clone(), spec, clock::now()))
+    }
+
+    /// The one writer of a stream that [`Self::create`] made; asked for once.
+    pub fn writer(&self, stream: &Arc<Stream>) -> Writer {
+        Writer::new(stream.clone())
+    }
+
+    /// Lets resumes find the stream, from its first id on.
+    pub fn publish_once(&self, stream: &Arc<Stream>) {
+        if stream.publish_first() {
+            self.streams.insert(stream.id(), stream.clone());
+        }
+    }
+
+    /// The stream is over: keeps it until its retention ends.
+    pub fn retain(&self, stream: &Arc<Stream>) {
+        self.publish_once(stream);
+        let until = stream.look(|machine| machine.readable_until());
+        let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
+        self.sweeper.schedule(at, stream.id());
+    }
+
+    /// Forgets the stream now.
+    pub fn forget(&self, stream: &Arc<Stream>) {
+        if stream.is_published() {
+            self.streams.remove(&stream.id());
+        }
+    }
+
+    /// The stream an event ID names and the cursor in it, if the caller may have it. Forged, foreign, unknown and forgotten
+    /// look the same from outside, in time as well: every step is taken in every case.
+    pub fn find(&self, id: &EventId, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+        let verified = id.verify(&self.identity.keys);
+        let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
+        let stream = self.streams.get(&name).map(|entry| entry.value().clone());
+        let seq = verified.map(|verified| verified.seq);
+        match (stream, seq) {
+            (Some(stream), Some(seq)) if stream.binding().admits(binding) => Some((stream, seq)),
+            (Some(_), _) | (None, _) => None,
+        }
+    }
+
+    /// The records of sessions.
+    pub fn sessions(&self) -> &Sessions {
+        &self.sessions
+    }
+
+    /// The calls that a retry may match.
+    pub fn retries(&self) -> &Arc<Retries> {
+        &self.retries
+    }
+
+    /// How many streams can be found.
+    pub fn len(&self) -> usize {
+        self.streams.len()
+    }
+
+    /// Whether there is none.
+    pub fn is_empty(&self) -> bool {
+        self.streams.is_empty()
+    }
+
+    /// Forgets what is over, until dropped.
+    pub async fn sweep(&self) {
+        tokio::join!(self.sweeper.run(|id, now| self.judge(id, now)), self.sweep_sessions());
+    }
+
+    fn judge(&self, id: StreamId, now: Instant) -> Verdict {
+        let Some(stream) = self.streams.get(&id).map(|entry| entry.value().clone()) else {
+            return Verdict::Gone;
+        };
+        match stream.look(|machine| machine.readable_until()) {
+            Some(until) if until <= now => {
+                self.streams.remove(&id);
+                Verdict::Gone
+            }
+            until => Verdict::Until(until),
+        }
+    }
+
+    async fn sweep_sessions(&self) {
+        loop {
+            clock::sleep_until(clock::now() + SESSION_SWEEP).await;
+            self.sessions.sweep(clock::now());
+        }
+    }
+}
+
+/// A fresh name for a connection's claim on a stream.
+pub fn new_attach() -> AttachId {
+    AttachId(u64::from_be_bytes(random::bytes()))
+}

@@ -1,0 +1,98 @@
+//! Who a request comes from, as far as a proxy can tell: a keyed hash of the credential, never the credential.
+
+use hmac::{Hmac, KeyInit, Mac};
+use http::header::{AUTHORIZATION, COOKIE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use sha2::Sha256;
+
+use crate::config::PrincipalSource;
+
+const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// The caller a stream belongs to. Equal credentials give equal principals within one process (or one key).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Principal {
+    /// No credential: a stream's event ID is its only key.
+    Anonymous,
+    /// A hash of the credential and of where it stood.
+    Known([u8; 16]),
+}
+
+/// Tells principals apart.
+#[derive(Clone)]
+pub struct Principals {
+    source: PrincipalSource,
+    key: [u8; 32],
+}
+
+impl Principals {
+    /// Reads the credential from where `source` says and hashes it with `key`.
+    pub fn new(source: PrincipalSource, key: [u8; 32]) -> Self {
+        Self { source, key }
+    }
+
+    /// The principal of a request.
+    pub fn of(&self, headers: &HeaderMap) -> Principal {
+        match &self.source {
+            PrincipalSource::Auto => {
+                let credential =
+                    |name: HeaderName| headers.get(&name).map(|value| self.known(name.as_str(), value.as_bytes()));
+                credential(AUTHORIZATION).or_else(|| credential(X_API_KEY)).unwrap_or(Principal::Anonymous)
+            }
+            PrincipalSource::Header(name) => {
+                headers.get(name).map_or(Principal::Anonymous, |value| self.known(name.as_str(), value.as_bytes()))
+            }
+            PrincipalSource::Cookie(name) => {
+                cookie(headers, name).map_or(Principal::Anonymous, |value| self.known("cookie", value.as_bytes()))
+            }
+            PrincipalSource::None => Principal::Anonymous,
+        }
+    }
+
+    fn known(&self, place: &str, credential: &[u8]) -> Principal {
+        let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
+        mac.update(place.as_bytes());
+        mac.update(&[0]);
+        mac.update(credential);
+        let hash: [u8; 32] = mac.finalize().into_bytes().into();
+        let mut short = [0; 16];
+        short.copy_from_slice(&hash[..16]);
+        Principal::Known(short)
+    }
+}
+
+fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    let values = headers.get_all(COOKIE).into_iter().filter_map(|value: &HeaderValue| value.to_str().ok());
+    values
+        .flat_map(|line| line.split(';'))
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find(|(key, _)| *key == name)
+        .map(|(_, value)| value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        pairs.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
+    }
+
+    #[test]
+    fn auto_prefers_authorization_and_tells_credentials_apart() {
+        let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
+        let a = principals.of(&headers(&[("authorization", "Bearer a"), ("x-api-key", "k")]));
+        assert_eq!(a, principals.of(&headers(&[("authorization", "Bearer a")])));
+        assert_ne!(a, principals.of(&headers(&[("authorization", "Bearer b")])));
+        assert_ne!(a, principals.of(&headers(&[("x-api-key", "Bearer a")])));
+        assert_eq!(Principal::Anonymous, principals.of(&headers(&[("cookie", "sid=1")])));
+    }
+
+    #[test]
+    fn a_cookie_is_found_among_others() {
+        let principals = Principals::new(PrincipalSource::Cookie("sid".into()), [7; 32]);
+        let one = principals.of(&headers(&[("cookie", "AWSALB=x; sid=1")]));
+        assert_eq!(one, principals.of(&headers(&[("cookie", "sid=1; AWSALB=y")])));
+        assert_ne!(one, principals.of(&headers(&[("cookie", "sid=2")])));
+    }
+}

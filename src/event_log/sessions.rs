@@ -1,0 +1,252 @@
+//! The records of MCP sessions: what the proxy remembers of an `initialize` that went through it.
+//!
+//! Owned here: revision, capabilities that matter to delivery, principal, and the session's streams, by which its cancels,
+//! answers and its end find them. The upstream stays the judge of a session: a missing record only means less help. Absent:
+//! sessions of the proxy's own.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use super::{Principal, Stream};
+use crate::clock;
+use crate::protocol::headers::{ProtocolVersion, SessionId};
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::{Answer, Phase};
+
+/// A session that nobody used for this long, and that has no stream, is forgotten. The upstream may still know it.
+const IDLE: Duration = Duration::from_secs(3600);
+
+/// One session.
+#[derive(Debug)]
+pub struct Session {
+    principal: Principal,
+    version: ProtocolVersion,
+    logging: bool,
+    state: Mutex<State>,
+    turns: Arc<tokio::sync::Mutex<()>>,
+    held: Arc<AtomicUsize>,
+}
+
+/// The right to go before the session's later POSTs; they wait until it is dropped.
+#[derive(Debug)]
+pub struct Turn {
+    _turn: tokio::sync::OwnedMutexGuard<()>,
+    _held: Held,
+}
+
+/// One POST that is held or waits to be, counted for as long as this lives.
+#[derive(Debug)]
+struct Held(Arc<AtomicUsize>);
+
+impl Held {
+    fn new(held: &Arc<AtomicUsize>) -> Self {
+        held.fetch_add(1, Ordering::Release);
+        Self(held.clone())
+    }
+}
+
+/// A turn that comes when those before it are over.
+pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    streams: Vec<Weak<Stream>>,
+    returned: bool,
+    used: Instant,
+}
+
+impl Session {
+    /// The revision it negotiated.
+    pub fn version(&self) -> &ProtocolVersion {
+        &self.version
+    }
+
+    /// Whether its server declared `logging`, so that a warning message has a place to go.
+    pub fn logs(&self) -> bool {
+        self.logging
+    }
+
+    /// Whether its client has ever resumed a stream: it knows how.
+    pub fn has_returned(&self) -> bool {
+        self.lock().returned
+    }
+
+    /// Its client has resumed a stream.
+    pub fn note_return(&self) {
+        self.lock().returned = true;
+    }
+
+    /// Waits until nothing of this session is held, in the order of arrival. Costs one load when nothing is.
+    pub async fn wait_turn(&self) {
+        if self.held.load(Ordering::Acquire) > 0 {
+            drop(self.turns.lock().await);
+        }
+    }
+
+    /// Makes later POSTs wait.
+    pub async fn take_turn(self: Arc<Self>) -> Turn {
+        let held = Held::new(&self.held);
+        Turn { _turn: self.turns.clone().lock_owned().await, _held: held }
+    }
+
+    /// A turn behind what is held now, its place in the queue taken; `None` when nothing is held.
+    pub fn queue_turn(self: &Arc<Self>) -> Option<QueuedTurn> {
+        if self.held.load(Ordering::Acquire) == 0 {
+            return None;
+        }
+        let mut turn: QueuedTurn = Box::pin(self.clone().take_turn());
+        // The first poll enters the queue; whoever waits for it polls again.
+        match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            Poll::Ready(turn) => Some(Box::pin(std::future::ready(turn))),
+            Poll::Pending => Some(turn),
+        }
+    }
+
+    /// Adds a request stream.
+    pub fn add_stream(&self, stream: &Arc<Stream>) {
+        let mut state = self.lock();
+        if state.streams.len() == state.streams.capacity() {
+            state.streams.retain(|stream| stream.strong_count() > 0);
+        }
+        state.streams.push(Arc::downgrade(stream));
+    }
+
+    /// The unsealed stream that owes a response for `id`.
+    pub fn stream_owing(&self, id: &RequestId) -> Option<Arc<Stream>> {
+        self.streams()
+            .into_iter()
+            .rev()
+            .find(|stream| stream.look(|machine| !machine.is_sealed() && machine.debts().due().any(|due| due == id)))
+    }
+
+    /// Every request stream of it that still lives.
+    pub fn streams(&self) -> Vec<Arc<Stream>> {
+        let state = self.lock();
+        state.streams.iter().filter_map(Weak::upgrade).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// All sessions.
+#[derive(Debug, Default)]
+pub struct Sessions {
+    sessions: DashMap<SessionId, Arc<Session>>,
+    /// Standalone streams need no record: a GET names its session.
+    standalone: DashMap<(SessionId, Principal), Arc<Stream>>,
+}
+
+impl Sessions {
+    /// Records a session that the upstream has just assigned.
+    pub fn record(&self, id: SessionId, principal: Principal, version: ProtocolVersion, logging: bool) {
+        let state = State { streams: Vec::new(), returned: false, used: clock::now() };
+        let session = Session {
+            principal,
+            version,
+            logging,
+            state: Mutex::new(state),
+            turns: Arc::default(),
+            held: Arc::default(),
+        };
+        self.sessions.insert(id, Arc::new(session));
+    }
+
+    /// The record of a session, for the principal that opened it.
+    pub fn find(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
+        let session = self.sessions.get(id).map(|entry| entry.value().clone())?;
+        if session.principal != *principal {
+            return None;
+        }
+        session.lock().used = clock::now();
+        Some(session)
+    }
+
+    /// Forgets a session and hands it out, so that its streams can be ended.
+    pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
+        self.sessions.remove_if(id, |_, session| session.principal == *principal).map(|(_, session)| session)
+    }
+
+    /// The standalone stream of a session, while its upstream GET is under way or open.
+    pub fn standalone(&self, session: &SessionId, principal: &Principal) -> Option<Arc<Stream>> {
+        let key = (session.clone(), *principal);
+        self.standalone.get(&key).map(|entry| entry.value().clone()).filter(is_living)
+    }
+
+    /// Makes `stream` the standalone stream unless there is a living one, which is returned.
+    pub fn set_standalone(
+        &self,
+        session: &SessionId,
+        principal: &Principal,
+        stream: &Arc<Stream>,
+    ) -> Option<Arc<Stream>> {
+        let mut entry = self.standalone.entry((session.clone(), *principal)).or_insert_with(|| stream.clone());
+        if Arc::ptr_eq(&entry, stream) {
+            return None;
+        }
+        if is_living(&entry) {
+            return Some(entry.clone());
+        }
+        let ended = std::mem::replace(entry.value_mut(), stream.clone());
+        drop(entry);
+        drop(ended);
+        None
+    }
+
+    /// Gives an answer to the session's oldest outstanding request of that id, and says on which stream that was.
+    pub fn answer(&self, id: &SessionId, session: &Session, request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
+        let mut known = (Answer::Unknown, None);
+        for stream in self.streams(id, session) {
+            match stream.answer(request) {
+                Answer::First => return (Answer::First, Some(stream)),
+                Answer::Again => known = (Answer::Again, Some(stream)),
+                Answer::Unknown => {}
+            }
+        }
+        known
+    }
+
+    /// Every stream of a session that still lives, the standalone one included.
+    pub fn streams(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
+        session.streams().into_iter().chain(self.standalone(id, &session.principal)).collect()
+    }
+
+    /// Forgets the sessions that nobody uses, and standalone streams that have ended.
+    pub fn sweep(&self, now: Instant) {
+        self.standalone.retain(|_, stream| is_living(stream));
+        self.sessions.retain(|id, session| {
+            let listens = self.standalone.contains_key(&(id.clone(), session.principal));
+            let state = session.lock();
+            listens
+                || now.saturating_duration_since(state.used) < IDLE
+                || state.streams.iter().any(|stream| stream.strong_count() > 0)
+        });
+    }
+
+    /// How many are known.
+    pub fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.sessions.is_empty()
+    }
+}
+
+fn is_living(stream: &Arc<Stream>) -> bool {
+    stream.look(|machine| matches!(machine.phase(), Phase::Waiting | Phase::Open))
+}

@@ -1,0 +1,323 @@
+//! One stream, as every task may share it.
+//!
+//! The pump alone appends, through its [`super::Writer`]; any task may look, attach, cancel or answer. One short lock guards
+//! state machine and tail together and is never held across an await. Absent: decisions (the machine makes them) and waiting
+//! for the upstream (the pump does).
+
+use std::fmt;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Poll;
+use std::time::Instant;
+
+use tokio::sync::{Notify, SetOnce};
+
+use super::attachment::Attachment;
+use super::binding::Binding;
+use super::inner::{Bounds, Inner};
+use super::retries::{Fingerprint, Registration};
+use crate::clock;
+use crate::protocol::ids::{AttachId, Handle, Seq, StreamId};
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::sse;
+use crate::protocol::stream::{Answer, Batch, Debt, Machine, Phase, Policy};
+use crate::store::Store;
+
+/// What a stream is made of.
+pub struct Spec {
+    /// What it lives by.
+    pub policy: Policy,
+    /// Who it belongs to.
+    pub binding: Binding,
+    /// The request ids it owes responses for.
+    pub ids: Vec<RequestId>,
+    /// Whether they came as an array.
+    pub batch: bool,
+    /// Whether its responses close as soon as what is stored is written.
+    pub polls: bool,
+    /// The body of the POST that begins it, where a retry may name it by a key.
+    pub body: Option<Fingerprint>,
+}
+
+/// One stream. Cheap to share; lives until its retention ends and its last user is gone.
+pub struct Stream {
+    pub(super) id: StreamId,
+    pub(super) handle: Handle,
+    binding: Binding,
+    pub(super) bounds: Bounds,
+    /// What to make of a client that may be asked to poll.
+    polls: bool,
+    /// The body of the POST that began it, where a retry may name it by a key.
+    body: Option<Fingerprint>,
+    registrations: Mutex<Vec<Registration>>,
+    sent: SetOnce<()>,
+    published: AtomicBool,
+    /// `None`: memory is the store.
+    pub(super) store: Option<Arc<dyn Store>>,
+    pub(super) inner: Mutex<Inner>,
+    /// Wakes the pump: something changed that it may have to act on.
+    pub(super) pump: Notify,
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Stream").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+impl Stream {
+    pub(super) fn new(
+        id: StreamId,
+        handle: Handle,
+        bounds: Bounds,
+        store: Option<Arc<dyn Store>>,
+        spec: Spec,
+        now: Instant,
+    ) -> Self {
+        let inner = Inner::new(Machine::new(spec.policy, spec.ids, now));
+        Self {
+            id,
+            handle,
+            binding: spec.binding,
+            bounds,
+            polls: spec.polls,
+            body: spec.body,
+            registrations: Mutex::default(),
+            sent: SetOnce::new(),
+            published: AtomicBool::new(false),
+            store,
+            inner: Mutex::new(inner),
+            pump: Notify::new(),
+        }
+    }
+
+    /// Its random name.
+    pub fn id(&self) -> StreamId {
+        self.id
+    }
+
+    /// Its part of every event ID.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// Who may have it.
+    pub fn binding(&self) -> &Binding {
+        &self.binding
+    }
+
+    /// Whether its responses close as soon as what is stored is written.
+    pub fn polls(&self) -> bool {
+        self.polls
+    }
+
+    /// The body that began it, where a retry may name it by a key.
+    pub fn body(&self) -> Option<Fingerprint> {
+        self.body
+    }
+
+    /// Keeps an entry of the index of retries for as long as the stream lives.
+    pub fn keep_registration(&self, registration: Registration) {
+        self.registrations.lock().unwrap_or_else(PoisonError::into_inner).push(registration);
+    }
+
+    /// No retry finds it any more.
+    pub fn forget_retries(&self) {
+        let entries = std::mem::take(&mut *self.registrations.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(entries);
+    }
+
+    /// Whether a retry can still find it.
+    pub fn has_retries(&self) -> bool {
+        !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// The bytes of its request have been handed to an upstream connection.
+    pub fn note_sent(&self) {
+        // The second telling is of a redirect.
+        let _ = self.sent.set(());
+    }
+
+    /// Whether they have.
+    pub fn is_sent(&self) -> bool {
+        self.sent.initialized()
+    }
+
+    /// Waits until they have; for ever if they never are.
+    pub async fn sent(&self) {
+        self.sent.wait().await;
+    }
+
+    /// Whether resumes can find it, or once could.
+    pub(super) fn is_published(&self) -> bool {
+        self.published.load(Ordering::Relaxed)
+    }
+
+    /// True the first time.
+    pub(super) fn publish_first(&self) -> bool {
+        !self.published.swap(true, Ordering::Relaxed)
+    }
+
+    /// Whether its answer passed and a retry may yet come for it: nobody was there to take it, or it has a key.
+    pub fn is_answer_unclaimed(&self) -> bool {
+        self.has_retries()
+            && self.look(|machine| {
+                let unclaimed = !machine.reader().is_attached() && !machine.is_delivered();
+                machine.phase() == Phase::Passed && (unclaimed || machine.policy().keyed)
+            })
+    }
+
+    /// Looks at the state machine.
+    pub fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
+        look(&self.lock().machine)
+    }
+
+    /// Makes `attach` the reader after `cursor`. The connection before it is woken to find that it was taken over.
+    pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
+        let mut inner = self.lock();
+        inner.machine.handle_attach(attach, cursor, clock::now());
+        inner.fit_paused(self.bounds);
+        let before = inner.reader.take();
+        drop(inner);
+        if let Some(before) = before {
+            before.wake();
+        }
+        // The detached timer has stopped.
+        self.pump.notify_one();
+        Attachment::new(self.clone(), attach)
+    }
+
+    /// A client came back with `cursor`: it has everything up to there.
+    pub fn note_return(&self, cursor: Option<Seq>) {
+        let mut inner = self.lock();
+        inner.machine.handle_return(cursor, clock::now());
+        inner.fit_paused(self.bounds);
+        drop(inner);
+        self.pump.notify_one();
+    }
+
+    /// Waits until no connection reads it.
+    pub async fn detached(&self) {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            if !inner.machine.reader().is_attached() {
+                return Poll::Ready(());
+            }
+            inner.watch(cx);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// The response that carried its last message has arrived.
+    pub fn note_delivered(&self) {
+        self.lock().machine.handle_delivered();
+    }
+
+    /// The client cancels `id`; see [`Machine::handle_cancel`].
+    pub fn cancel(&self, id: &RequestId) -> bool {
+        let mut inner = self.lock();
+        let cancelled = inner.machine.handle_cancel(id, clock::now());
+        if cancelled {
+            // Whoever waits for the answer may wait for nothing now.
+            inner.wake();
+            drop(inner);
+            self.pump.notify_one();
+        }
+        cancelled
+    }
+
+    /// The client answers a server→client request; see [`Machine::handle_answer`].
+    pub fn answer(&self, id: &RequestId) -> Answer {
+        self.lock().machine.handle_answer(id)
+    }
+
+    /// Begins the response now, because an id is about to be written; see [`Machine::handle_commit`].
+    pub fn commit(&self) -> bool {
+        let mut inner = self.lock();
+        let begins = inner.machine.handle_commit();
+        self.publish(inner, false);
+        self.pump.notify_one();
+        begins
+    }
+
+    /// An answer never reached the upstream.
+    pub fn answer_lost(&self, id: &RequestId) {
+        self.lock().machine.handle_answer_lost(id);
+    }
+
+    /// The session was deleted: the stream ends with an error for whatever it still owes.
+    pub fn expire(&self) {
+        self.lock().machine.handle_expire(clock::now());
+        self.pump.notify_one();
+    }
+
+    /// The data of each response the stream owes, in the order of the requests; those without one are left out.
+    pub fn responses(&self, max_event_bytes: usize) -> Vec<bytes::Bytes> {
+        let inner = self.lock();
+        let answered = inner.machine.debts().iter().filter_map(|(_, debt)| match debt {
+            Debt::Answered(seq) => inner.tail.event(seq),
+            Debt::Due | Debt::Cancelled => None,
+        });
+        answered
+            .filter_map(|event| {
+                let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
+                decoder.feed(event);
+                decoder.poll_event().ok().flatten().map(|event| event.data)
+            })
+            .collect()
+    }
+
+    /// One step of the machine. With a store the batch to make durable comes back; without one it is in the tail already.
+    pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> (R, Option<Batch>) {
+        let now = clock::now();
+        let mut inner = self.lock();
+        let result = tell(&mut inner.machine, now);
+        let mut batch = inner.machine.poll_batch();
+        let mut stored = false;
+        if self.store.is_none() {
+            while let Some(ready) = batch.take() {
+                inner.accept(&ready, self.bounds, now);
+                stored = true;
+                batch = inner.machine.poll_batch();
+            }
+        }
+        self.publish(inner, stored);
+        (result, batch)
+    }
+
+    /// The store has `batch`: it may be read. Hands out the next one.
+    pub(super) fn accept(&self, batch: &Batch) -> Option<Batch> {
+        let mut inner = self.lock();
+        inner.accept(batch, self.bounds, clock::now());
+        let next = inner.machine.poll_batch();
+        self.publish(inner, true);
+        next
+    }
+
+    /// The store will not have the batch: nobody reads it, and the stream is over.
+    pub(super) fn refuse(&self) {
+        let mut inner = self.lock();
+        inner.machine.handle_refused(clock::now());
+        self.publish(inner, false);
+    }
+
+    /// Settles the head and wakes the reader where there is something for it.
+    fn publish(&self, mut inner: MutexGuard<'_, Inner>, stored: bool) {
+        let settled = inner.settle_head();
+        let sealed = inner.machine.is_sealed();
+        if sealed {
+            let epoch = inner.epoch;
+            inner.tail.seal(epoch);
+        }
+        if stored || settled || sealed {
+            inner.wake();
+        }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
+        // A panic under the lock would have left the log consistent: every step is complete before anything that can fail.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

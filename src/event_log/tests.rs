@@ -1,0 +1,169 @@
+//! Readers, the writer and the store of one stream together. Futures are polled by hand; nothing waits for time to pass.
+
+mod property;
+mod reading;
+mod retention;
+mod slow;
+mod storing;
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, Wake, Waker};
+use std::time::Duration;
+
+use bytes::BytesMut;
+
+use super::*;
+use crate::protocol::headers::Era;
+use crate::protocol::ids::{self, StreamKind};
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::{Machine, Policy};
+
+const RETENTION: Duration = Duration::from_secs(60);
+
+fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
+    let keys = Keyring::new([7; 32], Vec::new());
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys };
+    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, store)
+}
+
+fn id() -> RequestId {
+    RequestId::Number("1".into())
+}
+
+fn binding() -> Binding {
+    Binding { principal: Principal::Anonymous, session: None }
+}
+
+/// One request of the legacy era.
+fn spec() -> Spec {
+    let policy = Policy {
+        kind: StreamKind::Request,
+        era: Era::Legacy,
+        max_wait: Some(Duration::from_secs(600)),
+        modern_grace: None,
+        keyed: false,
+        retention: RETENTION,
+        call_timeout: None,
+        cancel_grace: Duration::from_secs(5),
+        full_wait: Duration::from_secs(30),
+        linger: Duration::from_secs(1),
+        commit_after: None,
+        retry: Duration::from_secs(1),
+        pauses: true,
+        resume_hard_cuts: false,
+        refuses_asks: false,
+        announces_cancel: true,
+    };
+    Spec { policy, binding: binding(), ids: vec![id()], batch: false, polls: false, body: None }
+}
+
+/// A stream whose upstream has begun to answer, and its writer.
+fn open(log: &EventLog) -> (Arc<Stream>, Writer) {
+    let stream = log.create(spec());
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    (stream, writer)
+}
+
+fn note(n: usize) -> String {
+    format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"n":{n}}}}}"#)
+}
+
+const RESPONSE: &str = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
+
+/// What the machine is told of one message.
+fn says(message: &str) -> impl FnOnce(&mut Machine, std::time::Instant) + '_ {
+    move |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
+}
+
+/// An event as a client gets it.
+fn wire(stream: &Stream, seq: u64, message: &str) -> String {
+    let mut id = String::new();
+    ids::write_event_id(&mut id, stream.handle(), Seq(seq), None).unwrap();
+    format!("id: {id}\nevent: message\ndata: {message}\n\n")
+}
+
+/// A waker that counts.
+#[derive(Default)]
+struct Bell(AtomicUsize);
+
+impl Wake for Bell {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Bell {
+    /// How often it rang since it was last asked.
+    fn rings(&self) -> usize {
+        self.0.swap(0, Ordering::SeqCst)
+    }
+}
+
+/// A future polled by hand, with a bell.
+struct ByHand<F> {
+    future: Pin<Box<F>>,
+    bell: Arc<Bell>,
+}
+
+impl<F: Future> ByHand<F> {
+    fn new(future: F) -> Self {
+        Self { future: Box::pin(future), bell: Arc::default() }
+    }
+
+    fn poll(&mut self) -> Poll<F::Output> {
+        self.future.as_mut().poll(&mut Context::from_waker(&Waker::from(self.bell.clone())))
+    }
+}
+
+/// The result of a future that has it at once.
+fn ready<F: Future>(future: F) -> F::Output {
+    match ByHand::new(future).poll() {
+        Poll::Ready(output) => output,
+        Poll::Pending => panic!("it had to be ready at once"),
+    }
+}
+
+/// One connection that reads as delivery does.
+struct Client {
+    attachment: Attachment,
+    cursor: Seq,
+    text: BytesMut,
+    bell: Arc<Bell>,
+}
+
+impl Client {
+    fn attach(stream: &Arc<Stream>, cursor: Seq) -> Self {
+        let attachment = stream.attach(new_attach(), cursor);
+        Self { attachment, cursor, text: BytesMut::new(), bell: Arc::default() }
+    }
+
+    /// One read of about `budget` bytes.
+    fn read(&mut self, budget: usize) -> Poll<ReadOutcome> {
+        let waker = Waker::from(self.bell.clone());
+        let mut out = BytesMut::new();
+        let outcome = self.attachment.poll_read(&mut Context::from_waker(&waker), self.cursor, &mut out, budget);
+        if let Poll::Ready(ReadOutcome::Events(last)) = outcome {
+            self.cursor = last;
+        }
+        self.text.extend_from_slice(&out);
+        outcome
+    }
+
+    /// Reads until it has to wait or is done; the last outcome.
+    fn read_all(&mut self) -> Poll<ReadOutcome> {
+        loop {
+            match self.read(usize::MAX) {
+                Poll::Ready(ReadOutcome::Events(_)) => {}
+                outcome => return outcome,
+            }
+        }
+    }
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.text).unwrap()
+    }
+}

@@ -1,0 +1,112 @@
+//! Which streams are found, by whom, and for how long. Time is paused and moved by hand.
+
+use super::*;
+use crate::protocol::ids::EventId;
+
+/// A stream that has ended, kept by the log, and the cursor of a client that had nothing of it.
+fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
+    let (stream, writer) = open(log);
+    ready(writer.update(|machine, now| {
+        machine.handle_message(b"message", RESPONSE.as_bytes(), now);
+        machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now);
+    }));
+    log.retain(&stream);
+    let mut text = String::new();
+    ids::write_event_id(&mut text, stream.handle(), Seq(0), None).unwrap();
+    let id = EventId::parse(text.as_bytes()).unwrap();
+    (stream, id)
+}
+
+/// Lets the sweeper do what is due.
+async fn settle() {
+    for _ in 0..4 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn sweeping(log: &Arc<EventLog>) -> tokio::task::JoinHandle<()> {
+    let log = log.clone();
+    tokio::spawn(async move { log.sweep().await })
+}
+
+const TICK: Duration = Duration::from_millis(2);
+
+#[tokio::test(start_paused = true)]
+async fn a_sealed_stream_is_found_until_its_retention_ends() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let (_, id) = ended(&log);
+    settle().await;
+    tokio::time::advance(RETENTION - TICK).await;
+    settle().await;
+    assert!(log.find(&id, &binding()).is_some());
+    tokio::time::advance(TICK * 2).await;
+    settle().await;
+    assert!(log.find(&id, &binding()).is_none());
+    assert!(log.is_empty());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_read_again_is_kept_from_its_last_reader_on() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let (stream, id) = ended(&log);
+    settle().await;
+    tokio::time::advance(RETENTION / 2).await;
+    let mut client = Client::attach(&stream, Seq(0));
+    tokio::time::advance(RETENTION * 3).await;
+    settle().await;
+    assert!(log.find(&id, &binding()).is_some(), "it is being read");
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    drop(client);
+    tokio::time::advance(RETENTION - TICK).await;
+    settle().await;
+    assert!(log.find(&id, &binding()).is_some());
+    // It is looked at again half a minute after its last look found it read.
+    for _ in 0..4 {
+        tokio::time::advance(RETENTION / 2).await;
+        settle().await;
+    }
+    assert!(log.is_empty());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_is_found_by_whom_it_belongs_to() {
+    let log = log_with(None);
+    let (stream, id) = ended(&log);
+    let (found, cursor) = log.find(&id, &binding()).unwrap();
+    assert!(Arc::ptr_eq(&found, &stream));
+    assert_eq!(cursor, Seq(0));
+    let other = Binding { principal: Principal::Known([1; 16]), session: None };
+    assert!(log.find(&id, &other).is_none());
+    let foreign = log_with(None);
+    assert!(foreign.find(&id, &binding()).is_none(), "another log has no such stream");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_forgotten_while_a_retry_looks_at_it_blocks_nobody() {
+    let log = log_with(None);
+    let fingerprint = Fingerprint::of_body("", b"{}");
+    let Match::New(stream, registration) =
+        log.retries().find_or_register(fingerprint, |_| false, || log.create(spec()))
+    else {
+        panic!("nothing is registered yet")
+    };
+    stream.keep_registration(registration);
+    let mut only = Some(stream);
+    let again = log.retries().find_or_register(
+        fingerprint,
+        |_| {
+            only.take();
+            false
+        },
+        || log.create(spec()),
+    );
+    let Match::New(stream, registration) = again else { panic!("the old one did not match") };
+    stream.keep_registration(registration);
+    assert_eq!(log.retries().len(), 1);
+    let same = log.retries().find(&fingerprint).unwrap();
+    assert!(Arc::ptr_eq(&same, &stream), "the old one's end took nothing of the new one's");
+}

@@ -1,0 +1,147 @@
+//! Store before deliver: what a reader sees while the store works, and when it refuses.
+
+use super::slow::Slow;
+use super::*;
+use crate::protocol::stream::Outcome;
+use crate::store::Read;
+
+/// A stream before `store`, recorded there.
+fn open_with(store: &Arc<Slow>) -> (Arc<Stream>, Writer) {
+    let log = log_with(Some(store.clone()));
+    let (stream, writer) = open(&log);
+    ready(writer.create());
+    (stream, writer)
+}
+
+fn stored(store: &Slow, stream: &Stream) -> usize {
+    match ready(store.behind.read(stream.id(), Seq(0), usize::MAX).wait()).unwrap() {
+        Read::Events(events) => events.len(),
+        other => panic!("the stream is there: {other:?}"),
+    }
+}
+
+#[test]
+fn an_event_reaches_its_reader_after_the_store_has_it_and_not_before() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    let mut client = Client::attach(&stream, Seq(0));
+    assert!(client.read_all().is_pending());
+
+    let message = note(1);
+    let mut update = ByHand::new(writer.update(says(&message)));
+    assert!(update.poll().is_pending());
+    assert_eq!((client.bell.rings(), stored(&store, &stream)), (0, 0));
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), "");
+    assert!(Client::attach(&stream, Seq(0)).read_all().is_pending(), "nor does a new one get it");
+
+    let mut client = Client::attach(&stream, Seq(0));
+    assert!(client.read_all().is_pending());
+    store.let_one_through();
+    assert_eq!((update.bell.rings(), client.bell.rings()), (1, 0), "the store tells the writer");
+    assert!(update.poll().is_ready());
+    assert_eq!((client.bell.rings(), stored(&store, &stream)), (1, 1), "the writer tells the reader");
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), wire(&stream, 1, &message));
+}
+
+#[test]
+fn what_comes_while_the_store_works_is_the_next_batch_and_the_seal_waits_for_it() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    let mut client = Client::attach(&stream, Seq(0));
+    let message = note(1);
+    let mut update = ByHand::new(writer.update(says(&message)));
+    assert!(update.poll().is_pending());
+    stream.expire();
+    store.let_one_through();
+    assert!(update.poll().is_pending(), "the error is with the store");
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), wire(&stream, 1, &message));
+    assert!(!stream.look(Machine::is_sealed));
+
+    store.let_one_through();
+    assert!(update.poll().is_ready());
+    assert_eq!(client.bell.rings(), 1);
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(client.text().contains("-32011"), "{}", client.text());
+    assert_eq!((client.cursor, stored(&store, &stream)), (Seq(2), 2));
+}
+
+#[test]
+fn an_answer_counts_once_the_store_has_it() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    let client = Client::attach(&stream, Seq(0));
+    let mut answered = ByHand::new(std::future::poll_fn(|cx| client.attachment.poll_answered(cx)));
+    let mut update = ByHand::new(writer.update(says(RESPONSE)));
+    assert!(update.poll().is_pending() && answered.poll().is_pending());
+    assert_eq!(stream.responses(1 << 20), Vec::<Bytes>::new());
+    store.let_one_through();
+    assert!(update.poll().is_ready());
+    assert_eq!(answered.bell.rings(), 1);
+    assert!(answered.poll().is_ready());
+    assert_eq!(stream.responses(1 << 20), [RESPONSE]);
+}
+
+#[test]
+fn a_fenced_writer_ends_the_stream_and_shows_nothing_of_what_was_refused() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    let mut client = Client::attach(&stream, Seq(0));
+    let message = note(1);
+    store.let_one_through();
+    ready(writer.update(says(&message)));
+    assert!(client.read_all().is_pending());
+
+    let refused = note(2);
+    let mut update = ByHand::new(writer.update(says(&refused)));
+    assert!(update.poll().is_pending());
+    ready(store.behind.take_over(stream.id()).wait()).unwrap();
+    store.let_one_through();
+    assert!(update.poll().is_ready(), "nothing more is sent to a store that refuses");
+    assert_eq!(client.bell.rings(), 1);
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert_eq!(client.text(), wire(&stream, 1, &message));
+    assert_eq!(stream.look(Machine::tail), Seq(1));
+    assert_eq!(stored(&store, &stream), 1);
+}
+
+#[test]
+fn a_writer_that_is_fenced_while_the_stream_ends_still_ends_it() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    let mut update = ByHand::new(writer.update(says(RESPONSE)));
+    assert!(update.poll().is_pending());
+    stream.expire();
+    ready(store.behind.take_over(stream.id()).wait()).unwrap();
+    store.let_one_through();
+    assert!(update.poll().is_ready());
+    assert!(stream.look(Machine::is_sealed));
+    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+}
+
+#[test]
+fn a_store_that_cannot_be_reached_leaves_the_events_to_memory() {
+    let store = Slow::broken();
+    let (stream, writer) = open_with(&store);
+    let mut client = Client::attach(&stream, Seq(0));
+    let message = note(1);
+    ready(writer.update(says(&message)));
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), wire(&stream, 1, &message));
+}
+
+#[test]
+fn the_seal_is_in_the_store_and_a_later_append_is_refused_there() {
+    let store = Slow::new();
+    let (stream, writer) = open_with(&store);
+    store.let_one_through();
+    ready(writer.update(says(RESPONSE)));
+    ready(writer.seal(Outcome::Completed));
+    let epoch = ready(store.behind.take_over(stream.id()).wait()).unwrap();
+    let mut batch = crate::protocol::stream::Batch::starting_at(Seq(2));
+    batch.push(b"", b"late");
+    let appended = ready(store.behind.append(stream.id(), epoch, Seq(1), &batch).wait()).unwrap();
+    assert_eq!(appended, crate::store::Appended::Sealed);
+}

@@ -1,0 +1,106 @@
+//! The pump's side of a stream: the one writer.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::warn;
+
+use super::Stream;
+use super::head::Head;
+use crate::protocol::stream::{Batch, Effect, Machine, Outcome};
+use crate::store::Appended;
+
+/// The pump's side of a stream: the one writer. Not `Clone`, so that there is never a second.
+pub struct Writer {
+    stream: Arc<Stream>,
+}
+
+impl Writer {
+    pub(super) fn new(stream: Arc<Stream>) -> Self {
+        Self { stream }
+    }
+
+    /// The stream it writes.
+    pub fn stream(&self) -> &Arc<Stream> {
+        &self.stream
+    }
+
+    /// Tells the machine what happened, stores what it staged, publishes the head it decided on, and wakes the reader: one
+    /// state change and one wake-up however many events there are. Not to be dropped half way: the pump awaits it whole.
+    pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
+        let (result, mut staged) = self.stream.advance(tell);
+        while let Some(batch) = staged {
+            staged = if self.make_durable(&batch).await {
+                self.stream.accept(&batch)
+            } else {
+                self.stream.refuse();
+                None
+            };
+        }
+        result
+    }
+
+    /// Store before deliver. A store that cannot take the batch leaves it to memory, as it would have been without a store;
+    /// one that has given the stream to another writer takes nothing more from this one: false.
+    async fn make_durable(&self, batch: &Batch) -> bool {
+        let Some(store) = &self.stream.store else { return true };
+        let (epoch, after) = {
+            let inner = self.stream.lock();
+            (inner.epoch, inner.tail.last())
+        };
+        match store.append(self.stream.id, epoch, after, batch).wait().await {
+            Ok(Appended::Ok) => true,
+            Ok(refused) => {
+                warn!(stream.id = %self.stream.id, ?refused, "the store refused a batch");
+                false
+            }
+            Err(error) => {
+                warn!(stream.id = %self.stream.id, %error, "the store is unavailable, memory holds the events");
+                true
+            }
+        }
+    }
+
+    /// Records the stream with its store, before its head is written.
+    pub async fn create(&self) {
+        let Some(store) = &self.stream.store else { return };
+        match store.create(self.stream.id).wait().await {
+            Ok(epoch) => self.stream.lock().epoch = epoch,
+            Err(error) => {
+                warn!(stream.id = %self.stream.id, %error, "the store is unavailable, memory holds the stream")
+            }
+        }
+    }
+
+    /// Seals the stream with its store, once the machine has.
+    pub async fn seal(&self, outcome: Outcome) {
+        let Some(store) = &self.stream.store else { return };
+        let epoch = self.stream.lock().epoch;
+        if let Err(error) = store.seal(self.stream.id, epoch, outcome).wait().await {
+            warn!(stream.id = %self.stream.id, %error, "the store is unavailable, the stream is sealed in memory");
+        }
+    }
+
+    /// Publishes a head that the upstream gave.
+    pub fn set_head(&self, head: Head) {
+        let mut inner = self.stream.lock();
+        inner.head = head;
+        inner.wake();
+    }
+
+    /// The next thing the machine wants done.
+    pub fn poll_effect(&self) -> Option<Effect> {
+        self.stream.lock().machine.poll_effect()
+    }
+
+    /// When the machine wants to be told the time, and whether the upstream may be read.
+    pub fn agenda(&self) -> (Option<Instant>, bool) {
+        let inner = self.stream.lock();
+        (inner.machine.poll_timeout(), !inner.machine.is_paused())
+    }
+
+    /// Resolves when another task changed the stream.
+    pub async fn changed(&self) {
+        self.stream.pump.notified().await;
+    }
+}
