@@ -16,8 +16,10 @@
 
 pub mod clock;
 pub mod config;
+pub mod delivery;
 pub mod event_log;
 pub mod metrics;
 pub mod protocol;
 mod random;
 pub mod store;
+pub mod upstream;

@@ -1,0 +1,45 @@
+//! A connection that waits for its response to begin.
+
+use std::sync::Arc;
+
+use tracing::info;
+
+use super::Receipt;
+use crate::event_log::{Attachment, EventLog};
+use crate::metrics::{Left, Metrics};
+
+/// The claim of a request on a stream's answer until the response begins. Dropped before, it is a client that left with nothing
+/// to come back with, and shows in log and metrics.
+pub struct Claim {
+    // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
+    attachment: Option<Attachment>,
+    receipt: Option<Receipt>,
+    metrics: Arc<Metrics>,
+}
+
+impl Claim {
+    /// Waits with `attachment`.
+    pub fn new(log: Arc<EventLog>, metrics: Arc<Metrics>, attachment: Attachment) -> Self {
+        let receipt = Receipt::new(log, attachment.stream().clone());
+        Self { attachment: Some(attachment), receipt: Some(receipt), metrics }
+    }
+
+    /// Polls something of the attachment. A claim that was taken apart never gets here.
+    pub fn attachment(&self) -> Option<&Attachment> {
+        self.attachment.as_ref()
+    }
+
+    /// The response begins.
+    pub fn begin(mut self) -> Option<(Attachment, Receipt)> {
+        self.attachment.take().zip(self.receipt.take())
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if let Some(attachment) = &self.attachment {
+            self.metrics.observe_disconnect(Left::Unresumable);
+            info!(stream.id = %attachment.stream().id(), can_resume = false, "client disconnected before its response began");
+        }
+    }
+}

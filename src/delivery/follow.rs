@@ -1,0 +1,264 @@
+//! A response body that follows a stream: prime, replay to the tail, then whatever comes.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Body, Frame};
+use tracing::info;
+
+use super::lost::lost_on;
+use super::receipts::{Receipt, Receipts};
+use crate::clock::{self, Alarm};
+use crate::event_log::{Attachment, BoxError, ReadOutcome};
+use crate::metrics::{Left, Metrics};
+use crate::protocol::ids::{self, Seq};
+use crate::protocol::sse;
+
+/// One piece of body takes up to about this much of what is ready.
+const PIECE: usize = 64 * 1024;
+
+/// How one connection is served. Fixed when its response begins.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Whether the response begins with an empty event that has an id; else with a comment.
+    pub primes: bool,
+    /// The `retry` to tell.
+    pub retry: Duration,
+    /// A comment after so much silence.
+    pub heartbeat: Duration,
+    /// The response ends after this long, for a client that comes back.
+    pub max_connection: Option<Duration>,
+    /// The response ends as soon as what is stored is written.
+    pub polls: bool,
+    /// The client is told that it lost events: by a comment, and by this message without a number unless it is empty.
+    pub preface: Option<Vec<u8>>,
+}
+
+/// Where a connection begins.
+#[derive(Clone, Copy, Debug)]
+pub enum Start {
+    /// A stream's first connection.
+    First,
+    /// A later one: the client has everything up to here.
+    After(Seq),
+}
+
+/// The body.
+pub struct Follow {
+    attachment: Attachment,
+    receipt: Option<Receipt>,
+    receipts: Arc<Receipts>,
+    metrics: Arc<Metrics>,
+    plan: Plan,
+    start: Option<Start>,
+    cursor: Seq,
+    ended: bool,
+    /// An id was written on this connection: the client can be closed on.
+    has_id: bool,
+    closes_at: Option<Instant>,
+    last_write: Instant,
+    alarm: Alarm,
+}
+
+impl Follow {
+    /// Follows the stream of `attachment` from `start`.
+    pub fn new(
+        attachment: Attachment,
+        receipt: Receipt,
+        receipts: Arc<Receipts>,
+        metrics: Arc<Metrics>,
+        plan: Plan,
+        start: Start,
+    ) -> Self {
+        let now = clock::now();
+        let cursor = match start {
+            Start::First => Seq(0),
+            Start::After(cursor) => cursor,
+        };
+        metrics.observe_attach();
+        let mut follow = Self {
+            attachment,
+            receipt: Some(receipt),
+            receipts,
+            metrics,
+            start: Some(start),
+            cursor,
+            ended: false,
+            has_id: plan.primes,
+            closes_at: plan.max_connection.map(|after| now + after),
+            last_write: now,
+            alarm: Alarm::new(),
+            plan,
+        };
+        follow.set_alarm();
+        follow
+    }
+
+    /// What every response begins with, in the same write as its head: without an id no client can come back.
+    fn write_start(&mut self, out: &mut BytesMut) {
+        let Some(start) = self.start.take() else { return };
+        if self.plan.primes {
+            let attach = match start {
+                Start::First => None,
+                Start::After(_) => Some(self.attachment.id()),
+            };
+            let mut id = String::new();
+            ids::write_event_id(&mut id, self.attachment.stream().handle(), self.cursor, attach)
+                .expect("a String grows as it is written to");
+            sse::encode_empty(out, Some(&id), Some(self.plan.retry));
+            self.attachment.note_primed(self.plan.retry);
+        } else {
+            sse::encode_comment(out, "");
+        }
+        if let Some(message) = self.plan.preface.take() {
+            sse::encode_comment(out, "events before this were lost");
+            if !message.is_empty() {
+                sse::encode_event(out, b"message", &message);
+            }
+        }
+    }
+
+    /// Writes what is ready; pending when that is nothing and the connection goes on.
+    fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
+        loop {
+            match self.attachment.poll_read(cx, self.cursor, out, PIECE) {
+                Poll::Ready(ReadOutcome::Events(last)) => {
+                    self.cursor = last;
+                    if !self.has_id {
+                        self.has_id = true;
+                        self.set_alarm();
+                    }
+                    if out.len() >= PIECE {
+                        return Poll::Ready(());
+                    }
+                }
+                Poll::Ready(ReadOutcome::Ended) => {
+                    self.end();
+                    return Poll::Ready(());
+                }
+                Poll::Ready(ReadOutcome::TakenOver(retry)) => {
+                    self.write_farewell(out, retry);
+                    return Poll::Ready(());
+                }
+                Poll::Ready(ReadOutcome::Trimmed(upto)) => {
+                    self.metrics.observe_gap();
+                    if self.write_gap(upto, out) {
+                        return Poll::Ready(());
+                    }
+                }
+                Poll::Pending if self.plan.polls && self.has_id => {
+                    self.ended = true;
+                    return Poll::Ready(());
+                }
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// The events after the cursor are gone. A stream that never pauses goes on behind the gap; a request's call has lost
+    /// what it cannot do without. True when the response is over.
+    fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
+        let stream = self.attachment.stream();
+        if stream.look(|machine| machine.policy().pauses) {
+            out.extend_from_slice(&lost_on(stream.handle()));
+            self.ended = true;
+            return true;
+        }
+        self.cursor = upto;
+        sse::encode_comment(out, "events were lost here: the stream's bounds were reached");
+        false
+    }
+
+    fn end(&mut self) {
+        self.ended = true;
+        if let Some(receipt) = self.receipt.take() {
+            receipt.ended(&self.receipts);
+        }
+    }
+
+    /// A newer connection reads the stream: this one ends gracefully, without an answer.
+    fn write_farewell(&mut self, out: &mut BytesMut, retry: Duration) {
+        self.metrics.observe_takeover();
+        self.ended = true;
+        if self.plan.primes {
+            sse::encode_empty(out, None, Some(retry));
+        }
+    }
+
+    /// Heartbeat and early close.
+    fn poll_alarm(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
+        while self.alarm.poll(cx).is_ready() {
+            let now = clock::now();
+            if self.has_id && self.closes_at.is_some_and(|at| at <= now) {
+                self.ended = true;
+                return Poll::Ready(());
+            }
+            if self.last_write + self.plan.heartbeat <= now {
+                sse::encode_comment(out, "");
+                self.last_write = now;
+            }
+            self.set_alarm();
+            if !out.is_empty() {
+                return Poll::Ready(());
+            }
+        }
+        Poll::Pending
+    }
+
+    fn set_alarm(&mut self) {
+        let heartbeat = self.last_write + self.plan.heartbeat;
+        // Without an id the end waits for one; what brings it is written without the alarm.
+        let closes_at = self.closes_at.filter(|_| self.has_id);
+        let next = closes_at.map_or(heartbeat, |at| at.min(heartbeat));
+        self.alarm.set(Some(next));
+    }
+
+    /// A connection that breaks off before its stream is over shows in log and metrics.
+    fn note_break(&self) {
+        let stream = self.attachment.stream();
+        let (current, primed) =
+            stream.look(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
+        if current {
+            self.metrics.observe_disconnect(if primed { Left::Resumable } else { Left::Unresumable });
+            info!(stream.id = %stream.id(), cursor = self.cursor.0, can_resume = primed, "client disconnected");
+        }
+    }
+}
+
+impl Body for Follow {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let this = &mut *self;
+        // A stream that is never silent is closed on as well, once there is an id to come back with.
+        this.ended |= this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
+        if this.ended {
+            return Poll::Ready(None);
+        }
+        let mut out = BytesMut::new();
+        this.write_start(&mut out);
+        let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
+        if !ready && this.poll_alarm(cx, &mut out).is_pending() {
+            return Poll::Pending;
+        }
+        if out.is_empty() {
+            return if this.ended { Poll::Ready(None) } else { Poll::Pending };
+        }
+        this.last_write = clock::now();
+        this.metrics.observe_delivery(out.len());
+        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+    }
+}
+
+impl Drop for Follow {
+    fn drop(&mut self) {
+        self.metrics.observe_detach();
+        if !self.ended {
+            self.note_break();
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! The answer to a well-formed event ID that leads nowhere: exactly one event.
+
+use bytes::{Bytes, BytesMut};
+
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::{self, EventId, Handle, Requests};
+use crate::protocol::sse;
+
+/// A JSON-RPC error for the request that the id's handle names, read unverified, under the id `<handle>.end`. Forged, foreign,
+/// unknown, expired and trimmed give the same bytes.
+///
+/// # Panics
+/// Never: a `BytesMut` grows as it is written to.
+pub fn lost_event(id: &EventId) -> Bytes {
+    lost(id.handle_text(), id.unverified_requests())
+}
+
+/// The same on a stream whose handle is our own.
+pub(super) fn lost_on(handle: &Handle) -> Bytes {
+    let id = EventId::parse(format!("{}.0", handle.as_str()).as_bytes());
+    lost(handle.as_str(), id.map_or(Requests::Unknown, |id| id.unverified_requests()))
+}
+
+fn lost(handle: &str, requests: Requests) -> Bytes {
+    let failure = Failure::after_send(ErrorCode::StreamLost);
+    let data = match requests {
+        Requests::One(request) => failure.to_body(&[request], false),
+        Requests::Unknown => failure.to_body(&[], false),
+        Requests::Batch(requests) => failure.to_body(&requests, true),
+    };
+    let mut event = BytesMut::from(&b"id: "[..]);
+    ids::write_end_id(&mut event, handle).expect("a BytesMut grows as it is written to");
+    event.extend_from_slice(b"\n");
+    sse::encode_event(&mut event, b"message", &data);
+    event.freeze()
+}

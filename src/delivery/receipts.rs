@@ -1,0 +1,137 @@
+//! Whether a response has arrived.
+//!
+//! "Written" is not "received": the kernel and hyper take a quarter of a megabyte for a client that reads nothing. A response
+//! counts as delivered when it ended and its connection then carried a request begun after that, or stayed open without an
+//! error for two seconds.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::clock;
+use crate::event_log::{Attachment, BoxError, EventLog, Stream};
+use crate::protocol::stream::Phase;
+
+/// A connection that is open so long after a response ended has delivered it.
+const SETTLED: Duration = Duration::from_secs(2);
+
+/// The responses of one connection that ended and are not known to have arrived.
+#[derive(Default)]
+pub struct Receipts {
+    waiting: Mutex<Vec<(Instant, Receipt)>>,
+}
+
+impl Receipts {
+    /// A request began: what ended before it has arrived.
+    pub fn confirm_all(&self) {
+        let arrived = std::mem::take(&mut *self.lock());
+        arrived.into_iter().for_each(|(_, receipt)| receipt.confirm());
+    }
+
+    /// The connection is still open at `now`.
+    pub fn confirm_settled(&self, now: Instant) {
+        let mut waiting = self.lock();
+        let settled = waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
+        let arrived: Vec<_> = waiting.drain(..settled).collect();
+        drop(waiting);
+        arrived.into_iter().for_each(|(_, receipt)| receipt.confirm());
+    }
+
+    /// When the oldest will have settled.
+    pub fn next_settled(&self) -> Option<Instant> {
+        self.lock().first().map(|(at, _)| *at + SETTLED)
+    }
+
+    fn wait_for(&self, receipt: Receipt) {
+        self.lock().push((clock::now(), receipt));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Receipt)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The promise that a stream's answer is not forgotten before it arrived. Dropped unconfirmed, it leaves the answer for a
+/// retry until retention ends.
+pub struct Receipt {
+    log: Arc<EventLog>,
+    stream: Arc<Stream>,
+    confirmed: bool,
+}
+
+impl Receipt {
+    /// For the answer of `stream`.
+    pub fn new(log: Arc<EventLog>, stream: Arc<Stream>) -> Self {
+        Self { log, stream, confirmed: false }
+    }
+
+    fn confirm(mut self) {
+        self.confirmed = true;
+        self.stream.note_delivered();
+        let passed = self.stream.look(|machine| machine.phase() == Phase::Passed && !machine.policy().keyed);
+        if passed {
+            self.log.forget(&self.stream);
+        }
+    }
+
+    /// The response ended on this connection: from here on it decides.
+    pub(super) fn ended(self, receipts: &Receipts) {
+        receipts.wait_for(self);
+    }
+}
+
+impl Drop for Receipt {
+    fn drop(&mut self) {
+        if !self.confirmed && self.stream.is_answer_unclaimed() {
+            self.log.retain(&self.stream);
+        }
+    }
+}
+
+/// The body of an answer that is kept for a retry until it has arrived.
+pub struct Kept {
+    bytes: Option<Bytes>,
+    // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
+    attachment: Option<Attachment>,
+    receipt: Option<Receipt>,
+    receipts: Arc<Receipts>,
+}
+
+impl Kept {
+    /// `bytes`, the answer of the stream that `attachment` holds.
+    pub fn new(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
+        Self { bytes: Some(bytes), attachment: Some(attachment), receipt: Some(receipt), receipts }
+    }
+}
+
+impl Body for Kept {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.bytes.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
+    }
+}
+
+impl Drop for Kept {
+    fn drop(&mut self) {
+        drop(self.attachment.take());
+        if let Some(receipt) = self.receipt.take()
+            && self.bytes.is_none()
+        {
+            receipt.ended(&self.receipts);
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! Bodies of upstream answers that are no stream: kept, collected or passed on.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::{Bytes, BytesMut};
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use hyper::body::{Frame, Incoming};
+
+use crate::event_log::{BoxBody, BoxError};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::stream::Ending;
+
+/// Collects until the end or the limit: true when it is complete.
+pub(super) async fn keep(body: &mut Incoming, kept: &mut BytesMut, limit: usize) -> Result<bool, Ending> {
+    while let Some(frame) = body.frame().await {
+        if let Ok(data) = frame.map_err(|_| Ending::Broken)?.into_data() {
+            kept.extend_from_slice(&data);
+        }
+        if kept.len() > limit {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// A whole body of at most `limit` bytes.
+pub(super) async fn collect(body: Incoming, limit: usize) -> Result<Bytes, ErrorCode> {
+    let whole = Limited::new(body, limit).collect().await;
+    whole.map(|whole| whole.to_bytes()).map_err(|error| {
+        let too_large = error.downcast_ref::<LengthLimitError>().is_some();
+        if too_large { ErrorCode::EventTooLarge } else { ErrorCode::UpstreamBroke }
+    })
+}
+
+/// A body whose beginning was read already.
+struct Begun {
+    first: Option<Bytes>,
+    rest: Incoming,
+}
+
+impl hyper::body::Body for Begun {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
+            None => Pin::new(&mut self.rest).poll_frame(cx).map_err(Into::into),
+        }
+    }
+}
+
+pub(super) fn passing_body(first: Bytes, rest: Incoming) -> BoxBody {
+    Begun { first: Some(first).filter(|first| !first.is_empty()), rest }.boxed_unsync()
+}
+
+/// A body that is in memory.
+pub fn whole(bytes: Bytes) -> BoxBody {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
+}

@@ -1,0 +1,71 @@
+//! What the upstream's answers have taught the proxy, needed before it may write a response head of its own.
+
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
+use http::{HeaderMap, HeaderValue};
+
+use crate::event_log::Principal;
+use crate::protocol::headers;
+
+/// For so long after a 2xx the upstream is believed to accept the same credentials.
+const TRUST: Duration = Duration::from_secs(600);
+/// More callers or origins than this are not remembered: those get the upstream's own heads, late or not.
+const MAX_REMEMBERED: usize = 65_536;
+
+/// What a caller shows: the usual credentials, and whatever the operator tells principals by.
+pub type Credentials = (Principal, Principal);
+
+/// Credentials that were accepted, and CORS headers by origin.
+#[derive(Debug, Default)]
+pub struct Learned {
+    accepted: DashMap<Credentials, Instant>,
+    cors: DashMap<HeaderValue, HeaderMap>,
+}
+
+impl Learned {
+    /// The upstream answered 2xx to these credentials.
+    pub fn note_accepted(&self, credentials: Credentials, now: Instant) {
+        if let Some(mut known) = self.accepted.get_mut(&credentials) {
+            *known = now;
+            return;
+        }
+        if self.accepted.len() >= MAX_REMEMBERED {
+            self.accepted.retain(|_, at| now.saturating_duration_since(*at) < TRUST);
+        }
+        if self.accepted.len() < MAX_REMEMBERED {
+            self.accepted.insert(credentials, now);
+        }
+    }
+
+    /// The upstream refused these credentials.
+    pub fn note_refused(&self, credentials: &Credentials) {
+        self.accepted.remove(credentials);
+    }
+
+    /// Whether it accepted them lately.
+    pub fn accepts(&self, credentials: &Credentials, now: Instant) -> bool {
+        self.accepted.get(credentials).is_some_and(|at| now.saturating_duration_since(*at) < TRUST)
+    }
+
+    /// Keeps the CORS headers of an answer to `origin`.
+    pub fn note_cors(&self, origin: &HeaderValue, answer: &HeaderMap) {
+        // An error made in front of the server's CORS layer says nothing.
+        let has_room = self.cors.len() < MAX_REMEMBERED || self.cors.contains_key(origin);
+        if has_room && answer.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            let origin = HeaderValue::from_bytes(origin.as_bytes());
+            if let Ok(origin) = origin {
+                self.cors.insert(origin, headers::unpinned(&headers::cors_of(answer)));
+            }
+        }
+    }
+
+    /// The CORS headers to repeat for `origin`: empty without an origin, `None` where they are not known.
+    pub fn cors(&self, origin: Option<&HeaderValue>) -> Option<HeaderMap> {
+        match origin {
+            None => Some(HeaderMap::new()),
+            Some(origin) => self.cors.get(origin).map(|known| known.clone()),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! 2. The call to the MCP server. It outlives the downstream connection that began it.
+//!
+//! Owned here: the pooled client, the rewriting of requests on their way up, redirects within the origin, and what the proxy
+//! has learned about the upstream (whose credentials it accepts, its CORS headers). [`pump`] runs one stream's call. Absent:
+//! everything downstream.
+
+mod body;
+mod learned;
+mod own;
+mod pump;
+mod reader;
+mod request;
+mod source;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use http::header::{HOST, LOCATION};
+use http::uri::Authority;
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
+use hyper::body::Incoming;
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+
+pub use body::whole;
+pub use learned::{Credentials, Learned};
+pub use pump::{Call, Pump};
+use request::Taken;
+pub use request::{Body, Template, add_forwarded, to_upstream};
+
+use crate::config;
+use crate::event_log::Stream;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+
+/// Redirects followed for one request: more is a loop.
+const MAX_REDIRECTS: usize = 3;
+/// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
+const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
+/// A peer that vanished is found after the silence and so many questions, so far apart.
+const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const TCP_KEEPALIVE_RETRIES: u32 = 3;
+
+/// The MCP server behind the proxy.
+pub struct Upstream {
+    client: Client<HttpConnector, Body>,
+    config: config::Upstream,
+    learned: Arc<Learned>,
+    reached: Arc<AtomicBool>,
+}
+
+impl Upstream {
+    /// A client for the configured upstream. Nothing is connected yet.
+    pub fn new(config: config::Upstream) -> Self {
+        let mut connector = HttpConnector::new();
+        connector.set_nodelay(true);
+        connector.set_keepalive(Some(TCP_KEEPALIVE));
+        connector.set_keepalive_interval(Some(TCP_KEEPALIVE_INTERVAL));
+        connector.set_keepalive_retries(Some(TCP_KEEPALIVE_RETRIES));
+        #[cfg(target_os = "linux")]
+        connector.set_tcp_user_timeout(Some(TCP_KEEPALIVE));
+        connector.set_connect_timeout(Some(config.connect_timeout));
+        let client = Client::builder(TokioExecutor::new())
+            .pool_timer(TokioTimer::new())
+            .pool_idle_timeout(config.pool_idle)
+            .build(connector);
+        Self { client, config, learned: Arc::default(), reached: Arc::default() }
+    }
+
+    /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
+    /// from another would pass between threads.
+    pub fn with_own_connections(&self) -> Self {
+        let (learned, reached) = (self.learned.clone(), self.reached.clone());
+        Self { learned, reached, ..Self::new(self.config.clone()) }
+    }
+
+    /// What its answers have taught us.
+    pub fn learned(&self) -> &Learned {
+        &self.learned
+    }
+
+    /// The path of the endpoint, on both sides.
+    pub fn endpoint_path(&self) -> &str {
+        self.config.url.endpoint_path()
+    }
+
+    /// Whether the upstream has ever accepted a connection: tries one where none is known of.
+    pub async fn is_ready(&self) -> bool {
+        if !self.reached.load(Ordering::Relaxed) {
+            let address = self.config.url.authority();
+            let port = address.port_u16().unwrap_or(80);
+            let host = address.host().trim_matches(['[', ']']);
+            let connecting = tokio::net::TcpStream::connect((host, port));
+            if let Ok(Ok(_)) = tokio::time::timeout(self.config.connect_timeout, connecting).await {
+                self.reached.store(true, Ordering::Relaxed);
+            }
+        }
+        self.reached.load(Ordering::Relaxed)
+    }
+
+    /// Whether the upstream is resumed after hard cuts too.
+    pub fn resumes_hard_cuts(&self) -> bool {
+        self.config.resume
+    }
+
+    /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
+    /// request whose bytes were written is never sent again.
+    pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Incoming>, Failure> {
+        let mut target = self.endpoint_target(template.query());
+        for _ in 0..=MAX_REDIRECTS {
+            let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
+            let request = template.to_request(&target, &self.config, &taken, sent)?;
+            let response = self.exchange(request, &taken).await?;
+            match self.redirect_target(&response) {
+                Some(next) => target = next,
+                None => return Ok(response),
+            }
+        }
+        Err(Failure::after_send(ErrorCode::UpstreamGarbage))
+    }
+
+    /// Sends a request for any path as it is, body and all, and waits for the head.
+    pub async fn forward(&self, mut request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let client_host = request.headers_mut().remove(HOST);
+        request::set_host(request.headers_mut(), client_host, &self.config);
+        *request.uri_mut() = self.uri(&path)?;
+        *request.version_mut() = Version::HTTP_11;
+        let mut response = self.exchange(request, &Taken::passing()).await?;
+        headers::remove_hop_by_hop(response.headers_mut());
+        self.rewrite_location(response.headers_mut());
+        Ok(response)
+    }
+
+    async fn exchange(&self, request: Request<Body>, taken: &Taken) -> Result<Response<Incoming>, Failure> {
+        let sending = self.client.request(request);
+        let answered = match self.config.header_timeout {
+            Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
+            None => Ok(sending.await),
+        };
+        let code = match answered {
+            // Nobody asked for another protocol.
+            Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
+            Ok(Ok(response)) => return Ok(response),
+            Ok(Err(error)) if error.is_connect() || !taken.is_taken() => {
+                let timed_out = source_is_timeout(&error);
+                let code = if timed_out { ErrorCode::UpstreamTimeout } else { ErrorCode::Unreachable };
+                return Err(Failure::before_run(code));
+            }
+            Ok(Err(_)) => ErrorCode::UpstreamBroke,
+            Err(code) => code,
+        };
+        Err(if taken.is_taken() { Failure::after_send(code) } else { Failure::before_run(code) })
+    }
+
+    /// The path and query of the endpoint: the configured query is always sent, the client's is added.
+    pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
+        let mut target = self.config.url.endpoint_path().to_owned();
+        let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
+        for (index, query) in queries.enumerate() {
+            target.push(if index == 0 { '?' } else { '&' });
+            target.push_str(query);
+        }
+        target
+    }
+
+    fn uri(&self, path_and_query: &str) -> Result<Uri, Failure> {
+        Uri::builder()
+            .scheme("http")
+            .authority(self.config.url.authority().clone())
+            .path_and_query(path_and_query)
+            .build()
+            .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
+    }
+
+    /// Where a redirect that keeps method and body leads, if that is within the upstream's origin.
+    fn redirect_target(&self, response: &Response<Incoming>) -> Option<String> {
+        match response.status() {
+            StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
+            _ => return None,
+        }
+        self.path_within_origin(response.headers().get(LOCATION)?)
+    }
+
+    /// A `Location` that names the upstream becomes a reference that is good at the proxy as well.
+    pub fn rewrite_location(&self, headers: &mut HeaderMap) {
+        let within = headers.get(LOCATION).and_then(|location| self.path_within_origin(location));
+        if let Some(value) = within.and_then(|path| HeaderValue::from_str(&path).ok()) {
+            headers.insert(LOCATION, value);
+        }
+    }
+
+    /// Whether an authority is the upstream's: as it is configured, or as it is told by `upstream.host`.
+    fn is_own(&self, authority: &Authority) -> bool {
+        let named = match &self.config.host {
+            config::HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
+            config::HostHeader::Upstream | config::HostHeader::Client => None,
+        };
+        is_same(authority, self.config.url.authority()) || named.is_some_and(|named| is_same(authority, &named))
+    }
+
+    fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
+        let uri: Uri = location.to_str().ok()?.parse().ok()?;
+        let ours = match uri.authority() {
+            Some(authority) => uri.scheme_str() == Some("http") && self.is_own(authority),
+            None => uri.path().starts_with('/'),
+        };
+        let path = uri.path_and_query()?.as_str();
+        ours.then(|| path.to_owned())
+    }
+}
+
+const HTTP_PORT: u16 = 80;
+
+fn is_same(one: &Authority, other: &Authority) -> bool {
+    one.host().eq_ignore_ascii_case(other.host())
+        && one.port_u16().unwrap_or(HTTP_PORT) == other.port_u16().unwrap_or(HTTP_PORT)
+}
+
+fn source_is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut) {
+            return true;
+        }
+        source = cause.source();
+    }
+    false
+}

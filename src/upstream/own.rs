@@ -1,0 +1,27 @@
+//! Requests of the proxy's own, in the name of a call.
+
+use http::header::CONTENT_TYPE;
+use http::{HeaderValue, Method};
+
+use super::Template;
+use crate::protocol::jsonrpc::{self, RequestId};
+
+/// A JSON POST in the name of a call: with its credentials and its session.
+pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
+    let mut headers = call.own_headers();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    Template::new(Method::POST, headers, call.query().map(Into::into), body.into())
+}
+
+/// The notification that cancels a request nobody came back for.
+pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
+    let head = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#;
+    format!("{head}{},\"reason\":\"the client did not come back\"}}}}", id.to_json()).into_bytes()
+}
+
+/// The error a server gets that asks something of a client which takes no stream.
+pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
+    const METHOD_NOT_FOUND: i64 = -32601;
+    let why = "this client takes JSON answers only and can be asked nothing";
+    jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, why, serde_json::json!({ "fault": "client" }))
+}

@@ -1,0 +1,434 @@
+//! One stream's upstream call, from the request to the seal.
+//!
+//! The pump begins with the request, owns the upstream response, and alone appends to the stream. It is a loop: read, tell the
+//! machine, do what the machine asks, sleep until its deadline. Nothing in it depends on a client being there; a client that
+//! leaves or comes back only changes the machine's timers.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use hyper::body::Incoming;
+use tracing::{debug, info};
+
+use super::body::{keep, passing_body};
+use super::own;
+use super::reader::{EventReader, Gathered};
+use super::source::{Collected, Input, Source};
+use super::{Credentials, Template, Upstream};
+use crate::clock::{self, Alarm};
+use crate::event_log::{EventLog, Head, Plain, Principal, Writer};
+use crate::metrics::Metrics;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, SessionId};
+use crate::protocol::ids::StreamKind;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::stream::{Effect, Ending, Phase};
+
+/// A JSON answer up to this size is kept for a retry; a larger one streams.
+const KEPT_ANSWER_MAX: usize = 64 * 1024;
+/// A JSON answer that is not complete after this long streams, whatever its size.
+const KEPT_ANSWER_WAIT: Duration = Duration::from_millis(500);
+/// The answer to `initialize` is waited for this long before it streams.
+const INITIALIZE_WAIT: Duration = Duration::from_secs(10);
+
+/// One call to be made.
+pub struct Call {
+    /// The request.
+    pub template: Template,
+    /// What the client takes.
+    pub accept: headers::Accept,
+    /// Whose credentials it carries.
+    pub credentials: Credentials,
+    /// Who it comes from.
+    pub principal: Principal,
+    /// It carries `initialize`: its answer makes a session.
+    pub initializes: bool,
+    /// The largest event, and the largest JSON answer that can become one.
+    pub max_event_bytes: usize,
+}
+
+/// Runs one call.
+pub struct Pump {
+    upstream: Arc<Upstream>,
+    log: Arc<EventLog>,
+    metrics: Arc<Metrics>,
+    writer: Writer,
+    call: Call,
+    source: Source,
+    /// The session named by the head of an `initialize` answer.
+    opened_session: Option<SessionId>,
+    began: Instant,
+    alarm: Alarm,
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.metrics.observe_call_end();
+    }
+}
+
+impl Pump {
+    /// Begins the call; [`Self::run`] carries it through.
+    pub fn new(upstream: Arc<Upstream>, log: Arc<EventLog>, metrics: Arc<Metrics>, writer: Writer, call: Call) -> Self {
+        metrics.observe_call();
+        let began = clock::now();
+        let mut pump = Self {
+            upstream,
+            log,
+            metrics,
+            writer,
+            call,
+            source: Source::Idle,
+            opened_session: None,
+            began,
+            alarm: Alarm::new(),
+        };
+        pump.send(pump.call.template.clone(), false);
+        pump
+    }
+
+    /// Until the stream is sealed or its answer passed.
+    pub async fn run(mut self) {
+        self.writer.create().await;
+        loop {
+            self.do_effects();
+            if self.is_over() {
+                break;
+            }
+            let (deadline, may_read) = self.writer.agenda();
+            self.alarm.set(deadline);
+            tokio::select! {
+                input = self.source.next(), if may_read => self.take(input).await,
+                // Another task may have staged events.
+                () = self.writer.changed() => self.writer.update(|_, _| ()).await,
+                () = self.alarm.ring() => self.take_timeout().await,
+            }
+        }
+        self.finish().await;
+    }
+
+    async fn take_timeout(&mut self) {
+        // The stream must be there before its first id is out.
+        if self.writer.stream().look(|machine| machine.commits_by(clock::now())) {
+            self.log.publish_once(self.writer.stream());
+        }
+        self.writer.update(|machine, now| machine.handle_timeout(now)).await;
+    }
+
+    fn is_over(&self) -> bool {
+        self.writer.stream().look(|machine| match machine.phase() {
+            Phase::Sealed { .. } => true,
+            Phase::Passed => matches!(self.source, Source::Idle),
+            Phase::Waiting | Phase::Open => false,
+        })
+    }
+
+    async fn finish(self) {
+        // Another task may have ended the stream since the last update, and nobody has told its reader.
+        self.writer.update(|_, _| ()).await;
+        let stream = self.writer.stream();
+        let outcome = stream.look(|machine| match machine.phase() {
+            Phase::Sealed { outcome, .. } => Some((outcome, machine.failure(), machine.reader().is_attached())),
+            Phase::Waiting | Phase::Passed | Phase::Open => None,
+        });
+        if let Some((outcome, failure, attached)) = outcome {
+            self.writer.seal(outcome).await;
+            self.metrics.observe_seal(outcome, attached);
+            if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
+                self.metrics.observe_abandoned();
+            }
+            debug!(stream.id = %stream.id(), ?outcome, ?failure, attached, "stream sealed");
+            self.log.retain(stream);
+        } else if stream.is_answer_unclaimed() {
+            self.log.retain(stream);
+        }
+    }
+
+    // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    fn do_effects(&mut self) {
+        while let Some(effect) = self.writer.poll_effect() {
+            match effect {
+                Effect::Close => self.source = Source::Idle,
+                Effect::Reopen(last_id) => self.send(self.call.template.to_get(last_id.as_deref()), true),
+                Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
+                    ids.iter().for_each(|id| self.post_aside(own::cancelled(id)));
+                }
+                Effect::AnnounceCancel(_) => {}
+                Effect::RefuseAsk(id) => self.post_aside(own::refusal(&id)),
+            }
+        }
+    }
+
+    fn send(&mut self, template: Template, again: bool) {
+        let upstream = self.upstream.clone();
+        let stream = self.writer.stream().clone();
+        let answer = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
+        self.source = Source::Sending { answer, again };
+    }
+
+    /// Posts a message of our own beside the call; what becomes of it changes nothing.
+    fn post_aside(&self, message: Vec<u8>) {
+        let upstream = self.upstream.clone();
+        let template = own::post(&self.call.template, message);
+        tokio::spawn(async move {
+            if let Err(failure) = upstream.send(&template, None).await {
+                debug!(?failure, "a message of the proxy's own did not reach the upstream");
+            }
+        });
+    }
+
+    // ── what the upstream sends ───────────────────────────────────────────────────────────────────────────────────────
+
+    async fn take(&mut self, input: Input) {
+        match input {
+            Input::Head { answer: Ok(response), again: false } => self.take_head(response).await,
+            Input::Head { answer: Ok(response), again: true } => self.take_reopened(response).await,
+            Input::Head { answer: Err(failure), again } => self.take_failure(failure, again).await,
+            Input::Piece(piece) => self.take_piece(piece).await,
+            Input::End(ending) => self.end(ending).await,
+            Input::Body(collected) => self.log_answer(collected).await,
+        }
+    }
+
+    async fn end(&mut self, ending: Ending) {
+        self.source = Source::Idle;
+        self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
+    }
+
+    async fn take_piece(&mut self, piece: Bytes) {
+        let Source::Reading(reader) = &mut self.source else { return };
+        let Gathered { events, error, ending } = reader.gather(piece).await;
+        if self.call.initializes {
+            events.iter().for_each(|event| self.note_initialized(&event.data));
+        }
+        let bytes = events.iter().map(|event| event.data.len()).sum();
+        self.metrics.observe_upstream_events(events.len(), bytes);
+        if error.is_some() || ending.is_some() {
+            self.source = Source::Idle;
+        }
+        self.writer
+            .update(|machine, now| {
+                for event in &events {
+                    machine.handle_event(event, now);
+                }
+                if error.is_some() {
+                    machine.handle_failure(Failure::after_send(ErrorCode::EventTooLarge), now);
+                } else if let Some(ending) = ending {
+                    machine.handle_upstream_end(ending, now);
+                }
+            })
+            .await;
+    }
+
+    async fn take_failure(&mut self, failure: Failure, again: bool) {
+        self.source = Source::Idle;
+        self.metrics.observe_upstream_failure(failure.code);
+        info!(stream.id = %self.writer.stream().id(), error = failure.code.label(), again, "upstream call failed");
+        if again {
+            return self.end(Ending::Unavailable).await;
+        }
+        let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
+        if tellable {
+            // Nothing ran: a retry is a new call.
+            if !failure.may_have_run {
+                self.writer.stream().forget_retries();
+            }
+            self.writer.set_head(Head::Failed(failure));
+        }
+    }
+
+    async fn take_head(&mut self, mut response: Response<Incoming>) {
+        self.metrics.observe_upstream_head(clock::now().saturating_duration_since(self.began));
+        self.learn(&response);
+        headers::remove_hop_by_hop(response.headers_mut());
+        if response.status().is_success() && headers::is_sse(response.headers()) {
+            self.take_stream(response).await;
+        } else {
+            self.take_answer(response).await;
+        }
+    }
+
+    /// The upstream goes on with the stream, or will not.
+    async fn take_reopened(&mut self, response: Response<Incoming>) {
+        let status = response.status();
+        if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
+            self.source = Source::Reading(Box::new(EventReader::new(response.into_body(), self.call.max_event_bytes)));
+            self.writer.update(|machine, _| machine.handle_stream_head()).await;
+            return;
+        }
+        let retryable =
+            status == StatusCode::CONFLICT || status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
+        let is_standalone = self.writer.stream().look(|machine| machine.policy().kind == StreamKind::Standalone);
+        let ending = if retryable && is_standalone { Ending::Unavailable } else { Ending::Refused(status.as_u16()) };
+        self.end(ending).await;
+    }
+
+    async fn take_stream(&mut self, response: Response<Incoming>) {
+        let (mut parts, body) = response.into_parts();
+        if is_compressed(&parts.headers) {
+            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+        }
+        headers::sse_downstream(&mut parts.headers);
+        self.source = Source::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
+        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+            self.log.publish_once(self.writer.stream());
+            self.writer.set_head(Head::Stream(parts.status, Arc::new(headers::unpinned(&parts.headers))));
+        }
+    }
+
+    /// An answer that is no stream: passed as it is, or made a message where the client has a stream already.
+    async fn take_answer(&mut self, response: Response<Incoming>) {
+        self.source = Source::Idle;
+        let json = headers::is_json(response.headers());
+        if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
+            return self.convert_answer(response).await;
+        }
+        if self.writer.update(|machine, _| machine.handle_plain_head()).await {
+            self.pass_answer(response).await;
+        } else {
+            self.collect_answer(response.status(), json, response.into_body());
+        }
+    }
+
+    /// The client takes SSE only: a JSON answer becomes one event.
+    async fn convert_answer(&mut self, response: Response<Incoming>) {
+        let (mut parts, body) = response.into_parts();
+        if is_compressed(&parts.headers) {
+            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+        }
+        headers::sse_downstream(&mut parts.headers);
+        parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+            self.log.publish_once(self.writer.stream());
+            self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
+        }
+        self.collect_answer(parts.status, true, body);
+    }
+
+    /// The body is read like any other input, so that timers and cancels go on.
+    fn collect_answer(&mut self, status: StatusCode, json: bool, body: Incoming) {
+        let limit = self.call.max_event_bytes;
+        self.source = Source::collecting(status, json.then_some(body), limit);
+    }
+
+    /// After a commit a JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
+    async fn log_answer(&mut self, Collected { status, body }: Collected) {
+        self.source = Source::Idle;
+        let refused = refused_by(status);
+        let body = body.and_then(|body| self.as_answer(body).ok_or(refused));
+        if let Ok(body) = &body
+            && self.call.initializes
+        {
+            self.note_initialized(body);
+        }
+        self.writer
+            .update(|machine, now| match body {
+                Ok(body) => {
+                    machine.handle_message(b"message", &body, now);
+                    machine.handle_upstream_end(Ending::Clean, now);
+                }
+                Err(code) => {
+                    let failure = Failure { http_status: Some(status.as_u16()), ..Failure::after_send(code) };
+                    machine.handle_failure(failure, now);
+                }
+            })
+            .await;
+    }
+
+    /// A JSON body as the message that answers what this stream owes. An error that names no request, as a server gives for a
+    /// session it does not know, is the answer to the only one there is.
+    fn as_answer(&self, body: Bytes) -> Option<Bytes> {
+        let messages = jsonrpc::peek(&body).ok()?;
+        // A cancelled request may still be answered.
+        let due: Vec<RequestId> = self.writer.stream().look(|machine| machine.debts().unanswered().cloned().collect());
+        let answers = |message: &Message| match message {
+            Message::Response { id: Some(id), .. } => due.contains(id),
+            Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
+        };
+        if messages.messages().iter().any(answers) {
+            return Some(body);
+        }
+        match (messages.messages(), due.as_slice()) {
+            ([Message::Response { id: None, is_error: true }], [only]) => {
+                jsonrpc::address_error(&body, only).map(Into::into)
+            }
+            _ => None,
+        }
+    }
+
+    async fn pass_answer(&mut self, response: Response<Incoming>) {
+        let (mut parts, mut body) = response.into_parts();
+        if !parts.status.is_success() {
+            // A retry of a call that failed as a whole is a new call.
+            self.writer.stream().forget_retries();
+        }
+        self.upstream.rewrite_location(&mut parts.headers);
+        headers::expose_ours(&mut parts.headers);
+        let mut kept = BytesMut::new();
+        // What opens a session is read whole: the record must be there before the client uses it.
+        let (limit, wait) = match self.call.initializes {
+            true => (self.call.max_event_bytes, INITIALIZE_WAIT),
+            false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
+        };
+        let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit)).await;
+        let kept = kept.freeze();
+        let plain = match complete {
+            Ok(Ok(true)) => {
+                if self.call.initializes {
+                    self.note_initialized(&kept);
+                }
+                Plain::kept(parts.status, headers::unpinned(&parts.headers), kept)
+            }
+            Ok(Ok(false)) | Err(_) => {
+                self.writer.stream().forget_retries();
+                Plain::passing(parts.status, parts.headers, passing_body(kept, body))
+            }
+            Ok(Err(ending)) => {
+                debug!(?ending, "the upstream's answer broke off");
+                let failure = Failure::after_send(ErrorCode::UpstreamBroke);
+                return self.writer.set_head(Head::Failed(failure));
+            }
+        };
+        self.writer.set_head(Head::Plain(Arc::new(plain)));
+    }
+
+    // ── what an answer teaches ────────────────────────────────────────────────────────────────────────────────────────
+
+    fn learn(&mut self, response: &Response<Incoming>) {
+        let learned = self.upstream.learned();
+        if response.status().is_success() {
+            learned.note_accepted(self.call.credentials, clock::now());
+        } else if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
+            learned.note_refused(&self.call.credentials);
+        }
+        if let Some(origin) = self.call.template.headers().get(http::header::ORIGIN) {
+            learned.note_cors(origin, response.headers());
+        }
+        if self.call.initializes {
+            self.opened_session = SessionId::from_headers(response.headers());
+        }
+    }
+
+    /// The result of `initialize` makes a record, before the client can use the session.
+    fn note_initialized(&self, message: &[u8]) {
+        if let Some(session) = &self.opened_session
+            && let Some(initialized) = jsonrpc::initialize_result(message)
+            && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
+        {
+            self.log.sessions().record(session.clone(), self.call.principal, version, initialized.logging);
+        }
+    }
+}
+
+fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_ENCODING).is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// What an answer of this status is that holds no response.
+pub(super) fn refused_by(status: StatusCode) -> ErrorCode {
+    if status.is_success() { ErrorCode::UpstreamGarbage } else { ErrorCode::UpstreamStatus }
+}

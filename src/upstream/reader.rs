@@ -1,0 +1,112 @@
+//! Reads an upstream SSE body: takes what is ready, hands out whole events.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use crate::clock;
+use crate::protocol::sse::{self, Decoder};
+use crate::protocol::stream::Ending;
+
+/// One gather takes up to this much before its events are handled.
+const GATHER_MAX: usize = 64 * 1024;
+/// Pieces closer together than this are a burst: it pays to give way once more for the next. hyper hands over one piece at a time
+/// through another task, which has to run in between. A lone event is not kept waiting.
+const BURST: Duration = Duration::from_micros(200);
+
+/// One SSE response of the upstream.
+#[derive(Debug)]
+pub(super) struct EventReader {
+    body: Incoming,
+    decoder: Decoder,
+    last_piece: Option<Instant>,
+}
+
+impl EventReader {
+    pub(super) fn new(body: Incoming, max_event_bytes: usize) -> Self {
+        Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
+    }
+
+    /// The next piece of the body, or how it ended. Dropping the future loses nothing.
+    pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
+        loop {
+            match self.body.frame().await {
+                Some(Ok(frame)) => {
+                    if let Ok(data) = frame.into_data() {
+                        return Ok(data);
+                    }
+                }
+                Some(Err(_)) => return Err(Ending::Broken),
+                None if self.decoder.has_partial() => return Err(Ending::Broken),
+                None => return Err(Ending::Clean),
+            }
+        }
+    }
+
+    /// Adds to `first` whatever else is ready, and decodes it. In a burst it gives way to the connection's task and looks again
+    /// until that brings nothing.
+    pub(super) async fn gather(&mut self, first: Bytes) -> Gathered {
+        let mut taken = first.len();
+        let now = clock::now();
+        let mut gives_way = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
+        let mut gathered = Gathered::default();
+        gathered.decode(&mut self.decoder, &first);
+        while taken < GATHER_MAX && gathered.error.is_none() {
+            match futures_now(self.next()).await {
+                Some(Ok(more)) => {
+                    taken += more.len();
+                    gives_way = true;
+                    gathered.decode(&mut self.decoder, &more);
+                }
+                Some(Err(ending)) => {
+                    gathered.ending = Some(ending);
+                    break;
+                }
+                None if gives_way => {
+                    gives_way = false;
+                    tokio::task::yield_now().await;
+                }
+                None => break,
+            }
+        }
+        gathered
+    }
+}
+
+/// What one gather brought.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    pub(super) events: Vec<sse::Event>,
+    /// An event over the limit.
+    pub(super) error: Option<sse::Error>,
+    /// The body ended behind the events.
+    pub(super) ending: Option<Ending>,
+}
+
+impl Gathered {
+    fn decode(&mut self, decoder: &mut Decoder, piece: &[u8]) {
+        decoder.feed(piece);
+        loop {
+            match decoder.poll_event() {
+                Ok(Some(event)) => self.events.push(event),
+                Ok(None) => return,
+                Err(error) => {
+                    self.error = Some(error);
+                    return;
+                }
+            }
+        }
+    }
+}
+
+/// The future's result if it has one now.
+async fn futures_now<F: Future>(future: F) -> Option<F::Output> {
+    let mut future = std::pin::pin!(future);
+    std::future::poll_fn(|cx| match future.as_mut().poll(cx) {
+        std::task::Poll::Ready(value) => std::task::Poll::Ready(Some(value)),
+        std::task::Poll::Pending => std::task::Poll::Ready(None),
+    })
+    .await
+}
