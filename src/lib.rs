@@ -14,10 +14,13 @@
 //! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
 //! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work.
 
+pub mod admin;
+pub mod app;
 pub mod clock;
 pub mod config;
 pub mod delivery;
 pub mod event_log;
+pub mod ingress;
 pub mod metrics;
 pub mod protocol;
 mod random;

@@ -1,0 +1,211 @@
+//! Composition root: the only file that knows every module.
+
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::runtime;
+use tokio::sync::{mpsc, watch};
+use tracing::{info, warn};
+
+use crate::admin::Admin;
+use crate::config::{Config, PrincipalSource};
+use crate::event_log::{Bounds, EventLog, Identity, Principals};
+use crate::ingress::{self, Accept, Ingress, Limits, hand_out};
+use crate::metrics::Metrics;
+use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
+use crate::random;
+use crate::upstream::Upstream;
+
+/// Connections that wait for one worker.
+const HANDED_MAX: usize = 1024;
+/// After the signal to stop, responses that still run get so long.
+const STOP_GRACE: Duration = Duration::from_secs(30);
+
+/// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
+const BACKLOG: u32 = 4096;
+
+/// Why a server could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A listener could not be bound.
+    #[error("cannot listen on {address}: {source}")]
+    Bind {
+        /// Where.
+        address: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// A worker thread or its runtime could not be had.
+    #[error("cannot start a worker: {0}")]
+    Thread(#[source] io::Error),
+    /// The metrics contradict each other.
+    #[error("cannot register the metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// A sidecar whose listeners are bound and which serves nothing yet.
+pub struct Server {
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    admin: Option<(TcpListener, SocketAddr)>,
+    ingress: Arc<Ingress>,
+}
+
+impl Server {
+    /// Binds every listener and puts the parts together.
+    ///
+    /// # Errors
+    /// When an address is taken or not ours.
+    pub async fn bind(config: Config) -> Result<Self, Error> {
+        let (listener, local_addr) = bind(config.listen.address)?;
+        let admin = match config.admin.address {
+            Some(address) => Some(bind(address)?),
+            None => None,
+        };
+        let ingress = Arc::new(compose(config, local_addr)?);
+        Ok(Self { listener, local_addr, admin, ingress })
+    }
+
+    /// Where the data listener listens.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Where the admin listener listens, if there is one.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|(_, address)| *address)
+    }
+
+    /// Serves on the caller's runtime until `shutdown` resolves; then accepts nothing more and gives what still runs a while to
+    /// end.
+    ///
+    /// # Errors
+    /// None at present; the signature is that of a program's main part.
+    pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let (stop, stopping) = watch::channel(false);
+        let data = tokio::spawn(run_data(self.listener, self.ingress.clone(), stopped(&stopping)));
+        let ended = async move { drop(data.await) };
+        attend(self.admin, self.ingress, stop, ended, shutdown).await;
+        Ok(())
+    }
+
+    /// The same on `workers` threads, each with a runtime and upstream connections of its own: a request stays on the thread
+    /// that accepted its connection, so that no step of it waits for another thread to wake up. Ends with the process: threads
+    /// whose responses do not end in time are left behind.
+    ///
+    /// # Errors
+    /// When a thread or its runtime cannot be had.
+    pub async fn run_on_threads(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let (stop, stopping) = watch::channel(false);
+        let (running, mut ended) = mpsc::channel::<()>(1);
+        let mut handed = Vec::new();
+        for worker in 0..workers.max(1) {
+            let (hand, connections) = mpsc::channel(HANDED_MAX);
+            handed.push(hand);
+            let upstream = Arc::new(self.ingress.upstream.with_own_connections());
+            let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&self.ingress) });
+            let (stopped, running) = (stopped(&stopping), running.clone());
+            let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+            let work = move || {
+                runtime.block_on(run_data(connections, ingress, stopped));
+                drop(running);
+            };
+            thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
+        }
+        drop(running);
+        tokio::spawn(hand_out(self.listener, handed, stopped(&stopping)));
+        // Nothing is sent: the channel closes when the last worker is done.
+        let ended = async move { while ended.recv().await.is_some() {} };
+        attend(self.admin, self.ingress, stop, ended, shutdown).await;
+        Ok(())
+    }
+}
+
+/// What goes on beside the data listener, and the end of it all.
+async fn attend(
+    admin: Option<(TcpListener, SocketAddr)>,
+    ingress: Arc<Ingress>,
+    stop: watch::Sender<bool>,
+    ended: impl Future<Output = ()>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let log = ingress.log.clone();
+    let sweeping = tokio::spawn(async move { log.sweep().await });
+    let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
+    shutdown.await;
+    info!("stopping");
+    let _ = stop.send(true);
+    if tokio::time::timeout(STOP_GRACE, ended).await.is_err() {
+        warn!("stopped while responses were still running");
+    }
+    admin.abort();
+    sweeping.abort();
+}
+
+async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
+    let limits = Limits { header_bytes: ingress.config.limits.header_bytes };
+    let metrics = ingress.metrics.clone();
+    // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
+    let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
+    ingress::serve(listener, limits, metrics, handle, stopped).await;
+}
+
+async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
+    let Some(listener) = listener else { return };
+    let limits = Limits { header_bytes: ingress.config.limits.header_bytes };
+    let metrics = ingress.metrics.clone();
+    let admin = Arc::new(Admin { metrics: metrics.clone(), upstream: ingress.upstream.clone() });
+    let handle = move |_, request| admin.clone().handle(request);
+    ingress::serve(listener, limits, metrics, handle, stopped).await;
+}
+
+fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Bind { address, source };
+    let listener = listen(address).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((listener, bound))
+}
+
+fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    // A port that a server has just left is not taken; elsewhere the option means something else.
+    #[cfg(unix)]
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
+fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+    let mut stopping = stopping.clone();
+    // A sender that is gone has stopped as well.
+    async move { drop(stopping.wait_for(|stopping| *stopping).await) }
+}
+
+fn compose(config: Config, local_addr: SocketAddr) -> Result<Ingress, Error> {
+    let name = config.replica.name.clone().unwrap_or_else(|| default_name(local_addr));
+    let identity = Identity {
+        owner: Owner::from_name(&name),
+        // Memory: the contents are lost at each start.
+        epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
+        keys: Keyring::new(random::bytes(), Vec::new()),
+    };
+    let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
+    Ok(Ingress {
+        log: Arc::new(EventLog::new(identity, bounds, None)),
+        upstream: Arc::new(Upstream::new(config.upstream.clone())),
+        principals: Principals::new(config.auth.principal.clone(), random::bytes()),
+        credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
+        metrics: Arc::new(Metrics::new()?),
+        config: Arc::new(config),
+    })
+}
+
+/// Host name and listen port: stable over restarts, different for two replicas of one machine.
+fn default_name(local_addr: SocketAddr) -> String {
+    format!("{}:{}", gethostname::gethostname().to_string_lossy(), local_addr.port())
+}

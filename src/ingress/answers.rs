@@ -1,0 +1,243 @@
+//! A POST without requests: the client's answers and notifications.
+//!
+//! They are forwarded at once and answered with the upstream's own status. Only while the upstream refuses connections, or has
+//! not answered in time, are they held and answered 202: what was not written is delivered in order, what was written is never
+//! sent again, and later POSTs of the session wait behind them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use hyper::body::Incoming;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use super::{Asked, Ingress, respond};
+use crate::clock;
+use crate::event_log::{BoxBody, QueuedTurn, Session, Sessions, Stream, Turn};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::SessionId;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
+use crate::protocol::stream::Answer;
+use crate::upstream::{Template, to_upstream};
+
+/// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// An answer whose stream is not known is held for so long.
+const HOLD_MAX: Duration = Duration::from_secs(600);
+/// A written answer keeps later POSTs waiting for its status for so long.
+const LATE_MAX: Duration = Duration::from_secs(5);
+
+const CANCELLED: &str = "notifications/cancelled";
+
+/// One POST on its way up.
+struct Delivery {
+    template: Template,
+    session: Arc<Session>,
+    /// The server→client requests it answers, each for the first time.
+    answered: Vec<(Arc<Stream>, RequestId)>,
+    /// The requests it cancels.
+    cancelled: Vec<RequestId>,
+}
+
+impl Ingress {
+    pub(super) async fn answers(
+        self: Arc<Self>,
+        asked: Asked,
+        messages: Vec<Message>,
+        body: Bytes,
+    ) -> Response<BoxBody> {
+        let (Some(session), Some(id)) = (asked.session.clone(), &asked.binding.session) else {
+            return self.forward_whole(asked, body).await;
+        };
+        let queued = session.queue_turn();
+        let (answered, repeated) = note_answers(self.log.sessions(), id, &session, &messages);
+        if !repeated.is_empty() {
+            self.metrics.observe_repeated_answer();
+        }
+        let cancelled = cancelled_ids(&messages, &body);
+        let Some(body) = without(body, messages.len(), &repeated) else {
+            return respond::status(StatusCode::ACCEPTED);
+        };
+        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
+        let query = asked.parts.uri.query().map(Into::into);
+        let template = Template::new(asked.parts.method.clone(), headers, query, body);
+        let (reply, replied) = oneshot::channel();
+        // A task of its own: a client that leaves now has still answered.
+        let delivery = Delivery { template, session, answered, cancelled };
+        tokio::spawn(self.clone().deliver(delivery, queued, reply));
+        replied.await.unwrap_or_else(|_| self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))
+    }
+
+    /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
+    async fn cancel(&self, session: &Session, id: &RequestId) {
+        let Some(stream) = session.stream_owing(id) else { return };
+        let limit = self.config.upstream.connect_timeout;
+        // A request that never leaves has nothing to be cancelled upstream.
+        let _ = tokio::time::timeout(limit, stream.sent()).await;
+        stream.cancel(id);
+    }
+
+    async fn deliver(
+        self: Arc<Self>,
+        delivery: Delivery,
+        queued: Option<QueuedTurn>,
+        reply: oneshot::Sender<Response<BoxBody>>,
+    ) {
+        for id in &delivery.cancelled {
+            self.cancel(&delivery.session, id).await;
+        }
+        let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
+        if let Some(queued) = queued {
+            hold.acknowledge();
+            hold.turn = Some(queued.await);
+        }
+        let until = clock::now() + HOLD_MAX;
+        let mut pause = BACKOFF.0;
+        loop {
+            match hold.attempt().await {
+                Ok(response) => return hold.finish(response),
+                Err(failure) if failure.may_have_run => return hold.give_up(failure),
+                Err(failure) if !delivery.is_wanted(until) => return hold.give_up(failure),
+                Err(_) => hold.begin().await,
+            }
+            clock::sleep_until(clock::now() + pause).await;
+            pause = (pause * 2).min(BACKOFF.1);
+        }
+    }
+}
+
+impl Delivery {
+    /// Whether there is still somebody upstream who waits for it.
+    fn is_wanted(&self, until: Instant) -> bool {
+        let waiting = |(stream, _): &(Arc<Stream>, RequestId)| !stream.look(|machine| machine.is_sealed());
+        clock::now() < until && (self.answered.is_empty() || self.answered.iter().any(waiting))
+    }
+}
+
+/// One delivery in progress.
+struct Hold<'a> {
+    ingress: &'a Arc<Ingress>,
+    delivery: &'a Delivery,
+    reply: Option<oneshot::Sender<Response<BoxBody>>>,
+    turn: Option<Turn>,
+}
+
+impl Hold<'_> {
+    /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_MAX`] nobody waits
+    /// behind it any longer; but it is not taken back.
+    async fn attempt(&mut self) -> Result<Response<Incoming>, Failure> {
+        let (ingress, delivery) = (self.ingress, self.delivery);
+        let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
+        if self.turn.is_none() {
+            let Some(patience) = ingress.config.delivery.commit_after else { return sending.await };
+            if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
+                return answered;
+            }
+            // The turn may be a while: the upstream goes on being asked meanwhile.
+            tokio::select! {
+                answered = &mut sending => return answered,
+                () = self.begin() => {}
+            }
+        }
+        if let Ok(answered) = tokio::time::timeout(LATE_MAX, &mut sending).await {
+            return answered;
+        }
+        self.turn = None;
+        sending.await
+    }
+
+    /// From here on it is held: later POSTs of the session wait, and the client goes on.
+    async fn begin(&mut self) {
+        if self.turn.is_none() {
+            self.turn = Some(self.delivery.session.clone().take_turn().await);
+        }
+        self.acknowledge();
+    }
+
+    fn acknowledge(&mut self) {
+        if let Some(reply) = self.reply.take() {
+            self.ingress.metrics.observe_held_answer();
+            info!("an answer of the client is held until the upstream takes it");
+            let _ = reply.send(respond::status(StatusCode::ACCEPTED));
+        }
+    }
+
+    fn finish(self, response: Response<Incoming>) {
+        let status = response.status();
+        if !status.is_success() {
+            self.lose();
+        }
+        match self.reply {
+            // The client may have left; its answer has arrived all the same.
+            Some(reply) => drop(reply.send(self.ingress.pass_response(response))),
+            None if status.is_success() => {}
+            None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
+        }
+    }
+
+    fn give_up(self, failure: Failure) {
+        if !failure.may_have_run {
+            self.lose();
+        }
+        match self.reply {
+            Some(reply) => drop(reply.send(self.ingress.fail_forward(failure))),
+            None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
+        }
+    }
+
+    fn lose(&self) {
+        self.delivery.answered.iter().for_each(|(stream, id)| stream.answer_lost(id));
+    }
+}
+
+/// Which of the messages answer a server→client request for the first time, and which have been answered before.
+fn note_answers(
+    sessions: &Sessions,
+    session_id: &SessionId,
+    session: &Session,
+    messages: &[Message],
+) -> (Vec<(Arc<Stream>, RequestId)>, Vec<usize>) {
+    let mut answered = Vec::new();
+    let mut repeated = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        let Message::Response { id: Some(id), .. } = message else { continue };
+        match sessions.answer(session_id, session, id) {
+            (Answer::First, Some(stream)) => answered.push((stream, id.clone())),
+            (Answer::Again, _) => repeated.push(index),
+            (Answer::First | Answer::Unknown, _) => {}
+        }
+    }
+    (answered, repeated)
+}
+
+/// The requests that the body's notifications cancel.
+fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
+    let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *CANCELLED);
+    if !messages.iter().any(is_cancel) {
+        return Vec::new();
+    }
+    match serde_json::from_slice::<Vec<&RawValue>>(body) {
+        Ok(batch) => {
+            let cancels = batch.iter().zip(messages).filter(|(_, message)| is_cancel(message));
+            cancels.filter_map(|(raw, _)| jsonrpc::cancelled_request_id(raw.get().as_bytes())).collect()
+        }
+        Err(_) => jsonrpc::cancelled_request_id(body).into_iter().collect(),
+    }
+}
+
+/// The body without the messages at `repeated`; `None` when nothing is left.
+fn without(body: Bytes, messages: usize, repeated: &[usize]) -> Option<Bytes> {
+    if repeated.is_empty() {
+        return Some(body);
+    }
+    if repeated.len() == messages {
+        return None;
+    }
+    let Ok(batch) = serde_json::from_slice::<Vec<&RawValue>>(&body) else { return Some(body) };
+    let kept = batch.iter().enumerate().filter(|(index, _)| !repeated.contains(index));
+    let kept: Vec<&str> = kept.map(|(_, message)| message.get()).collect();
+    Some(format!("[{}]", kept.join(",")).into())
+}

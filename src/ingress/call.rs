@@ -1,0 +1,381 @@
+//! A POST that carries requests: it begins a request stream, or takes one over as its retry.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::ORIGIN;
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::{Asked, Connection, Ingress, respond};
+use crate::clock;
+use crate::config::{self, Mode};
+use crate::delivery::{Claim, Follow, Kept, Plan, Receipt, Start};
+use crate::event_log::{self, Attachment, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream};
+use crate::protocol::classify;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, Accept, Era, names};
+use crate::protocol::ids::{EventId, Seq, StreamKind};
+use crate::protocol::jsonrpc;
+use crate::protocol::stream::Policy;
+use crate::upstream::{self, Pump, Template, to_upstream};
+
+/// How long a POST that looks like a retry waits for the first call's client to be gone.
+const DETACH_WAIT: Duration = Duration::from_millis(200);
+
+/// A POST that carries requests, with all that is known of it.
+struct Posted {
+    asked: Asked,
+    call: classify::Call,
+    accept: Accept,
+    body: Bytes,
+    retry: Retry,
+}
+
+/// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, and
+/// hyper would need another one to see whether the client leaves.
+struct Reply {
+    call: classify::Call,
+    accept: Accept,
+    session: Option<Arc<Session>>,
+    connection: Arc<Connection>,
+    beginning: Beginning,
+}
+
+/// Where the response to a call begins.
+#[derive(Clone, Copy)]
+struct Beginning {
+    start: Start,
+    /// Events before that were trimmed: the client is told.
+    has_gap: bool,
+}
+
+impl Ingress {
+    pub(super) async fn call(self: Arc<Self>, asked: Asked, call: classify::Call, body: Bytes) -> Response<BoxBody> {
+        let accept = headers::accept(&asked.parts.headers);
+        if !accept.json && !accept.sse {
+            return self.refuse(ErrorCode::NotAcceptable);
+        }
+        if let Some(session) = &asked.session {
+            session.wait_turn().await;
+        }
+        let retry = retry_of(&asked, &call, &body);
+        self.wait_for_detach(&retry).await;
+        let posted = Posted { asked, call, accept, body, retry };
+        match self.begin(&posted) {
+            Ok((attachment, beginning)) => {
+                let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
+                drop((parts, body));
+                self.reply(Reply { call, accept, session, connection, beginning }, attachment).await
+            }
+            Err(code) => {
+                self.metrics.observe_reject(code);
+                respond::failure(Failure::before_run(code), &posted.call.ids, posted.call.batch)
+            }
+        }
+    }
+
+    /// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
+    async fn wait_for_detach(&self, retry: &Retry) {
+        let Some(stream) = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint)) else {
+            return;
+        };
+        if !stream.look(|machine| machine.is_delivered()) {
+            // Whoever stays is another caller with the same id.
+            let _ = tokio::time::timeout(DETACH_WAIT, stream.detached()).await;
+        }
+    }
+
+    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out.
+    fn begin(&self, posted: &Posted) -> Result<(Attachment, Beginning), ErrorCode> {
+        let Retry { fingerprint, body } = posted.retry;
+        let create = || self.log.create(self.spec(posted));
+        let Some(fingerprint) = fingerprint else {
+            return Ok(self.start(posted, &create()));
+        };
+        let matches = |stream: &Arc<Stream>| may_return(stream, body.is_some());
+        match self.log.retries().find_or_register(fingerprint, matches, create) {
+            Match::New(stream, registration) => {
+                stream.keep_registration(registration);
+                Ok(self.start(posted, &stream))
+            }
+            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
+            Match::Same(_) => Err(ErrorCode::KeyReused),
+        }
+    }
+
+    /// What holds for this call. Its tool's name is looked for only where some tool has settings of its own.
+    fn limits(&self, posted: &Posted) -> config::Call {
+        let has_own = posted.call.calls_tool && !self.config.tools.is_empty();
+        let tool = if has_own { jsonrpc::tool_name(&posted.body) } else { None };
+        self.config.call(tool.as_deref())
+    }
+
+    fn spec(&self, posted: &Posted) -> Spec {
+        let Posted { asked, call, accept, retry, .. } = posted;
+        let limits = self.limits(posted);
+        let streams = &self.config.streams;
+        let policy = Policy {
+            kind: StreamKind::Request,
+            era: call.era(),
+            max_wait: limits.max_wait,
+            modern_grace: streams.modern_grace,
+            keyed: retry.body.is_some(),
+            retention: limits.retention,
+            call_timeout: limits.call_timeout,
+            cancel_grace: streams.cancel_grace,
+            full_wait: streams.full_wait,
+            linger: streams.linger,
+            commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(posted)),
+            retry: self.config.delivery.retry,
+            // What nobody reads as a stream is never written, and must not fill it up.
+            pauses: !call.listens && accept.sse,
+            resume_hard_cuts: self.upstream.resumes_hard_cuts(),
+            refuses_asks: !accept.sse,
+            announces_cancel: call.era() == Era::Legacy && !call.initializes,
+        };
+        Spec {
+            policy,
+            binding: asked.binding.clone(),
+            ids: call.ids.clone(),
+            batch: call.batch,
+            polls: limits.mode == Mode::Poll,
+            body: retry.body,
+        }
+    }
+
+    /// A head of ours must not hide one that matters: a status a client acts on, or CORS headers a browser needs.
+    fn may_commit(&self, Posted { asked, call, accept, .. }: &Posted) -> bool {
+        let learned = self.upstream.learned();
+        let credentials = self.credentials(asked);
+        accept.sse
+            && !call.opens
+            && learned.accepts(&credentials, clock::now())
+            && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
+    }
+
+    fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> (Attachment, Beginning) {
+        let attachment = stream.attach(event_log::new_attach(), Seq(0));
+        let Asked { parts, session, connection, .. } = &posted.asked;
+        if let Some(session) = session {
+            session.add_stream(stream);
+        }
+        let headers = to_upstream(&parts.headers, connection.peer().ip());
+        let query = parts.uri.query().map(Into::into);
+        let template = Template::new(parts.method.clone(), headers, query, unpinned(posted.body.clone()));
+        self.pump(&posted.asked, template, posted.accept, posted.call.initializes, stream);
+        (attachment, Beginning { start: Start::First, has_gap: false })
+    }
+
+    /// Begins the upstream call of a stream.
+    pub(super) fn pump(
+        &self,
+        asked: &Asked,
+        template: Template,
+        accept: Accept,
+        initializes: bool,
+        stream: &Arc<Stream>,
+    ) {
+        let call = upstream::Call {
+            template,
+            accept,
+            credentials: self.credentials(asked),
+            principal: asked.binding.principal,
+            initializes,
+            max_event_bytes: self.config.streams.max_event_bytes,
+        };
+        let writer = self.log.writer(stream);
+        let pump = Pump::new(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
+        tokio::spawn(pump.run());
+    }
+
+    /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
+    fn return_to(&self, asked: &Asked, stream: &Arc<Stream>) -> (Attachment, Beginning) {
+        self.metrics.observe_retry();
+        let named = asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
+        let cursor = named
+            .and_then(|id| self.log.find(&id, &asked.binding))
+            .filter(|(found, _)| Arc::ptr_eq(found, stream))
+            .map(|(_, cursor)| cursor);
+        stream.note_return(cursor);
+        let first_kept = stream.look(|machine| machine.trimmed());
+        let wanted = cursor.unwrap_or(Seq(0));
+        let has_gap = wanted < first_kept;
+        if has_gap {
+            self.metrics.observe_gap();
+        }
+        let cursor = wanted.max(first_kept);
+        let attachment = stream.attach(event_log::new_attach(), cursor);
+        (attachment, Beginning { start: Start::After(cursor), has_gap })
+    }
+
+    async fn reply(self: Arc<Self>, reply: Reply, attachment: Attachment) -> Response<BoxBody> {
+        let claim = Claim::new(self.log.clone(), self.metrics.clone(), attachment);
+        let head = poll_fn(|cx| match claim.attachment() {
+            Some(attachment) if reply.accept.sse => self.poll_begin(attachment, cx),
+            Some(attachment) => poll_answer(attachment, cx),
+            None => Poll::Ready(Head::TakenOver),
+        })
+        .await;
+        let Some((attachment, receipt)) = claim.begin() else { return self.refuse(ErrorCode::StreamLost) };
+        match head {
+            Head::Stream(status, head) if reply.accept.sse => {
+                self.follow(&reply, Some((status, &head)), attachment, receipt)
+            }
+            Head::Committed | Head::TakenOver if reply.accept.sse => self.follow(&reply, None, attachment, receipt),
+            Head::Stream(_, head) => self.collect(&reply, &head, attachment, receipt),
+            Head::Committed | Head::TakenOver | Head::Waiting => {
+                self.collect(&reply, &HeaderMap::new(), attachment, receipt)
+            }
+            Head::Plain(plain) => self.pass(&plain, &reply, attachment, receipt),
+            Head::Failed(failure) => self.fail(failure, &reply, Some((attachment, receipt))),
+        }
+    }
+
+    /// The head of a response that may be a stream. One that was taken over before there was a head gets an id and an end, so
+    /// that the stream must be there for whoever comes back with it; where the upstream's answer passes, both get that.
+    fn poll_begin(&self, attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
+        let head = ready!(attachment.poll_head(cx));
+        if !matches!(head, Head::TakenOver) {
+            return Poll::Ready(head);
+        }
+        if attachment.stream().commit() {
+            self.log.publish_once(attachment.stream());
+            return Poll::Ready(head);
+        }
+        attachment.poll_head_anyway(cx)
+    }
+
+    /// A failure is an answer like any other: a retry whose first call may have run gets it again until it was delivered.
+    fn fail(&self, failure: Failure, reply: &Reply, claim: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
+        self.metrics.observe_reject(failure.code);
+        let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.batch));
+        let mut response = respond::failure(failure, &[], false);
+        *response.body_mut() = match claim {
+            Some((attachment, receipt)) => {
+                let receipts = reply.connection.receipts().clone();
+                Kept::new(body, attachment, receipt, receipts).boxed_unsync()
+            }
+            None => upstream::whole(body),
+        };
+        response
+    }
+
+    fn follow(
+        &self,
+        reply: &Reply,
+        head: Option<(StatusCode, &HeaderMap)>,
+        attachment: Attachment,
+        receipt: Receipt,
+    ) -> Response<BoxBody> {
+        let returning = matches!(reply.beginning.start, Start::After(_));
+        let version = Some(&reply.call.version);
+        let plan = self.plan(attachment.stream(), version, reply.session.as_deref(), returning);
+        let plan = Plan { preface: reply.beginning.has_gap.then(Vec::new), ..plan };
+        let receipts = reply.connection.receipts().clone();
+        let body = Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, reply.beginning.start);
+        match head {
+            Some((status, head)) => respond::stream_with(status, head.clone(), body),
+            None => {
+                self.metrics.observe_commit();
+                respond::stream(body)
+            }
+        }
+    }
+
+    fn pass(&self, plain: &Plain, reply: &Reply, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
+        let body = match plain.kept_body() {
+            Some(bytes) => {
+                let receipts = reply.connection.receipts().clone();
+                Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
+            }
+            None => match plain.take_passing() {
+                Some(body) => body,
+                None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
+            },
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = plain.status;
+        *response.headers_mut() = plain.headers.clone();
+        response
+    }
+
+    /// For a client that takes JSON only: the final responses as one body.
+    fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
+        let stream = attachment.stream();
+        let responses = stream.responses(self.config.streams.max_event_bytes);
+        let others = stream.look(|machine| machine.tail().0).saturating_sub(responses.len() as u64);
+        self.metrics.observe_withheld(others);
+        if responses.is_empty() {
+            // Cancelled: no answer is owed, and none came.
+            return respond::status(StatusCode::ACCEPTED);
+        }
+        let body = match responses.as_slice() {
+            [only] if !reply.call.batch => only.clone(),
+            all => [b"[".as_slice(), &all.join(&b","[..]), b"]"].concat().into(),
+        };
+        let receipts = reply.connection.receipts().clone();
+        let mut response = respond::json(StatusCode::OK, Bytes::new());
+        let mut headers = head.clone();
+        headers.remove(http::header::CONTENT_TYPE);
+        headers::expose_ours(&mut headers);
+        response.headers_mut().extend(headers);
+        *response.body_mut() = Kept::new(body, attachment, receipt, receipts).boxed_unsync();
+        response
+    }
+}
+
+/// The head of a response that begins when the answer is there: for a client that takes no stream.
+fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
+    let head = ready!(attachment.poll_head_anyway(cx));
+    if matches!(head, Head::Stream(..) | Head::Committed) {
+        ready!(attachment.poll_answered(cx));
+    }
+    Poll::Ready(head)
+}
+
+/// A small body is a slice of the connection's read buffer, which would live as long as the call.
+fn unpinned(body: Bytes) -> Bytes {
+    const SMALL: usize = 64 * 1024;
+    if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
+}
+
+/// By what a POST may be the retry of a call.
+#[derive(Clone, Copy)]
+struct Retry {
+    /// `None`: by nothing.
+    fingerprint: Option<Fingerprint>,
+    /// Where it has a key: the body the key must come back with.
+    body: Option<Fingerprint>,
+}
+
+fn retry_of(asked: &Asked, call: &classify::Call, body: &[u8]) -> Retry {
+    let Asked { parts, binding, .. } = asked;
+    let query = parts.uri.query().unwrap_or_default();
+    let may_have_key = binding.session.is_some() || binding.principal != Principal::Anonymous;
+    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.opens);
+    match key {
+        Some(key) => Retry {
+            fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
+            body: Some(Fingerprint::of_body(query, body)),
+        },
+        None if binding.session.is_some() && !call.opens => {
+            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None }
+        }
+        None => Retry { fingerprint: None, body: None },
+    }
+}
+
+/// Whether a POST of the same fingerprint is a retry: an idempotency key says so for as long as the stream lives; the same
+/// request id and body say so while the first call's client is gone and has no answer. A call that ended before its bytes went
+/// upstream is none to come back to.
+fn may_return(stream: &Arc<Stream>, keyed: bool) -> bool {
+    stream.look(|machine| {
+        let undelivered = !machine.reader().is_attached() && !machine.is_delivered();
+        let never_ran = machine.is_sealed() && !stream.is_sent();
+        !machine.is_cancelled() && !never_ran && (keyed || undelivered)
+    })
+}

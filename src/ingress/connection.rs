@@ -1,0 +1,152 @@
+//! One downstream connection: hyper's, with two things added.
+//!
+//! A client that leaves during a held response is noticed at once, also when it had pipelined a byte, behind which hyper would
+//! not look for the end. And responses that ended are confirmed once the connection has stayed open long enough. A FIN while a
+//! response runs is a disconnect.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, ready};
+
+use bytes::BytesMut;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::clock::{self, Alarm};
+use crate::delivery::Receipts;
+
+/// Bytes that are read ahead of hyper to see whether a FIN stands behind them.
+const READ_AHEAD: usize = 64 * 1024;
+const READ_STEP: usize = 4 * 1024;
+
+/// What a connection's requests share.
+pub struct Connection {
+    peer: SocketAddr,
+    receipts: Arc<Receipts>,
+}
+
+impl Connection {
+    /// A connection from `peer`.
+    pub fn new(peer: SocketAddr) -> Self {
+        Self { peer, receipts: Arc::default() }
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    /// Its responses that ended and are not known to have arrived.
+    pub fn receipts(&self) -> &Arc<Receipts> {
+        &self.receipts
+    }
+}
+
+/// The socket as hyper sees it.
+pub(super) struct Watched<Io>(Arc<Mutex<Socket<Io>>>);
+
+/// The socket as the connection's driver sees it.
+pub(super) struct Watch<Io>(Arc<Mutex<Socket<Io>>>);
+
+struct Socket<Io> {
+    io: Io,
+    ahead: BytesMut,
+    /// hyper waits for the socket itself and will see its end.
+    hyper_waits: bool,
+}
+
+/// Both ends of the watch.
+pub(super) fn watched<Io>(io: Io) -> (Watched<Io>, Watch<Io>) {
+    let socket = Arc::new(Mutex::new(Socket { io, ahead: BytesMut::new(), hyper_waits: false }));
+    (Watched(socket.clone()), Watch(socket))
+}
+
+impl<Io: AsyncRead + Unpin> Watch<Io> {
+    /// To be called before hyper is polled.
+    pub(super) fn before_hyper(&self) {
+        lock(&self.0).hyper_waits = false;
+    }
+
+    /// Ready when the client has left although hyper does not look.
+    pub(super) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut socket = lock(&self.0);
+        while !socket.hyper_waits && socket.ahead.len() < READ_AHEAD {
+            let mut step = [0; READ_STEP];
+            let mut buffer = ReadBuf::new(&mut step);
+            match ready!(Pin::new(&mut socket.io).poll_read(cx, &mut buffer)) {
+                Ok(()) if buffer.filled().is_empty() => return Poll::Ready(()),
+                Ok(()) => socket.ahead.extend_from_slice(buffer.filled()),
+                Err(_) => return Poll::Ready(()),
+            }
+        }
+        Poll::Pending
+    }
+}
+
+fn lock<Io>(socket: &Mutex<Socket<Io>>) -> MutexGuard<'_, Socket<Io>> {
+    socket.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut socket = lock(&self.0);
+        if socket.ahead.is_empty() {
+            let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
+            // One that brought bytes has left no waker behind, and hyper may not ask again.
+            socket.hyper_waits = read.is_pending();
+            return read;
+        }
+        let taken = buffer.remaining().min(socket.ahead.len());
+        buffer.put_slice(&socket.ahead.split_to(taken));
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut lock(&self.0).io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut lock(&self.0).io).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        lock(&self.0).io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut lock(&self.0).io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut lock(&self.0).io).poll_shutdown(cx)
+    }
+}
+
+/// Confirms receipts as they settle.
+pub(super) struct Settling {
+    receipts: Arc<Receipts>,
+    alarm: Alarm,
+}
+
+impl Settling {
+    pub(super) fn new(receipts: Arc<Receipts>) -> Self {
+        Self { receipts, alarm: Alarm::new() }
+    }
+
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
+        loop {
+            self.alarm.set(self.receipts.next_settled());
+            if self.alarm.poll(cx).is_pending() {
+                return;
+            }
+            self.receipts.confirm_settled(clock::now());
+        }
+    }
+}

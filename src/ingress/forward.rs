@@ -1,0 +1,106 @@
+//! Everything that is none of ours: other paths, other methods, other content, proxied as it is.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::request::Parts;
+use http::{Request, Response, Uri};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+
+use super::{Asked, Ingress, respond};
+use crate::event_log::BoxBody;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::upstream::{self, Template, add_forwarded, to_upstream};
+
+impl Ingress {
+    /// Another path of the origin, unbuffered both ways.
+    pub(super) async fn forward(&self, mut parts: Parts, body: Incoming, peer: SocketAddr) -> Response<BoxBody> {
+        let host = parts.headers.get(HOST).cloned();
+        headers::remove_hop_by_hop(&mut parts.headers);
+        if let Some(host) = host {
+            parts.headers.insert(HOST, host);
+        }
+        add_forwarded(&mut parts.headers, peer.ip());
+        let broken = Arc::new(AtomicBool::new(false));
+        let note = broken.clone();
+        let body = body.map_err(move |error| {
+            note.store(true, Ordering::Relaxed);
+            error.into()
+        });
+        let body = upstream::Body::Passing(body.boxed_unsync());
+        match self.upstream.forward(Request::from_parts(parts, body)).await {
+            Ok(response) => {
+                let (mut parts, body) = response.into_parts();
+                headers::expose_ours(&mut parts.headers);
+                Response::from_parts(parts, body.map_err(Into::into).boxed_unsync())
+            }
+            // The client's own body broke off: nothing is wrong with the upstream.
+            Err(_) if broken.load(Ordering::Relaxed) => self.refuse(ErrorCode::BadRequest),
+            Err(failure) => self.fail_forward(failure),
+        }
+    }
+
+    /// A request on the endpoint that the proxy takes no part in: its path becomes the upstream's.
+    pub(super) async fn forward_to_endpoint(
+        &self,
+        mut parts: Parts,
+        body: Incoming,
+        peer: SocketAddr,
+    ) -> Response<BoxBody> {
+        let target = self.upstream.endpoint_target(parts.uri.query());
+        if let Ok(uri) = target.parse::<Uri>() {
+            parts.uri = uri;
+        }
+        // Some servers answer an event ID that is not theirs with 500.
+        parts.headers.remove(headers::names::LAST_EVENT_ID);
+        self.forward(parts, body, peer).await
+    }
+
+    /// The same with a body that was read, most often none, redirects within the origin followed.
+    pub(super) async fn forward_read(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
+        let Parts { method, uri, mut headers, .. } = asked.parts;
+        let host = headers.get(HOST).cloned();
+        headers::remove_hop_by_hop(&mut headers);
+        headers.remove(headers::names::LAST_EVENT_ID);
+        if let Some(host) = host {
+            headers.insert(HOST, host);
+        }
+        add_forwarded(&mut headers, asked.connection.peer().ip());
+        self.send_whole(&Template::new(method, headers, uri.query().map(Into::into), body)).await
+    }
+
+    /// The same for a POST whose body was read.
+    pub(super) async fn forward_whole(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
+        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
+        let template = Template::new(asked.parts.method, headers, asked.parts.uri.query().map(Into::into), body);
+        self.send_whole(&template).await
+    }
+
+    /// Sends a whole request to the endpoint and passes the answer.
+    pub(super) async fn send_whole(&self, template: &Template) -> Response<BoxBody> {
+        match self.upstream.send(template, None).await {
+            Ok(response) => self.pass_response(response),
+            Err(failure) => self.fail_forward(failure),
+        }
+    }
+
+    /// An upstream response as it is, hop-by-hop headers aside.
+    pub(super) fn pass_response(&self, response: Response<Incoming>) -> Response<BoxBody> {
+        let (mut parts, body) = response.into_parts();
+        headers::remove_hop_by_hop(&mut parts.headers);
+        self.upstream.rewrite_location(&mut parts.headers);
+        headers::expose_ours(&mut parts.headers);
+        Response::from_parts(parts, body.map_err(Into::into).boxed_unsync())
+    }
+
+    pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
+        self.metrics.observe_reject(failure.code);
+        self.metrics.observe_upstream_failure(failure.code);
+        respond::failure(failure, &[], false)
+    }
+}

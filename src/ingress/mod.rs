@@ -1,0 +1,190 @@
+//! 1. Downstream HTTP: accept, limits, classify, dispatch.
+//!
+//! Owned here: connections, and the way of each kind of request: [`call`] for a POST with requests, [`answers`] for one
+//! without, [`resume`] for GET and DELETE, [`forward`] for everything that is none of ours. Replies to errors are made in
+//! [`respond`] alone. Absent: what a stream does (protocol, event log) and how its body is written (delivery).
+
+mod answers;
+mod body;
+mod call;
+pub mod connection;
+mod forward;
+pub mod respond;
+mod resume;
+mod serve;
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{ORIGIN, UPGRADE};
+use http::request::Parts;
+use http::{Method, Request, Response};
+use hyper::body::{Body, Incoming};
+
+pub use connection::Connection;
+pub use serve::{Accept, Handed, Limits, hand_out, serve};
+
+use crate::config::{Config, Prime};
+use crate::delivery::Plan;
+use crate::event_log::{Binding, BoxBody, EventLog, Principals, Session, Stream};
+use crate::metrics::Metrics;
+use crate::protocol::classify::{self, Route};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{self, ProtocolVersion, SessionId};
+use crate::upstream::{Credentials, Upstream};
+
+/// The revision whose clients are known to come back when a response ends early.
+const POLLING_REVISION: &str = "2025-11-25";
+
+/// Everything a request may need.
+#[derive(Clone)]
+pub struct Ingress {
+    /// What the operator wants.
+    pub config: Arc<Config>,
+    /// The streams.
+    pub log: Arc<EventLog>,
+    /// The MCP server.
+    pub upstream: Arc<Upstream>,
+    /// Tells callers apart, for what belongs to whom.
+    pub principals: Principals,
+    /// Tells credentials apart, for what the upstream has accepted.
+    pub credentials: Principals,
+    /// All counters.
+    pub metrics: Arc<Metrics>,
+}
+
+/// One request's head with what is known of its sender.
+struct Asked {
+    parts: Parts,
+    binding: Binding,
+    session: Option<Arc<Session>>,
+    connection: Arc<Connection>,
+}
+
+impl Ingress {
+    /// Answers one request. Never fails: every error is a response.
+    pub async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
+        connection.receipts().confirm_all();
+        let origin = request.headers().get(ORIGIN).cloned();
+        let mut response = self.clone().dispatch(connection, request).await;
+        if let Some(origin) = origin
+            && respond::is_ours(&response)
+        {
+            let known = self.upstream.learned().cors(Some(&origin)).unwrap_or_default();
+            response.headers_mut().extend(known);
+            headers::expose_ours(response.headers_mut());
+        }
+        response
+    }
+
+    /// A call's future stays small: the rarer ways are boxed, because every request pays for the largest.
+    async fn dispatch(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
+        let (parts, body) = request.into_parts();
+        if head_bytes(&parts) > self.config.limits.header_bytes {
+            return self.refuse(ErrorCode::HeadTooLarge);
+        }
+        if wants_tunnel(&parts) {
+            return self.refuse(ErrorCode::UpgradeRefused);
+        }
+        if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
+            return Box::pin(self.forward(parts, body, connection.peer())).await;
+        }
+        let asked = self.identify(parts, connection);
+        if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
+            return match body::read(&asked.parts.headers, body, self.config.limits.body_bytes).await {
+                Ok(body) => self.post(asked, body).await,
+                Err(code) => self.refuse(code),
+            };
+        }
+        Box::pin(self.by_head(asked, body)).await
+    }
+
+    async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {
+        let version = asked.session.as_ref().map(|session| session.version());
+        match classify::head(&asked.parts.method, &asked.parts.headers, version) {
+            Route::Resume(id) => self.resume(asked, id).await,
+            Route::Standalone => self.standalone(asked).await,
+            Route::Delete => match body::read(&asked.parts.headers, body, self.config.limits.body_bytes).await {
+                Ok(body) => self.delete(asked, body).await,
+                Err(code) => self.refuse(code),
+            },
+            Route::Refuse(code) => self.refuse(code),
+            Route::Forward | Route::Call(_) | Route::Answers(_) if body.is_end_stream() => {
+                self.forward_read(asked, Bytes::new()).await
+            }
+            Route::Forward | Route::Call(_) | Route::Answers(_) => {
+                let peer = asked.connection.peer();
+                self.forward_to_endpoint(asked.parts, body, peer).await
+            }
+        }
+    }
+
+    async fn post(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
+        let version = asked.session.as_ref().map(|session| session.version());
+        match classify::post(&asked.parts.headers, &body, version) {
+            Route::Call(call) => self.call(asked, call, body).await,
+            Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
+            Route::Refuse(code) => self.refuse(code),
+            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
+                Box::pin(self.forward_whole(asked, body)).await
+            }
+        }
+    }
+
+    fn identify(&self, parts: Parts, connection: Arc<Connection>) -> Asked {
+        let principal = self.principals.of(&parts.headers);
+        let id = SessionId::from_headers(&parts.headers);
+        let session = id.as_ref().and_then(|id| self.log.sessions().find(id, &principal));
+        Asked { parts, binding: Binding { principal, session: id }, session, connection }
+    }
+
+    fn credentials(&self, asked: &Asked) -> Credentials {
+        (self.credentials.of(&asked.parts.headers), asked.binding.principal)
+    }
+
+    fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {
+        self.metrics.observe_reject(code);
+        respond::refusal(code)
+    }
+
+    /// How a connection to `stream` is served: for a client that speaks `version`, `returning` to it or not.
+    fn plan(
+        &self,
+        stream: &Stream,
+        version: Option<&ProtocolVersion>,
+        session: Option<&Session>,
+        returning: bool,
+    ) -> Plan {
+        let delivery = &self.config.delivery;
+        let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
+        let primes = returning || delivery.prime == Prime::All || is_new_enough;
+        let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
+        // Only a client that comes back may be closed on.
+        let comes_back = returning
+            || (polls_by_revision && primes)
+            || session.is_some_and(Session::has_returned)
+            || stream.look(|machine| machine.reader().has_returned());
+        let polls = stream.polls() && comes_back;
+        Plan {
+            primes,
+            retry: if polls { delivery.poll_retry } else { delivery.retry },
+            heartbeat: delivery.heartbeat,
+            max_connection: delivery.max_connection.filter(|_| comes_back),
+            polls,
+            preface: None,
+        }
+    }
+}
+
+/// The size of a head as it was sent, about: names, values, and four bytes of framing for each.
+fn head_bytes(parts: &Parts) -> usize {
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())
+}
+
+/// A WebSocket or a CONNECT. Other upgrades are offers that a server may pass over.
+fn wants_tunnel(parts: &Parts) -> bool {
+    let protocols = parts.headers.get_all(UPGRADE).into_iter().filter_map(|value| value.to_str().ok());
+    let is_websocket = |protocol: &str| protocol.trim().eq_ignore_ascii_case("websocket");
+    parts.method == Method::CONNECT || protocols.flat_map(|value| value.split(',')).any(is_websocket)
+}

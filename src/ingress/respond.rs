@@ -1,0 +1,93 @@
+//! The only place that makes replies of errors, and the heads the proxy writes itself.
+
+use bytes::Bytes;
+use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
+use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use crate::event_log::BoxBody;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::RequestId;
+use crate::upstream::whole;
+
+/// Clients that are told to come back later are told this many seconds.
+const RETRY_AFTER_SECS: &str = "1";
+
+/// A JSON-RPC error as a whole response; see [`Failure::to_body`].
+pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<BoxBody> {
+    let body = Bytes::from(failure.to_body(ids, batch));
+    let status = failure.code.http_status();
+    let mut response = json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), body);
+    if status == 503 {
+        response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
+    }
+    if failure.code == ErrorCode::BodyTooLarge {
+        // What is left of the body is not read: the connection cannot go on.
+        response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    response
+}
+
+/// Marks a response as one whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.
+#[derive(Clone, Copy)]
+struct Ours;
+
+/// Whether the proxy wrote the head of `response`.
+pub fn is_ours(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<Ours>().is_some()
+}
+
+/// A refusal of which nothing reached the upstream.
+pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
+    failure(Failure::before_run(code), &[], false)
+}
+
+/// A JSON body.
+pub fn json(status: StatusCode, body: Bytes) -> Response<BoxBody> {
+    let mut response = self::status(status);
+    *response.body_mut() = whole(body);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+/// A status without a body.
+pub fn status(status: StatusCode) -> Response<BoxBody> {
+    let mut response = Response::new(whole(Bytes::new()));
+    *response.status_mut() = status;
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.extensions_mut().insert(Ours);
+    response
+}
+
+/// A method an admin page does not take.
+pub fn method_not_allowed() -> Response<BoxBody> {
+    let mut response = status(StatusCode::METHOD_NOT_ALLOWED);
+    response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+    response
+}
+
+/// An SSE response under a head of the proxy's own.
+pub fn stream<B>(body: B) -> Response<BoxBody>
+where
+    B: http_body::Body<Data = Bytes, Error = crate::event_log::BoxError> + Send + 'static,
+{
+    let mut head = HeaderMap::new();
+    head.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    let mut response = stream_with(StatusCode::OK, head, body);
+    response.extensions_mut().insert(Ours);
+    response
+}
+
+/// An SSE response under the upstream's head.
+pub fn stream_with<B>(status: StatusCode, mut head: HeaderMap, body: B) -> Response<BoxBody>
+where
+    B: http_body::Body<Data = Bytes, Error = crate::event_log::BoxError> + Send + 'static,
+{
+    headers::sse_downstream(&mut head);
+    headers::expose_ours(&mut head);
+    let mut response = Response::new(body.boxed_unsync());
+    *response.status_mut() = status;
+    *response.headers_mut() = head;
+    response
+}

@@ -1,0 +1,239 @@
+//! GET and DELETE on the endpoint: coming back to a stream, the standalone stream, and the end of a session.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Method, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::{Asked, Ingress, respond};
+use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
+use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
+use crate::metrics::Resumed;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
+use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
+use crate::protocol::stream::{Place, Policy};
+use crate::upstream::{Template, to_upstream, whole};
+
+impl Ingress {
+    /// A GET with one of our event IDs.
+    pub(super) async fn resume(self: Arc<Self>, asked: Asked, id: EventId) -> Response<BoxBody> {
+        if !headers::accept(&asked.parts.headers).sse {
+            return self.refuse(ErrorCode::NotAcceptable);
+        }
+        if id.cursor() == Cursor::End {
+            return self.at_end();
+        }
+        let found = self.log.find(&id, &asked.binding);
+        let placed = found.map(|(stream, cursor)| {
+            let place = stream.look(|machine| machine.place(cursor));
+            (stream, cursor, place)
+        });
+        let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
+        match placed {
+            Some((stream, cursor, Place::After(_))) => self.resume_at(&asked, &stream, cursor),
+            Some((_, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
+            Some((stream, cursor, Place::AtEnd)) => {
+                stream.note_return(Some(cursor));
+                self.at_end()
+            }
+            Some((_, _, Place::Lost)) | None if is_standalone => self.standalone_lost(asked).await,
+            Some((_, _, Place::Lost)) | None => {
+                self.metrics.observe_resume(Resumed::Lost);
+                respond::stream(whole(lost_event(&id)).map_err(Into::into))
+            }
+        }
+    }
+
+    fn at_end(&self) -> Response<BoxBody> {
+        self.metrics.observe_resume(Resumed::AtEnd);
+        respond::status(StatusCode::NO_CONTENT)
+    }
+
+    fn resume_at(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
+        self.metrics.observe_resume(Resumed::Served);
+        stream.note_return(Some(cursor));
+        if let Some(session) = &asked.session {
+            session.note_return();
+        }
+        self.attach(asked, stream, cursor)
+    }
+
+    /// Follows `stream` after `cursor` for a client that comes back.
+    fn attach(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
+        let attachment = stream.attach(event_log::new_attach(), cursor);
+        let body = self.follow_again(asked, attachment, Start::After(cursor), None);
+        respond::stream(body)
+    }
+
+    fn follow_again(&self, asked: &Asked, attachment: Attachment, start: Start, preface: Option<Vec<u8>>) -> Follow {
+        let stream = attachment.stream().clone();
+        let returning = matches!(start, Start::After(_));
+        let version = self.said_version(asked);
+        let plan = Plan { preface, ..self.plan(&stream, version.as_ref(), asked.session.as_deref(), returning) };
+        let receipt = Receipt::new(self.log.clone(), stream);
+        let receipts = asked.connection.receipts().clone();
+        Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, start)
+    }
+
+    /// A GET that names no event: the session's standalone stream, after the last event written to any connection.
+    pub(super) async fn standalone(self: Arc<Self>, asked: Asked) -> Response<BoxBody> {
+        let Some(id) = asked.binding.session.clone() else {
+            // Without a session there is nothing to find it again by.
+            return self.forward_read(asked, Bytes::new()).await;
+        };
+        if let Some(session) = &asked.session {
+            session.wait_turn().await;
+        }
+        match self.log.sessions().standalone(&id, &asked.binding.principal) {
+            Some(stream) => {
+                let cursor = stream.look(|machine| machine.reader().written().max(machine.trimmed()));
+                self.join_standalone(&asked, &stream, cursor, None).await
+            }
+            None => self.open_standalone(&asked, &id, None).await,
+        }
+    }
+
+    /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
+    async fn standalone_lost(self: Arc<Self>, asked: Asked) -> Response<BoxBody> {
+        self.metrics.observe_resume(Resumed::Lost);
+        let Some(id) = &asked.binding.session else {
+            return self.forward_read(asked, Bytes::new()).await;
+        };
+        self.metrics.observe_gap();
+        let logs = asked.session.as_ref().is_some_and(|session| session.logs());
+        let preface = Some(if logs { gap_warning() } else { Vec::new() });
+        match self.log.sessions().standalone(id, &asked.binding.principal) {
+            Some(stream) => {
+                let oldest = stream.look(|machine| machine.trimmed());
+                self.join_standalone(&asked, &stream, oldest, preface).await
+            }
+            None => self.open_standalone(&asked, id, preface).await,
+        }
+    }
+
+    async fn open_standalone(&self, asked: &Asked, id: &SessionId, preface: Option<Vec<u8>>) -> Response<BoxBody> {
+        let stream = self.log.create(Spec {
+            policy: self.standalone_policy(),
+            binding: asked.binding.clone(),
+            ids: Vec::new(),
+            batch: false,
+            polls: false,
+            body: None,
+        });
+        if let Some(living) = self.log.sessions().set_standalone(id, &asked.binding.principal, &stream) {
+            let cursor = living.look(|machine| machine.reader().written().max(machine.trimmed()));
+            return self.join_standalone(asked, &living, cursor, preface).await;
+        }
+        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
+        let query = asked.parts.uri.query().map(Into::into);
+        let template = Template::new(Method::GET, headers, query, Bytes::new());
+        let attachment = stream.attach(event_log::new_attach(), Seq(0));
+        self.pump(asked, template, Accept { json: true, sse: true }, false, &stream);
+        let head = poll_fn(|cx| attachment.poll_head(cx)).await;
+        self.reply_standalone(asked, head, attachment, Start::First, preface)
+    }
+
+    /// Attaches to a standalone stream that is open, or whose head is still to come.
+    async fn join_standalone(
+        &self,
+        asked: &Asked,
+        stream: &Arc<Stream>,
+        cursor: Seq,
+        preface: Option<Vec<u8>>,
+    ) -> Response<BoxBody> {
+        stream.note_return(None);
+        let attachment = stream.attach(event_log::new_attach(), cursor);
+        let head = poll_fn(|cx| attachment.poll_head(cx)).await;
+        self.reply_standalone(asked, head, attachment, Start::After(cursor), preface)
+    }
+
+    fn reply_standalone(
+        &self,
+        asked: &Asked,
+        head: Head,
+        attachment: Attachment,
+        start: Start,
+        preface: Option<Vec<u8>>,
+    ) -> Response<BoxBody> {
+        match head {
+            Head::Plain(plain) => {
+                let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passing());
+                // Another GET has the body: this one may ask again.
+                let Some(body) = body else {
+                    return respond::failure(Failure::after_send(ErrorCode::UpstreamBroke), &[], false);
+                };
+                let mut response = Response::new(body);
+                *response.status_mut() = plain.status;
+                *response.headers_mut() = plain.headers.clone();
+                response
+            }
+            Head::Failed(failure) => {
+                self.metrics.observe_reject(failure.code);
+                respond::failure(failure, &[], false)
+            }
+            Head::Stream(status, head) => {
+                let body = self.follow_again(asked, attachment, start, preface);
+                respond::stream_with(status, head.as_ref().clone(), body)
+            }
+            // A newer GET took over before there was a head: this one ends at once.
+            Head::TakenOver | Head::Committed | Head::Waiting => {
+                let body = self.follow_again(asked, attachment, start, preface);
+                respond::stream(body)
+            }
+        }
+    }
+
+    fn standalone_policy(&self) -> Policy {
+        let streams = &self.config.streams;
+        Policy {
+            kind: StreamKind::Standalone,
+            era: Era::Legacy,
+            max_wait: streams.max_wait,
+            modern_grace: streams.modern_grace,
+            keyed: false,
+            retention: streams.retention,
+            call_timeout: None,
+            cancel_grace: streams.cancel_grace,
+            full_wait: streams.full_wait,
+            linger: streams.linger,
+            commit_after: None,
+            retry: self.config.delivery.retry,
+            pauses: false,
+            resume_hard_cuts: true,
+            refuses_asks: false,
+            announces_cancel: false,
+        }
+    }
+
+    /// DELETE: the upstream decides; once the session is over there, its streams end here. One that had ended already stays
+    /// readable as long as any.
+    pub(super) async fn delete(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
+        let binding = asked.binding.clone();
+        let sessions = self.log.sessions();
+        let response = self.forward_read(asked, body).await;
+        let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
+        if over && let Some(id) = &binding.session {
+            let session = sessions.remove(id, &binding.principal);
+            let streams = session.iter().flat_map(|session| session.streams());
+            streams.chain(sessions.standalone(id, &binding.principal)).for_each(|stream| stream.expire());
+        }
+        response
+    }
+
+    /// The revision a GET speaks: its own word, else its session's.
+    fn said_version(&self, asked: &Asked) -> Option<ProtocolVersion> {
+        let session = asked.session.as_deref().map(Session::version);
+        ProtocolVersion::from_headers(&asked.parts.headers).or_else(|| session.cloned())
+    }
+}
+
+/// What a client that can read log messages is told of a gap.
+fn gap_warning() -> Vec<u8> {
+    let text = "messages of this stream were lost while the client was away";
+    let params = serde_json::json!({ "level": "warning", "logger": "mcp-resume", "data": text });
+    let message = serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
+    message.to_string().into_bytes()
+}

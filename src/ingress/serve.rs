@@ -1,0 +1,185 @@
+//! The accept loop. Generic over the transport, so that the same code serves TCP, pipes and simulated networks.
+
+use std::convert::Infallible;
+use std::future::{Future, pending, poll_fn};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use http::{Request, Response};
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, watch};
+use tracing::{debug, warn};
+
+use super::connection::{Connection, Settling, watched};
+use crate::clock;
+use crate::event_log::BoxBody;
+use crate::metrics::Metrics;
+
+/// A client that takes longer to send its next head has its connection closed.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// The pause after an accept that failed for want of descriptors or memory.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A peer that acknowledges nothing for this long is gone.
+#[cfg(target_os = "linux")]
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Where connections come from.
+pub trait Accept: Send + 'static {
+    /// One connection.
+    type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
+
+    /// The next one. Cancel safe.
+    fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Io, SocketAddr)>> + Send;
+}
+
+impl Accept for TcpListener {
+    type Io = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        let (stream, peer) = TcpListener::accept(self).await?;
+        stream.set_nodelay(true)?;
+        #[cfg(target_os = "linux")]
+        socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        Ok((stream, peer))
+    }
+}
+
+/// A connection on its way from the thread that accepted it to the one that serves it.
+pub type Handed = (std::net::TcpStream, SocketAddr);
+
+/// Accepts for several threads: each gets the next connection in turn, so that they share the work evenly.
+pub async fn hand_out(
+    mut listener: TcpListener,
+    workers: Vec<mpsc::Sender<Handed>>,
+    shutdown: impl Future<Output = ()>,
+) {
+    let mut shutdown = pin!(shutdown);
+    for worker in workers.iter().cycle() {
+        let accepted = tokio::select! {
+            accepted = Accept::accept(&mut listener) => accepted,
+            () = &mut shutdown => return,
+        };
+        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
+            // A worker that is gone is on its way out, and so are we.
+            Ok(handed) => drop(worker.send(handed).await),
+            Err(error) => pause_after(&error).await,
+        }
+    }
+}
+
+impl Accept for mpsc::Receiver<Handed> {
+    type Io = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        match self.recv().await {
+            Some((stream, peer)) => Ok((TcpStream::from_std(stream)?, peer)),
+            // Nobody accepts any more; what is open goes on.
+            None => pending().await,
+        }
+    }
+}
+
+async fn pause_after(error: &io::Error) {
+    warn!(%error, "a connection could not be accepted");
+    clock::sleep_until(clock::now() + ACCEPT_PAUSE).await;
+}
+
+/// Limits of one listener.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Bytes of a request's head.
+    pub header_bytes: usize,
+}
+
+/// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended.
+pub async fn serve<A, H, F>(
+    mut listener: A,
+    limits: Limits,
+    metrics: Arc<Metrics>,
+    handle: H,
+    shutdown: impl Future<Output = ()>,
+) where
+    A: Accept,
+    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    // Every connection holds a receiver: when the last is gone, all have ended.
+    let (stop, stopping) = watch::channel(());
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut shutdown => break,
+        };
+        match accepted {
+            Ok((io, peer)) => {
+                let (metrics, handle, stopping) = (metrics.clone(), handle.clone(), stopping.clone());
+                tokio::spawn(async move {
+                    metrics.observe_connection();
+                    serve_connection(io, peer, limits, handle, stopping).await;
+                    metrics.observe_connection_end();
+                });
+            }
+            Err(error) => pause_after(&error).await,
+        }
+    }
+    drop(listener);
+    drop(stopping);
+    let _ = stop.send(());
+    stop.closed().await;
+}
+
+async fn serve_connection<Io, H, F>(
+    io: Io,
+    peer: SocketAddr,
+    limits: Limits,
+    handle: H,
+    mut stopping: watch::Receiver<()>,
+) where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    let connection = Arc::new(Connection::new(peer));
+    let mut settling = Settling::new(connection.receipts().clone());
+    let (socket, watch) = watched(io);
+    let service = service_fn(move |request| {
+        let answer = handle(connection.clone(), request);
+        async move { Ok::<_, Infallible>(answer.await) }
+    });
+    let mut hyper = pin!(
+        http1::Builder::new()
+            .half_close(false)
+            .timer(TokioTimer::new())
+            .header_read_timeout(HEAD_TIMEOUT)
+            .max_buf_size(limits.header_bytes)
+            .serve_connection(TokioIo::new(socket), service)
+    );
+    let mut stop = pin!(async move { stopping.changed().await });
+    let mut is_stopping = false;
+    let ended = poll_fn(|cx| {
+        if !is_stopping && stop.as_mut().poll(cx).is_ready() {
+            is_stopping = true;
+            hyper.as_mut().graceful_shutdown();
+        }
+        watch.before_hyper();
+        if let Poll::Ready(ended) = Pin::new(&mut hyper).poll(cx) {
+            return Poll::Ready(ended);
+        }
+        settling.poll(cx);
+        watch.poll_left(cx).map(Ok)
+    })
+    .await;
+    if let Err(error) = ended {
+        debug!(%error, "connection ended");
+    }
+}
