@@ -19,6 +19,7 @@ pub mod app;
 pub mod clock;
 pub mod config;
 pub mod delivery;
+pub mod demo;
 pub mod event_log;
 pub mod ingress;
 pub mod metrics;

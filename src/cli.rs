@@ -1,0 +1,98 @@
+//! The command line: what can be typed, and its help.
+//!
+//! Values of `serve` are taken as text and checked with the rest of the configuration, so that
+//! a wrong flag is reported together with a wrong key.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+use mcp_resume::config::Flags;
+
+const SERVE_NOTES: &str = "\
+Configuration:
+  Every value comes from, in this order: a flag, the environment, the file, the default.
+  In the environment a key is MCP_RESUME_SECTION__KEY, with two underscores between section
+  and key: MCP_RESUME_DELIVERY__RETRY_MS=2000 is retry_ms in [delivery]. Sections for single
+  tools, [tools.\"NAME\"], exist in the file only. config.example.toml lists every key.
+
+Examples:
+  mcp-resume serve --upstream http://127.0.0.1:3000/mcp
+  mcp-resume serve --config mcp-resume.toml --listen 0.0.0.0:8080
+
+Exit codes:
+  0  stopped by a signal    1  failed while running    2  wrong configuration";
+
+/// A reverse proxy that makes MCP servers resumable without changing them.
+#[derive(Parser)]
+#[command(version, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Stand before an MCP server and make it resumable.
+    #[command(after_help = SERVE_NOTES)]
+    Serve(Serve),
+    /// Show a call that is cut off and comes back; needs nothing else.
+    Demo(Demo),
+}
+
+#[derive(Args)]
+pub(crate) struct Serve {
+    /// The configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The MCP server's endpoint; without a path, /mcp is meant [required here or elsewhere].
+    #[arg(long, value_name = "URL")]
+    upstream: Option<String>,
+    /// Where clients connect; port 0 takes a free one [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<String>,
+    /// Where probes and metrics are; "" for nowhere [default: 127.0.0.1:9464].
+    #[arg(long, value_name = "ADDR")]
+    admin: Option<String>,
+    /// Where events rest: memory [default: memory].
+    #[arg(long, value_name = "KIND")]
+    store: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Demo {
+    /// Where the demo's proxy listens; port 0 takes a free one.
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    pub(crate) listen: SocketAddr,
+    /// Exit after the show, also at a terminal, instead of listening for commands of your own.
+    #[arg(long)]
+    pub(crate) once: bool,
+}
+
+impl Serve {
+    pub(crate) fn into_flags(self) -> Flags {
+        let Serve { config: _, upstream, listen, admin, store } = self;
+        Flags { upstream, listen, admin, store }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn every_flag_of_serve_reaches_the_configuration() {
+        let line = "x serve --config f --upstream u --listen l --admin a --store s";
+        let Command::Serve(serve) = Cli::parse_from(line.split(' ')).command else { panic!("not serve") };
+        assert_eq!(serve.config.as_deref(), Some("f".as_ref()));
+        let Flags { upstream, listen, admin, store } = serve.into_flags();
+        let flags = [upstream, listen, admin, store].map(Option::unwrap);
+        assert_eq!(flags, ["u", "l", "a", "s"]);
+    }
+}

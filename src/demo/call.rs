@@ -1,0 +1,185 @@
+//! One tool call carried through the cuts of a bad network, and the judgement of what arrived.
+
+use std::collections::HashSet;
+use std::error::Error as _;
+use std::io;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::client::{Client, Error, Event};
+use super::relay::Relay;
+
+/// How far the tool is asked to count.
+pub(super) const COUNT_TO: u64 = 10;
+/// The pause before each number.
+const INTERVAL_MS: u64 = 300;
+/// How long a client waits before it comes back if no event told it.
+const DEFAULT_RETRY: Duration = Duration::from_secs(1);
+
+/// Calls `count` through `relay`, which cuts the connection once each progress in `cuts`
+/// (ascending) has arrived. After a cut the client comes back as long as it knows an event's id to
+/// come back with; without one the call is lost, and what had arrived is returned.
+pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) -> Result<Received, Error> {
+    let mut received = Received::default();
+    let mut cuts = cuts.iter().peekable();
+    let mut stream = client.call("count", json!({"to": COUNT_TO, "interval_ms": INTERVAL_MS})).await?;
+    loop {
+        let ending = match stream.next().await {
+            Ok(Some(event)) => {
+                client.transcript.event(&event)?;
+                received.take(event);
+                if cuts.next_if(|cut| received.progress.last() == Some(*cut)).is_some() {
+                    relay.cut();
+                }
+                continue;
+            }
+            Ok(None) => "the response ended".to_owned(),
+            Err(error) => describe(&error),
+        };
+        if received.answers > 0 {
+            return Ok(received);
+        }
+        client.transcript.cut(&ending)?;
+        received.breaks += 1;
+        let Some(cursor) = received.cursor.clone() else {
+            return Ok(received);
+        };
+        client.transcript.note(&format!("  the client waits {} ms", received.retry().as_millis()))?;
+        tokio::time::sleep(received.retry()).await;
+        stream = client.resume(&cursor).await?;
+    }
+}
+
+fn describe(error: &hyper::Error) -> String {
+    let cause = error.source().and_then(|source| source.downcast_ref::<io::Error>());
+    match cause.map(io::Error::kind) {
+        Some(io::ErrorKind::ConnectionReset) => "connection reset".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
+/// What a call has brought so far.
+#[derive(Debug, Default)]
+pub(super) struct Received {
+    /// Every progress value, in the order of arrival.
+    pub(super) progress: Vec<u64>,
+    /// How often the response broke off before the answer.
+    pub(super) breaks: u32,
+    /// How many JSON-RPC responses came, and how many of them said that the tool counted to its
+    /// end.
+    answers: u32,
+    results: u32,
+    /// The ids of the events with data, for none may come twice.
+    ids: HashSet<String>,
+    repeated: Option<String>,
+    /// What to come back with, and when.
+    cursor: Option<String>,
+    retry: Option<Duration>,
+    /// The id under which the third number came, to show a replay with.
+    pub(super) third: Option<String>,
+}
+
+impl Received {
+    fn take(&mut self, event: Event) {
+        self.retry = event.retry.or(self.retry);
+        self.cursor = event.id.clone().or(self.cursor.take());
+        if event.data.is_empty() {
+            return;
+        }
+        let message: Value = serde_json::from_str(&event.data).unwrap_or_default();
+        self.progress.extend(message["params"]["progress"].as_u64());
+        if message.get("result").is_some() || message.get("error").is_some() {
+            self.answers += 1;
+            let text = message["result"]["content"][0]["text"].as_str();
+            self.results += u32::from(text == Some(format!("counted to {COUNT_TO}").as_str()));
+        }
+        if let Some(id) = event.id {
+            if self.progress.len() == 3 && self.third.is_none() {
+                self.third = Some(id.clone());
+            }
+            if let Some(repeated) = self.ids.replace(id) {
+                self.repeated = Some(repeated);
+            }
+        }
+    }
+
+    fn retry(&self) -> Duration {
+        self.retry.unwrap_or(DEFAULT_RETRY)
+    }
+
+    /// Whether every number arrived exactly once and in order, then the result, once. The error
+    /// says what is wrong.
+    pub(super) fn verify(&self) -> Result<(), String> {
+        if let Some(id) = &self.repeated {
+            return Err(format!("the id {id} came twice"));
+        }
+        if !self.progress.iter().copied().eq(1..=COUNT_TO) {
+            return Err(format!("of the numbers 1 to {COUNT_TO}, these arrived: {:?}", self.progress));
+        }
+        if (self.answers, self.results) != (1, 1) {
+            return Err(format!("{} answers came, {} of them the result", self.answers, self.results));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn progress(n: u64) -> Event {
+        let data = json!({"params": {"progress": n, "total": COUNT_TO}});
+        Event { id: Some(format!("h.{n}")), retry: None, data: data.to_string() }
+    }
+
+    fn result() -> Event {
+        let text = format!("counted to {COUNT_TO}");
+        let data = json!({"id": 2, "result": {"content": [{"type": "text", "text": text}]}});
+        Event { id: Some(format!("h.{}", COUNT_TO + 1)), retry: None, data: data.to_string() }
+    }
+
+    fn received(events: impl IntoIterator<Item = Event>) -> Received {
+        let mut received = Received::default();
+        events.into_iter().for_each(|event| received.take(event));
+        received
+    }
+
+    fn whole() -> Vec<Event> {
+        (1..=COUNT_TO).map(progress).chain([result()]).collect()
+    }
+
+    #[test]
+    fn a_whole_call_is_verified() {
+        assert_eq!(received(whole()).verify(), Ok(()));
+    }
+
+    #[test]
+    fn a_lost_repeated_or_misplaced_event_is_seen() {
+        for (name, spoil) in [
+            ("lost number", (|events| drop(events.remove(4))) as fn(&mut Vec<Event>)),
+            ("lost result", |events| drop(events.pop())),
+            ("repeated number", |events| events.insert(5, progress(5))),
+            ("repeated result", |events| events.push(result())),
+            ("repeated id", |events| events[4].id = Some("h.4".to_owned())),
+            ("misplaced number", |events| events.swap(4, 5)),
+            ("error for the result", |events| {
+                events.last_mut().unwrap().data = r#"{"id":2,"error":{"code":-32010,"message":"gone"}}"#.to_owned();
+            }),
+        ] {
+            let mut events = whole();
+            spoil(&mut events);
+            assert!(received(events).verify().is_err(), "{name}");
+        }
+    }
+
+    #[test]
+    fn an_empty_event_moves_the_cursor_and_nothing_else() {
+        let retry = Some(Duration::from_millis(250));
+        let prime = Event { id: Some("h.0".to_owned()), retry, data: String::new() };
+        let received = received([prime]);
+        assert_eq!(received.cursor.as_deref(), Some("h.0"));
+        assert_eq!(received.retry(), Duration::from_millis(250));
+        assert!(received.progress.is_empty() && received.ids.is_empty());
+    }
+}

@@ -1,0 +1,239 @@
+//! The client of the demo: what a stock SDK client does on the wire, in the fewest words.
+//!
+//! It knows nothing of the proxy. Its event reader is its own on purpose: what judges the proxy's
+//! bytes should share no code with what wrote them. Deliberately absent: tolerance. An answer it
+//! did not expect is an error.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::header::{ACCEPT, CONTENT_TYPE, HOST, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::server::SESSION_HEADER;
+use super::transcript::Transcript;
+
+/// The revision the client asks for: the last one that specifies resumption.
+const REVISION: &str = "2025-11-25";
+
+/// Why the client could not go on.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// No connection could be made.
+    #[error("cannot connect: {0}")]
+    Connect(#[source] std::io::Error),
+    /// The connection failed before an answer's head came.
+    #[error("no answer: {0}")]
+    Http(#[from] hyper::Error),
+    /// The answer is not the one the protocol promises.
+    #[error("{request} was answered with {status}")]
+    Unexpected {
+        /// What was asked.
+        request: String,
+        /// What came back.
+        status: StatusCode,
+    },
+    /// The transcript could not be written.
+    #[error("cannot write the transcript: {0}")]
+    Transcript(#[from] std::io::Error),
+}
+
+/// One client with one session.
+pub(super) struct Client<'a> {
+    address: SocketAddr,
+    connection: Option<SendRequest<Full<Bytes>>>,
+    session: Option<HeaderValue>,
+    last_id: u64,
+    /// Where the client writes what crosses the wire.
+    pub(super) transcript: &'a mut Transcript,
+}
+
+impl<'a> Client<'a> {
+    /// A client of the server at `address`, without a session yet.
+    pub(super) fn new(address: SocketAddr, transcript: &'a mut Transcript) -> Self {
+        Self { address, connection: None, session: None, last_id: 0, transcript }
+    }
+
+    /// The session's id, once there is one.
+    pub(super) fn session(&self) -> Option<&str> {
+        self.session.as_ref().and_then(|session| session.to_str().ok())
+    }
+
+    /// Opens a session.
+    pub(super) async fn initialize(&mut self) -> Result<(), Error> {
+        let params = json!({
+            "protocolVersion": REVISION,
+            "capabilities": {},
+            "clientInfo": {"name": "demo", "version": env!("CARGO_PKG_VERSION")},
+        });
+        let response = self.request("initialize", params).await?;
+        self.session = response.headers().get(SESSION_HEADER).cloned();
+        expect(&response, StatusCode::OK, "initialize")?;
+        response.into_body().collect().await?;
+
+        let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
+        let response = self.post("notifications/initialized", &initialized).await?;
+        expect(&response, StatusCode::ACCEPTED, "notifications/initialized")?;
+        response.into_body().collect().await?;
+        Ok(())
+    }
+
+    /// Calls the tool `name`, asking for progress.
+    pub(super) async fn call(&mut self, name: &str, arguments: Value) -> Result<EventStream, Error> {
+        let params = json!({"name": name, "arguments": arguments, "_meta": {"progressToken": "demo"}});
+        let response = self.request("tools/call", params).await?;
+        EventStream::of(response, "tools/call")
+    }
+
+    /// Comes back for what followed `cursor`.
+    pub(super) async fn resume(&mut self, cursor: &str) -> Result<EventStream, Error> {
+        let request =
+            Request::builder().method(Method::GET).header(ACCEPT, "text/event-stream").header("last-event-id", cursor);
+        self.transcript.request(&format!("GET /mcp   Last-Event-ID: {}", super::transcript::shorten(cursor)))?;
+        let response = self.send(request, Bytes::new()).await?;
+        EventStream::of(response, "GET with Last-Event-ID")
+    }
+
+    async fn request(&mut self, method: &str, params: Value) -> Result<Response<Incoming>, Error> {
+        self.last_id += 1;
+        self.post(method, &json!({"jsonrpc": "2.0", "id": self.last_id, "method": method, "params": params})).await
+    }
+
+    async fn post(&mut self, name: &str, message: &Value) -> Result<Response<Incoming>, Error> {
+        let what =
+            message["params"]["arguments"].as_object().map(|_| format!(" count {}", message["params"]["arguments"]));
+        self.transcript.request(&format!("POST /mcp  {name}{}", what.unwrap_or_default()))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .header(CONTENT_TYPE, "application/json")
+            .header(ACCEPT, "application/json, text/event-stream");
+        self.send(request, Bytes::from(message.to_string())).await
+    }
+
+    async fn send(&mut self, request: http::request::Builder, body: Bytes) -> Result<Response<Incoming>, Error> {
+        let mut request = request.uri("/mcp").header(HOST, self.address.to_string());
+        if let Some(session) = &self.session {
+            request = request.header(SESSION_HEADER, session).header("mcp-protocol-version", REVISION);
+        }
+        let request = request.body(Full::new(body)).expect("event IDs and addresses fit a header");
+        let response = self.connection().await?.send_request(request).await?;
+        self.transcript.response(&response)?;
+        Ok(response)
+    }
+
+    /// The connection of the last request if it is still good, else a new one.
+    async fn connection(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, Error> {
+        let mut kept = self.connection.take();
+        if let Some(connection) = &mut kept
+            && connection.ready().await.is_err()
+        {
+            kept = None;
+        }
+        let connection = match kept {
+            Some(connection) => connection,
+            None => connect(self.address).await?,
+        };
+        Ok(self.connection.insert(connection))
+    }
+}
+
+async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Error> {
+    let socket = TcpStream::connect(address).await.map_err(Error::Connect)?;
+    let (sender, connection) = handshake(TokioIo::new(socket)).await?;
+    // Whatever ends the connection also ends the response that is being read.
+    tokio::spawn(async move { drop(connection.await) });
+    Ok(sender)
+}
+
+fn expect<B>(response: &Response<B>, status: StatusCode, request: &str) -> Result<(), Error> {
+    if response.status() == status {
+        return Ok(());
+    }
+    Err(Error::Unexpected { request: request.to_owned(), status: response.status() })
+}
+
+/// One event as it came.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Event {
+    /// Its id, if it has one.
+    pub(super) id: Option<String>,
+    /// How long to wait before coming back, if it says so.
+    pub(super) retry: Option<Duration>,
+    /// Its payload; empty where the event only sets an id.
+    pub(super) data: String,
+}
+
+/// The events of one response.
+pub(super) struct EventStream {
+    body: Incoming,
+    unread: Vec<u8>,
+}
+
+impl EventStream {
+    fn of(response: Response<Incoming>, request: &str) -> Result<Self, Error> {
+        expect(&response, StatusCode::OK, request)?;
+        Ok(Self { body: response.into_body(), unread: Vec::new() })
+    }
+
+    /// The next event, `None` at an orderly end. What an end cuts in half is dropped, as the format
+    /// demands.
+    pub(super) async fn next(&mut self) -> Result<Option<Event>, hyper::Error> {
+        loop {
+            if let Some(event) = next_event(&mut self.unread) {
+                return Ok(Some(event));
+            }
+            match self.body.frame().await {
+                Some(frame) => self.unread.extend_from_slice(frame?.data_ref().map_or(&[][..], |data| &data[..])),
+                None => return Ok(None),
+            }
+        }
+    }
+}
+
+/// Takes the first whole event from `unread`; comments alone are none.
+fn next_event(unread: &mut Vec<u8>) -> Option<Event> {
+    loop {
+        let end = unread.windows(2).position(|pair| pair == b"\n\n")?;
+        let lines: Vec<u8> = unread.drain(..end + 2).collect();
+        let mut event = None::<Event>;
+        for line in String::from_utf8_lossy(&lines).lines() {
+            let (field, value) = line.split_once(':').unwrap_or((line, ""));
+            let value = value.strip_prefix(' ').unwrap_or(value);
+            match field {
+                "id" => event.get_or_insert_default().id = Some(value.to_owned()),
+                "retry" => event.get_or_insert_default().retry = value.parse().ok().map(Duration::from_millis),
+                "data" => event.get_or_insert_default().data.push_str(value),
+                _ => {}
+            }
+        }
+        if event.is_some() {
+            return event;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn events_are_read_whole_and_comments_skipped() {
+        let mut unread = [
+            &b": hello\n\nid: a.0\nretry: 250\ndata:\n\n"[..],
+            b"event: message\nid: a.1\ndata: {}\n\nid: a.2\ndata: {",
+        ]
+        .concat();
+        let retry = Some(Duration::from_millis(250));
+        assert_eq!(next_event(&mut unread), Some(Event { id: Some("a.0".into()), retry, data: String::new() }));
+        assert_eq!(next_event(&mut unread), Some(Event { id: Some("a.1".into()), retry: None, data: "{}".into() }));
+        assert_eq!(next_event(&mut unread), None);
+        assert_eq!(unread, b"id: a.2\ndata: {", "half an event waits for its other half");
+    }
+}

@@ -1,0 +1,300 @@
+//! The server of the demo: a small, ordinary MCP server over Streamable HTTP that cannot resume.
+//!
+//! It does what servers without an event store do: its events carry no ids, and a call whose client
+//! has gone runs on and its result is thrown away. Deliberately absent: everything that would save
+//! such a client.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::{BodyExt, Either, Full, Limited};
+use hyper::body::{Body, Frame, Incoming};
+use hyper::header::{ALLOW, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
+use tokio::task::{JoinHandle, JoinSet};
+
+use super::ACCEPT_PAUSE;
+
+/// The header that names a session.
+pub(super) const SESSION_HEADER: &str = "mcp-session-id";
+
+/// The longest request body that is read.
+const MAX_BODY_BYTES: usize = 64 * 1024;
+/// How many sessions are remembered; the oldest is forgotten first.
+const MAX_SESSIONS: usize = 1024;
+/// How many events wait for a slow client before the tool waits too.
+const EVENTS_AHEAD: usize = 16;
+/// The furthest the tool counts.
+const MAX_COUNT: u64 = 1000;
+/// The longest pause between two numbers, in milliseconds.
+const MAX_INTERVAL_MS: u64 = 10_000;
+
+/// The revisions it speaks; a client that asks for another is offered the last.
+const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
+
+/// A running server. Dropping it closes its listener and its connections.
+pub(super) struct Server {
+    address: SocketAddr,
+    tools: Arc<Tools>,
+    accepting: JoinHandle<()>,
+}
+
+impl Server {
+    /// Starts a server on a free loopback port.
+    pub(super) async fn start() -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let tools = Arc::new(Tools::default());
+        let accepting = tokio::spawn(accept(listener, Arc::clone(&tools)));
+        Ok(Self { address, tools, accepting })
+    }
+
+    /// Where it listens.
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// How many tool calls have begun.
+    pub(super) fn calls_begun(&self) -> u64 {
+        self.tools.calls.borrow().begun
+    }
+
+    /// Resolves once every tool call that has begun has run to its end, whether or not anyone was
+    /// there to hear of it.
+    pub(super) async fn all_calls_ended(&self) {
+        let mut calls = self.tools.calls.subscribe();
+        // The sender lives in `self`, so waiting cannot fail.
+        let _ = calls.wait_for(|calls| calls.begun == calls.ended).await;
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.accepting.abort();
+    }
+}
+
+type Reply = Response<Either<Full<Bytes>, Events>>;
+
+async fn accept(listener: TcpListener, tools: Arc<Tools>) {
+    let mut connections = JoinSet::new();
+    loop {
+        let Ok((socket, _)) = listener.accept().await else {
+            // Out of file descriptors, most likely: the next try fails as well unless something
+            // ends first.
+            tokio::time::sleep(ACCEPT_PAUSE).await;
+            continue;
+        };
+        while connections.try_join_next().is_some() {}
+        let tools = Arc::clone(&tools);
+        connections.spawn(async move {
+            let service = hyper::service::service_fn(move |request| {
+                let tools = Arc::clone(&tools);
+                async move { Ok::<_, Infallible>(tools.answer(request).await) }
+            });
+            // How a client leaves is no business of this server: that is its flaw.
+            let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
+        });
+    }
+}
+
+/// What the connections share.
+#[derive(Default)]
+struct Tools {
+    sessions: Mutex<Sessions>,
+    calls: watch::Sender<Calls>,
+}
+
+#[derive(Default)]
+struct Sessions {
+    last: u64,
+    live: BTreeSet<u64>,
+}
+
+/// How many tool calls have begun, and how many of them have run to their end.
+#[derive(Default)]
+struct Calls {
+    begun: u64,
+    ended: u64,
+}
+
+impl Tools {
+    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Reply {
+        if request.uri().path() != "/mcp" {
+            return empty(StatusCode::NOT_FOUND);
+        }
+        if request.method() == Method::POST {
+            self.post(request).await
+        } else if request.method() == Method::DELETE {
+            match self.session(request.headers()) {
+                Ok(session) => {
+                    self.sessions().live.remove(&session);
+                    empty(StatusCode::OK)
+                }
+                Err(refusal) => *refusal,
+            }
+        } else {
+            let mut reply = empty(StatusCode::METHOD_NOT_ALLOWED);
+            reply.headers_mut().insert(ALLOW, HeaderValue::from_static("POST, DELETE"));
+            reply
+        }
+    }
+
+    async fn post(self: Arc<Self>, request: Request<Incoming>) -> Reply {
+        let (head, body) = request.into_parts();
+        let Ok(body) = Limited::new(body, MAX_BODY_BYTES).collect().await else {
+            return empty(StatusCode::PAYLOAD_TOO_LARGE);
+        };
+        let Ok(message) = serde_json::from_slice::<Value>(&body.to_bytes()) else {
+            return error(StatusCode::BAD_REQUEST, &Value::Null, -32700, "not JSON");
+        };
+        let (id, method) = (&message["id"], message["method"].as_str().unwrap_or_default());
+        if method == "initialize" {
+            return self.initialize(id, &message["params"]);
+        }
+        if let Err(refusal) = self.session(&head.headers) {
+            return *refusal;
+        }
+        match method {
+            _ if id.is_null() || method.is_empty() => empty(StatusCode::ACCEPTED),
+            "ping" => result(id, &json!({})),
+            "tools/list" => result(id, &json!({"tools": [count_tool()]})),
+            "tools/call" if message["params"]["name"] == "count" => self.count(id, &message["params"]),
+            "tools/call" => error(StatusCode::OK, id, -32602, "unknown tool"),
+            _ => error(StatusCode::OK, id, -32601, "method not found"),
+        }
+    }
+
+    fn initialize(&self, id: &Value, params: &Value) -> Reply {
+        let asked = params["protocolVersion"].as_str().unwrap_or_default();
+        let revision = REVISIONS.into_iter().find(|known| *known == asked).unwrap_or(REVISIONS[2]);
+        let mut reply = result(
+            id,
+            &json!({
+                "protocolVersion": revision,
+                "capabilities": {"tools": {}},
+                "serverInfo": {"name": "cannot-resume", "version": env!("CARGO_PKG_VERSION")},
+            }),
+        );
+        let mut sessions = self.sessions();
+        sessions.last += 1;
+        let session = sessions.last;
+        sessions.live.insert(session);
+        if sessions.live.len() > MAX_SESSIONS {
+            sessions.live.pop_first();
+        }
+        let name = HeaderValue::try_from(format!("demo-{session}")).expect("letters and digits fit a header");
+        reply.headers_mut().insert(SESSION_HEADER, name);
+        reply
+    }
+
+    /// The session a request belongs to; 400 without one, 404 for one that is not known.
+    fn session(&self, headers: &HeaderMap) -> Result<u64, Box<Reply>> {
+        let Some(name) = headers.get(SESSION_HEADER) else {
+            return Err(Box::new(error(StatusCode::BAD_REQUEST, &Value::Null, -32600, "no session")));
+        };
+        let session = name.to_str().ok().and_then(|name| name.strip_prefix("demo-")).and_then(|n| n.parse().ok());
+        session
+            .filter(|session| self.sessions().live.contains(session))
+            .ok_or_else(|| Box::new(error(StatusCode::NOT_FOUND, &Value::Null, -32600, "unknown session")))
+    }
+
+    fn sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts on a task of its own, which no client can stop by leaving.
+    fn count(self: Arc<Self>, id: &Value, params: &Value) -> Reply {
+        let arguments = &params["arguments"];
+        let to = arguments["to"].as_u64().unwrap_or(10).min(MAX_COUNT);
+        let interval = Duration::from_millis(arguments["interval_ms"].as_u64().unwrap_or(500).min(MAX_INTERVAL_MS));
+        let (id, token) = (id.clone(), params["_meta"]["progressToken"].clone());
+        let (events, body) = mpsc::channel(EVENTS_AHEAD);
+        self.calls.send_modify(|calls| calls.begun += 1);
+        tokio::spawn(async move {
+            for progress in 1..=to {
+                tokio::time::sleep(interval).await;
+                if !token.is_null() {
+                    let params = json!({"progressToken": token, "progress": progress, "total": to});
+                    let _ = events.send(event(&notification("notifications/progress", &params))).await;
+                }
+            }
+            let text = format!("counted to {to}");
+            let _ = events.send(event(&response(&id, &json!({"content": [{"type": "text", "text": text}]})))).await;
+            self.calls.send_modify(|calls| calls.ended += 1);
+        });
+        let mut reply = Response::new(Either::Right(Events(body)));
+        reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        reply
+    }
+}
+
+/// The body of an SSE response: the events of one call, as they come.
+struct Events(mpsc::Receiver<Bytes>);
+
+impl Body for Events {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.0.poll_recv(cx).map(|event| event.map(|event| Ok(Frame::data(event))))
+    }
+}
+
+fn count_tool() -> Value {
+    json!({
+        "name": "count",
+        "description": "Counts slowly, with a progress notification for every number",
+        "inputSchema": {
+            "type": "object",
+            "properties": {
+                "to": {"type": "integer", "minimum": 0, "maximum": MAX_COUNT},
+                "interval_ms": {"type": "integer", "minimum": 0, "maximum": MAX_INTERVAL_MS},
+            },
+        },
+    })
+}
+
+fn event(message: &Value) -> Bytes {
+    Bytes::from(format!("event: message\ndata: {message}\n\n"))
+}
+
+fn notification(method: &str, params: &Value) -> Value {
+    json!({"jsonrpc": "2.0", "method": method, "params": params})
+}
+
+fn response(id: &Value, result: &Value) -> Value {
+    json!({"jsonrpc": "2.0", "id": id, "result": result})
+}
+
+fn result(id: &Value, result: &Value) -> Reply {
+    json_reply(StatusCode::OK, &response(id, result))
+}
+
+fn error(status: StatusCode, id: &Value, code: i64, message: &str) -> Reply {
+    json_reply(status, &json!({"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": message}}))
+}
+
+fn json_reply(status: StatusCode, message: &Value) -> Reply {
+    let mut reply = Response::new(Either::Left(Full::new(Bytes::from(message.to_string()))));
+    *reply.status_mut() = status;
+    reply.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    reply
+}
+
+fn empty(status: StatusCode) -> Reply {
+    let mut reply = Response::new(Either::Left(Full::default()));
+    *reply.status_mut() = status;
+    reply
+}

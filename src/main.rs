@@ -1,0 +1,147 @@
+//! Flags and configuration in, a role out, and an exit code: 0 clean, 1 failed at run time,
+//! 2 wrong configuration.
+
+mod cli;
+
+use std::error::Error;
+use std::fmt::Display;
+use std::io::{IsTerminal, Write};
+use std::process::ExitCode;
+use std::{env, fs, io};
+
+use clap::Parser;
+use mcp_resume::app::Server;
+use mcp_resume::config::{Config, Log, LogFormat};
+use mcp_resume::demo;
+use tracing_subscriber::EnvFilter;
+
+use cli::{Cli, Command, Demo, Serve};
+
+const FAILED: u8 = 1;
+const WRONG_CONFIGURATION: u8 = 2;
+
+fn main() -> ExitCode {
+    match Cli::parse().command {
+        Command::Serve(flags) => match configure(flags) {
+            Ok(config) => run(serve(config)),
+            Err(problem) => fail(WRONG_CONFIGURATION, problem),
+        },
+        Command::Demo(options) => run(demo(options)),
+    }
+}
+
+/// Everything outside that the configuration is made of.
+fn configure(flags: Serve) -> Result<Config, Box<dyn Error>> {
+    let file = match &flags.config {
+        Some(path) => {
+            let name = path.display().to_string();
+            let text =
+                fs::read_to_string(path).map_err(|error| format!("cannot read the configuration {name}: {error}"))?;
+            Some((name, text))
+        }
+        None => None,
+    };
+    let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+    // Other programs' variables may be any bytes; ours are words and numbers.
+    let environment =
+        env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()));
+    Ok(Config::load(file, environment, flags.into_flags())?)
+}
+
+fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
+    let result = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(Box::from)
+        .and_then(|runtime| runtime.block_on(role));
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(FAILED, error),
+    }
+}
+
+async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
+    start_log(&config.log);
+    let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
+    let path = config.upstream.url.endpoint_path().to_owned();
+    let server = Server::bind(config).await?;
+    announce(format_args!("listening on http://{}{path}", server.local_addr()));
+    if let Some(address) = server.admin_addr() {
+        announce(format_args!("admin on http://{address}"));
+    }
+    tokio::select! {
+        result = server.run_on_threads(workers(), async move { first.next().await }) => Ok(result?),
+        // Whoever asks twice does not want to wait for what still runs.
+        () = async { second.next().await; second.next().await } => {
+            Err("stopped by a second signal before everything had ended".into())
+        }
+    }
+}
+
+/// One for each core this process may use.
+fn workers() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
+    let Demo { listen, once } = options;
+    Ok(demo::run(demo::Options { listen, once }).await?)
+}
+
+fn start_log(log: &Log) {
+    // The level was checked with the configuration.
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(EnvFilter::new(&log.level))
+        .with_ansi(io::stderr().is_terminal())
+        .with_writer(io::stderr);
+    match log.format {
+        LogFormat::Text => lines.init(),
+        LogFormat::Json => lines.json().init(),
+    }
+}
+
+/// Says an address on stdout. Whoever closed stdout does not want to know it.
+fn announce(line: impl Display) {
+    let _ = writeln!(io::stdout(), "{line}");
+}
+
+fn fail(code: u8, error: impl Display) -> ExitCode {
+    let _ = writeln!(io::stderr(), "mcp-resume: {error}");
+    ExitCode::from(code)
+}
+
+/// The requests to stop: ctrl-c, and SIGTERM where there is one.
+struct Signals {
+    #[cfg(unix)]
+    interrupt: tokio::signal::unix::Signal,
+    #[cfg(unix)]
+    terminate: tokio::signal::unix::Signal,
+    #[cfg(windows)]
+    interrupt: tokio::signal::windows::CtrlC,
+}
+
+impl Signals {
+    #[cfg(unix)]
+    fn listen() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        Ok(Self { interrupt: signal(SignalKind::interrupt())?, terminate: signal(SignalKind::terminate())? })
+    }
+
+    #[cfg(windows)]
+    fn listen() -> io::Result<Self> {
+        Ok(Self { interrupt: tokio::signal::windows::ctrl_c()? })
+    }
+
+    #[cfg(unix)]
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+
+    #[cfg(windows)]
+    async fn next(&mut self) {
+        self.interrupt.recv().await;
+    }
+}

@@ -1,0 +1,60 @@
+//! The binary from outside: its answers to a wrong or idle command line, its exit codes, its demo.
+
+use std::process::{Command, Output};
+
+fn run(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+        .args(arguments)
+        .env("MCP_RESUME_DELIVERY__RETRY_MS", "soon")
+        .output()
+        .expect("the binary runs")
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("it speaks UTF-8")
+}
+
+#[test]
+fn a_wrong_configuration_lists_all_its_problems_and_exits_2() {
+    let output = run(&["serve", "--listen", "here", "--store", "tape"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(output.stdout.is_empty());
+    let report = text(&output.stderr);
+    let problems = ["4 problems", "RETRY_MS in the", "--listen: ", "--store: ", "upstream.url: "];
+    for problem in problems {
+        assert!(report.contains(problem), "{problem} is not in\n{report}");
+    }
+}
+
+#[test]
+fn a_file_that_cannot_be_read_exits_2() {
+    let output = run(&["serve", "--config", "no/such/file.toml"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("cannot read the configuration no/such/file.toml"));
+}
+
+#[test]
+fn a_wrong_command_line_exits_2() {
+    for arguments in [&[][..], &["serve", "--upsteam", "x"], &["demo", "--listen", "here"]] {
+        assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_says_how_values_are_found_and_exits_0() {
+    let output = run(&["serve", "--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    for word in ["--upstream <URL>", "MCP_RESUME_DELIVERY__RETRY_MS", "config.example.toml"] {
+        assert!(text(&output.stdout).contains(word), "{word}");
+    }
+}
+
+#[test]
+fn the_demo_loses_a_call_without_the_proxy_keeps_it_with_it_and_exits_0() {
+    let output = run(&["demo", "--once"]);
+    let show = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{show}\n{}", text(&output.stderr));
+    assert!(show.contains("✗ 3 of 10 numbers arrived, and no result"), "{show}");
+    assert!(show.contains("✓ every event arrived exactly once and in order"), "{show}");
+    assert_eq!(show.matches("connection reset").count(), 4, "three cuts, and the summary that names them:\n{show}");
+}
