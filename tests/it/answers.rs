@@ -1,0 +1,301 @@
+//! What the client answers to the server's requests.
+
+use crate::support::*;
+use serde_json::json;
+
+fn question(id: &str) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "method": "sampling/createMessage", "params": {"messages": []}}).to_string()
+}
+
+fn answer(id: &str) -> String {
+    json!({"jsonrpc": "2.0", "id": id, "result": {"role": "assistant"}}).to_string()
+}
+
+/// The client answers and the upstream takes it.
+async fn answers(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: &str) {
+    let pending = session.post(answer(id)).start(proxy.addr).await;
+    let call = upstream.expect("response").await;
+    assert_eq!(call.body, answer(id).into_bytes());
+    call.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+}
+
+/// A POST of the client's that the proxy takes without the upstream.
+async fn held(proxy: &Proxy, session: &Session, body: String) {
+    let response = session.post(body).send(proxy.addr).await;
+    assert_eq!(response.status, 202);
+}
+
+#[tokio::test]
+async fn an_answer_gets_the_upstreams_status() {
+    let (mut upstream, proxy, session) = stage().await;
+    for status in [202, 400, 401, 404] {
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(status))).await;
+        let id = format!("q{status}");
+        sse.event(question(&id)).await;
+        assert_eq!(response.event().await.bytes(), question(&id).as_bytes());
+        let pending = session.post(answer(&id)).start(proxy.addr).await;
+        let upstream_call = upstream.expect("response").await;
+        assert_eq!(upstream_call.header("mcp-session-id"), Some("s-1"));
+        upstream_call.status_with(status, "x-custom: 1\r\n").await;
+        let answered = pending.response().await;
+        assert_eq!(answered.status, status);
+        assert_eq!(answered.header("x-custom"), Some("1"));
+        sse.finish(result(status)).await;
+        response.events().await;
+    }
+}
+
+#[tokio::test]
+async fn a_question_asked_while_the_client_is_away_is_asked_once() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(question("q")).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), question("q").as_bytes());
+    answers(&proxy, &mut upstream, &session, "q").await;
+    back.reset();
+    sse.event(progress(1)).await;
+    // A stale cursor: what was answered is not asked again, the rest comes.
+    let mut again = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    let event = again.event().await;
+    assert_eq!((event.id(), event.bytes()), (place.at(2).as_str(), progress(1).as_bytes()));
+    sse.finish(result(1)).await;
+    assert_eq!(again.event().await.bytes(), result(1).as_bytes());
+    again.ends().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_question_not_answered_yet_is_asked_again() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.event(question("q")).await;
+    response.event().await;
+    response.reset();
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), question("q").as_bytes());
+    answers(&proxy, &mut upstream, &session, "q").await;
+    sse.finish(result(1)).await;
+    back.event().await;
+    back.ends().await;
+}
+
+#[tokio::test]
+async fn a_second_answer_is_acknowledged_and_dropped() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    answers(&proxy, &mut upstream, &session, "q").await;
+    held(&proxy, &session, answer("q")).await;
+    settle(&proxy, &mut upstream).await;
+    sse.finish(result(1)).await;
+    response.event().await;
+}
+
+#[tokio::test]
+async fn an_answer_to_nothing_we_know_is_forwarded() {
+    let (mut upstream, proxy, session) = stage().await;
+    answers(&proxy, &mut upstream, &session, "unknown").await;
+    let pending = Request::post(answer("q")).start(proxy.addr).await;
+    upstream.expect("response").await.status(400).await;
+    assert_eq!(pending.response().await.status, 400);
+}
+
+#[tokio::test]
+async fn an_answer_without_a_session_is_always_forwarded() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let request = Request::post(call(1)).with("MCP-Protocol-Version", V2025_11);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    for _ in 0..2 {
+        let pending = Request::post(answer("q")).start(proxy.addr).await;
+        upstream.expect("response").await.status(202).await;
+        assert_eq!(pending.response().await.status, 202);
+    }
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn equal_question_ids_of_two_streams_are_two_questions() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    one.event(question("0")).await;
+    first.event().await;
+    two.event(question("0")).await;
+    second.event().await;
+    // The oldest outstanding first, then the other; then nothing is left to answer.
+    answers(&proxy, &mut upstream, &session, "0").await;
+    answers(&proxy, &mut upstream, &session, "0").await;
+    held(&proxy, &session, answer("0")).await;
+    settle(&proxy, &mut upstream).await;
+    one.finish(result(1)).await;
+    two.finish(result(2)).await;
+}
+
+#[tokio::test]
+async fn an_answer_waits_while_the_upstream_refuses_and_later_requests_wait_behind_it() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(question("a")).await;
+    sse.event(question("b")).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), question("a").as_bytes());
+    assert_eq!(back.event().await.bytes(), question("b").as_bytes());
+
+    upstream.refuse().await;
+    held(&proxy, &session, answer("a")).await;
+    held(&proxy, &session, answer("b")).await;
+    // A second answer while the first is held is dropped as well.
+    held(&proxy, &session, answer("a")).await;
+    let later = session.post(call(2)).start(proxy.addr).await;
+    upstream.listen_again().await;
+
+    for id in ["a", "b"] {
+        let upstream_call = upstream.expect("response").await;
+        assert_eq!(upstream_call.body, answer(id).into_bytes());
+        assert_eq!(upstream_call.header("mcp-session-id"), Some("s-1"));
+        upstream_call.status(202).await;
+    }
+    upstream.expect("tools/call").await.json(200, result(2)).await;
+    assert_eq!(later.response().await.body().await, result(2).as_bytes());
+    sse.finish(result(1)).await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+    assert!(upstream.is_quiet(), "each answer was sent once");
+}
+
+#[tokio::test]
+async fn an_answer_the_upstream_is_slow_to_take_is_never_sent_again() {
+    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    let pending = session.post(answer("q")).start(proxy.addr).await;
+    let slow = upstream.expect("response").await;
+    assert_eq!(pending.response().await.status, 202);
+    slow.status(500).await;
+    settle(&proxy, &mut upstream).await;
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_notification_waits_while_the_upstream_refuses() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    upstream.refuse().await;
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+    held(&proxy, &session, changed.to_owned()).await;
+    upstream.listen_again().await;
+    let upstream_call = upstream.expect("notifications/roots/list_changed").await;
+    assert_eq!(upstream_call.body, changed.as_bytes());
+    upstream_call.status(202).await;
+    sse.finish(result(1)).await;
+    response.event().await;
+}
+
+#[tokio::test]
+async fn an_answer_the_upstream_did_not_take_may_be_given_again() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    // The client's token was too old; it comes again with a new one.
+    let pending = session.post(answer("q")).start(proxy.addr).await;
+    upstream.expect("response").await.status_with(401, "www-authenticate: Bearer\r\n").await;
+    assert_eq!(pending.response().await.status, 401);
+    answers(&proxy, &mut upstream, &session, "q").await;
+    held(&proxy, &session, answer("q")).await;
+    settle(&proxy, &mut upstream).await;
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn an_answer_has_the_type_of_its_question() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
+    response.event().await;
+    // Not the question's id: the upstream's to judge.
+    answers(&proxy, &mut upstream, &session, "9").await;
+    let nine = r#"{"jsonrpc":"2.0","id":9,"result":{"roots":[]}}"#;
+    let pending = session.post(nine).start(proxy.addr).await;
+    assert_eq!(upstream.expect("response").await.body, nine.as_bytes());
+    drop(pending);
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn what_the_proxy_sends_itself_carries_the_callers_credentials() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let session = Session::open_as(&proxy, &mut upstream, V2025_11, "s-9", Some("Bearer mine")).await;
+    let endpoint = "/mcp?key=k";
+    let request = session.post(call(1)).target(endpoint);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    upstream.refuse().await;
+    let answered = session.post(answer("q")).target(endpoint).send(proxy.addr).await;
+    assert_eq!(answered.status, 202);
+    upstream.listen_again().await;
+    let late = upstream.expect("response").await;
+    assert_eq!(late.target, endpoint);
+    assert_eq!(late.header("authorization"), Some("Bearer mine"));
+    assert_eq!(late.header("mcp-session-id"), Some("s-9"));
+    late.status(202).await;
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn an_answer_nobody_waits_for_any_more_holds_nobody_up() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    upstream.refuse().await;
+    held(&proxy, &session, answer("q")).await;
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    upstream.listen_again().await;
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    loop {
+        let upstream_call = upstream.next().await;
+        if upstream_call.rpc_method() == "tools/call" {
+            upstream_call.json(200, result(2)).await;
+            break;
+        }
+        upstream_call.status(202).await;
+    }
+    assert_eq!(pending.response().await.body().await, result(2).as_bytes());
+}
+
+#[tokio::test]
+async fn an_upstream_that_never_acknowledges_an_answer_can_still_be_called() {
+    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    let pending = session.post(answer("q")).start(proxy.addr).await;
+    let silent = upstream.expect("response").await;
+    assert_eq!(pending.response().await.status, 202);
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.sse().await.finish(result(2)).await;
+    let mut second = pending.response().await.sse();
+    assert_eq!(second.event().await.bytes(), result(2).as_bytes());
+    drop(silent);
+    sse.finish(result(1)).await;
+}

@@ -1,0 +1,31 @@
+//! Black-box tests: a scripted upstream, the proxy in this process, a raw client.
+//!
+//! Each test runs on one thread with the proxy, on real sockets. A name says a behaviour.
+
+// A test's way to fail.
+#![allow(clippy::unwrap_used, clippy::panic)]
+// The tests measure how soon the proxy answers; they do not move its time.
+#![allow(clippy::disallowed_methods)]
+
+mod answers;
+mod bad_input;
+mod batch;
+mod cancel;
+mod closing;
+mod commit;
+mod cut;
+mod exchange;
+mod flow;
+mod kit;
+mod modern;
+mod origin;
+mod principal;
+mod process;
+mod resume;
+mod retry;
+mod session;
+mod standalone;
+mod support;
+mod torture;
+mod upstream_close;
+mod upstream_death;

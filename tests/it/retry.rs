@@ -1,0 +1,280 @@
+//! The same POST again: the tool runs once.
+
+use crate::support::*;
+
+/// A call whose client read one event and left; the proxy knows that it left.
+async fn left(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, EventId) {
+    let (sse, mut response) = begin(proxy, upstream, request).await;
+    sse.event(progress(1)).await;
+    let place = EventId::of(response.event().await.id());
+    response.reset();
+    settle(proxy, upstream).await;
+    (sse, place)
+}
+
+/// Asserts that this request is a call of its own.
+async fn runs_anew(proxy: &Proxy, upstream: &mut Upstream, request: &Request, what: &str) {
+    let pending = request.start(proxy.addr).await;
+    let body = upstream.expect("tools/call").await;
+    body.json(200, "{\"new\":1}").await;
+    let mut response = pending.response().await;
+    assert_eq!(response.status, 200, "{what}");
+    assert_eq!(response.body().await, b"{\"new\":1}", "{what}");
+}
+
+#[tokio::test]
+async fn a_retry_takes_over_the_running_call() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1));
+    let (sse, place) = left(&proxy, &mut upstream, &request).await;
+    let mut response = request.send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(response.prime().await.id()).handle, place.handle);
+    assert_eq!(response.event().await.id(), place.at(1), "from the first");
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_retry_goes_on_after_its_last_event_id() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1));
+    let (sse, place) = left(&proxy, &mut upstream, &request).await;
+    sse.finish(result(1)).await;
+    let again = request.clone().resume_from(&place.at(1));
+    let mut response = again.send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(response.prime().await.id()).seq, "1");
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_retry_before_any_word_of_the_upstream_waits_for_it() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1));
+    request.start(proxy.addr).await.reset();
+    let upstream_call = upstream.expect("tools/call").await;
+    settle(&proxy, &mut upstream).await;
+    let pending = request.start(proxy.addr).await;
+    settle(&proxy, &mut upstream).await;
+    upstream_call.json(200, result(1)).await;
+    let mut response = pending.response().await;
+    assert_eq!(response.status, 200);
+    if response.is_sse() {
+        assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    } else {
+        assert_eq!(response.body().await, result(1).as_bytes());
+    }
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_json_answer_cut_on_its_way_is_given_again() {
+    let (mut upstream, proxy, session) = stage().await;
+    let pending = session.post(call(9)).start(proxy.addr).await;
+    upstream.next().await.json(200, result(9)).await;
+    let whole = pending.response().await;
+    let bytes = whole.read() + 10;
+    drop(whole);
+    for cut in [1, bytes / 2, bytes - 20] {
+        let request = session.post(call(cut as u64));
+        let client = request.start(proxy.addr).await.stop_after(cut);
+        upstream.expect("tools/call").await.json_with(200, "x-custom: 1\r\n", result(cut as u64)).await;
+        match client.try_response().await {
+            Ok(mut response) => {
+                response.try_body().await;
+                response.reset();
+            }
+            Err(end) => assert_eq!(end, End::Cut),
+        }
+        settle(&proxy, &mut upstream).await;
+        let mut response = request.send(proxy.addr).await;
+        assert_eq!(response.status, 200);
+        assert_eq!(response.header("content-type"), Some("application/json"));
+        assert_eq!(response.body().await, result(cut as u64).as_bytes());
+        assert!(upstream.is_quiet(), "cut at {cut}");
+    }
+}
+
+#[tokio::test]
+async fn a_delivered_call_is_not_given_again() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (id, sse) in [(1, true), (2, false)] {
+        let request = session.post(call(id));
+        let pending = request.start(proxy.addr).await;
+        let upstream_call = upstream.expect("tools/call").await;
+        if sse {
+            upstream_call.sse().await.finish(result(id)).await;
+        } else {
+            upstream_call.json(200, result(id)).await;
+        }
+        let mut response = pending.response().await;
+        response.body().await;
+        // The connection carries a further request: the answer has arrived.
+        let mut client = response.into_client();
+        client.send(&request.bytes(proxy.addr)).await;
+        upstream.expect("tools/call").await.json(200, "{}").await;
+        let mut second = client.response().await;
+        assert_eq!(second.body().await, b"{}");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_client_is_still_there_is_not_taken_over() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call(1)), "attached").await;
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+}
+
+#[tokio::test]
+async fn another_request_is_no_retry() {
+    let (mut upstream, proxy, session) = stage().await;
+    let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", None).await;
+    let (sse, _) = left(&proxy, &mut upstream, &session.post(call(1))).await;
+    let stranger = session.post(call(1)).with("Authorization", "Bearer x");
+    for (what, request) in [
+        ("another id", session.post(call(2))),
+        ("an id of another type", session.post(call("1"))),
+        ("another body", session.post(call_tool(1, "other"))),
+        ("another session", other.post(call(1))),
+        ("another principal", stranger),
+        ("no session", session.post(call(1)).without("Mcp-Session-Id")),
+    ] {
+        runs_anew(&proxy, &mut upstream, &request, what).await;
+    }
+    let mut response = session.post(call(1)).send(proxy.addr).await.sse();
+    sse.finish(result(1)).await;
+    let (events, _) = response.events().await;
+    assert_eq!(events.len(), 2, "the first call is still there");
+}
+
+#[tokio::test]
+async fn a_modern_call_without_a_key_is_never_a_retry() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let request = modern(1).with("Authorization", "Bearer a");
+    let (sse, _) = left(&proxy, &mut upstream, &request).await;
+    runs_anew(&proxy, &mut upstream, &request, "no session, no key").await;
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn an_idempotency_key_finds_a_delivered_call() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let request = modern(1).with("Authorization", "Bearer a").with("Idempotency-Key", "k-1");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.finish(result(1)).await;
+    response.events().await;
+    for _ in 0..2 {
+        let mut again = request.send(proxy.addr).await.sse();
+        again.prime().await;
+        assert_eq!(again.event().await.bytes(), result(1).as_bytes());
+        again.ends().await;
+    }
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn an_idempotency_key_finds_a_json_answer() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1)).with("Idempotency-Key", "k-1");
+    let pending = request.start(proxy.addr).await;
+    upstream.next().await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.body().await, result(1).as_bytes());
+    let mut again = request.send(proxy.addr).await;
+    assert_eq!(again.status, 200);
+    assert_eq!(again.body().await, result(1).as_bytes());
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn an_idempotency_key_takes_over_from_an_attached_client() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1)).with("Idempotency-Key", "k-1");
+    // The first has no head yet: it gets an empty stream.
+    let headless = request.start(proxy.addr).await;
+    let upstream_call = upstream.expect("tools/call").await;
+    let second = request.start(proxy.addr).await;
+    let mut first = headless.response().await.sse();
+    first.prime().await;
+    first.ends().await;
+    let sse = upstream_call.sse().await;
+    let mut second = second.response().await.sse();
+    sse.event(progress(1)).await;
+    assert_eq!(second.event().await.bytes(), progress(1).as_bytes());
+    let mut third = request.send(proxy.addr).await.sse();
+    second.ends().await;
+    assert_eq!(third.event().await.bytes(), progress(1).as_bytes());
+    sse.finish(result(1)).await;
+    assert_eq!(third.event().await.bytes(), result(1).as_bytes());
+    third.ends().await;
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_key_used_for_another_body_is_422() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1)).with("Idempotency-Key", "k-1");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    let other = session.post(call_tool(1, "other")).with("Idempotency-Key", "k-1");
+    let mut refused = other.send(proxy.addr).await;
+    assert_eq!(refused.status, 422);
+    let message = refused.json().await;
+    assert_eq!(message["id"], 1, "{message}");
+    assert!(message["error"]["code"].is_i64(), "{message}");
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_key_belongs_to_its_principal() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let keyed = modern(1).with("Idempotency-Key", "k-1");
+    let mine = keyed.clone().with("Authorization", "Bearer a");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &mine).await;
+    sse.finish(result(1)).await;
+    response.events().await;
+    let theirs = keyed.clone().with("Authorization", "Bearer b");
+    runs_anew(&proxy, &mut upstream, &theirs, "another principal").await;
+    for _ in 0..2 {
+        runs_anew(&proxy, &mut upstream, &keyed, "anonymous without session").await;
+    }
+}
+
+#[tokio::test]
+async fn an_initialize_is_never_a_retry() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let request = Request::post(initialize(V2025_11)).with("Idempotency-Key", "k");
+    request.start(proxy.addr).await.reset();
+    let first = upstream.expect("initialize").await;
+    settle(&proxy, &mut upstream).await;
+    let pending = request.start(proxy.addr).await;
+    upstream.expect("initialize").await.json(200, "{}").await;
+    assert_eq!(pending.response().await.body().await, b"{}");
+    drop(first);
+}
+
+#[tokio::test]
+async fn a_batch_matches_as_a_whole() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_03).await;
+    let request = session.post(format!("[{},{}]", call(1), call(2)));
+    let (sse, place) = left(&proxy, &mut upstream, &request).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call(1)), "a part").await;
+    let mut response = request.send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(response.prime().await.id()).handle, place.handle);
+    sse.event(result(2)).await;
+    sse.finish(result(1)).await;
+    assert_eq!(response.events().await.0.len(), 3);
+    assert!(upstream.is_quiet());
+}

@@ -1,0 +1,59 @@
+//! What the tests are made with: a scripted upstream, the proxy, a client with exact byte access.
+//!
+//! Nothing here sleeps. Tests wait for events and fail when one does not come in [`LIMIT`].
+
+pub(crate) mod client;
+pub(crate) mod mcp;
+pub(crate) mod proxy;
+pub(crate) mod sse;
+pub(crate) mod upstream;
+pub(crate) mod wire;
+
+pub(crate) use client::{Client, End, Request, Response};
+pub(crate) use mcp::*;
+pub(crate) use proxy::{LATER, Proxy, SOON};
+pub(crate) use sse::Frame;
+pub(crate) use upstream::{Call, Sse, Upstream};
+
+use std::time::Duration;
+
+/// How long a test waits for one thing before it fails.
+pub(crate) const LIMIT: Duration = Duration::from_secs(10);
+
+/// `wait`, or a panic that says what did not happen.
+pub(crate) async fn within<T>(what: &str, wait: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(LIMIT, wait).await {
+        Ok(value) => value,
+        Err(_) => panic!("waited {LIMIT:?} in vain: {what}"),
+    }
+}
+
+/// An upstream, a proxy before it and an initialized session of 2025-11-25.
+pub(crate) async fn stage() -> (Upstream, Proxy, Session) {
+    stage_with(|_| {}).await
+}
+
+pub(crate) async fn stage_with(change: impl FnOnce(&mut mcp_resume::config::Config)) -> (Upstream, Proxy, Session) {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, change).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    (upstream, proxy, session)
+}
+
+/// POSTs `body`; the upstream begins an SSE answer.
+pub(crate) async fn begin(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, Response) {
+    let pending = request.start(proxy.addr).await;
+    let sse = upstream.next().await.sse().await;
+    let response = pending.response().await.sse();
+    (sse, response)
+}
+
+/// A round trip through proxy and upstream. What the proxy was told on other connections before
+/// this was begun has reached it when this returns: test and proxy share one thread.
+pub(crate) async fn settle(proxy: &Proxy, upstream: &mut Upstream) {
+    let pending = Request::new("GET", "/settle").start(proxy.addr).await;
+    let call = upstream.next().await;
+    assert_eq!(call.target, "/settle");
+    call.status(204).await;
+    assert_eq!(pending.response().await.status, 204);
+}

@@ -1,0 +1,66 @@
+//! The proxy under test, in this process, through its public interface alone.
+
+use super::upstream::Upstream;
+use super::within;
+use mcp_resume::app::Server;
+use mcp_resume::config::Config;
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+/// A running sidecar; it ends with the test's runtime.
+pub(crate) struct Proxy {
+    pub(crate) addr: SocketAddr,
+    /// Where the admin listener listens, if the configuration asks for one.
+    pub(crate) admin: Option<SocketAddr>,
+    shutdown: oneshot::Sender<()>,
+    running: JoinHandle<()>,
+}
+
+impl Proxy {
+    /// In front of `upstream`, with the configuration of [`patient`] changed by `change`.
+    pub(crate) async fn start(upstream: &Upstream, change: impl FnOnce(&mut Config)) -> Proxy {
+        Proxy::to_url(&upstream.url(), change).await
+    }
+
+    pub(crate) async fn to_url(url: &str, change: impl FnOnce(&mut Config)) -> Proxy {
+        let mut config = patient(url);
+        change(&mut config);
+        let server = Server::bind(config).await.expect("a bound server");
+        let (addr, admin) = (server.local_addr(), server.admin_addr());
+        let (shutdown, asked) = oneshot::channel();
+        let running = tokio::spawn(async move {
+            let asked = async {
+                let _ = asked.await;
+            };
+            server.run(asked).await.expect("the server runs");
+        });
+        Proxy { addr, admin, shutdown, running }
+    }
+
+    /// Asks it to stop and waits until it has.
+    pub(crate) async fn stop(self) {
+        self.ask_to_stop().await;
+    }
+
+    /// Asks it to stop; the future resolves once it has.
+    pub(crate) fn ask_to_stop(self) -> impl Future<Output = ()> {
+        self.shutdown.send(()).expect("the server runs");
+        async { within("the server stops", self.running).await.expect("the server ends well") }
+    }
+}
+
+/// The defaults, except that nothing happens because a loaded machine was slow: no commit before
+/// the upstream's head.
+fn patient(url: &str) -> Config {
+    let mut config = Config::for_upstream(url).expect("a usable URL");
+    config.delivery.commit_after = None;
+    config
+}
+
+/// Short enough to wait for, for timers whose passing is the thing tested.
+pub(crate) const SOON: Duration = Duration::from_millis(100);
+
+/// The same for timers that run while a test is still setting up.
+pub(crate) const LATER: Duration = Duration::from_millis(700);
