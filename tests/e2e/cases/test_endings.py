@@ -1,0 +1,79 @@
+"""However a call ends, its client does not go on asking for it."""
+
+import asyncio
+
+import pytest
+
+from harness import stack
+from harness.checks import assert_whole
+from harness.relay import Cut, Relay
+from harness.stack import CLIENTS, LEGACY, MODERN, SERVERS, Client, run_client
+
+pytestmark = pytest.mark.anyio
+
+WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
+
+# How long a client stays after the end, and when its last request may begin: TypeScript v1 comes back once for each
+# stream it saw fail, a retry later, and is told then that there is no more.
+LINGER_MS = 5_000
+LAST_WORD = 2.5
+
+
+def server_for(era):
+    return {LEGACY: "typescript-v1", MODERN: "typescript-v2"}[era]
+
+
+def assert_quiet(relay, said, client):
+    late = [
+        (exchange.method, exchange.headers.get("last-event-id"), exchange.status, exchange.began - said.ended_at)
+        for exchange in relay.exchanges
+        if exchange.began > said.ended_at + LAST_WORD and exchange.began < said.ended_at + LINGER_MS / 1000 - 0.2
+    ]
+    assert late == [], client
+
+
+@pytest.mark.parametrize("client, era", WHO)
+async def test_after_a_result(client, era, proxies, key):
+    server = server_for(era)
+    tool, arguments, done = SERVERS[server].long(3, 100, key)
+    async with Relay(proxies[server], Cut("final")) as relay:
+        said = await run_client(client, era, relay.url(), tool, arguments, linger_ms=LINGER_MS)
+        assert_whole(relay, said, 3, done)
+        assert_quiet(relay, said, client)
+
+
+@pytest.mark.parametrize("client, era", WHO)
+async def test_after_the_death_of_the_server(client, era, start, key):
+    """The client learns of it within a second of the fact."""
+    server = server_for(era)
+    dying = start(stack.start_server, server)
+    proxy = start(stack.start_proxy, dying.found["port"])
+    tool, arguments, _ = SERVERS[server].long(50, 100, key)
+    async with (
+        Relay(proxy.found["port"]) as relay,
+        Client(client, era, relay.url(), tool, arguments, linger_ms=LINGER_MS) as calling,
+    ):
+        await calling.until(lambda said: said.progress[:2] == [1, 2])
+        dying.kill()
+        dead = asyncio.get_running_loop().time()
+        said = await calling.finish()
+        assert said.ending == "error", relay.story()
+        assert said.ended_at - dead < 1.0
+        assert_quiet(relay, said, client)
+
+
+@pytest.mark.parametrize("client, era", WHO)
+async def test_after_the_loss_of_the_stream(client, era, servers, proxies, start, key):
+    """The proxy was replaced by one that knows nothing of the call: the client is told, by an error for its request."""
+    server = server_for(era)
+    other = start(stack.start_proxy, servers[server])
+    tool, arguments, _ = SERVERS[server].long(50, 100, key)
+    async with (
+        Relay(proxies[server], Cut("event", 2)) as relay,
+        Client(client, era, relay.url(), tool, arguments, linger_ms=LINGER_MS) as calling,
+    ):
+        await calling.until(lambda said: said.progress[:1] == [1])
+        relay.redirect(other.found["port"])
+        said = await calling.finish()
+        assert (said.progress, said.ending) == ([1, 2], "error"), relay.story()
+        assert_quiet(relay, said, client)

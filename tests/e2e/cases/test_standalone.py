@@ -1,0 +1,30 @@
+"""The session's standalone stream: what a server says outside of any call arrives through cuts, once and in order."""
+
+import pytest
+
+from harness.relay import Cut, Relay
+from harness.stack import CLIENTS, LEGACY, run_client
+
+pytestmark = pytest.mark.anyio
+
+SERVER = "typescript-v1"
+STEPS, INTERVAL_MS = 8, 200
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_notifications_across_a_cut(client, proxies, key):
+    arguments = {"steps": STEPS, "interval_ms": INTERVAL_MS, "key": key}
+    async with Relay(proxies[SERVER], Cut("event", 2, on="standalone")) as relay:
+        said = await run_client(client, LEGACY, relay.url(), "announce", arguments, linger_ms=2_500)
+        assert said.result == f"announced {STEPS}", (said.error, said.noise)
+        assert said.logged == list(range(1, STEPS + 1))
+        assert relay.cuts == 1
+
+
+@pytest.mark.parametrize("client", CLIENTS)
+async def test_straight_to_the_server_some_are_lost(client, servers, key):
+    arguments = {"steps": STEPS, "interval_ms": INTERVAL_MS, "key": key}
+    async with Relay(servers[SERVER], Cut("event", 2, on="standalone", away=0.5)) as relay:
+        said = await run_client(client, LEGACY, relay.url(), "announce", arguments, linger_ms=2_500)
+        assert len(said.logged) < STEPS
+        assert relay.cuts == 1

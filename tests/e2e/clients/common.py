@@ -1,0 +1,64 @@
+"""What the Python clients of the suite share: flags in, JSON lines out, one call with a limit."""
+
+import argparse
+import asyncio
+import json
+import os
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--url", required=True)
+parser.add_argument("--tool", required=True)
+parser.add_argument("--args", type=json.loads, default={})
+parser.add_argument("--mode", choices=["legacy", "modern"], default="legacy")
+parser.add_argument("--timeout-ms", type=int, default=30_000)
+parser.add_argument("--linger-ms", type=int, default=200)
+flags = parser.parse_args()
+
+
+def say(event, **fields):
+    print(json.dumps({"event": event, **fields}), flush=True)
+
+
+async def on_progress(n, total=None, message=None):
+    say("progress", n=int(n))
+
+
+def say_result(failed, text):
+    """Tells how the call ended."""
+    if failed:
+        say("error", message=text)
+    else:
+        say("result", text=text)
+
+
+connected = asyncio.Event()
+
+
+def say_connected(protocol):
+    """Tells that the session is there; from now on the limit counts."""
+    say("connected", protocol=protocol)
+    connected.set()
+
+
+def main(session):
+    """Runs `session()`, which connects, calls, says the result and lingers; leaves then, or at the limit."""
+
+    async def limited():
+        call = asyncio.create_task(session())
+        started = asyncio.create_task(connected.wait())
+        await asyncio.wait({call, started}, return_when=asyncio.FIRST_COMPLETED)
+        # Not cancelled at the limit: an SDK may take its time over that.
+        await asyncio.wait({call}, timeout=(flags.timeout_ms + flags.linger_ms) / 1000)
+        if not call.done():
+            say("error", message="timeout")
+        elif error := call.exception():
+            say("error", message=repr(error))
+        say("closed")
+        # Whatever the SDK still has under way may not keep the process.
+        os._exit(0)
+
+    asyncio.run(limited())
+
+
+async def linger():
+    await asyncio.sleep(flags.linger_ms / 1000)

@@ -1,0 +1,44 @@
+"""One tool call through the stock FastMCP client."""
+
+from common import flags, linger, main, on_progress, say, say_connected, say_result
+from fastmcp import Client
+from fastmcp.client.elicitation import ElicitResult
+
+
+async def sample(messages, params, context):
+    say("asked", kind="sampling")
+    return "sampled"
+
+
+async def elicit(message, response_type, params, context):
+    say("asked", kind="elicitation")
+    return ElicitResult(action="accept", content={"word": "elicited"})
+
+
+async def roots(context):
+    say("asked", kind="roots")
+    return ["file:///rooted"]
+
+
+async def log(message):
+    say("logged", data=message.data)
+
+
+async def session():
+    client = Client(
+        flags.url,
+        mode="auto" if flags.mode == "modern" else "legacy",
+        sampling_handler=sample,
+        elicitation_handler=elicit,
+        roots=roots,
+        log_handler=log,
+        progress_handler=on_progress,
+    )
+    async with client:
+        say_connected(client.protocol_version)
+        result = await client.call_tool(flags.tool, flags.args, raise_on_error=False)
+        say_result(result.is_error, result.content[0].text)
+        await linger()
+
+
+main(session)

@@ -1,0 +1,46 @@
+"""One tool call through the stock Python SDK 1.x."""
+
+from common import flags, linger, main, on_progress, say, say_connected, say_result
+from mcp import ClientSession
+from mcp.client.streamable_http import streamable_http_client
+from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
+
+
+async def sample(context, params):
+    say("asked", kind="sampling")
+    return CreateMessageResult(role="assistant", model="fixed", content=TextContent(type="text", text="sampled"))
+
+
+async def elicit(context, params):
+    say("asked", kind="elicitation")
+    return ElicitResult(action="accept", content={"word": "elicited"})
+
+
+async def roots(context):
+    say("asked", kind="roots")
+    return ListRootsResult(roots=[Root(uri="file:///rooted")])
+
+
+async def log(params):
+    say("logged", data=params.data)
+
+
+async def session():
+    async with (
+        streamable_http_client(flags.url) as (reader, writer, _),
+        ClientSession(
+            reader,
+            writer,
+            sampling_callback=sample,
+            elicitation_callback=elicit,
+            list_roots_callback=roots,
+            logging_callback=log,
+        ) as client,
+    ):
+        say_connected((await client.initialize()).protocolVersion)
+        result = await client.call_tool(flags.tool, flags.args, progress_callback=on_progress)
+        say_result(result.isError, result.content[0].text)
+        await linger()
+
+
+main(session)

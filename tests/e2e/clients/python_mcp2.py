@@ -1,0 +1,42 @@
+"""One tool call through the stock Python SDK 2.x."""
+
+from common import flags, linger, main, on_progress, say, say_connected, say_result
+from mcp import Client
+from mcp_types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
+
+
+async def sample(context, params):
+    say("asked", kind="sampling")
+    return CreateMessageResult(role="assistant", model="fixed", content=TextContent(type="text", text="sampled"))
+
+
+async def elicit(context, params):
+    say("asked", kind="elicitation")
+    return ElicitResult(action="accept", content={"word": "elicited"})
+
+
+async def roots(context):
+    say("asked", kind="roots")
+    return ListRootsResult(roots=[Root(uri="file:///rooted")])
+
+
+async def log(params):
+    say("logged", data=params.data)
+
+
+async def session():
+    async with Client(
+        flags.url,
+        mode="auto" if flags.mode == "modern" else "legacy",
+        sampling_callback=sample,
+        elicitation_callback=elicit,
+        list_roots_callback=roots,
+        logging_callback=log,
+    ) as client:
+        say_connected(client.protocol_version)
+        result = await client.call_tool(flags.tool, flags.args, progress_callback=on_progress)
+        say_result(result.is_error, result.content[0].text)
+        await linger()
+
+
+main(session)

@@ -1,0 +1,128 @@
+//! One tool call through the stock rmcp client, told as JSON lines on stdout.
+//!
+//! The flags and the lines are those of every client of the suite (`clients/README.md`). The runtime is
+//! current-thread on purpose: rmcp hands each notification to a task of its own, and only there do they keep their order.
+
+// Sampling, roots and logging are deprecated as of 2026-07-28; the suite asks for them at older revisions.
+#![allow(deprecated)]
+
+use std::{collections::HashMap, error::Error, time::Duration};
+
+use rmcp::{
+    ClientHandler, ClientLifecycleMode, ClientServiceExt, ErrorData, RoleClient,
+    model::{
+        CallToolRequestParams, ClientCapabilities, ClientConfig, CreateMessageRequestParams, CreateMessageResult,
+        ElicitRequestParams, ElicitResult, ElicitationAction, Implementation, ListRootsResult,
+        LoggingMessageNotificationParam, ProgressNotificationParam, ProtocolVersion, Root, SamplingMessage,
+    },
+    service::{NotificationContext, RequestContext},
+    transport::StreamableHttpClientTransport,
+};
+use serde_json::{Value, json};
+
+fn say(line: &Value) {
+    println!("{line}");
+}
+
+/// Answers every question of a server with a fixed text and tells what it saw.
+struct Witness;
+
+impl ClientHandler for Witness {
+    async fn create_message(
+        &self,
+        _: CreateMessageRequestParams,
+        _: RequestContext<RoleClient>,
+    ) -> Result<CreateMessageResult, ErrorData> {
+        say(&json!({"event": "asked", "kind": "sampling"}));
+        let message = SamplingMessage::assistant_text("sampled");
+        Ok(CreateMessageResult::new(message, "fixed".into()))
+    }
+
+    async fn list_roots(&self, _: RequestContext<RoleClient>) -> Result<ListRootsResult, ErrorData> {
+        say(&json!({"event": "asked", "kind": "roots"}));
+        Ok(ListRootsResult::new(vec![Root::new("file:///rooted")]))
+    }
+
+    async fn create_elicitation(
+        &self,
+        _: ElicitRequestParams,
+        _: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        say(&json!({"event": "asked", "kind": "elicitation"}));
+        Ok(ElicitResult::new(ElicitationAction::Accept).with_content(json!({"word": "elicited"})))
+    }
+
+    async fn on_progress(&self, progress: ProgressNotificationParam, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "progress", "n": progress.progress as u64}));
+    }
+
+    async fn on_logging_message(&self, message: LoggingMessageNotificationParam, _: NotificationContext<RoleClient>) {
+        say(&json!({"event": "logged", "data": message.data}));
+    }
+
+    fn get_info(&self) -> ClientConfig {
+        let declared = json!({"roots": {}, "sampling": {}, "elicitation": {}});
+        let capabilities: ClientCapabilities =
+            serde_json::from_value(declared).expect("capabilities as the specification writes them");
+        ClientConfig::new(capabilities, Implementation::new("e2e-rmcp", "1.0.0"))
+            .with_protocol_version(ProtocolVersion::V_2025_11_25)
+    }
+}
+
+/// `--name value` pairs; anything else is a mistake of the suite.
+fn flags() -> Result<HashMap<String, String>, Box<dyn Error>> {
+    let mut found = HashMap::new();
+    let mut words = std::env::args().skip(1);
+    while let Some(word) = words.next() {
+        let name = word.strip_prefix("--").ok_or("a flag begins with --")?;
+        found.insert(name.to_owned(), words.next().ok_or("a flag has a value")?);
+    }
+    Ok(found)
+}
+
+fn millis(flags: &HashMap<String, String>, name: &str, default: u64) -> Result<u64, Box<dyn Error>> {
+    Ok(flags.get(name).map_or(Ok(default), |text| text.parse())?)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    let flags = flags()?;
+    let linger = Duration::from_millis(millis(&flags, "linger-ms", 200)?);
+    let timeout = Duration::from_millis(millis(&flags, "timeout-ms", 30_000)?);
+    if let Err(error) = call(&flags, timeout, linger).await {
+        say(&json!({"event": "error", "message": error.to_string()}));
+    }
+    say(&json!({"event": "closed"}));
+    // What is still under way may not keep the process.
+    std::process::exit(0);
+}
+
+async fn call(flags: &HashMap<String, String>, timeout: Duration, linger: Duration) -> Result<(), Box<dyn Error>> {
+    let url = flags.get("url").ok_or("--url is needed")?.as_str();
+    let lifecycle = match flags.get("mode").map(String::as_str) {
+        Some("modern") => ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] },
+        _ => ClientLifecycleMode::Initialize,
+    };
+    let transport = StreamableHttpClientTransport::from_uri(url);
+    let client = Witness.serve_with_lifecycle(transport, lifecycle).await?;
+    let protocol = client.peer_info().map(|info| info.protocol_version.to_string());
+    say(&json!({"event": "connected", "protocol": protocol}));
+
+    let arguments = flags.get("args").map_or("{}", String::as_str);
+    let tool = flags.get("tool").ok_or("--tool is needed")?.clone();
+    let params = CallToolRequestParams::new(tool).with_arguments(serde_json::from_str(arguments)?);
+    match tokio::time::timeout(timeout, client.call_tool(params)).await {
+        Ok(Ok(result)) => {
+            let result = serde_json::to_value(result)?;
+            let failed = result["isError"] == json!(true);
+            let name = if failed { "error" } else { "result" };
+            say(&json!({"event": name, "text": result["content"][0]["text"]}));
+        }
+        Ok(Err(error)) => say(&json!({"event": "error", "message": error.to_string()})),
+        // Left as it is: to close a session in mid-call takes rmcp its own time.
+        Err(_) => return Err("timeout".into()),
+    }
+    tokio::time::sleep(linger).await;
+    client.cancel().await?;
+    Ok(())
+}

@@ -1,0 +1,31 @@
+// One tool call through the stock TypeScript SDK v1.
+
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
+import {
+    CreateMessageRequestSchema,
+    ElicitRequestSchema,
+    ListRootsRequestSchema,
+    LoggingMessageNotificationSchema
+} from '@modelcontextprotocol/sdk/types.js';
+import { answers, flags, main, say } from './common.mjs';
+
+const client = new Client(
+    { name: 'e2e-typescript-v1', version: '1.0.0' },
+    { capabilities: { sampling: {}, elicitation: {}, roots: {} } }
+);
+client.setRequestHandler(CreateMessageRequestSchema, answers.sampling);
+client.setRequestHandler(ElicitRequestSchema, answers.elicitation);
+client.setRequestHandler(ListRootsRequestSchema, answers.roots);
+client.setNotificationHandler(LoggingMessageNotificationSchema, message =>
+    say({ event: 'logged', data: message.params.data })
+);
+
+const transport = new StreamableHTTPClientTransport(flags.url);
+await main(
+    async () => {
+        await client.connect(transport);
+        return transport.protocolVersion;
+    },
+    onprogress => client.callTool({ name: flags.tool, arguments: flags.args }, undefined, { onprogress })
+);

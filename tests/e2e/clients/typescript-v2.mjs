@@ -1,0 +1,22 @@
+// One tool call through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28; it is never chosen unasked.
+
+import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
+import { answers, flags, main, say } from './common.mjs';
+
+const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
+if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
+
+const client = new Client({ name: 'e2e-typescript-v2', version: '1.0.0' }, options);
+client.setRequestHandler('sampling/createMessage', answers.sampling);
+client.setRequestHandler('elicitation/create', answers.elicitation);
+client.setRequestHandler('roots/list', answers.roots);
+client.setNotificationHandler('notifications/message', message => say({ event: 'logged', data: message.params.data }));
+
+const transport = new StreamableHTTPClientTransport(flags.url);
+await main(
+    async () => {
+        await client.connect(transport);
+        return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
+    },
+    onprogress => client.callTool({ name: flags.tool, arguments: flags.args }, { onprogress })
+);

@@ -1,0 +1,98 @@
+"""Starts each server, and a proxy with the default settings before it, once for the whole run.
+
+With pytest-xdist the controlling process starts them and its workers are told the ports: every call has a key of its
+own, so they can be shared.
+"""
+
+import json
+import uuid
+from dataclasses import dataclass
+
+import pytest
+
+from harness import stack
+
+pytest.register_assert_rewrite("harness.checks")
+
+
+@dataclass
+class Shared:
+    """The ports of what runs for the whole suite."""
+
+    servers: dict
+    proxies: dict
+
+
+def pytest_configure(config):
+    if hasattr(config, "workerinput"):
+        config.e2e = Shared(**json.loads(config.workerinput["e2e"]))
+    elif not config.option.collectonly and not config.option.help:
+        config.e2e_processes, config.e2e = start_all()
+
+
+def pytest_configure_node(node):
+    """Hands the ports to a worker of pytest-xdist."""
+    node.workerinput["e2e"] = json.dumps(vars(node.config.e2e))
+
+
+def pytest_unconfigure(config):
+    for process in getattr(config, "e2e_processes", []):
+        process.stop()
+
+
+def start_all():
+    running, servers, proxies = [], {}, {}
+    try:
+        for name in stack.SERVERS:
+            servers[name] = stack.start_server(name)
+            running.append(servers[name])
+        ports = {name: process.wait().found["port"] for name, process in servers.items()}
+        for name, port in ports.items():
+            proxies[name] = stack.start_proxy(port)
+            running.append(proxies[name])
+        found = {name: process.wait().found for name, process in proxies.items()}
+    except (OSError, RuntimeError) as error:
+        for process in running:
+            process.stop()
+        pytest.exit(f"the suite cannot start: {error}", returncode=3)
+    return running, Shared(
+        servers=ports,
+        proxies={name: places["port"] for name, places in found.items()},
+    )
+
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+
+@pytest.fixture
+def key():
+    """A name for the runs of one test, so that tests can share a server."""
+    return uuid.uuid4().hex
+
+
+@pytest.fixture
+def servers(request):
+    """The port of each server."""
+    return request.config.e2e.servers
+
+
+@pytest.fixture
+def proxies(request):
+    """The port of the shared proxy before each server."""
+    return request.config.e2e.proxies
+
+
+@pytest.fixture
+def start():
+    """Starts a server or a proxy of the test's own: `start(stack.start_proxy, port, DELIVERY__RETRY_MS=300)`."""
+    running = []
+
+    def run(what, *args, **settings):
+        running.append(what(*args, **settings))
+        return running[-1].wait()
+
+    yield run
+    for process in running:
+        process.stop()

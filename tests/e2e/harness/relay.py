@@ -1,0 +1,387 @@
+"""A small HTTP/1.1 relay that sees every exchange and cuts the ones it is told to cut.
+
+It sits where the network would: client -> relay -> proxy (or, for the contrast, the server itself). Event streams are passed
+on one event at a time, so a cut falls exactly where it was ordered; everything else passes as it comes. One exchange at
+a time runs on a connection, which is all HTTP/1.1 clients do.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import struct
+from dataclasses import dataclass, field
+
+BLOCK_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
+
+# What was written right before a reset may be lost with it: the pause lets the client read it first.
+SETTLE = 0.05
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Where to cut, how, and how often.
+
+    `at`: "request": once the request was passed on, before any answer; "silence": `n` milliseconds after that, if no
+    event came; "head": after the response's head alone; "event": after `n` events with data (0: before the first);
+    "final": in the middle of the event that carries the response. `how`: "rst" or "fin". `on`: what is cut, a tool
+    call ("call") or the session's standalone stream ("standalone"). `resumes`: resumed requests are cut as well.
+    `away`: seconds for which nobody can connect after a cut.
+    """
+
+    at: str
+    n: int = 0
+    how: str = "rst"
+    times: int = 1
+    on: str = "call"
+    resumes: bool = False
+    away: float = 0.0
+
+
+@dataclass
+class Event:
+    id: str | None
+    data: str
+
+
+@dataclass
+class Exchange:
+    """One request and what the client got for it."""
+
+    method: str
+    path: str
+    headers: dict
+    body: bytes
+    began: float
+    status: int | None = None
+    response_headers: dict = field(default_factory=dict)
+    events: list = field(default_factory=list)
+    primes: list = field(default_factory=list)
+    cut: bool = False
+    ended: float | None = None
+
+    @property
+    def messages(self):
+        """The JSON-RPC messages of the request."""
+        try:
+            parsed = json.loads(self.body)
+        except ValueError:
+            return []
+        return parsed if isinstance(parsed, list) else [parsed]
+
+    @property
+    def is_call(self):
+        return any(message.get("method") == "tools/call" for message in self.messages)
+
+    @property
+    def kind(self):
+        if self.method == "GET" and not self.is_resume:
+            return "standalone"
+        return "call" if self.is_call else "other"
+
+    @property
+    def is_resume(self):
+        return self.method == "GET" and "last-event-id" in self.headers
+
+    @property
+    def is_answer(self):
+        return self.method == "POST" and any(
+            "method" not in message and ("result" in message or "error" in message) for message in self.messages
+        )
+
+
+class Severed(Exception):
+    """The relay cut this connection on purpose."""
+
+
+class Relay:
+    """`async with Relay(port, cut) as relay`: relays 127.0.0.1:`relay.port` to `port`."""
+
+    def __init__(self, target, cut=None):
+        self.target = target
+        self.cut = cut
+        self.exchanges = []
+        self.cuts = 0
+        self._away_until = 0.0
+        self._tasks = set()
+        self._idle = set()
+        self.port = 0
+
+    async def __aenter__(self):
+        self._began = asyncio.get_running_loop().time()
+        await self.listen()
+        return self
+
+    async def listen(self):
+        """Listens, after `refuse` at the same place again."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=1 << 24)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def refuse(self):
+        """Refuses new connections and drops the idle ones; what is under way goes on."""
+        self._server.close()
+        self._drop_idle()
+
+    def redirect(self, target):
+        """Relays to `target` from now on; what is under way goes on where it is."""
+        self.target = target
+        self._drop_idle()
+
+    def _drop_idle(self):
+        for writer in self._idle:
+            sever(writer, "fin")
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def calls(self):
+        return [exchange for exchange in self.exchanges if exchange.is_call]
+
+    @property
+    def answers(self):
+        return [exchange for exchange in self.exchanges if exchange.is_answer]
+
+    @property
+    def resumes(self):
+        return [exchange for exchange in self.exchanges if exchange.is_resume]
+
+    def story(self):
+        """What happened, for the report of a failed test."""
+        lines = [f"{self.cuts} cuts"]
+        for exchange in self.exchanges:
+            what = exchange.headers.get("last-event-id") or ", ".join(
+                str(message.get("method", "answer")) for message in exchange.messages
+            )
+            ids = [*exchange.primes, *(event.id for event in exchange.events)]
+            ended = "open" if exchange.ended is None else f"{exchange.ended - self._began:.2f} s"
+            lines.append(
+                f"{exchange.began - self._began:.2f} s .. {ended}: {exchange.method} {what} -> {exchange.status} {ids}"
+                + (" cut" if exchange.cut else "")
+            )
+        return "\n".join(lines)
+
+    def url(self, path="/mcp"):
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    async def _accept(self, reader, writer):
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        try:
+            if asyncio.get_running_loop().time() < self._away_until:
+                sever(writer, "rst")
+                return
+            await self._connection(reader, writer)
+        except asyncio.CancelledError:
+            # Only the end of the test cancels; asyncio's streams would log it as a failure.
+            sever(writer, "rst")
+        finally:
+            self._tasks.discard(task)
+
+    async def _connection(self, reader, writer):
+        try:
+            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target, limit=1 << 24)
+        except OSError:
+            sever(writer, "rst")
+            return
+        head = b""
+        try:
+            while True:
+                self._idle.add(writer)
+                head, exchange = await self._request(head, reader, writer, up_writer)
+                response = asyncio.create_task(self._response(exchange, up_reader, writer))
+                head = await until_done_or_gone(response, reader)
+                exchange.ended = asyncio.get_running_loop().time()
+                if response.result() == "close":
+                    break
+        except Severed as severed:
+            sever(writer, severed.args[0])
+            sever(up_writer, "rst")
+        except (asyncio.IncompleteReadError, OSError):
+            pass
+        finally:
+            self._idle.discard(writer)
+            writer.close()
+            up_writer.close()
+
+    async def _request(self, head, reader, writer, up_writer):
+        head += await reader.readuntil(b"\r\n\r\n")
+        self._idle.discard(writer)
+        first, headers = parse_head(head)
+        method, path, _ = first.split(" ", 2)
+        body = b"".join([piece async for piece in read_body(headers, reader, request=True)])
+        exchange = Exchange(method, path, headers, body, asyncio.get_running_loop().time())
+        self.exchanges.append(exchange)
+        up_writer.write(head + framed(headers, body))
+        await up_writer.drain()
+        return b"", exchange
+
+    def _due(self, exchange, at, n=None):
+        cut = self.cut
+        return (
+            cut is not None
+            and cut.at == at
+            and (n is None or cut.n == n)
+            and self.cuts < cut.times
+            and (exchange.kind == cut.on or (cut.resumes and exchange.is_resume))
+        )
+
+    async def _sever(self, exchange):
+        await asyncio.sleep(SETTLE)
+        self.cuts += 1
+        exchange.cut = True
+        self._away_until = asyncio.get_running_loop().time() + self.cut.away
+        raise Severed(self.cut.how)
+
+    async def _response(self, exchange, up_reader, writer):
+        if self._due(exchange, "request"):
+            await self._sever(exchange)
+        patience = self.cut.n / 1000 if self._due(exchange, "silence") else None
+        try:
+            async with asyncio.timeout(patience) as silence:
+                return await self._answer(exchange, up_reader, writer, silence)
+        except TimeoutError:
+            await self._sever(exchange)
+
+    async def _answer(self, exchange, up_reader, writer, silence):
+        head = await up_reader.readuntil(b"\r\n\r\n")
+        first, headers = parse_head(head)
+        exchange.status = int(first.split(" ")[1])
+        exchange.response_headers = headers
+        writer.write(head)
+        if self._due(exchange, "head"):
+            await self._sever(exchange)
+        no_body = exchange.method == "HEAD" or exchange.status in (204, 304)
+        if not no_body:
+            if headers.get("content-type", "").startswith("text/event-stream"):
+                await self._events(exchange, headers, up_reader, writer, silence)
+            else:
+                async for piece in read_body(headers, up_reader):
+                    writer.write(chunked(headers, piece))
+            writer.write(chunked(headers, b""))
+        await writer.drain()
+        keep = no_body or "content-length" in headers or "transfer-encoding" in headers
+        return "keep" if keep and headers.get("connection", "").lower() != "close" else "close"
+
+    async def _events(self, exchange, headers, up_reader, writer, silence):
+        pending = b""
+        async for piece in read_body(headers, up_reader):
+            pending += piece
+            while end := BLOCK_END.search(pending):
+                block, pending = pending[: end.end()], pending[end.end() :]
+                event = parse_event(block)
+                if event is not None and event.data:
+                    silence.reschedule(None)
+                    await self._event(exchange, headers, event, block, writer)
+                    continue
+                if event is not None:
+                    exchange.primes.append(event.id)
+                writer.write(chunked(headers, block))
+                await writer.drain()
+        if pending:
+            writer.write(chunked(headers, pending))
+
+    async def _event(self, exchange, headers, event, block, writer):
+        if not exchange.events and self._due(exchange, "event", 0):
+            await self._sever(exchange)
+        if is_response(event.data) and self._due(exchange, "final"):
+            whole = chunked(headers, block)
+            writer.write(whole[: len(whole) // 2])
+            await self._sever(exchange)
+        writer.write(chunked(headers, block))
+        await writer.drain()
+        exchange.events.append(event)
+        if self._due(exchange, "event", len(exchange.events)):
+            await self._sever(exchange)
+
+
+async def until_done_or_gone(response, reader):
+    """Waits for the response; a client that closes meanwhile ends it. Returns what the client sent early."""
+    gone = asyncio.create_task(reader.read(1))
+    try:
+        await asyncio.wait({response, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not response.done():
+            early = gone.result()
+            if not early:
+                raise asyncio.IncompleteReadError(b"", None)
+            await response
+            return early
+        response.result()
+        if gone.done():
+            return gone.result()
+        return b""
+    finally:
+        for task in (response, gone):
+            task.cancel()
+        await asyncio.gather(response, gone, return_exceptions=True)
+
+
+def sever(writer, how):
+    """Ends the connection: "rst" drops it, "fin" closes it where it is."""
+    if how == "rst":
+        sock = writer.get_extra_info("socket")
+        if sock is not None and sock.fileno() >= 0:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        writer.transport.abort()
+    else:
+        writer.close()
+
+
+def parse_head(head):
+    first, *lines = head.decode("latin-1").split("\r\n")
+    headers = {}
+    for line in filter(None, lines):
+        name, _, value = line.partition(":")
+        headers[name.strip().lower()] = value.strip()
+    return first, headers
+
+
+async def read_body(headers, reader, request=False):
+    """Yields the body's bytes without their framing."""
+    if "chunked" in headers.get("transfer-encoding", "").lower():
+        while size := int((await reader.readline()).split(b";")[0], 16):
+            yield (await reader.readexactly(size + 2))[:-2]
+        while (await reader.readline()).strip():
+            pass
+    elif "content-length" in headers:
+        if length := int(headers["content-length"]):
+            yield await reader.readexactly(length)
+    elif not request:
+        while piece := await reader.read(1 << 16):
+            yield piece
+
+
+def chunked(headers, piece):
+    """`piece` as the head promised it; empty: the end of the body."""
+    if "chunked" not in headers.get("transfer-encoding", "").lower():
+        return piece
+    return b"%x\r\n%b\r\n" % (len(piece), piece)
+
+
+def framed(headers, body):
+    if "chunked" not in headers.get("transfer-encoding", "").lower():
+        return body
+    return (chunked(headers, body) if body else b"") + chunked(headers, b"")
+
+
+def parse_event(block):
+    """The event of one block of lines; None for a comment alone."""
+    fields = {}
+    for line in block.decode("utf-8", "replace").splitlines():
+        name, _, value = line.partition(":")
+        if name:
+            fields.setdefault(name, []).append(value.removeprefix(" "))
+    if not fields:
+        return None
+    return Event(fields.get("id", [None])[-1], "\n".join(fields.get("data", [])))
+
+
+def is_response(data):
+    try:
+        message = json.loads(data)
+    except ValueError:
+        return False
+    return isinstance(message, dict) and "method" not in message and ("result" in message or "error" in message)

@@ -1,0 +1,303 @@
+"""The processes of the suite: the servers, one proxy before each, and the clients."""
+
+import asyncio
+import collections
+import json
+import os
+import re
+import subprocess
+import threading
+import time
+import urllib.request
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+# For programs to start: many do so at once, and the machine may have other work.
+START_LIMIT = 60.0
+
+
+def python(venv):
+    return str(ROOT / ".venvs" / venv / "bin" / "python")
+
+
+LEGACY, MODERN = "legacy", "modern"
+
+
+@dataclass(frozen=True)
+class ServerKind:
+    """One server program: how to start it, which eras it speaks, and its long tool."""
+
+    command: tuple
+    eras: tuple = (LEGACY,)
+    env: tuple = ()
+    # The published reference server has a tool of its own and counts nothing.
+    foreign: bool = False
+
+    def long(self, steps, interval_ms, key):
+        """Name and arguments of the long call, and the text it answers."""
+        if self.foreign:
+            seconds = steps * interval_ms / 1000
+            arguments = {"steps": steps, "duration": seconds, "key": key}
+            done = f"Long running operation completed. Duration: {seconds:g} seconds, Steps: {steps}."
+            return "trigger-long-running-operation", arguments, done
+        return "long", {"steps": steps, "interval_ms": interval_ms, "key": key}, f"done {steps}"
+
+
+TYPESCRIPT_V1 = ("node", "servers/typescript-v1.mjs")
+
+SERVERS = {
+    "typescript-v1": ServerKind(TYPESCRIPT_V1),
+    "typescript-v1-stateless": ServerKind(TYPESCRIPT_V1, env=(("STATELESS", "1"),)),
+    "typescript-v1-json": ServerKind(TYPESCRIPT_V1, env=(("JSON", "1"),)),
+    "everything": ServerKind(("node", "servers/everything.mjs"), foreign=True),
+    "python-mcp1": ServerKind((python("mcp1"), "servers/python_mcp1.py")),
+    "python-mcp2": ServerKind((python("mcp2"), "servers/python_mcp2.py"), (LEGACY, MODERN)),
+    "fastmcp": ServerKind((python("fastmcp"), "servers/python_fastmcp.py"), (LEGACY, MODERN)),
+    "typescript-v2": ServerKind(("node", "servers/typescript-v2.mjs"), (LEGACY, MODERN)),
+}
+
+
+@dataclass(frozen=True)
+class ClientKind:
+    """One client program, the eras its SDK speaks, and how many hard cuts of one call it survives by its own rules."""
+
+    command: tuple
+    eras: tuple = (LEGACY,)
+    # The Python SDKs come back with an old id after a second cut, and a third one in a row ends them.
+    many_cuts: bool = True
+
+
+CLIENTS = {
+    "typescript-v1": ClientKind(("node", "clients/typescript-v1.mjs")),
+    "typescript-v2": ClientKind(("node", "clients/typescript-v2.mjs"), (LEGACY, MODERN)),
+    "python-mcp1": ClientKind((python("mcp1"), "clients/python_mcp1.py"), many_cuts=False),
+    "python-mcp2": ClientKind((python("mcp2"), "clients/python_mcp2.py"), (LEGACY, MODERN), many_cuts=False),
+    "fastmcp": ClientKind((python("fastmcp"), "clients/python_fastmcp.py"), (LEGACY, MODERN), many_cuts=False),
+    "rmcp": ClientKind((str(ROOT / "clients/rmcp/target/debug/rmcp-client"),), (LEGACY, MODERN)),
+}
+
+PROTOCOL = {LEGACY: "2025-11-25", MODERN: "2026-07-28"}
+
+
+class Process:
+    """A program that says on stdout where it listens. Its last lines are kept for failure reports."""
+
+    def __init__(self, command, env, ready):
+        self.lines = collections.deque(maxlen=200)
+        self.found = {}
+        self._ready = ready
+        self._said = threading.Event()
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**clean_environment(), **env},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=self._drain, daemon=True).start()
+
+    def _drain(self):
+        for line in self._process.stdout:
+            self.lines.append(line.rstrip())
+            if not self._said.is_set() and self._ready(line, self.found):
+                self._said.set()
+        self._said.set()
+
+    def wait(self):
+        """Waits until the process has said where it listens."""
+        if not self._said.wait(START_LIMIT) or not self._ready("", self.found):
+            self.stop()
+            raise RuntimeError(f"{self._process.args} did not start:\n" + "\n".join(self.lines))
+        return self
+
+    def kill(self):
+        self._process.kill()
+        self._process.wait()
+
+    def stop(self):
+        self._process.terminate()
+        try:
+            self._process.wait(5)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+def clean_environment():
+    """The environment without the proxy's settings: those of a test are the test's alone."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("MCP_RESUME_")}
+
+
+def start_server(name, **env):
+    """Starts a server; `.found["port"]` is where it listens once `.wait()` returned."""
+
+    def ready(line, found):
+        if line.startswith('{"port"'):
+            found.update(json.loads(line))
+        return "port" in found
+
+    kind = SERVERS[name]
+    return Process(kind.command, {"PORT": "0", **dict(kind.env), **env}, ready)
+
+
+def proxy_binary():
+    default = ROOT.parent.parent / "target" / "debug" / "mcp-resume"
+    return os.environ.get("MCP_RESUME_BIN", str(default))
+
+
+def start_proxy(port, **settings):
+    """Starts a proxy before 127.0.0.1:`port`; settings are keys such as `DELIVERY__RETRY_MS`."""
+
+    def ready(line, found):
+        if place := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+            found["admin" if "admin" in line else "port"] = int(place[1])
+        return "port" in found and "admin" in found
+
+    upstream = f"http://127.0.0.1:{port}/mcp"
+    command = [proxy_binary(), "serve", "--upstream", upstream, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    env = {f"MCP_RESUME_{key}": str(value) for key, value in settings.items()}
+    return Process(command, env, ready)
+
+
+def counters(port, key):
+    """The runs of `key` as the server at `port` counted them."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/counters?key={key}", timeout=5) as answer:
+        return json.load(answer)
+
+
+def metric(port, series):
+    """One number of the admin listener's metrics page, such as `retries_total` or `resumes_total{outcome="lost"}`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith(f"mcp_resume_{series} "):
+                return float(line.rsplit(" ", 1)[1])
+    return 0.0
+
+
+@dataclass
+class Transcript:
+    """What a client said, with the time of each line since the epoch."""
+
+    lines: list = field(default_factory=list)
+    noise: list = field(default_factory=list)
+
+    def _all(self, event):
+        return [line for _, line in self.lines if line["event"] == event]
+
+    @property
+    def progress(self):
+        return [line["n"] for line in self._all("progress")]
+
+    @property
+    def asked(self):
+        return [line["kind"] for line in self._all("asked")]
+
+    @property
+    def logged(self):
+        return [line["data"] for line in self._all("logged")]
+
+    @property
+    def result(self):
+        return next((line["text"] for line in self._all("result")), None)
+
+    @property
+    def error(self):
+        return next((line["message"] for line in self._all("error")), None)
+
+    @property
+    def ended_at(self):
+        """When the call ended, on the clock of the event loop."""
+        return next((at for at, line in self.lines if line["event"] in ("result", "error")), None)
+
+    @property
+    def ending(self):
+        """ "result", "error" or "hang" (the client's own limit was reached)."""
+        if self.error is not None:
+            return "hang" if self.error == "timeout" else "error"
+        return "result" if self.result is not None else "hang"
+
+
+class Client:
+    """`async with Client(…) as client`: a client under way; `await client.finish()` for its transcript."""
+
+    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200):
+        kind = CLIENTS[name]
+        self.transcript = Transcript()
+        self._command = [
+            *kind.command,
+            *("--url", url),
+            *("--tool", tool),
+            *("--args", json.dumps(arguments)),
+            *("--mode", era),
+            *("--timeout-ms", str(timeout_ms)),
+            *("--linger-ms", str(linger_ms)),
+        ]
+        self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
+
+    async def __aenter__(self):
+        self._process = await asyncio.create_subprocess_exec(
+            *self._command,
+            cwd=ROOT,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.STDOUT,
+        )
+        self._reading = asyncio.create_task(self._read())
+        return self
+
+    async def __aexit__(self, *_):
+        if self._process.returncode is None:
+            await self.kill()
+
+    async def _read(self):
+        loop = asyncio.get_running_loop()
+        async for line in self._process.stdout:
+            text = line.decode().rstrip()
+            if text.startswith('{"event"') or text.startswith('{"data"'):
+                self.transcript.lines.append((loop.time(), json.loads(text)))
+            else:
+                self.transcript.noise.append(text)
+
+    async def until(self, happened, limit=START_LIMIT):
+        """Waits until `happened(transcript)`."""
+        await eventually(lambda: happened(self.transcript), limit)
+
+    async def finish(self):
+        """Waits until the client has left; one that does not, in its own time and that to start, is killed."""
+        await asyncio.wait({self._reading}, timeout=self._limit)
+        if not self._reading.done():
+            self._process.kill()
+        await self._reading
+        await self._process.wait()
+        return self.transcript
+
+    async def kill(self):
+        """Has the client gone for good, without a word."""
+        self._process.kill()
+        await self._process.wait()
+        await self._reading
+
+
+async def run_client(*args, **kwargs):
+    async with Client(*args, **kwargs) as client:
+        return await client.finish()
+
+
+async def together(*pieces):
+    """Runs all to their end, and fails with the first failure: nothing is left behind."""
+    results = await asyncio.gather(*pieces, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return results
+
+
+async def eventually(happened, limit=10.0):
+    """Waits until `happened()`; what is awaited here is in another process and can only be asked."""
+    give_up = time.monotonic() + limit
+    while not happened():
+        if time.monotonic() > give_up:
+            raise AssertionError(f"this did not happen within {limit} s")
+        await asyncio.sleep(0.02)

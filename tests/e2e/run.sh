@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# Runs the end-to-end suite: `run.sh [PYTEST ARGUMENTS]`. MCP_RESUME_BIN names the proxy's binary (default: the debug
+# build of this tree, which is built first).
+set -euo pipefail
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+"$here/setup.sh"
+if [ -z "${MCP_RESUME_BIN:-}" ]; then
+    cargo build --quiet --locked --manifest-path "$here/../../Cargo.toml" --bin mcp-resume
+    export MCP_RESUME_BIN=$here/../../target/debug/mcp-resume
+fi
+cd "$here"
+exec .venvs/driver/bin/python -m pytest "$@"

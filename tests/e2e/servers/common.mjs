@@ -1,0 +1,62 @@
+// What the TypeScript servers of the suite share: counters beside the endpoint, and the way to say the port.
+
+import { createServer } from 'node:http';
+import { setTimeout as sleep } from 'node:timers/promises';
+
+const runs = new Map();
+
+function counted(key) {
+    if (!runs.has(key)) runs.set(key, { started: 0, finished: 0, cancelled: 0 });
+    return runs.get(key);
+}
+
+/** Runs `work` as one run of `key`: started, then finished, or cancelled where `signal` ended it. */
+export async function run(key, signal, work) {
+    const count = counted(key);
+    count.started += 1;
+    try {
+        const answer = await work();
+        count.finished += 1;
+        return answer;
+    } catch (error) {
+        if (signal?.aborted) count.cancelled += 1;
+        throw error;
+    }
+}
+
+/** Sends `steps` progress notifications, one each `intervalMs`; `notify` sends one. */
+export async function progress(steps, intervalMs, token, signal, notify) {
+    for (let n = 1; n <= steps; n += 1) {
+        await sleep(intervalMs, undefined, { signal });
+        if (token === undefined) continue;
+        await notify({
+            method: 'notifications/progress',
+            params: { progressToken: token, progress: n, total: steps, message: `step ${n}` }
+        });
+    }
+}
+
+export const text = words => ({ content: [{ type: 'text', text: words }] });
+
+/**
+ * Listens on PORT (0: any) of the loopback interface, answers `/counters?key=K` itself, hands the rest to `handle` and
+ * says the port on stdout.
+ */
+export function listen(handle) {
+    const server = createServer((request, response) => {
+        const url = new URL(request.url, 'http://localhost');
+        if (url.pathname === '/counters') {
+            response.setHeader('content-type', 'application/json');
+            response.end(JSON.stringify(counted(url.searchParams.get('key'))));
+            return;
+        }
+        Promise.resolve(handle(request, response)).catch(error => {
+            console.error(error);
+            if (!response.headersSent) response.writeHead(500);
+            response.end();
+        });
+    });
+    server.listen(Number(process.env.PORT ?? 0), '127.0.0.1', () => {
+        console.log(JSON.stringify({ port: server.address().port }));
+    });
+}

@@ -1,0 +1,63 @@
+"""What the Python servers of the suite share: the tools, their counters, and the way to say the port."""
+
+import asyncio
+import json
+import os
+import socket
+from collections import defaultdict
+from contextlib import contextmanager
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+
+RUNS = defaultdict(lambda: {"started": 0, "finished": 0, "cancelled": 0})
+
+
+async def counters(request: Request):
+    """Answers `/counters?key=K`."""
+    return JSONResponse(RUNS[request.query_params["key"]])
+
+
+@contextmanager
+def run(key):
+    """Counts one run of `key`: started, then finished, or cancelled."""
+    RUNS[key]["started"] += 1
+    try:
+        yield
+    except asyncio.CancelledError:
+        RUNS[key]["cancelled"] += 1
+        raise
+    RUNS[key]["finished"] += 1
+
+
+def add_tools(server, Context, ask):
+    """Adds the suite's tools; `ask(ctx, kind)` puts one question to the client and returns the answer's text."""
+
+    @server.tool()
+    async def long(steps: int, interval_ms: int, ctx: Context, key: str = "") -> str:
+        with run(key):
+            for n in range(1, steps + 1):
+                await asyncio.sleep(interval_ms / 1000)
+                await ctx.report_progress(n, steps, f"step {n}")
+            return f"done {steps}"
+
+    @server.tool()
+    async def quick(key: str = "") -> str:
+        with run(key):
+            return "quick"
+
+    # Named apart from the `ask` it calls; the wire name is the suite's.
+    @server.tool(name="ask")
+    async def ask_tool(kind: str, ctx: Context, delay_ms: int = 0, key: str = "") -> str:
+        with run(key):
+            await ctx.report_progress(1, 1, "step 1")
+            await asyncio.sleep(delay_ms / 1000)
+            return f"answered {await ask(ctx, kind)}"
+
+
+def serve(app):
+    """Serves `app` on PORT (0: any) of the loopback interface and says the port on stdout."""
+    listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
+    print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
+    uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

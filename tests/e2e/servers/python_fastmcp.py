@@ -1,0 +1,25 @@
+"""A FastMCP server without an event store, for 2026-07-28 and older revisions: it cannot resume anything."""
+
+from dataclasses import dataclass
+
+from fastmcp import Context, FastMCP
+
+from common import add_tools, counters, serve
+
+
+@dataclass
+class Word:
+    word: str
+
+
+async def ask(ctx, kind):
+    """FastMCP has a question of its own for elicitation alone."""
+    if kind != "elicitation":
+        raise ValueError(f"{kind} is not asked here")
+    return (await ctx.elicit("a word?", response_type=Word)).data.word
+
+
+server = FastMCP("python-fastmcp")
+add_tools(server, Context, ask)
+server.custom_route("/counters", methods=["GET"])(counters)
+serve(server.http_app(path="/mcp"))

@@ -1,0 +1,27 @@
+"""A server on the Python SDK 2.x without an event store, for 2026-07-28 and older revisions: it cannot resume anything."""
+
+from mcp.server.mcpserver import Context, MCPServer
+from mcp_types import SamplingMessage, TextContent
+from pydantic import BaseModel
+
+from common import add_tools, counters, serve
+
+
+class Word(BaseModel):
+    word: str
+
+
+async def ask(ctx, kind):
+    if kind == "sampling":
+        question = SamplingMessage(role="user", content=TextContent(type="text", text="a word?"))
+        answer = await ctx.session.create_message([question], max_tokens=16, related_request_id=ctx.request_id)
+        return answer.content.text
+    if kind == "roots":
+        return str((await ctx.session.list_roots()).roots[0].uri)
+    return (await ctx.elicit("a word?", Word)).data.word
+
+
+server = MCPServer("python-mcp2")
+add_tools(server, Context, ask)
+server.custom_route("/counters", methods=["GET"])(counters)
+serve(server.streamable_http_app())

@@ -1,0 +1,106 @@
+// A server on the TypeScript SDK v1 without an event store: it cannot resume anything.
+//
+// STATELESS=1: no sessions, one server for each request. JSON=1: answers are JSON, never SSE. AUTH=TOKEN: every request
+// needs that bearer token and is refused with 401 otherwise, AUTH_DELAY_MS later.
+
+import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
+import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
+import { z } from 'zod';
+import { listen, progress, run, text } from './common.mjs';
+
+const STATELESS = process.env.STATELESS === '1';
+const JSON_ANSWERS = process.env.JSON === '1';
+const { AUTH, AUTH_DELAY_MS = '0' } = process.env;
+
+const key = z.string().default('');
+
+function build() {
+    const server = new McpServer({ name: 'typescript-v1', version: '1.0.0' }, { capabilities: { logging: {} } });
+
+    const timed = { steps: z.number(), interval_ms: z.number(), key };
+    server.registerTool('long', { inputSchema: timed }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            const token = extra._meta?.progressToken;
+            await progress(args.steps, args.interval_ms, token, extra.signal, extra.sendNotification);
+            return text(`done ${args.steps}`);
+        })
+    );
+
+    server.registerTool('quick', { inputSchema: { key } }, (args, extra) =>
+        run(args.key, extra.signal, async () => text('quick'))
+    );
+
+    // Asks the client `delay_ms` after one progress notification, on the stream of this call.
+    const asking = { kind: z.enum(['sampling', 'elicitation', 'roots']), delay_ms: z.number().default(0), key };
+    server.registerTool('ask', { inputSchema: asking }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            await progress(1, 0, extra._meta?.progressToken, extra.signal, extra.sendNotification);
+            await sleep(args.delay_ms, undefined, { signal: extra.signal });
+            return text(`answered ${await ask(server.server, args.kind, extra.requestId)}`);
+        })
+    );
+
+    // Log messages that belong to no call: they go out on the session's standalone stream.
+    server.registerTool('announce', { inputSchema: timed }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            for (let n = 1; n <= args.steps; n += 1) {
+                await sleep(args.interval_ms);
+                await server.server.sendLoggingMessage({ level: 'info', data: n });
+            }
+            return text(`announced ${args.steps}`);
+        })
+    );
+    return server;
+}
+
+async function ask(server, kind, relatedRequestId) {
+    if (kind === 'sampling') {
+        const messages = [{ role: 'user', content: { type: 'text', text: 'a word?' } }];
+        return (await server.createMessage({ messages, maxTokens: 16 }, { relatedRequestId })).content.text;
+    }
+    if (kind === 'roots') {
+        return (await server.listRoots({}, { relatedRequestId })).roots[0].uri;
+    }
+    const requestedSchema = { type: 'object', properties: { word: { type: 'string' } }, required: ['word'] };
+    return (await server.elicitInput({ message: 'a word?', requestedSchema }, { relatedRequestId })).content.word;
+}
+
+const sessions = new Map();
+
+async function transportOf(request) {
+    const known = sessions.get(request.headers['mcp-session-id']);
+    if (known) return known;
+    const transport = new StreamableHTTPServerTransport({
+        sessionIdGenerator: STATELESS ? undefined : randomUUID,
+        enableJsonResponse: JSON_ANSWERS,
+        onsessioninitialized: id => sessions.set(id, transport),
+        onsessionclosed: id => sessions.delete(id)
+    });
+    await build().connect(transport);
+    return transport;
+}
+
+listen(async (request, response) => {
+    if (!request.url.startsWith('/mcp')) {
+        response.writeHead(404).end();
+        return;
+    }
+    if (AUTH && request.headers.authorization !== `Bearer ${AUTH}`) {
+        await sleep(Number(AUTH_DELAY_MS));
+        response.writeHead(401, { 'www-authenticate': 'Bearer error="invalid_token"' }).end();
+        return;
+    }
+    const session = request.headers['mcp-session-id'];
+    if (session && !sessions.has(session)) {
+        response.writeHead(404, { 'content-type': 'application/json' });
+        response.end('{"jsonrpc":"2.0","error":{"code":-32001,"message":"Session not found"},"id":null}');
+        return;
+    }
+    if (STATELESS && request.method !== 'POST') {
+        response.writeHead(405).end();
+        return;
+    }
+    await (await transportOf(request)).handleRequest(request, response);
+});

@@ -1,0 +1,28 @@
+// A server on the TypeScript SDK v2: 2026-07-28, and older revisions without sessions. It cannot resume anything.
+
+import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
+import { toNodeHandler } from '@modelcontextprotocol/node';
+import { z } from 'zod';
+import { listen, progress, run, text } from './common.mjs';
+
+const key = z.string().default('');
+
+function build() {
+    const server = new McpServer({ name: 'typescript-v2', version: '1.0.0' });
+
+    const timed = z.object({ steps: z.number(), interval_ms: z.number(), key });
+    server.registerTool('long', { inputSchema: timed }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => {
+            const token = ctx.mcpReq._meta?.progressToken;
+            await progress(args.steps, args.interval_ms, token, ctx.mcpReq.signal, ctx.mcpReq.notify);
+            return text(`done ${args.steps}`);
+        })
+    );
+
+    server.registerTool('quick', { inputSchema: z.object({ key }) }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => text('quick'))
+    );
+    return server;
+}
+
+listen(toNodeHandler(createMcpHandler(build)));

@@ -1,0 +1,63 @@
+#!/usr/bin/env bash
+# Gets everything the end-to-end suite runs: the SDKs from npm, PyPI and crates.io, each pinned, each set apart from the
+# others where two do not fit together. Does nothing where all is there already. Needs Node 20, Python 3.11, Rust.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+die() {
+    echo "tests/e2e/setup.sh: $*" >&2
+    exit 1
+}
+
+need() {
+    command -v "$1" >/dev/null || die "$1 is not installed; the suite needs $2"
+}
+
+need node "Node 20 or later"
+need npm "npm, which comes with Node"
+need cargo "a Rust toolchain"
+
+node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' ||
+    die "Node $(node --version) is too old; the suite needs Node 20 or later"
+
+python=""
+for candidate in python3.11 python3; do
+    if "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || die "no Python 3.11 or later is installed"
+
+# `fresh WHERE WHAT...`: true if WHERE/.made was written for exactly these files.
+fresh() {
+    local where=$1
+    shift
+    [ -f "$where/.made" ] && [ "$(cat "$where/.made")" = "$(cat "$@" | sha256sum)" ]
+}
+
+made() {
+    local where=$1
+    shift
+    cat "$@" | sha256sum >"$where/.made"
+}
+
+if ! fresh node_modules package.json package-lock.json; then
+    echo "e2e: npm packages"
+    npm ci --no-audit --no-fund --loglevel=error || die "npm could not install what package-lock.json pins"
+    made node_modules package.json package-lock.json
+fi
+
+for list in requirements/*.txt; do
+    name=$(basename "$list" .txt)
+    venv=.venvs/$name
+    fresh "$venv" "$list" && continue
+    echo "e2e: Python packages for $name"
+    rm -rf "$venv"
+    "$python" -m venv "$venv" || die "$python cannot make a virtual environment (Debian: install python3-venv)"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps -r "$list" ||
+        die "pip could not install what $list pins"
+    made "$venv" "$list"
+done
+
+cargo build --quiet --locked --manifest-path clients/rmcp/Cargo.toml --target-dir clients/rmcp/target || die "the rmcp client does not build"
