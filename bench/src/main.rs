@@ -1,1 +1,59 @@
-fn main() {}
+//! The load tool of mcp-resume: a scripted upstream, and the loads that are put on a proxy before it.
+//!
+//! Each load checks every event it reads: the payloads count 1, 2, 3 … and the response says how many there were; where events
+//! carry ids, those count too. A gap, a repeat or an error of any kind ends the run with exit code 1. A load prints one line of
+//! JSON. `bench/run` starts everything, takes the turns and makes the table.
+
+mod acks;
+mod load;
+mod payload;
+mod reader;
+mod script;
+mod upstream;
+mod wire;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// Whatever ended a run.
+pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
+/// The result of anything here; nothing is recovered from.
+pub(crate) type Result<T> = std::result::Result<T, Error>;
+
+/// Measures a proxy before an MCP server.
+#[derive(Parser)]
+#[command(name = "mcp-resume-bench")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run the scripted upstream until killed; prints its addresses as JSON
+    Upstream,
+    /// Put one load on a URL; prints its figures as JSON
+    Load(load::Args),
+}
+
+fn main() -> ExitCode {
+    match run(Cli::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("mcp-resume-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
+    let outcome = match command {
+        Command::Upstream => runtime.block_on(upstream::run()),
+        Command::Load(args) => runtime.block_on(load::run(args)),
+    };
+    // Tasks of a failed run may still wait for a peer.
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    outcome
+}

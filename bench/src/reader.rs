@@ -1,0 +1,255 @@
+//! Reads an event stream and checks it: nothing missing, nothing twice, nothing else.
+
+use memchr::{memchr, memchr_iter, memmem};
+
+use crate::Result;
+use crate::payload::{now_nanos, read_answer, read_progress};
+
+/// What one call's stream has brought so far, over all its connections.
+pub(crate) struct Reader {
+    id: u64,
+    buf: Vec<u8>,
+    /// Progress notifications read; the next one must be this plus one.
+    pub(crate) events: u64,
+    /// Bytes of event stream read.
+    pub(crate) bytes: u64,
+    /// The last event ID, as it came.
+    pub(crate) cursor: String,
+    /// The handle's length in `cursor`, and the number after it.
+    place: Option<(usize, u64)>,
+    /// The first event ID: the place before the first event.
+    pub(crate) first_id: String,
+    /// Events of any kind that carried an id.
+    pub(crate) ids: u64,
+    /// Whether the response has come.
+    pub(crate) answered: bool,
+    /// Nanoseconds from sent to read for each event, if asked for.
+    pub(crate) latencies: Option<Vec<u64>>,
+}
+
+impl Reader {
+    /// Reads the stream of request `id`.
+    pub(crate) fn new(id: u64) -> Self {
+        Self {
+            id,
+            buf: Vec::new(),
+            events: 0,
+            bytes: 0,
+            cursor: String::new(),
+            place: None,
+            first_id: String::new(),
+            ids: 0,
+            answered: false,
+            latencies: None,
+        }
+    }
+
+    /// Reads the stream of request `id` on from event ID `cursor`, which must name the place before the first event.
+    pub(crate) fn resuming(id: u64, cursor: &str) -> Result<Self> {
+        let mut reader = Self::new(id);
+        reader.count_id(cursor, false)?;
+        Ok(reader)
+    }
+
+    /// Keeps the latency of every event.
+    pub(crate) fn with_latencies(mut self) -> Self {
+        self.latencies = Some(Vec::new());
+        self
+    }
+
+    /// Where the next bytes of the body go, before `take`.
+    pub(crate) fn buf(&mut self) -> &mut Vec<u8> {
+        &mut self.buf
+    }
+
+    /// Drops half an event that a cut connection left behind; the next connection sends it whole.
+    pub(crate) fn forget_partial(&mut self) {
+        self.buf.clear();
+    }
+
+    /// Reads every whole event in the buffer; how many progress notifications they were.
+    ///
+    /// # Errors
+    /// A gap, a repeat, an event that is neither progress nor this call's result, or ids that do not count.
+    pub(crate) fn take(&mut self) -> Result<u64> {
+        let before = self.events;
+        let buf = std::mem::take(&mut self.buf);
+        let mut rest = buf.as_slice();
+        while let Some(end) = memmem::find(rest, b"\n\n") {
+            self.block(&rest[..end])?;
+            self.bytes += end as u64 + 2;
+            rest = &rest[end + 2..];
+        }
+        let done = buf.len() - rest.len();
+        self.buf = buf;
+        self.buf.drain(..done);
+        Ok(self.events - before)
+    }
+
+    /// Fails unless the response has come and nothing is left over.
+    pub(crate) fn finish(&self) -> Result<()> {
+        if !self.answered {
+            return Err(format!(
+                "the stream of request {} ended after {} events without a response",
+                self.id, self.events
+            )
+            .into());
+        }
+        if !self.buf.is_empty() {
+            return Err(format!("half an event at the end: {:?}", show(&self.buf)).into());
+        }
+        if self.ids != 0 && self.ids < self.events {
+            return Err(format!("{} events but {} ids", self.events, self.ids).into());
+        }
+        Ok(())
+    }
+
+    fn block(&mut self, block: &[u8]) -> Result<()> {
+        let (mut id, mut data) = (None, None);
+        let ends = memchr_iter(b'\n', block).chain([block.len()]);
+        let mut start = 0;
+        for end in ends {
+            let line = &block[start..end];
+            start = end + 1;
+            let (name, value) = field(line);
+            match name {
+                b"data" if data.is_some() => {
+                    return Err(format!("data of two lines: {:?}", show(block)).into());
+                }
+                b"data" => data = Some(value),
+                b"id" => id = Some(std::str::from_utf8(value)?),
+                // Comments have an empty name.
+                b"event" | b"retry" | b"" => {}
+                _ => return Err(format!("not an SSE field: {:?}", show(line)).into()),
+            }
+        }
+        let data = data.unwrap_or_default();
+        if let Some(id) = id {
+            self.count_id(id, !data.is_empty())?;
+        }
+        if data.is_empty() { Ok(()) } else { self.message(data) }
+    }
+
+    fn message(&mut self, data: &[u8]) -> Result<()> {
+        if let Some((seq, sent_at)) = read_progress(data) {
+            if self.answered || seq != self.events + 1 {
+                return Err(format!("event {seq} after {} (answered: {})", self.events, self.answered).into());
+            }
+            self.events = seq;
+            if let Some(latencies) = &mut self.latencies {
+                latencies.push(now_nanos().saturating_sub(sent_at));
+            }
+            return Ok(());
+        }
+        match read_answer(data) {
+            Some((id, sent)) if id == self.id && sent == self.events && !self.answered => {
+                self.answered = true;
+                Ok(())
+            }
+            Some((id, sent)) => {
+                Err(format!("result of {id} says {sent} events; request {} had {}", self.id, self.events).into())
+            }
+            None => Err(format!("neither progress nor a result: {:?}", show(data)).into()),
+        }
+    }
+
+    /// Event IDs are `<handle>.<seq>`: a message counts on by one, an empty event names the place it stands at.
+    fn count_id(&mut self, id: &str, message: bool) -> Result<()> {
+        let Some((handle, seq)) = split_id(id) else {
+            return Err(format!("not an event ID: {id:?}").into());
+        };
+        let due = match self.place {
+            Some((length, _)) if self.cursor[..length] != *handle => {
+                return Err("the handle changed within a stream".into());
+            }
+            Some((_, last)) => last + u64::from(message),
+            None => u64::from(message),
+        };
+        if seq != due {
+            return Err(format!("event ID {seq} where {due} was due").into());
+        }
+        if self.first_id.is_empty() {
+            self.first_id = id.to_owned();
+        }
+        self.place = Some((handle.len(), seq));
+        self.cursor.clear();
+        self.cursor.push_str(id);
+        self.ids += 1;
+        Ok(())
+    }
+}
+
+fn field(line: &[u8]) -> (&[u8], &[u8]) {
+    match memchr(b':', line) {
+        Some(colon) => (&line[..colon], line[colon + 1..].strip_prefix(b" ").unwrap_or(&line[colon + 1..])),
+        None => (line, b""),
+    }
+}
+
+fn split_id(id: &str) -> Option<(&str, u64)> {
+    let (handle, rest) = id.split_once('.')?;
+    Some((handle, rest.split('.').next()?.parse().ok()?))
+}
+
+/// The beginning of `bytes`, for an error.
+fn show(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(&bytes[..bytes.len().min(300)]).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::payload::{write_answer, write_progress};
+
+    fn event(id: &str, seq: u64) -> Vec<u8> {
+        let mut data = Vec::new();
+        write_progress(&mut data, seq, 1, 100);
+        [id.as_bytes(), b"event: message\ndata: ", &data, b"\n\n"].concat()
+    }
+
+    fn response(id: &str, sent: u64) -> Vec<u8> {
+        let mut data = Vec::new();
+        write_answer(&mut data, 9, sent, 0);
+        [id.as_bytes(), b"data: ", &data, b"\n\n"].concat()
+    }
+
+    fn read(parts: &[Vec<u8>]) -> Result<Reader> {
+        let mut reader = Reader::new(9);
+        for part in parts {
+            // Every slicing must read the same.
+            for byte in part {
+                reader.buf().push(*byte);
+                reader.take()?;
+            }
+        }
+        reader.finish()?;
+        Ok(reader)
+    }
+
+    #[test]
+    fn a_whole_stream_is_accepted_with_and_without_ids() -> Result<()> {
+        let plain = read(&[event("", 1), event("", 2), response("", 2)])?;
+        assert_eq!((plain.events, plain.ids), (2, 0));
+        let prime = b"id: h.0\nretry: 1000\ndata: \n\n".to_vec();
+        let again = b": heartbeat\n\nid: h.1.x\ndata:\n\n".to_vec();
+        let numbered = read(&[prime, event("id: h.1\n", 1), again, event("id: h.2\n", 2), response("id: h.3\n", 2)])?;
+        assert_eq!((numbered.first_id.as_str(), numbered.cursor.as_str(), numbered.ids), ("h.0", "h.3", 5));
+        Ok(())
+    }
+
+    #[test]
+    fn gaps_repeats_and_strangers_are_refused() {
+        let cases: [&[Vec<u8>]; 7] = [
+            &[event("", 2), response("", 2)],
+            &[event("", 1), event("", 1), response("", 1)],
+            &[event("", 1), response("", 2)],
+            &[event("", 1)],
+            &[event("id: h.2\n", 1), response("id: h.3\n", 1)],
+            &[event("id: h.1\n", 1), event("id: g.2\n", 2), response("id: h.3\n", 2)],
+            &[b"data: {\"jsonrpc\":\"2.0\",\"id\":9,\"error\":{\"code\":-32010}}\n\n".to_vec()],
+        ];
+        for (n, case) in cases.iter().enumerate() {
+            assert!(read(case).is_err(), "case {n} was accepted");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What a `tools/call` asks the scripted upstream to do, written by the load tool and read by the upstream.
+
+use serde::{Deserialize, Serialize};
+
+/// The arguments of the one tool the upstream has.
+#[derive(Clone, Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Script {
+    /// How the call is answered.
+    pub(crate) mode: Mode,
+    /// Events before the response; 0 = until `duration_ms` has passed.
+    pub(crate) events: u64,
+    /// Bytes of JSON in an event, or of padding in a JSON answer.
+    pub(crate) bytes: usize,
+    /// Milliseconds between two events; 0 = as `ack` says, or at once.
+    pub(crate) interval_ms: u64,
+    /// Milliseconds after which the response is sent whatever `events` says; 0 = never.
+    pub(crate) duration_ms: u64,
+    /// The key under which the reader acknowledges events (one in flight); 0 = it does not.
+    pub(crate) ack: u64,
+    /// Bytes gathered into one write; 0 = every event is its own.
+    pub(crate) gather: usize,
+}
+
+/// The shapes of an answer.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Mode {
+    /// A JSON body at once.
+    #[default]
+    Json,
+    /// An event stream, then the response on it.
+    Events,
+    /// The head of an event stream, then silence until the peer leaves.
+    Idle,
+}
+
+/// One JSON-RPC request as the upstream reads it.
+#[derive(Deserialize)]
+pub(crate) struct Call {
+    pub(crate) id: Option<u64>,
+    pub(crate) method: String,
+    #[serde(default)]
+    pub(crate) params: Params,
+}
+
+/// The parameters of a request; empty for all but `tools/call`.
+#[derive(Default, Deserialize)]
+pub(crate) struct Params {
+    #[serde(default)]
+    pub(crate) arguments: Script,
+}
+
+/// The body of a `tools/call`.
+pub(crate) fn call_body(id: u64, script: &Script) -> Result<Vec<u8>, serde_json::Error> {
+    let arguments = serde_json::to_string(script)?;
+    Ok(format!(
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"bench","arguments":{arguments},"_meta":{{"progressToken":"b"}}}}}}"#
+    )
+    .into_bytes())
+}

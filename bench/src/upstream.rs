@@ -1,0 +1,200 @@
+//! The scripted upstream: an MCP server as fast as this can be made, whose one tool does what its arguments say.
+//!
+//! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. It keeps no state but the
+//! next session id.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpSocket};
+use tokio::sync::Semaphore;
+use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
+
+use crate::Result;
+use crate::acks::Windows;
+use crate::payload::{now_nanos, write_answer, write_progress};
+use crate::script::{Call, Mode, Script};
+use crate::wire::Conn;
+
+const EVENT_STREAM: &[u8] =
+    b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n";
+const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
+/// Connections that may wait to be accepted: a cut of ten thousand clients comes back at once.
+const BACKLOG: u32 = 16 * 1024;
+/// Bytes one read of a request takes; requests are small.
+const READ_SIZE: usize = 4 * 1024;
+const MS: u64 = 1_000_000;
+
+/// Serves on two free ports of 127.0.0.1 and says which on stdout; runs until it is killed.
+pub(crate) async fn run() -> Result<()> {
+    let mcp = listen()?;
+    let acks = listen()?;
+    let ready = serde_json::json!({
+        "url": format!("http://{}/mcp", mcp.local_addr()?),
+        "acks": acks.local_addr()?.to_string(),
+    });
+    println!("{ready}");
+    let windows = Windows::default();
+    tokio::spawn(windows.clone().serve(acks));
+    let server = Arc::new(Server { windows, sessions: AtomicU64::new(1) });
+    loop {
+        let (io, _) = mcp.accept().await?;
+        let server = Arc::clone(&server);
+        tokio::spawn(async move {
+            // A peer that leaves is the normal end of a connection here.
+            let _ = server.serve(Conn::new(io, READ_SIZE)?).await;
+            Ok::<_, crate::Error>(())
+        });
+    }
+}
+
+fn listen() -> Result<TcpListener> {
+    let socket = TcpSocket::new_v4()?;
+    socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
+    Ok(socket.listen(BACKLOG)?)
+}
+
+struct Server {
+    windows: Windows,
+    sessions: AtomicU64,
+}
+
+impl Server {
+    async fn serve(&self, mut conn: Conn) -> Result<()> {
+        let mut body = Vec::new();
+        while let Some(head) = conn.request().await? {
+            body.clear();
+            conn.rest(&mut body).await?;
+            match (head.method.as_str(), head.path.as_str()) {
+                ("POST", "/mcp") => self.post(&mut conn, &body).await?,
+                ("DELETE", "/mcp") => conn.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await?,
+                (_, "/mcp") => conn.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n").await?,
+                _ => conn.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await?,
+            }
+        }
+        Ok(())
+    }
+
+    async fn post(&self, conn: &mut Conn, body: &[u8]) -> Result<()> {
+        let call: Call = serde_json::from_slice(body)?;
+        let Some(id) = call.id else {
+            return conn.write(b"HTTP/1.1 202 Accepted\r\nContent-Length: 0\r\n\r\n").await;
+        };
+        if call.method == "initialize" {
+            return self.initialize(conn, id).await;
+        }
+        let script = call.params.arguments;
+        match script.mode {
+            Mode::Json => {
+                let mut json = Vec::with_capacity(256 + script.bytes);
+                write_answer(&mut json, id, 0, script.bytes);
+                reply(conn, "", &json).await
+            }
+            Mode::Idle => idle(conn, id, &script).await,
+            Mode::Events => {
+                let outcome = self.events(conn, id, &script).await;
+                self.windows.close(script.ack);
+                outcome
+            }
+        }
+    }
+
+    async fn initialize(&self, conn: &mut Conn, id: u64) -> Result<()> {
+        let session = self.sessions.fetch_add(1, Ordering::Relaxed);
+        let json = serde_json::json!({"jsonrpc": "2.0", "id": id, "result": {
+            "protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "bench", "version": "0"}}});
+        reply(conn, &format!("Mcp-Session-Id: bench-{session}\r\n"), json.to_string().as_bytes()).await
+    }
+
+    async fn events(&self, conn: &mut Conn, id: u64, script: &Script) -> Result<()> {
+        conn.write(EVENT_STREAM).await?;
+        let mut pace = self.pace(script);
+        let end = match script.duration_ms {
+            0 => u64::MAX,
+            ms => now_nanos() + ms * MS,
+        };
+        let mut out = Vec::with_capacity(script.gather + 2 * script.bytes + 256);
+        let mut event = Vec::with_capacity(script.bytes + 64);
+        let mut sent = 0;
+        while script.events == 0 || sent < script.events {
+            if !pace.next().await || now_nanos() >= end {
+                break;
+            }
+            sent += 1;
+            event.clear();
+            write_progress(&mut event, sent, now_nanos(), script.bytes);
+            chunk(&mut out, &event);
+            if out.len() >= script.gather {
+                conn.write(&out).await?;
+                out.clear();
+            }
+        }
+        event.clear();
+        write_answer(&mut event, id, sent, 0);
+        chunk(&mut out, &event);
+        out.extend_from_slice(LAST_CHUNK);
+        conn.write(&out).await
+    }
+
+    fn pace(&self, script: &Script) -> Pace {
+        match (script.ack, script.interval_ms) {
+            (0, 0) => Pace::AtOnce,
+            (0, ms) => {
+                let mut ticks = interval(Duration::from_millis(ms));
+                ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+                Pace::Ticks(ticks)
+            }
+            (key, _) => Pace::Acks(self.windows.open(key)),
+        }
+    }
+}
+
+/// What an event waits for.
+enum Pace {
+    AtOnce,
+    Ticks(Interval),
+    Acks(Arc<Semaphore>),
+}
+
+impl Pace {
+    /// Waits until the next event is due; `false` if there will be none.
+    async fn next(&mut self) -> bool {
+        match self {
+            Self::AtOnce => true,
+            Self::Ticks(ticks) => {
+                ticks.tick().await;
+                true
+            }
+            Self::Acks(window) => window.acquire().await.map(|permit| permit.forget()).is_ok(),
+        }
+    }
+}
+
+async fn idle(conn: &mut Conn, id: u64, script: &Script) -> Result<()> {
+    conn.write(EVENT_STREAM).await?;
+    if timeout(Duration::from_millis(script.duration_ms), conn.closed()).await.is_ok() {
+        return Err("the peer left".into());
+    }
+    let mut answer = Vec::new();
+    write_answer(&mut answer, id, 0, 0);
+    let mut out = Vec::new();
+    chunk(&mut out, &answer);
+    out.extend_from_slice(LAST_CHUNK);
+    conn.write(&out).await
+}
+
+async fn reply(conn: &mut Conn, headers: &str, json: &[u8]) -> Result<()> {
+    let head =
+        format!("HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n{headers}Content-Length: {}\r\n\r\n", json.len());
+    conn.write(&[head.as_bytes(), json].concat()).await
+}
+
+/// Appends one SSE event as one chunk of the chunked coding.
+fn chunk(out: &mut Vec<u8>, data: &[u8]) {
+    const OPEN: &[u8] = b"event: message\ndata: ";
+    let size = format!("{:x}\r\n", OPEN.len() + data.len() + 2);
+    for part in [size.as_bytes(), OPEN, data, b"\n\n\r\n"] {
+        out.extend_from_slice(part);
+    }
+}

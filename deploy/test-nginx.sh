@@ -1,0 +1,33 @@
+#!/bin/sh
+# Checks deploy/nginx.conf with `nginx -t`, as it stands and with its TLS lines in force. Installs nothing, starts nothing.
+set -eu
+
+here=$(cd "$(dirname "$0")" && pwd)
+PATH=$PATH:/usr/sbin
+for tool in nginx openssl; do
+    command -v "$tool" >/dev/null || { echo "test-nginx: $tool is not installed" >&2; exit 1; }
+done
+
+prefix=$(mktemp -d)
+trap 'rm -rf "$prefix"' EXIT INT TERM
+
+check() {
+    nginx -t -q -p "$prefix" -e stderr -c "$1" || { echo "test-nginx: nginx refuses $2" >&2; exit 1; }
+    echo "test-nginx: nginx accepts $2"
+}
+
+check "$here/nginx.conf" "nginx.conf"
+
+# nginx looks for certificates where the configuration is.
+openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=mcp.example.com \
+    -keyout "$prefix/mcp.example.com.key" -out "$prefix/mcp.example.com.crt" 2>/dev/null
+sed 's/#tls //' "$here/nginx.conf" >"$prefix/tls.conf"
+grep -q '^ *listen 8443 ssl' "$prefix/tls.conf" || { echo "test-nginx: nginx.conf has no TLS lines" >&2; exit 1; }
+check "$prefix/tls.conf" "nginx.conf with TLS"
+
+# A check that accepts everything checks nothing.
+sed 's/proxy_buffering off/proxy_buffering of/' "$here/nginx.conf" >"$prefix/broken.conf"
+if nginx -t -q -p "$prefix" -e /dev/null -c "$prefix/broken.conf" 2>/dev/null; then
+    echo "test-nginx: nginx accepts a broken configuration" >&2
+    exit 1
+fi
