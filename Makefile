@@ -1,0 +1,45 @@
+.PHONY: build demo setup test lint fmt deny bench
+
+# A job at a time: the steps share the build directory and the machine.
+.NOTPARALLEL:
+
+CARGO_DENY := 0.20.2
+DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
+
+build:
+	cargo build --release --locked
+
+# A call lost without the proxy and kept with it.
+demo:
+	cargo run --release --locked -- demo
+
+# What the tests need besides cargo, npm and pip packages; names what it cannot get.
+setup:
+	tests/setup.sh
+
+# Every test there is. The end-to-end suite gets its own SDKs.
+test: setup
+	cargo test --workspace --locked
+	deploy/test-nginx.sh
+	tests/e2e/run.sh
+
+lint:
+	cargo clippy --workspace --all-targets --locked -- -D warnings
+
+fmt:
+	cargo fmt --all
+
+# Licences, bans and sources need no network; for known holes: cargo deny check advisories.
+deny: $(DENY)
+	$(DENY) --locked --log-level error check bans licenses sources
+
+# Once, without optimisation: half the time to build, and it runs for a second or two either way.
+$(DENY):
+	cargo install --locked --debug --version $(CARGO_DENY) --root target/tools/cargo-deny-$(CARGO_DENY) \
+		--target-dir target/tools/build cargo-deny
+	rm -rf target/tools/build
+
+# Beside nginx, which must be installed, and the direct path; about ten minutes.
+bench:
+	cargo build --release --workspace --locked
+	bench/run

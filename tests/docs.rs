@@ -1,0 +1,70 @@
+//! What the documents say of the program is compared with the program.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use mcp_resume::protocol::error::ErrorCode;
+
+const ERRORS: &str = include_str!("../docs/errors.md");
+const README: &str = include_str!("../README.md");
+const ARCHITECTURE: &str = include_str!("../ARCHITECTURE.md");
+
+/// The cells of the table under `heading`, row by row, without its head.
+fn table(text: &'static str, heading: &str) -> Vec<Vec<&'static str>> {
+    let section = text.split(heading).nth(1).expect("the section is there");
+    let rows = section.lines().skip_while(|line| !line.starts_with('|')).take_while(|line| line.starts_with('|'));
+    let cells = |row: &'static str| row.trim_matches('|').split('|').map(str::trim).collect();
+    rows.skip(2).map(cells).collect()
+}
+
+#[test]
+fn every_error_has_one_row_that_says_what_the_client_sees() {
+    let documented = table(ERRORS, "## Every error the proxy makes");
+    let coded = ErrorCode::ALL.map(|code| {
+        let label = format!("`{}`", code.label());
+        let (status, number) = (code.http_status().to_string(), code.json_rpc().to_string());
+        vec![label, status, number, code.side().as_str().to_owned(), code.message().to_owned()]
+    });
+    let first_five: Vec<Vec<&str>> = documented.iter().map(|row| row.iter().copied().take(5).collect()).collect();
+    for row in &coded {
+        let rows = first_five.iter().filter(|documented| *documented == row).count();
+        assert_eq!(rows, 1, "docs/errors.md has no row, or several, that begin: {}", row.join(" | "));
+    }
+    assert_eq!(documented.len(), coded.len(), "docs/errors.md has rows for errors that do not exist");
+    for row in &documented {
+        assert_eq!(row.len(), 6, "{row:?}");
+        assert!(!row[5].is_empty(), "{} says nothing to its client", row[0]);
+    }
+}
+
+#[test]
+fn every_bad_request_names_an_answer_that_exists() {
+    let labels: BTreeSet<String> = ErrorCode::ALL.iter().map(|code| format!("`{}`", code.label())).collect();
+    let rows = table(ERRORS, "## Bad requests, each with its answer");
+    assert!(rows.len() > 10, "the table is gone: {rows:?}");
+    for row in rows {
+        let [request, status, answer] = row[..] else { panic!("{row:?}") };
+        if answer.starts_with('`') {
+            assert!(labels.contains(answer), "{request}: {answer} is no error of ours");
+            let code = ErrorCode::ALL.into_iter().find(|code| format!("`{}`", code.label()) == answer);
+            assert_eq!(code.map(|code| code.http_status().to_string()).as_deref(), Some(status), "{request}");
+        }
+    }
+}
+
+#[test]
+fn paths_that_the_documents_name_exist() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let mut named = BTreeSet::new();
+    for text in [README, ARCHITECTURE, ERRORS] {
+        let quoted = text.split('`').skip(1).step_by(2);
+        let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+        let ours = |path: &&str| {
+            ["src/", "tests/", "docs/", "deploy/", "bench/", ".ci/"].iter().any(|folder| path.starts_with(folder))
+        };
+        named.extend(quoted.chain(linked).filter(ours).map(|path| path.trim_end_matches('/')));
+    }
+    assert!(named.len() > 10, "{named:?}");
+    let missing: Vec<_> = named.into_iter().filter(|path| !root.join(path).exists()).collect();
+    assert!(missing.is_empty(), "named in the documents, but not there: {missing:?}");
+}
