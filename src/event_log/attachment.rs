@@ -83,6 +83,7 @@ impl Attachment {
 
     /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail.
     pub fn poll_read(&self, cx: &mut Context<'_>, cursor: Seq, out: &mut BytesMut, budget: usize) -> Poll<ReadOutcome> {
+        let handle = self.stream.handle();
         let mut inner = self.stream.lock();
         let inner = &mut *inner;
         if !inner.machine.reader().is(self.attach) {
@@ -98,7 +99,7 @@ impl Attachment {
             Place::After(_) => {}
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let last = inner.write_events(&self.stream.handle, cursor, out, budget);
+        let last = inner.write_events(handle, cursor, out, budget);
         if last == cursor {
             inner.reader = Some(cx.waker().clone());
             return Poll::Pending;

@@ -33,7 +33,7 @@ pub use sessions::{QueuedTurn, Session, Sessions, Turn};
 pub use stream::{Spec, Stream};
 pub use writer::Writer;
 
-use crate::protocol::ids::{AttachId, EventId, Handle, Keyring, Owner, Seq, StoreEpoch, StreamId};
+use crate::protocol::ids::{AttachId, EventId, Keyring, Owner, Seq, StoreEpoch, StreamId};
 use crate::store::Store;
 use crate::{clock, random};
 use sweeper::{Sweeper, Verdict};
@@ -58,7 +58,7 @@ pub struct Identity {
 
 /// All streams of this process.
 pub struct EventLog {
-    identity: Identity,
+    identity: Arc<Identity>,
     bounds: Bounds,
     store: Option<Arc<dyn Store>>,
     streams: DashMap<StreamId, Arc<Stream>>,
@@ -71,7 +71,7 @@ impl EventLog {
     /// An empty log. `store: None` is the memory store: the tail alone.
     pub fn new(identity: Identity, bounds: Bounds, store: Option<Arc<dyn Store>>) -> Self {
         Self {
-            identity,
+            identity: Arc::new(identity),
             bounds,
             store,
             streams: DashMap::new(),
@@ -84,9 +84,7 @@ impl EventLog {
     /// A new stream, not yet found by anybody.
     pub fn create(&self, spec: Spec) -> Arc<Stream> {
         let id = StreamId::from_bytes(random::bytes());
-        let Identity { owner, epoch, keys } = &self.identity;
-        let handle = Handle::mint(keys, spec.policy.kind, *owner, *epoch, id, &spec.ids, spec.batch);
-        Arc::new(Stream::new(id, handle, self.bounds, self.store.clone(), spec, clock::now()))
+        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.store.clone(), spec, clock::now()))
     }
 
     /// The one writer of a stream that [`Self::create`] made; asked for once.

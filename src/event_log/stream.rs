@@ -7,12 +7,13 @@
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
 use tokio::sync::{Notify, SetOnce};
 
+use super::Identity;
 use super::attachment::Attachment;
 use super::binding::Binding;
 use super::inner::{Bounds, Inner};
@@ -43,7 +44,9 @@ pub struct Spec {
 /// One stream. Cheap to share; lives until its retention ends and its last user is gone.
 pub struct Stream {
     pub(super) id: StreamId,
-    pub(super) handle: Handle,
+    identity: Arc<Identity>,
+    batch: bool,
+    handle: OnceLock<Handle>,
     binding: Binding,
     pub(super) bounds: Bounds,
     /// What to make of a client that may be asked to poll.
@@ -69,7 +72,7 @@ impl fmt::Debug for Stream {
 impl Stream {
     pub(super) fn new(
         id: StreamId,
-        handle: Handle,
+        identity: Arc<Identity>,
         bounds: Bounds,
         store: Option<Arc<dyn Store>>,
         spec: Spec,
@@ -78,7 +81,9 @@ impl Stream {
         let inner = Inner::new(Machine::new(spec.policy, spec.ids, now));
         Self {
             id,
-            handle,
+            identity,
+            batch: spec.batch,
+            handle: OnceLock::new(),
             binding: spec.binding,
             bounds,
             polls: spec.polls,
@@ -97,9 +102,15 @@ impl Stream {
         self.id
     }
 
-    /// Its part of every event ID.
+    /// Its part of every event ID; made when it is first wanted, because a prompt JSON answer never wants one. Not to be called
+    /// under the stream's lock.
     pub fn handle(&self) -> &Handle {
-        &self.handle
+        self.handle.get_or_init(|| {
+            let Identity { owner, epoch, keys } = &*self.identity;
+            let (kind, ids) =
+                self.look(|machine| (machine.policy().kind, machine.debts().ids().cloned().collect::<Vec<_>>()));
+            Handle::mint(keys, kind, *owner, *epoch, self.id, &ids, self.batch)
+        })
     }
 
     /// Who may have it.

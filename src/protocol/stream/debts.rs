@@ -31,6 +31,11 @@ impl Debts {
         self.owed.iter().map(|(id, debt)| (id, *debt))
     }
 
+    /// Every id, in the order of the request.
+    pub fn ids(&self) -> impl Iterator<Item = &RequestId> {
+        self.owed.iter().map(|(id, _)| id)
+    }
+
     /// The ids that nothing has settled yet.
     pub fn due(&self) -> impl Iterator<Item = &RequestId> {
         self.owed.iter().filter(|(_, debt)| *debt == Debt::Due).map(|(id, _)| id)
