@@ -21,7 +21,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Answer;
-use crate::upstream::{Template, to_upstream};
+use crate::upstream::Template;
 
 /// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -61,9 +61,7 @@ impl Ingress {
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
-        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
-        let query = asked.parts.uri.query().map(Into::into);
-        let template = Template::new(asked.parts.method.clone(), headers, query, body);
+        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), body);
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let delivery = Delivery { template, session, answered, cancelled };

@@ -21,7 +21,7 @@ use crate::protocol::headers::{self, Accept, Era, names};
 use crate::protocol::ids::{EventId, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
-use crate::upstream::{self, Pump, Template, to_upstream};
+use crate::upstream::{self, Pump, Template};
 
 /// How long a POST that looks like a retry waits for the first call's client to be gone.
 const DETACH_WAIT: Duration = Duration::from_millis(200);
@@ -163,9 +163,7 @@ impl Ingress {
         if let Some(session) = session {
             session.add_stream(stream);
         }
-        let headers = to_upstream(&parts.headers, connection.peer().ip());
-        let query = parts.uri.query().map(Into::into);
-        let template = Template::new(parts.method.clone(), headers, query, unpinned(posted.body.clone()));
+        let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
         self.pump(&posted.asked, template, posted.accept, posted.call.initializes, stream);
         (attachment, Beginning { start: Start::First, has_gap: false })
     }
@@ -180,7 +178,7 @@ impl Ingress {
         stream: &Arc<Stream>,
     ) {
         let call = upstream::Call {
-            template,
+            template: Arc::new(template),
             accept,
             credentials: self.credentials(asked),
             principal: asked.binding.principal,

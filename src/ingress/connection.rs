@@ -15,6 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
+use crate::upstream::Forwarded;
 
 /// Bytes that are read ahead of hyper to see whether a FIN stands behind them.
 const READ_AHEAD: usize = 64 * 1024;
@@ -22,19 +23,19 @@ const READ_STEP: usize = 4 * 1024;
 
 /// What a connection's requests share.
 pub struct Connection {
-    peer: SocketAddr,
+    forwarded: Forwarded,
     receipts: Arc<Receipts>,
 }
 
 impl Connection {
     /// A connection from `peer`.
     pub fn new(peer: SocketAddr) -> Self {
-        Self { peer, receipts: Arc::default() }
+        Self { forwarded: Forwarded::new(peer.ip()), receipts: Arc::default() }
     }
 
-    /// Who is at the other end.
-    pub fn peer(&self) -> SocketAddr {
-        self.peer
+    /// What the upstream is told of who is at the other end.
+    pub fn forwarded(&self) -> &Forwarded {
+        &self.forwarded
     }
 
     /// Its responses that ended and are not known to have arrived.

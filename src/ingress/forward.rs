@@ -1,11 +1,9 @@
 //! Everything that is none of ours: other paths, other methods, other content, proxied as it is.
 
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
-use http::header::HOST;
 use http::request::Parts;
 use http::{Request, Response, Uri};
 use http_body_util::BodyExt;
@@ -15,17 +13,11 @@ use super::{Asked, Ingress, respond};
 use crate::event_log::BoxBody;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
-use crate::upstream::{self, Template, add_forwarded, to_upstream};
+use crate::upstream::{self, Forwarded, Template};
 
 impl Ingress {
     /// Another path of the origin, unbuffered both ways.
-    pub(super) async fn forward(&self, mut parts: Parts, body: Incoming, peer: SocketAddr) -> Response<BoxBody> {
-        let host = parts.headers.get(HOST).cloned();
-        headers::remove_hop_by_hop(&mut parts.headers);
-        if let Some(host) = host {
-            parts.headers.insert(HOST, host);
-        }
-        add_forwarded(&mut parts.headers, peer.ip());
+    pub(super) async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
         let broken = Arc::new(AtomicBool::new(false));
         let note = broken.clone();
         let body = body.map_err(move |error| {
@@ -33,7 +25,7 @@ impl Ingress {
             error.into()
         });
         let body = upstream::Body::Passing(body.boxed_unsync());
-        match self.upstream.forward(Request::from_parts(parts, body)).await {
+        match self.upstream.forward(Request::from_parts(parts, body), client).await {
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
                 headers::expose_ours(&mut parts.headers);
@@ -50,7 +42,7 @@ impl Ingress {
         &self,
         mut parts: Parts,
         body: Incoming,
-        peer: SocketAddr,
+        client: &Forwarded,
     ) -> Response<BoxBody> {
         let target = self.upstream.endpoint_target(parts.uri.query());
         if let Ok(uri) = target.parse::<Uri>() {
@@ -58,27 +50,17 @@ impl Ingress {
         }
         // Some servers answer an event ID that is not theirs with 500.
         parts.headers.remove(headers::names::LAST_EVENT_ID);
-        self.forward(parts, body, peer).await
+        self.forward(parts, body, client).await
     }
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
     pub(super) async fn forward_read(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
-        let Parts { method, uri, mut headers, .. } = asked.parts;
-        let host = headers.get(HOST).cloned();
-        headers::remove_hop_by_hop(&mut headers);
-        headers.remove(headers::names::LAST_EVENT_ID);
-        if let Some(host) = host {
-            headers.insert(HOST, host);
-        }
-        add_forwarded(&mut headers, asked.connection.peer().ip());
-        self.send_whole(&Template::new(method, headers, uri.query().map(Into::into), body)).await
+        self.send_whole(&self.upstream.pass(asked.parts, asked.connection.forwarded(), body)).await
     }
 
     /// The same for a POST whose body was read.
     pub(super) async fn forward_whole(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
-        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
-        let template = Template::new(asked.parts.method, headers, asked.parts.uri.query().map(Into::into), body);
-        self.send_whole(&template).await
+        self.send_whole(&self.upstream.call(&asked.parts, asked.connection.forwarded(), body)).await
     }
 
     /// Sends a whole request to the endpoint and passes the answer.

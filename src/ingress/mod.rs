@@ -87,7 +87,7 @@ impl Ingress {
             return self.refuse(ErrorCode::UpgradeRefused);
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
-            return Box::pin(self.forward(parts, body, connection.peer())).await;
+            return Box::pin(self.forward(parts, body, connection.forwarded())).await;
         }
         let asked = self.identify(parts, connection);
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
@@ -113,8 +113,7 @@ impl Ingress {
                 self.forward_read(asked, Bytes::new()).await
             }
             Route::Forward | Route::Call(_) | Route::Answers(_) => {
-                let peer = asked.connection.peer();
-                self.forward_to_endpoint(asked.parts, body, peer).await
+                self.forward_to_endpoint(asked.parts, body, asked.connection.forwarded()).await
             }
         }
     }

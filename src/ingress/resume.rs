@@ -4,7 +4,7 @@ use std::future::poll_fn;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Method, Response, StatusCode};
+use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::{Asked, Ingress, respond};
@@ -15,7 +15,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
-use crate::upstream::{Template, to_upstream, whole};
+use crate::upstream::whole;
 
 impl Ingress {
     /// A GET with one of our event IDs.
@@ -127,9 +127,7 @@ impl Ingress {
             let cursor = living.look(|machine| machine.reader().written().max(machine.trimmed()));
             return self.join_standalone(asked, &living, cursor, preface).await;
         }
-        let headers = to_upstream(&asked.parts.headers, asked.connection.peer().ip());
-        let query = asked.parts.uri.query().map(Into::into);
-        let template = Template::new(Method::GET, headers, query, Bytes::new());
+        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
         self.pump(asked, template, Accept { json: true, sse: true }, false, &stream);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;

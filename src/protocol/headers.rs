@@ -4,6 +4,7 @@
 //! the upstream request, which need the addresses of a connection, and any decision that needs a body.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use bytes::BytesMut;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
@@ -95,7 +96,7 @@ fn is_date(text: &str) -> bool {
 
 /// A session as its server named it.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SessionId(Box<str>);
+pub struct SessionId(Arc<str>);
 
 impl SessionId {
     /// Takes visible ASCII, as the specification demands, of 1 to 1024 bytes.
@@ -141,11 +142,20 @@ pub struct Accept {
     pub sse: bool,
 }
 
+/// `Accept` as the specification wants it of every POST.
+const BOTH_TYPES: &str = "application/json, text/event-stream";
+
 /// Reads `Accept` ([RFC 9110 §12.5.1]): the most specific range that matches a type decides, and a weight of 0
 /// excludes it. No `Accept`, or an empty one, takes both.
 ///
 /// [RFC 9110 §12.5.1]: https://www.rfc-editor.org/rfc/rfc9110#section-12.5.1
 pub fn accept(headers: &HeaderMap) -> Accept {
+    // What every SDK sends.
+    if headers.get(header::ACCEPT).is_some_and(|value| value == BOTH_TYPES)
+        && headers.get_all(header::ACCEPT).iter().nth(1).is_none()
+    {
+        return Accept { json: true, sse: true };
+    }
     let ranges: Vec<_> = list(headers, header::ACCEPT).map(MediaRange::parse).collect();
     let takes = |range_of_type, media_type| {
         let specificity = |range: &&MediaRange<'_>| {
@@ -187,12 +197,17 @@ const SPARE_HEADERS: usize = 6;
 
 /// A copy that does not share memory with the buffer the headers were read into, for headers that are kept.
 pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
+    unpinned_where(headers, |_| true)
+}
+
+fn unpinned_where(headers: &HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     let mut all = BytesMut::with_capacity(headers.values().map(HeaderValue::len).sum());
-    headers.values().for_each(|value| all.extend_from_slice(value.as_bytes()));
+    let kept = || headers.iter().filter(|(name, _)| is_kept(name));
+    kept().for_each(|(_, value)| all.extend_from_slice(value.as_bytes()));
     let mut all = all.freeze();
     // With room for what is added on the way: a map that grows is hashed anew.
     let mut copies = HeaderMap::with_capacity(headers.len() + SPARE_HEADERS);
-    for (name, value) in headers {
+    for (name, value) in kept() {
         if let Ok(copy) = HeaderValue::from_maybe_shared(all.split_to(value.len())) {
             copies.append(name, copy);
         }
@@ -227,8 +242,18 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = list(headers, header::CONNECTION).filter_map(|name| name.parse().ok()).collect();
-    let always = [
+    let named = named_by_connection(headers);
+    // Few heads have any: looking costs less than removing what is not there.
+    let found: Vec<_> = headers.keys().filter(|name| is_hop_by_hop(name, &named)).cloned().collect();
+    remove_all(headers, found);
+}
+
+fn named_by_connection(headers: &HeaderMap) -> Vec<&str> {
+    list(headers, header::CONNECTION).collect()
+}
+
+fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
+    static ALWAYS: [HeaderName; 9] = [
         header::CONNECTION,
         names::KEEP_ALIVE,
         names::PROXY_CONNECTION,
@@ -239,19 +264,29 @@ pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
         header::TRANSFER_ENCODING,
         header::UPGRADE,
     ];
-    remove_all(headers, always.into_iter().chain(named));
+    ALWAYS.contains(name) || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
 }
 
-/// Turns the head of a client's request into that of the call to the MCP endpoint.
+/// The head of the call to the MCP endpoint that a client's request becomes. It shares no memory with the buffer that was
+/// read into.
 ///
 /// `Accept` names both types, since servers answer 406 to less. The answer must come uncompressed, and a missing
 /// `Accept-Encoding` means that anything will do. `Last-Event-ID` is ours, and some servers answer it with 500. Body
 /// and connection are new: `Content-Length`, `Expect` and `Host` are for the caller to set.
-pub fn to_upstream(headers: &mut HeaderMap) {
-    remove_hop_by_hop(headers);
-    remove_all(headers, [names::LAST_EVENT_ID, header::CONTENT_LENGTH, header::EXPECT, header::HOST]);
-    headers.insert(header::ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
-    headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+pub fn to_upstream(headers: &HeaderMap) -> HeaderMap {
+    static REPLACED: [HeaderName; 6] = [
+        header::ACCEPT,
+        header::ACCEPT_ENCODING,
+        header::CONTENT_LENGTH,
+        header::EXPECT,
+        header::HOST,
+        names::LAST_EVENT_ID,
+    ];
+    let named = named_by_connection(headers);
+    let mut call = unpinned_where(headers, |name| !REPLACED.contains(name) && !is_hop_by_hop(name, &named));
+    call.insert(header::ACCEPT, HeaderValue::from_static(BOTH_TYPES));
+    call.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+    call
 }
 
 /// Turns the head of an upstream's SSE answer into ours.

@@ -7,7 +7,9 @@
 //! the proxy's own errors.
 
 use std::fmt;
+use std::sync::LazyLock;
 
+use memchr::memmem::Finder;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -130,7 +132,8 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     const KEY: &str = "io.modelcontextprotocol/protocolVersion";
     const PATH: &[&str] = &["params", "_meta", KEY];
     // Most requests have no such key, which costs less to see than to parse. A key that is written with escapes has a backslash.
-    if memchr::memmem::find(bytes, KEY.as_bytes()).is_none() && memchr::memchr(b'\\', bytes).is_none() {
+    static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(KEY));
+    if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
     }
     from_slice(bytes, Find { path: PATH, in_batch: true })?.and_then(string)

@@ -5,6 +5,7 @@
 //! everything downstream.
 
 mod body;
+mod forwarded;
 mod learned;
 mod own;
 mod pump;
@@ -16,7 +17,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{HOST, LOCATION};
+use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
@@ -25,12 +28,13 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 pub use body::whole;
+pub use forwarded::Forwarded;
 pub use learned::{Credentials, Learned};
 pub use pump::{Call, Pump};
 use request::Taken;
-pub use request::{Body, Template, add_forwarded, to_upstream};
+pub use request::{Body, Template};
 
-use crate::config;
+use crate::config::{self, HostHeader};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
@@ -47,6 +51,10 @@ const TCP_KEEPALIVE_RETRIES: u32 = 3;
 pub struct Upstream {
     client: Client<HttpConnector, Body>,
     config: config::Upstream,
+    /// `Host` of every request; `None`: the client's.
+    host: Option<HeaderValue>,
+    /// The endpoint with the query that was configured.
+    endpoint: Option<Uri>,
     learned: Arc<Learned>,
     reached: Arc<AtomicBool>,
 }
@@ -66,7 +74,15 @@ impl Upstream {
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(config.pool_idle)
             .build(connector);
-        Self { client, config, learned: Arc::default(), reached: Arc::default() }
+        let host = match &config.host {
+            HostHeader::Upstream => HeaderValue::from_str(config.url.authority().as_str()).ok(),
+            HostHeader::Client => None,
+            HostHeader::Name(name) => Some(name.clone()),
+        };
+        let mut upstream =
+            Self { client, config, host, endpoint: None, learned: Arc::default(), reached: Arc::default() };
+        upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
+        upstream
     }
 
     /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
@@ -105,16 +121,45 @@ impl Upstream {
         self.config.resume
     }
 
+    /// A client's POST or GET as a call to the endpoint.
+    pub fn call(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
+        let mut headers = headers::to_upstream(&parts.headers);
+        self.address(&mut headers, parts.headers.get(HOST), client);
+        Template::new(parts.method.clone(), headers, parts.uri.query().map(Into::into), body)
+    }
+
+    /// A client's request for the endpoint as it is.
+    pub fn pass(&self, parts: Parts, client: &Forwarded, body: Bytes) -> Template {
+        let mut headers = parts.headers;
+        let host = headers.remove(HOST);
+        headers::remove_hop_by_hop(&mut headers);
+        // Some servers answer an event ID that is not theirs with 500.
+        headers.remove(headers::names::LAST_EVENT_ID);
+        self.address(&mut headers, host.as_ref(), client);
+        Template::new(parts.method, headers, parts.uri.query().map(Into::into), body)
+    }
+
+    /// Says which host is meant, and for whom.
+    fn address(&self, headers: &mut HeaderMap, client_host: Option<&HeaderValue>, client: &Forwarded) {
+        client.add_to(headers, client_host);
+        if let Some(host) = self.host.as_ref().or(client_host) {
+            headers.insert(HOST, host.clone());
+        }
+    }
+
     /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
     /// request whose bytes were written is never sent again.
     pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Incoming>, Failure> {
-        let mut target = self.endpoint_target(template.query());
+        let mut target = match (template.query(), &self.endpoint) {
+            (None, Some(endpoint)) => endpoint.clone(),
+            (query, _) => self.uri(&self.endpoint_target(query))?,
+        };
         for _ in 0..=MAX_REDIRECTS {
             let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
-            let request = template.to_request(&target, &self.config, &taken, sent)?;
+            let request = template.to_request(target, &taken, sent);
             let response = self.exchange(request, &taken).await?;
             match self.redirect_target(&response) {
-                Some(next) => target = next,
+                Some(next) => target = self.uri(&next)?,
                 None => return Ok(response),
             }
         }
@@ -122,10 +167,11 @@ impl Upstream {
     }
 
     /// Sends a request for any path as it is, body and all, and waits for the head.
-    pub async fn forward(&self, mut request: Request<Body>) -> Result<Response<Incoming>, Failure> {
+    pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Incoming>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers_mut().remove(HOST);
-        request::set_host(request.headers_mut(), client_host, &self.config);
+        headers::remove_hop_by_hop(request.headers_mut());
+        self.address(request.headers_mut(), client_host.as_ref(), client);
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
         let mut response = self.exchange(request, &Taken::passing()).await?;
@@ -195,8 +241,8 @@ impl Upstream {
     /// Whether an authority is the upstream's: as it is configured, or as it is told by `upstream.host`.
     fn is_own(&self, authority: &Authority) -> bool {
         let named = match &self.config.host {
-            config::HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
-            config::HostHeader::Upstream | config::HostHeader::Client => None,
+            HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
+            HostHeader::Upstream | HostHeader::Client => None,
         };
         is_same(authority, self.config.url.authority()) || named.is_some_and(|named| is_same(authority, &named))
     }

@@ -37,7 +37,7 @@ const INITIALIZE_WAIT: Duration = Duration::from_secs(10);
 /// One call to be made.
 pub struct Call {
     /// The request.
-    pub template: Template,
+    pub template: Arc<Template>,
     /// What the client takes.
     pub accept: headers::Accept,
     /// Whose credentials it carries.
@@ -153,7 +153,7 @@ impl Pump {
         while let Some(effect) = self.writer.poll_effect() {
             match effect {
                 Effect::Close => self.source = Source::Idle,
-                Effect::Reopen(last_id) => self.send(self.call.template.to_get(last_id.as_deref()), true),
+                Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
                 Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
                     ids.iter().for_each(|id| self.post_aside(own::cancelled(id)));
                 }
@@ -163,7 +163,7 @@ impl Pump {
         }
     }
 
-    fn send(&mut self, template: Template, again: bool) {
+    fn send(&mut self, template: Arc<Template>, again: bool) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
         let answer = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
