@@ -208,15 +208,20 @@ impl Sessions {
 
     /// Gives an answer to the session's oldest outstanding request of that id, and says on which stream that was.
     pub fn answer(&self, id: &SessionId, session: &Session, request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
-        let mut known = (Answer::Unknown, None);
-        for stream in self.streams(id, session) {
-            match stream.answer(request) {
-                Answer::First => return (Answer::First, Some(stream)),
-                Answer::Again => known = (Answer::Again, Some(stream)),
-                Answer::Unknown => {}
+        let streams = self.streams(id, session);
+        let since = |stream: &Arc<Stream>| stream.look(|machine| machine.waits_for_answer(request));
+        let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
+        waiting.sort_by_key(|(since, _)| *since);
+        // Another answer may be faster than this one: then the next one waits for it.
+        for (_, stream) in waiting {
+            if stream.answer(request) == Answer::First {
+                return (Answer::First, Some(stream.clone()));
             }
         }
-        known
+        match streams.into_iter().find(|stream| stream.answer(request) == Answer::Again) {
+            Some(stream) => (Answer::Again, Some(stream)),
+            None => (Answer::Unknown, None),
+        }
     }
 
     /// Every stream of a session that still lives, the standalone one included.

@@ -1,5 +1,7 @@
 //! The server→client requests of a stream and whether they were answered.
 
+use std::time::Instant;
+
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
@@ -24,6 +26,7 @@ pub struct Asks {
 struct Ask {
     id: RequestId,
     seq: Seq,
+    at: Instant,
     /// Its event holds nothing but requests.
     alone: bool,
     answered: bool,
@@ -31,8 +34,8 @@ struct Ask {
 
 impl Asks {
     /// Notes a request in the event at `seq`; `alone` says that this event holds nothing but requests.
-    pub(super) fn ask(&mut self, id: RequestId, seq: Seq, alone: bool) {
-        self.asked.push(Ask { id, seq, alone, answered: false });
+    pub(super) fn ask(&mut self, id: RequestId, seq: Seq, alone: bool, at: Instant) {
+        self.asked.push(Ask { id, seq, at, alone, answered: false });
     }
 
     /// Marks the oldest unanswered request of this id as answered.
@@ -58,6 +61,11 @@ impl Asks {
     /// Whether a request of this id waits for an answer, and where it stands.
     pub fn outstanding(&self, id: &RequestId) -> Option<Seq> {
         self.asked.iter().find(|ask| ask.id == *id && !ask.answered).map(|ask| ask.seq)
+    }
+
+    /// Since when the oldest request of this id has waited for an answer.
+    pub fn outstanding_since(&self, id: &RequestId) -> Option<Instant> {
+        self.asked.iter().find(|ask| ask.id == *id && !ask.answered).map(|ask| ask.at)
     }
 
     /// Whether a request of this id was ever asked here.

@@ -142,7 +142,7 @@ impl Machine {
         if let Ok(body) = jsonrpc::peek(data) {
             let only_asks = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
             for message in body.messages() {
-                self.note_message(message, seq, only_asks);
+                self.note_message(message, seq, only_asks, now);
             }
         }
         // While a cancelled request may still answer, only the response that settles the debts ends the stream this early.
@@ -239,6 +239,11 @@ impl Machine {
             self.cancel_until = Some(now + self.policy.cancel_grace);
         }
         true
+    }
+
+    /// Since when the upstream has waited for the answer to `id`; `None` where it does not.
+    pub fn waits_for_answer(&self, id: &RequestId) -> Option<Instant> {
+        self.asks.outstanding_since(id).filter(|_| !self.is_sealed())
     }
 
     /// The client answers a server→client request of this stream. Nobody waits for the answer to one of a stream that is over.
@@ -492,10 +497,10 @@ impl Machine {
         opens
     }
 
-    fn note_message(&mut self, message: &Message, seq: Seq, only_asks: bool) {
+    fn note_message(&mut self, message: &Message, seq: Seq, only_asks: bool, now: Instant) {
         match message {
             Message::Request { id, .. } => {
-                self.asks.ask(id.clone(), seq, only_asks);
+                self.asks.ask(id.clone(), seq, only_asks, now);
                 if self.policy.refuses_asks {
                     self.asks.answer(id);
                     self.effects.push_back(Effect::RefuseAsk(id.clone()));
