@@ -108,10 +108,15 @@ impl Ingress {
 }
 
 impl Delivery {
-    /// Whether there is still somebody upstream who waits for it.
+    /// Whether there is still somebody upstream who waits for it: the calls that asked, or, for what answers no question, any
+    /// call of the session.
     fn is_wanted(&self, until: Instant) -> bool {
-        let waiting = |(stream, _): &(Arc<Stream>, RequestId)| !stream.look(|machine| machine.is_sealed());
-        clock::now() < until && (self.answered.is_empty() || self.answered.iter().any(waiting))
+        let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
+        let waits = match self.answered.as_slice() {
+            [] => self.session.streams().iter().any(runs),
+            asked => asked.iter().any(|(stream, _)| runs(stream)),
+        };
+        clock::now() < until && waits
     }
 }
 
