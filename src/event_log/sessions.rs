@@ -1,8 +1,9 @@
-//! The records of MCP sessions: what the proxy remembers of an `initialize` that went through it.
+//! The records of MCP sessions: one for each session and principal that uses it.
 //!
-//! Owned here: revision, capabilities that matter to delivery, principal, and the session's streams, by which its cancels,
-//! answers and its end find them. The upstream stays the judge of a session: a missing record only means less help. Absent:
-//! sessions of the proxy's own.
+//! Owned here: what an `initialize` that went through the proxy said, and the session's streams, by which its cancels, answers
+//! and its end find them. A session that was opened elsewhere (before a restart, with a token that was refreshed since) has a
+//! record as well, from its first POST on, and lacks only what `initialize` said. The upstream stays the judge of a session.
+//! Absent: sessions of the proxy's own.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -21,16 +22,24 @@ use crate::protocol::stream::{Answer, Phase};
 
 /// A session that nobody used for this long, and that has no stream, is forgotten. The upstream may still know it.
 const IDLE: Duration = Duration::from_secs(3600);
+/// The same for one that was opened elsewhere: without a stream there is nothing in its record, and anybody can name a session.
+const IDLE_UNOPENED: Duration = Duration::from_secs(60);
 
 /// One session.
 #[derive(Debug)]
 pub struct Session {
     principal: Principal,
-    version: ProtocolVersion,
-    logging: bool,
+    /// What `initialize` said; `None`: it did not pass here.
+    opened: Option<Opened>,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
+}
+
+#[derive(Debug)]
+struct Opened {
+    version: ProtocolVersion,
+    logging: bool,
 }
 
 /// The right to go before the session's later POSTs; they wait until it is dropped.
@@ -68,14 +77,19 @@ struct State {
 }
 
 impl Session {
-    /// The revision it negotiated.
-    pub fn version(&self) -> &ProtocolVersion {
-        &self.version
+    fn new(principal: Principal, opened: Option<Opened>) -> Arc<Self> {
+        let state = State { streams: Vec::new(), returned: false, used: clock::now() };
+        Arc::new(Self { principal, opened, state: Mutex::new(state), turns: Arc::default(), held: Arc::default() })
     }
 
-    /// Whether its server declared `logging`, so that a warning message has a place to go.
+    /// The revision it negotiated, where that is known.
+    pub fn version(&self) -> Option<&ProtocolVersion> {
+        self.opened.as_ref().map(|opened| &opened.version)
+    }
+
+    /// Whether its server is known to have declared `logging`, so that a warning message has a place to go.
     pub fn logs(&self) -> bool {
-        self.logging
+        self.opened.as_ref().is_some_and(|opened| opened.logging)
     }
 
     /// Whether its client has ever resumed a stream: it knows how.
@@ -145,39 +159,38 @@ impl Session {
 /// All sessions.
 #[derive(Debug, Default)]
 pub struct Sessions {
-    sessions: DashMap<SessionId, Arc<Session>>,
+    sessions: DashMap<Key, Arc<Session>>,
     /// Standalone streams need no record: a GET names its session.
-    standalone: DashMap<(SessionId, Principal), Arc<Stream>>,
+    standalone: DashMap<Key, Arc<Stream>>,
 }
+
+type Key = (SessionId, Principal);
 
 impl Sessions {
     /// Records a session that the upstream has just assigned.
     pub fn record(&self, id: SessionId, principal: Principal, version: ProtocolVersion, logging: bool) {
-        let state = State { streams: Vec::new(), returned: false, used: clock::now() };
-        let session = Session {
-            principal,
-            version,
-            logging,
-            state: Mutex::new(state),
-            turns: Arc::default(),
-            held: Arc::default(),
-        };
-        self.sessions.insert(id, Arc::new(session));
+        let session = Session::new(principal, Some(Opened { version, logging }));
+        self.sessions.insert((id, principal), session);
     }
 
-    /// The record of a session, for the principal that opened it.
+    /// The record of a session for this principal.
     pub fn find(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        let session = self.sessions.get(id).map(|entry| entry.value().clone())?;
-        if session.principal != *principal {
-            return None;
-        }
+        let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone())?;
         session.lock().used = clock::now();
         Some(session)
     }
 
+    /// The same; a session that was opened elsewhere gets a record now.
+    pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
+        self.find(id, principal).unwrap_or_else(|| {
+            let entry = self.sessions.entry((id.clone(), *principal));
+            entry.or_insert_with(|| Session::new(*principal, None)).clone()
+        })
+    }
+
     /// Forgets a session and hands it out, so that its streams can be ended.
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        self.sessions.remove_if(id, |_, session| session.principal == *principal).map(|(_, session)| session)
+        self.sessions.remove(&(id.clone(), *principal)).map(|(_, session)| session)
     }
 
     /// The standalone stream of a session, while its upstream GET is under way or open.
@@ -232,11 +245,12 @@ impl Sessions {
     /// Forgets the sessions that nobody uses, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
-        self.sessions.retain(|id, session| {
-            let listens = self.standalone.contains_key(&(id.clone(), session.principal));
+        self.sessions.retain(|key, session| {
+            let listens = self.standalone.contains_key(key);
+            let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
             let state = session.lock();
             listens
-                || now.saturating_duration_since(state.used) < IDLE
+                || now.saturating_duration_since(state.used) < idle
                 || state.streams.iter().any(|stream| stream.strong_count() > 0)
         });
     }

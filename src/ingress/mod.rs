@@ -100,7 +100,7 @@ impl Ingress {
     }
 
     async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {
-        let version = asked.session.as_ref().map(|session| session.version());
+        let version = asked.session.as_deref().and_then(Session::version);
         match classify::head(&asked.parts.method, &asked.parts.headers, version) {
             Route::Resume(id) => self.resume(asked, id).await,
             Route::Standalone => self.standalone(asked).await,
@@ -119,7 +119,7 @@ impl Ingress {
     }
 
     async fn post(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
-        let version = asked.session.as_ref().map(|session| session.version());
+        let version = asked.session.as_deref().and_then(Session::version);
         match classify::post(&asked.parts.headers, &body, version) {
             Route::Call(call) => self.call(asked, call, body).await,
             Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
@@ -133,7 +133,12 @@ impl Ingress {
     fn identify(&self, parts: Parts, connection: Arc<Connection>) -> Asked {
         let principal = self.principals.of(&parts.headers);
         let id = SessionId::from_headers(&parts.headers);
-        let session = id.as_ref().and_then(|id| self.log.sessions().find(id, &principal));
+        let sessions = self.log.sessions();
+        let session = match &id {
+            Some(id) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),
+            Some(id) => sessions.find(id, &principal),
+            None => None,
+        };
         Asked { parts, binding: Binding { principal, session: id }, session, connection }
     }
 

@@ -223,7 +223,7 @@ impl Ingress {
 
     /// The revision a GET speaks: its own word, else its session's.
     fn said_version(&self, asked: &Asked) -> Option<ProtocolVersion> {
-        let session = asked.session.as_deref().map(Session::version);
+        let session = asked.session.as_deref().and_then(Session::version);
         ProtocolVersion::from_headers(&asked.parts.headers).or_else(|| session.cloned())
     }
 }

@@ -141,6 +141,46 @@ async fn equal_question_ids_of_two_streams_are_two_questions() {
 }
 
 #[tokio::test]
+async fn the_oldest_question_is_the_one_asked_first_on_whichever_stream() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    let (first_place, second_place) = (EventId::of(first.prime().await.id()), EventId::of(second.prime().await.id()));
+    two.event(question("0")).await;
+    second.event().await;
+    one.event(question("0")).await;
+    first.event().await;
+    answers(&proxy, &mut upstream, &session, "0").await;
+    first.reset();
+    second.reset();
+    one.finish(result(1)).await;
+    two.finish(result(2)).await;
+    let mut first = session.resume(&first_place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(first.event().await.bytes(), question("0").as_bytes());
+    let mut second = session.resume(&second_place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(second.event().await.bytes(), result(2).as_bytes());
+}
+
+#[tokio::test]
+async fn a_session_opened_elsewhere_answers_its_questions_once_as_well() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-old", Some("Bearer refreshed"));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.event(question("q")).await;
+    response.event().await;
+    answers(&proxy, &mut upstream, &session, "q").await;
+    response.reset();
+    held(&proxy, &session, answer("q")).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    settle(&proxy, &mut upstream).await;
+    sse.finish(result(1)).await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+}
+
+#[tokio::test]
 async fn an_answer_waits_while_the_upstream_refuses_and_later_requests_wait_behind_it() {
     let (mut upstream, proxy, session) = stage().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
@@ -204,6 +244,15 @@ async fn a_notification_waits_while_the_upstream_refuses() {
     upstream_call.status(202).await;
     sse.finish(result(1)).await;
     response.event().await;
+}
+
+#[tokio::test]
+async fn a_notification_that_no_call_waits_for_is_refused_and_holds_nobody_up() {
+    let (mut upstream, proxy, session) = stage().await;
+    upstream.refuse().await;
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+    assert_eq!(session.post(changed).send(proxy.addr).await.status, 502);
+    assert_eq!(session.post(call(1)).send(proxy.addr).await.status, 502);
 }
 
 #[tokio::test]

@@ -41,6 +41,19 @@ async fn an_upstream_that_just_ends_is_no_failure_then() {
 }
 
 #[tokio::test]
+async fn it_works_in_a_session_opened_elsewhere() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-old", None);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let id = response.prime().await.id().to_owned();
+    cancel(&proxy, &mut upstream, session.post(cancelled(1))).await;
+    sse.end().await;
+    response.ends().await;
+    assert_eq!(session.resume(&id).send(proxy.addr).await.status, 204);
+}
+
+#[tokio::test]
 async fn an_upstream_that_does_not_react_is_closed_after_the_grace() {
     let (mut upstream, proxy, session) = stage_with(|c| c.streams.cancel_grace = SOON).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call("c"))).await;

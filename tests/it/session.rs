@@ -33,6 +33,21 @@ async fn a_deleted_session_takes_its_streams_along() {
 }
 
 #[tokio::test]
+async fn a_session_opened_elsewhere_ends_the_same_way() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-old", None);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
+    response.prime().await;
+    let pending = session.delete().start(proxy.addr).await;
+    upstream.expect("DELETE").await.status(200).await;
+    assert_eq!(pending.response().await.status, 200);
+    sse.closed().await;
+    assert_eq!(response.event().await.json()["error"]["code"], ABANDONED);
+    response.ends().await;
+}
+
+#[tokio::test]
 async fn a_refused_delete_changes_nothing() {
     let (mut upstream, proxy, session) = stage().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;

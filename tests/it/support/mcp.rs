@@ -23,6 +23,11 @@ impl Session {
         Session::open_as(proxy, upstream, version, "s-1", None).await
     }
 
+    /// One whose `initialize` the proxy has not seen: it was restarted, or the client's credentials were refreshed.
+    pub(crate) fn opened_elsewhere(version: &'static str, id: &str, authorization: Option<&str>) -> Session {
+        Session { id: id.to_owned(), version, authorization: authorization.map(str::to_owned) }
+    }
+
     /// With this session id from the upstream and these credentials of the client.
     pub(crate) async fn open_as(
         proxy: &Proxy,
@@ -31,7 +36,7 @@ impl Session {
         id: &str,
         authorization: Option<&str>,
     ) -> Session {
-        let session = Session { id: id.to_owned(), version, authorization: authorization.map(str::to_owned) };
+        let session = Session::opened_elsewhere(version, id, authorization);
         let mut request = Request::post(initialize(version));
         if let Some(value) = authorization {
             request = request.with("Authorization", value);
