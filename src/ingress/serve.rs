@@ -14,6 +14,7 @@ use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, watch};
@@ -31,6 +32,14 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A peer that acknowledges nothing for this long is gone.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(30);
+/// After so much silence the kernel asks a peer whether it is there: one that waits for its response to begin is sent nothing
+/// else, and would be taken for present for ever.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+/// The questions are so far apart. Several fit in [`USER_TIMEOUT`]: one that is lost ends no connection.
+#[cfg(target_os = "linux")]
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+#[cfg(target_os = "linux")]
+const KEEPALIVE_RETRIES: u32 = 3;
 
 /// Where connections come from.
 pub trait Accept: Send + 'static {
@@ -47,10 +56,20 @@ impl Accept for TcpListener {
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         let (stream, peer) = TcpListener::accept(self).await?;
         stream.set_nodelay(true)?;
-        #[cfg(target_os = "linux")]
-        socket2::SockRef::from(&stream).set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+        find_dead_peers(&stream)?;
         Ok((stream, peer))
     }
+}
+
+fn find_dead_peers(stream: &TcpStream) -> io::Result<()> {
+    let socket = SockRef::from(stream);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE);
+    #[cfg(target_os = "linux")]
+    let keepalive = keepalive.with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_RETRIES);
+    socket.set_tcp_keepalive(&keepalive)?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(USER_TIMEOUT))?;
+    Ok(())
 }
 
 /// A connection on its way from the thread that accepted it to the one that serves it.
@@ -181,5 +200,28 @@ async fn serve_connection<Io, H, F>(
     .await;
     if let Err(error) = ended {
         debug!(%error, "connection ended");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_kernel_looks_for_peers_that_vanished() {
+        let mut listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let addr = listener.local_addr().expect("an address");
+        let _client = TcpStream::connect(addr).await.expect("a connection");
+        let (accepted, _) = Accept::accept(&mut listener).await.expect("accepted");
+        let socket = SockRef::from(&accepted);
+        assert!(socket.keepalive().expect("an option"));
+        #[cfg(target_os = "linux")]
+        {
+            let patience = KEEPALIVE + KEEPALIVE_INTERVAL * KEEPALIVE_RETRIES;
+            assert_eq!(socket.tcp_keepalive_time().expect("an option"), KEEPALIVE);
+            assert_eq!(socket.tcp_keepalive_interval().expect("an option"), KEEPALIVE_INTERVAL);
+            assert_eq!(socket.tcp_keepalive_retries().expect("an option"), KEEPALIVE_RETRIES);
+            assert_eq!(socket.tcp_user_timeout().expect("an option"), Some(patience));
+        }
     }
 }
