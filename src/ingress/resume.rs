@@ -89,11 +89,25 @@ impl Ingress {
         }
         match self.log.sessions().standalone(&id, &asked.binding.principal) {
             Some(stream) => {
-                let cursor = stream.look(|machine| machine.reader().written().max(machine.trimmed()));
-                self.join_standalone(&asked, &stream, cursor, None).await
+                let (cursor, preface) = self.after_written(&asked, &stream);
+                self.join_standalone(&asked, &stream, cursor, preface).await
             }
             None => self.open_standalone(&asked, &id, None).await,
         }
+    }
+
+    /// The place after the last event written to any connection, and what to tell of those that were dropped before they were.
+    fn after_written(&self, asked: &Asked, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
+        let (written, trimmed) = stream.look(|machine| (machine.reader().written(), machine.trimmed()));
+        let preface = (written < trimmed).then(|| self.gap_preface(asked));
+        (written.max(trimmed), preface)
+    }
+
+    /// Counts a gap of a standalone stream: what its client is told of it.
+    fn gap_preface(&self, asked: &Asked) -> Vec<u8> {
+        self.metrics.observe_gap();
+        let logs = asked.session.as_ref().is_some_and(|session| session.logs());
+        if logs { gap_warning() } else { Vec::new() }
     }
 
     /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
@@ -102,9 +116,7 @@ impl Ingress {
         let Some(id) = &asked.binding.session else {
             return self.forward_read(asked, Bytes::new()).await;
         };
-        self.metrics.observe_gap();
-        let logs = asked.session.as_ref().is_some_and(|session| session.logs());
-        let preface = Some(if logs { gap_warning() } else { Vec::new() });
+        let preface = Some(self.gap_preface(&asked));
         match self.log.sessions().standalone(id, &asked.binding.principal) {
             Some(stream) => {
                 let oldest = stream.look(|machine| machine.trimmed());
@@ -124,7 +136,10 @@ impl Ingress {
             body: None,
         });
         if let Some(living) = self.log.sessions().set_standalone(id, &asked.binding.principal, &stream) {
-            let cursor = living.look(|machine| machine.reader().written().max(machine.trimmed()));
+            let (cursor, preface) = match preface {
+                Some(told) => (living.look(|machine| machine.trimmed()), Some(told)),
+                None => self.after_written(asked, &living),
+            };
             return self.join_standalone(asked, &living, cursor, preface).await;
         }
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());

@@ -208,6 +208,46 @@ async fn a_full_standalone_stream_drops_its_oldest_and_never_pauses() {
 }
 
 #[tokio::test]
+async fn events_dropped_before_a_plain_get_are_told() {
+    let admin = Some(([127, 0, 0, 1], 0).into());
+    let (mut upstream, proxy, session) = stage_with(|c| {
+        c.streams.max_events = 4;
+        c.admin.address = admin;
+    })
+    .await;
+    let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    for n in 1..=10 {
+        sse.event(notice(n)).await;
+    }
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(metric(&proxy, "mcp_resume_gaps_total").await, 0.0);
+    let mut back = session.get().send(proxy.addr).await.sse();
+    let mut frames = Vec::new();
+    while frames.last().is_none_or(|f: &Frame| f.bytes() != notice(10).as_bytes()) {
+        frames.push(back.any_frame().await.expect("more"));
+    }
+    let comments = frames.iter().flat_map(|f| &f.comments).filter(|text| text.contains("lost"));
+    assert_eq!(comments.count(), 1, "{frames:?}");
+    let events: Vec<&Frame> = frames.iter().filter(|f| f.is_event()).collect();
+    let (warnings, kept): (Vec<&Frame>, Vec<&Frame>) = events.into_iter().partition(|f| f.id.is_none());
+    assert_eq!(warnings.len(), 1, "the server declared logging");
+    assert_eq!(warnings[0].json()["params"]["level"], "warning");
+    let ids: Vec<&str> = kept.iter().map(|f| f.id()).collect();
+    assert_eq!(ids, [place.at(7), place.at(8), place.at(9), place.at(10)]);
+    assert_eq!(metric(&proxy, "mcp_resume_gaps_total").await, 1.0);
+
+    // Nothing was lost since.
+    let mut again = session.get().send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(again.prime().await.id()).seq, "10");
+    sse.event(notice(11)).await;
+    assert_eq!(again.any_frame().await.expect("more").id(), place.at(11));
+    assert_eq!(metric(&proxy, "mcp_resume_gaps_total").await, 1.0);
+}
+
+#[tokio::test]
 async fn its_questions_are_answered_like_any() {
     let (mut upstream, proxy, session) = stage().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;

@@ -57,3 +57,12 @@ pub(crate) async fn settle(proxy: &Proxy, upstream: &mut Upstream) {
     call.status(204).await;
     assert_eq!(pending.response().await.status, 204);
 }
+
+/// The value of one sample on the metrics page, named with its labels; 0 where there is none yet.
+pub(crate) async fn metric(proxy: &Proxy, sample: &str) -> f64 {
+    let admin = proxy.admin.expect("an admin listener");
+    let page = Request::new("GET", "/metrics").send(admin).await.body().await;
+    let page = String::from_utf8(page).expect("text");
+    let value = page.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
+    value.map_or(0.0, |value| value.parse().expect("a number"))
+}
