@@ -175,7 +175,7 @@ impl Hold<'_> {
         }
         match self.reply {
             // The client may have left; its answer has arrived all the same.
-            Some(reply) => drop(reply.send(self.ingress.pass_response(response))),
+            Some(reply) => drop(reply.send(self.ingress.pass_response(&self.delivery.template, response))),
             None if status.is_success() => {}
             None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
         }

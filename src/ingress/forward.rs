@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
+use http::header::ORIGIN;
 use http::request::Parts;
-use http::{Request, Response, Uri};
+use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
@@ -50,7 +51,10 @@ impl Ingress {
         }
         // Some servers answer an event ID that is not theirs with 500.
         parts.headers.remove(headers::names::LAST_EVENT_ID);
-        self.forward(parts, body, client).await
+        let origin = parts.headers.get(ORIGIN).cloned();
+        let response = self.forward(parts, body, client).await;
+        self.learn_cors(origin.as_ref(), response.headers());
+        response
     }
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
@@ -66,18 +70,27 @@ impl Ingress {
     /// Sends a whole request to the endpoint and passes the answer.
     pub(super) async fn send_whole(&self, template: &Template) -> Response<BoxBody> {
         match self.upstream.send(template, None).await {
-            Ok(response) => self.pass_response(response),
+            Ok(response) => self.pass_response(template, response),
             Err(failure) => self.fail_forward(failure),
         }
     }
 
-    /// An upstream response as it is, hop-by-hop headers aside.
-    pub(super) fn pass_response(&self, response: Response<Incoming>) -> Response<BoxBody> {
+    /// The endpoint's answer to `template` as it is, hop-by-hop headers aside.
+    pub(super) fn pass_response(&self, template: &Template, response: Response<Incoming>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
+        self.learn_cors(template.headers().get(ORIGIN), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         Response::from_parts(parts, body.map_err(Into::into).boxed_unsync())
+    }
+
+    /// A preflight's answer is as good as any: a page that was let in must be able to read what the proxy says itself. Other
+    /// paths have rules of their own and teach nothing.
+    fn learn_cors(&self, origin: Option<&HeaderValue>, answer: &HeaderMap) {
+        if let Some(origin) = origin {
+            self.upstream.learned().note_cors(origin, answer);
+        }
     }
 
     pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {

@@ -205,6 +205,67 @@ async fn cors_passes_and_what_resuming_needs_is_added() {
 }
 
 #[tokio::test]
+async fn a_page_can_read_the_proxys_own_answers_before_any_call_of_its_was_answered() {
+    let mut upstream = Upstream::start().await;
+    let old = Proxy::start(&upstream, |_| {}).await;
+    let (_sse, mut response) = begin(&old, &mut upstream, &Request::post(call(1))).await;
+    let id = response.prime().await.id().to_owned();
+    response.reset();
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let origin = format!("http://{}", proxy.addr);
+    let allowed = format!("access-control-allow-origin: {origin}\r\n");
+
+    // Another path has rules of its own.
+    let pending = Request::new("GET", "/asset").with("Origin", &origin).start(proxy.addr).await;
+    upstream.expect("GET").await.json_with(200, "access-control-allow-origin: *\r\n", "{}").await;
+    assert_eq!(pending.response().await.header("access-control-allow-origin"), Some("*"));
+    let lost = Request::get().with("Origin", &origin).resume_from(&id);
+    assert_eq!(lost.send(proxy.addr).await.sse().header("access-control-allow-origin"), None);
+
+    let pending = Request::new("OPTIONS", "/mcp")
+        .with("Origin", &origin)
+        .with("Access-Control-Request-Method", "GET")
+        .with("Access-Control-Request-Headers", "last-event-id")
+        .start(proxy.addr)
+        .await;
+    upstream.expect("OPTIONS").await.status_with(204, &allowed).await;
+    pending.response().await;
+    let mut response = lost.send(proxy.addr).await.sse();
+    assert_eq!(response.header("access-control-allow-origin"), Some(origin.as_str()));
+    assert_fault(&response.event().await.json(), 1, GONE, "client");
+    let at_end = format!("{}.end", EventId::of(&id).handle);
+    for (request, status) in [
+        (Request::get().resume_from(&at_end), 204),
+        (Request::get().resume_from("no id"), 400),
+        (Request::post("{"), 400),
+    ] {
+        let response = request.with("Origin", &origin).send(proxy.addr).await;
+        assert_eq!(response.status, status);
+        assert_eq!(response.header("access-control-allow-origin"), Some(origin.as_str()), "{status}");
+    }
+}
+
+#[tokio::test]
+async fn a_forwarded_answer_teaches_the_cors_headers_too() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let teaching = [
+        Request::post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#),
+        Request::new("DELETE", "/mcp"),
+        Request::new("PUT", "/mcp").with_body("x"),
+    ];
+    for (nth, request) in teaching.into_iter().enumerate() {
+        let origin = format!("http://page-{nth}.test");
+        let request = request.with("Origin", &origin);
+        let pending = request.start(proxy.addr).await;
+        upstream.next().await.status_with(202, &format!("access-control-allow-origin: {origin}\r\n")).await;
+        assert_eq!(pending.response().await.status, 202);
+        let refused = Request::post("{").with("Origin", &origin).send(proxy.addr).await;
+        assert_eq!(refused.header("access-control-allow-origin"), Some(origin.as_str()), "{nth}");
+    }
+}
+
+#[tokio::test]
 async fn cors_headers_are_not_invented() {
     let (mut upstream, proxy, session) = stage().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
