@@ -21,7 +21,7 @@ use super::{Credentials, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::event_log::{EventLog, Head, Plain, Principal, Writer};
 use crate::metrics::Metrics;
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
@@ -141,6 +141,12 @@ impl Pump {
                 self.metrics.observe_abandoned();
             }
             debug!(stream.id = %stream.id(), ?outcome, ?failure, attached, "stream sealed");
+            if let Some(failure) = failure {
+                if failure.code.side() == Side::Upstream {
+                    self.metrics.observe_upstream_failure(failure.code);
+                }
+                info!(stream.id = %stream.id(), error = failure.code.label(), attached, "stream failed");
+            }
             self.log.retain(stream);
         } else if stream.is_answer_unclaimed() {
             self.log.retain(stream);
@@ -226,18 +232,27 @@ impl Pump {
 
     async fn take_failure(&mut self, failure: Failure, again: bool) {
         self.source = Source::Idle;
-        self.metrics.observe_upstream_failure(failure.code);
-        info!(stream.id = %self.writer.stream().id(), error = failure.code.label(), again, "upstream call failed");
         if again {
-            return self.end(Ending::Unavailable).await;
+            self.end(Ending::Unavailable).await;
+            return self.note_failure(failure.code, again);
         }
         let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
+        self.note_failure(failure.code, again);
         if tellable {
             // Nothing ran: a retry is a new call.
             if !failure.may_have_run {
                 self.writer.stream().forget_retries();
             }
             self.writer.set_head(Head::Failed(failure));
+        }
+    }
+
+    /// What failed shows once: what ended a stream does when it is sealed.
+    fn note_failure(&self, code: ErrorCode, again: bool) {
+        let stream = self.writer.stream();
+        if stream.look(|machine| machine.failure().is_none()) {
+            self.metrics.observe_upstream_failure(code);
+            info!(stream.id = %stream.id(), error = code.label(), again, "upstream call failed");
         }
     }
 
@@ -387,9 +402,9 @@ impl Pump {
                 self.writer.stream().forget_retries();
                 Plain::passing(parts.status, parts.headers, passing_body(kept, body))
             }
-            Ok(Err(ending)) => {
-                debug!(?ending, "the upstream's answer broke off");
+            Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);
+                self.note_failure(failure.code, false);
                 return self.writer.set_head(Head::Failed(failure));
             }
         };

@@ -278,3 +278,57 @@ async fn a_call_outlives_the_refusals_of_its_upstream() {
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
     response.ends().await;
 }
+
+#[tokio::test]
+async fn each_failure_shows_once_in_the_metrics_whenever_it_came() {
+    let (mut upstream, proxy, session) = stage_with(|c| {
+        c.admin.address = Some(([127, 0, 0, 1], 0).into());
+        c.streams.max_event_bytes = 1024;
+    })
+    .await;
+    let counted = |reason: &'static str| {
+        let sample = format!("mcp_resume_upstream_failures_total{{reason=\"{reason}\"}}");
+        let proxy = &proxy;
+        async move { metric(proxy, &sample).await }
+    };
+
+    // Before the head, in a JSON answer, and in a stream.
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    upstream.next().await.reset().await;
+    assert_eq!(pending.response().await.status, 502);
+    assert_eq!(counted("upstream_broke").await, 1.0);
+
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    let half = upstream.next().await;
+    half.write("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{").await;
+    half.reset().await;
+    assert_eq!(pending.response().await.status, 502);
+    assert_eq!(counted("upstream_broke").await, 2.0);
+
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(3))).await;
+    sse.reset().await;
+    fails_with(&mut response, 3, UPSTREAM_FAILED).await;
+    assert_eq!(counted("upstream_broke").await, 3.0);
+
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
+    sse.event("x".repeat(5000)).await;
+    fails_with(&mut response, 4, UPSTREAM_FAILED).await;
+    assert_eq!(counted("event_too_large").await, 1.0);
+    assert_eq!(counted("upstream_broke").await, 3.0);
+
+    // One whose resumption at the server fails, by refusal or for want of a connection, fails once.
+    for (id, refuses) in [(5, true), (6, false)] {
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(id))).await;
+        sse.bytes("id: u1\nretry: 1\ndata:\n\n").await;
+        if refuses {
+            sse.end().await;
+            upstream.expect("GET").await.status(404).await;
+        } else {
+            upstream.refuse().await;
+            sse.end().await;
+        }
+        fails_with(&mut response, id, UPSTREAM_FAILED).await;
+    }
+    assert_eq!(counted("upstream_status").await, 1.0);
+    assert_eq!((counted("upstream_broke").await, counted("unreachable").await), (4.0, 0.0));
+}
