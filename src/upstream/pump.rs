@@ -377,8 +377,8 @@ impl Pump {
 
     async fn pass_answer(&mut self, response: Response<Incoming>) {
         let (mut parts, mut body) = response.into_parts();
-        if !parts.status.is_success() {
-            // A retry of a call that failed as a whole is a new call.
+        if says_nothing_ran(parts.status) {
+            // A retry of a call that was refused as a whole is a new call.
             self.writer.stream().forget_retries();
         }
         self.upstream.rewrite_location(&mut parts.headers);
@@ -441,6 +441,12 @@ impl Pump {
 
 fn is_compressed(headers: &HeaderMap) -> bool {
     headers.get(CONTENT_ENCODING).is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}
+
+/// Whether an answer of this status says that no tool ran. A server error may come after one did, or instead of its result.
+fn says_nothing_ran(status: StatusCode) -> bool {
+    let is_failure = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
+    !status.is_success() && !is_failure
 }
 
 /// What an answer of this status is that holds no response.

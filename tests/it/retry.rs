@@ -278,3 +278,51 @@ async fn a_batch_matches_as_a_whole() {
     assert_eq!(response.events().await.0.len(), 3);
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_failure_that_may_have_come_after_the_tool_ran_is_an_answer_like_any() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (id, status) in [(1, 500), (2, 502), (3, 504)] {
+        let body = format!("{{\"failed\":{status}}}");
+        let request = session.post(call(id)).with("Idempotency-Key", &format!("k-{id}"));
+        let pending = request.start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(status, &body).await;
+        for mut response in [pending.response().await, request.send(proxy.addr).await] {
+            assert_eq!((response.status, response.body().await), (status, body.clone().into_bytes()));
+        }
+        // Without a key it is kept until it was delivered.
+        let request = session.post(call(id + 10));
+        let client = request.start(proxy.addr).await;
+        let upstream_call = upstream.expect("tools/call").await;
+        client.reset();
+        settle(&proxy, &mut upstream).await;
+        upstream_call.json(status, &body).await;
+        settle(&proxy, &mut upstream).await;
+        let mut response = request.send(proxy.addr).await;
+        assert_eq!((response.status, response.body().await), (status, body.into_bytes()));
+        assert!(upstream.is_quiet(), "{status}: the tool ran once");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_after_which_nothing_ran_is_no_answer_to_keep() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (id, status) in [(1, 400), (2, 401), (3, 404), (4, 429), (5, 503)] {
+        let request = session.post(call(id)).with("Idempotency-Key", &format!("k-{id}"));
+        let pending = request.start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(status, "{}").await;
+        assert_eq!(pending.response().await.status, status);
+        runs_anew(&proxy, &mut upstream, &request, &status.to_string()).await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_too_large_to_keep_is_no_answer_to_a_retry() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1)).with("Idempotency-Key", "k");
+    let pending = request.start(proxy.addr).await;
+    let large = format!("{{\"large\":\"{}\"}}", "x".repeat(65 * 1024));
+    upstream.expect("tools/call").await.json(200, &large).await;
+    assert_eq!(pending.response().await.body().await, large.as_bytes());
+    runs_anew(&proxy, &mut upstream, &request, "over 64 KiB").await;
+}
