@@ -276,3 +276,27 @@ async fn a_json_only_client_that_leaves_has_cancelled_at_once() {
     // It has no id to come back with.
     sse.closed().await;
 }
+
+#[tokio::test]
+async fn the_id_of_an_event_is_one_to_come_back_with() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| {
+        c.delivery.prime = mcp_resume::config::Prime::Since20251125;
+        c.streams.modern_grace = Some(LIMIT * 6);
+        c.admin.address = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    // A revision that is no date is modern, and its clients are not primed where that is restricted.
+    let request = Request::post(call(1)).with("MCP-Protocol-Version", "DRAFT-2027-v1");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(progress(1)).await;
+    let first = response.frame().await.expect("an event");
+    assert!(first.is_event(), "not primed: {first:?}");
+    let place = EventId::of(first.id());
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(metric(&proxy, "mcp_resume_disconnects_total{can_resume=\"yes\"}").await, 1.0);
+    sse.finish(result(1)).await;
+    let mut back = modern_resume(&place.at(1)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+}

@@ -118,7 +118,9 @@ impl Reader {
         self.returned = true;
     }
 
+    /// Each event is written with its id.
     pub(super) fn write(&mut self, upto: Seq) {
+        self.primed |= upto > Seq(0);
         self.position = upto;
         self.written = self.written.max(upto);
     }

@@ -37,6 +37,8 @@ impl Model {
     pub(super) fn note_written(&mut self, upto: u64, at: u64) {
         self.position = upto;
         self.written = self.written.max(upto);
+        // An event has an id of its own.
+        self.primed |= upto > 0;
         self.full_since = self.full_since.map(|_| at);
     }
 
