@@ -348,3 +348,26 @@ async fn an_upstream_that_never_acknowledges_an_answer_can_still_be_called() {
     drop(silent);
     sse.finish(result(1)).await;
 }
+
+#[tokio::test]
+async fn nothing_but_an_answered_question_left_of_a_sealed_stream_is_204() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    // The response, and a question that is asked and answered in the moment after it.
+    sse.event(result(1)).await;
+    response.event().await;
+    sse.event(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
+    assert_eq!(response.event().await.id(), place.at(2));
+    let pending = session.post(r#"{"jsonrpc":"2.0","id":9,"result":{"roots":[]}}"#).start(proxy.addr).await;
+    upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    sse.end().await;
+    response.ends().await;
+    for seq in [1, 2] {
+        assert_eq!(session.resume(&place.at(seq)).send(proxy.addr).await.status, 204, "after {seq}");
+    }
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+}

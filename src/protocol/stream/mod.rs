@@ -468,17 +468,23 @@ impl Machine {
         }
     }
 
-    /// Where `cursor` lies. A cursor is the last event a client has, 0 for none.
+    /// Where `cursor` lies. A cursor is the last event a client has, 0 for none. A sealed stream ends where no event is left
+    /// that a replay would write.
     pub fn place(&self, cursor: Seq) -> Place {
         if cursor > self.tail || cursor < self.trimmed {
             return Place::Lost;
         }
         match self.phase {
-            Phase::Sealed { .. } if cursor == self.tail => Place::AtEnd,
+            Phase::Sealed { .. } if self.is_spent_after(cursor) => Place::AtEnd,
             // No stream, so no place in it.
             Phase::Passed => Place::Lost,
             Phase::Sealed { .. } | Phase::Waiting | Phase::Open => Place::After(cursor),
         }
+    }
+
+    /// Whether the events after `cursor` are nothing but questions that were answered.
+    fn is_spent_after(&self, cursor: Seq) -> bool {
+        (cursor.0 + 1..=self.tail.0).all(|seq| self.asks.is_answered(Seq(seq)))
     }
 
     // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────

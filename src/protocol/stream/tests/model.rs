@@ -213,12 +213,10 @@ impl Model {
         {
             return Replay::Lost;
         }
-        if self.sealed_at.is_some() && cursor == self.tail() {
-            return Replay::End;
-        }
         let later = (1..).zip(&self.events).filter(|(seq, event)| *seq > cursor && event.place == Place::Stored);
         let due = later.filter(|(_, event)| !event.is_spent());
-        Replay::Events(due.map(|(seq, event)| (seq, event.bytes.clone())).collect())
+        let due: Vec<_> = due.map(|(seq, event)| (seq, event.bytes.clone())).collect();
+        if self.sealed_at.is_some() && due.is_empty() { Replay::End } else { Replay::Events(due) }
     }
 
     pub(super) fn read(&mut self, attach: u64, cursor: u64, limit: usize, at: u64) -> Reading {
