@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
+use bytes::Bytes;
 use tokio::sync::{Notify, SetOnce};
 
 use super::Identity;
@@ -19,6 +20,7 @@ use super::binding::Binding;
 use super::inner::{Bounds, Inner};
 use super::retries::{Fingerprint, Registration};
 use crate::clock;
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Handle, Seq, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
@@ -264,20 +266,20 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// The data of each response the stream owes, in the order of the requests; those without one are left out.
-    pub fn responses(&self, max_event_bytes: usize) -> Vec<bytes::Bytes> {
+    /// The data of each response the stream owes, in the order of the requests; those without one are left out. In place of
+    /// one that was dropped for want of room stands the error that says so.
+    pub fn responses(&self, max_event_bytes: usize) -> Vec<Bytes> {
         let inner = self.lock();
-        let answered = inner.machine.debts().iter().filter_map(|(_, debt)| match debt {
-            Debt::Answered(seq) => inner.tail.event(seq),
-            Debt::Due | Debt::Cancelled => None,
+        let data = inner.machine.debts().iter().filter_map(|(id, debt)| {
+            let Debt::Answered(seq) = debt else { return None };
+            if seq <= inner.machine.trimmed() {
+                return Some(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id)).into());
+            }
+            let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
+            decoder.feed(inner.tail.event(seq)?);
+            decoder.poll_event().ok().flatten().map(|event| event.data)
         });
-        answered
-            .filter_map(|event| {
-                let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
-                decoder.feed(event);
-                decoder.poll_event().ok().flatten().map(|event| event.data)
-            })
-            .collect()
+        data.collect()
     }
 
     /// One step of the machine. With a store the batch to make durable comes back; without one it is in the tail already.

@@ -179,3 +179,24 @@ async fn a_batch_without_requests_gets_the_upstreams_status() {
     upstream.expect("batch").await.status(202).await;
     assert_eq!(pending.response().await.status, 202);
 }
+
+#[tokio::test]
+async fn a_response_dropped_for_want_of_room_is_told_in_its_place() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.streams.max_events = 4).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_03).await;
+    let batch = format!("[{},{}]", call(1), call(2));
+    let pending = session.post(batch).with("Accept", "application/json").start(proxy.addr).await;
+    let sse = upstream.next().await.sse().await;
+    sse.event(result(1)).await;
+    for n in 1..=9 {
+        sse.event(progress(n)).await;
+    }
+    sse.finish(result(2)).await;
+    let mut response = pending.response().await;
+    assert_eq!(response.status, 200);
+    let body = response.json().await;
+    let [dropped, kept] = body.as_array().expect("an array").as_slice() else { panic!("{body}") };
+    assert_fault(dropped, 1, BOUND, "client");
+    assert_eq!(kept.to_string(), serde_json::from_str::<serde_json::Value>(&result(2)).expect("JSON").to_string());
+}
