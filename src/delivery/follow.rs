@@ -185,6 +185,8 @@ impl Follow {
         self.ended = true;
         if self.plan.primes {
             sse::encode_empty(out, None, Some(retry));
+        } else {
+            sse::encode_retry(out, retry);
         }
     }
 

@@ -87,8 +87,7 @@ impl Attachment {
         let mut inner = self.stream.lock();
         let inner = &mut *inner;
         if !inner.machine.reader().is(self.attach) {
-            let retry = inner.machine.reader().takeover_retry(inner.machine.policy().retry);
-            return Poll::Ready(ReadOutcome::TakenOver(retry));
+            return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
         }
         if inner.machine.phase() == Phase::Passed {
             return Poll::Ready(ReadOutcome::Ended);

@@ -161,13 +161,15 @@ impl Ingress {
     ) -> Plan {
         let delivery = &self.config.delivery;
         let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
-        let primes = returning || delivery.prime == Prime::All || is_new_enough;
+        let returns = || {
+            returning
+                || session.is_some_and(Session::has_returned)
+                || stream.look(|machine| machine.reader().has_returned())
+        };
+        let primes = delivery.prime == Prime::All || is_new_enough || returns();
         let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
-        // Only a client that comes back may be closed on.
-        let comes_back = returning
-            || (polls_by_revision && primes)
-            || session.is_some_and(Session::has_returned)
-            || stream.look(|machine| machine.reader().has_returned());
+        // Only a client that comes back may be closed on; all of them are primed, and so were told a `retry`.
+        let comes_back = polls_by_revision || returns();
         let polls = stream.polls() && comes_back;
         Plan {
             primes,

@@ -228,6 +228,12 @@ pub fn encode_empty(out: &mut BytesMut, id: Option<&str>, retry: Option<Duration
     out.put_slice(b"data: \n\n");
 }
 
+/// Writes a `retry` and nothing that a client could take for an event.
+pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
+    put_line(out, b"retry: ", retry.as_millis().to_string().as_bytes());
+    out.put_u8(b'\n');
+}
+
 /// Writes a comment in a block of its own; a heartbeat, or a word to whoever reads the wire.
 pub fn encode_comment(out: &mut BytesMut, text: &str) {
     put_line(out, b": ", text.as_bytes());

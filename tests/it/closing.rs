@@ -172,3 +172,44 @@ async fn in_poll_mode_a_commit_is_closed_at_once() {
     assert_eq!(back.event().await.bytes(), result(1).as_bytes());
     back.ends().await;
 }
+
+#[tokio::test]
+async fn a_client_that_is_closed_on_was_told_when_to_come_back() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| {
+        c.delivery.prime = mcp_resume::config::Prime::Since20251125;
+        c.delivery.mode = Mode::Poll;
+        c.delivery.poll_retry = SOON * 7;
+    })
+    .await;
+    let old = Session::open(&proxy, &mut upstream, V2025_06).await;
+    let (first, mut response) = begin(&proxy, &mut upstream, &old.post(call(1))).await;
+    first.event(progress(1)).await;
+    let place = EventId::of(response.event().await.id());
+    // It has come back once, on its own.
+    let mut back = old.resume(&place.at(1)).send(proxy.addr).await.sse();
+    assert_eq!(closed_early(&mut back).await, Some(700));
+    // Now it is closed on like those whose revision says so.
+    let (second, mut response) = begin(&proxy, &mut upstream, &old.post(call(2))).await;
+    assert_eq!(closed_early(&mut response).await, Some(700));
+    drop((first, second));
+}
+
+#[tokio::test]
+async fn a_client_that_was_not_primed_is_told_to_wait_at_a_takeover_too() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| {
+        c.delivery.prime = mcp_resume::config::Prime::Since20251125;
+    })
+    .await;
+    let old = Session::open(&proxy, &mut upstream, V2025_06).await;
+    let (sse, mut older) = begin(&proxy, &mut upstream, &old.post(call(1))).await;
+    sse.event(progress(1)).await;
+    let place = EventId::of(older.event().await.id());
+    let mut newer = old.resume(&place.at(1)).send(proxy.addr).await.sse();
+    newer.prime().await;
+    let last_words = older.frames().await;
+    let [word] = last_words.as_slice() else { panic!("{last_words:?}") };
+    assert_eq!((word.retry, &word.data, &word.id), (Some(2000), &None, &None));
+    drop(sse);
+}

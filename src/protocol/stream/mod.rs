@@ -439,6 +439,11 @@ impl Machine {
         &self.reader
     }
 
+    /// What the connection that was just taken over is told: to wait a multiple of the `retry` that was last told.
+    pub fn takeover_retry(&self) -> Duration {
+        self.reader.takeover_retry(self.last_retry)
+    }
+
     /// What it owes.
     pub fn debts(&self) -> &Debts {
         &self.debts

@@ -81,7 +81,7 @@ impl Reader {
     }
 
     /// The `retry` of the connection that was just taken over: doubled with each takeover within [`CHASE_WINDOW`].
-    pub fn takeover_retry(&self, base: Duration) -> Duration {
+    pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
         base.saturating_mul(1 << self.chases.min(16)).min(CHASE_RETRY_MAX).max(base)
     }
 

@@ -120,6 +120,8 @@ fn readers_that_chase_each_other_wait_a_minute_at_most_and_start_over_after_a_pa
     assert_eq!(told, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
     stream.tell(&Input::Attach(99, 0), 7 * 9_999 + 10_000);
     assert_eq!(stream.farewell(), 2_000);
+    stream.tell(&Input::Primed(5_000), 7 * 9_999 + 10_000);
+    assert_eq!(stream.farewell(), 10_000, "what was told last counts");
 }
 
 #[test]

@@ -166,7 +166,7 @@ pub(super) trait Subject: Sized {
     /// What the connection that was taken over is told, in milliseconds.
     fn farewell(&self) -> u64 {
         let machine = &self.real().machine;
-        machine.reader().takeover_retry(machine.policy().retry).as_millis() as u64
+        machine.takeover_retry().as_millis() as u64
     }
 
     /// Up to `limit` events for one connection.

@@ -17,11 +17,11 @@ impl Model {
 
     /// Doubled with each takeover that came within ten seconds of the one before.
     pub(super) fn farewell(&self) -> u64 {
-        let mut retry = self.setup.retry;
+        let mut retry = self.told_retry;
         let mut last = None;
         for at in &self.takeovers {
             let chased = last.is_some_and(|last| at - last < TAKEOVER_WINDOW);
-            retry = if chased { retry } else { self.setup.retry };
+            retry = if chased { retry } else { self.told_retry };
             retry = (retry * 2).min(TAKEOVER_RETRY_MAX);
             last = Some(*at);
         }
