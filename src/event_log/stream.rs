@@ -201,10 +201,19 @@ impl Stream {
         Attachment::new(self.clone(), attach)
     }
 
-    /// A client came back with `cursor`: it has everything up to there.
+    /// A client came back by GET with `cursor`: it has everything up to there.
     pub fn note_return(&self, cursor: Option<Seq>) {
+        self.take_return(|machine, now| machine.handle_return(cursor, now));
+    }
+
+    /// The same POST came again, with `cursor` where it named one. Whether its client would come back by GET nobody knows.
+    pub fn note_retry(&self, cursor: Option<Seq>) {
+        self.take_return(|machine, now| machine.handle_confirmed(cursor, now));
+    }
+
+    fn take_return(&self, tell: impl FnOnce(&mut Machine, Instant)) {
         let mut inner = self.lock();
-        inner.machine.handle_return(cursor, clock::now());
+        tell(&mut inner.machine, clock::now());
         inner.fit_paused(self.bounds);
         drop(inner);
         self.pump.notify_one();

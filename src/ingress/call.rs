@@ -198,7 +198,7 @@ impl Ingress {
             .and_then(|id| self.log.find(&id, &asked.binding))
             .filter(|(found, _)| Arc::ptr_eq(found, stream))
             .map(|(_, cursor)| cursor);
-        stream.note_return(cursor);
+        stream.note_retry(cursor);
         let first_kept = stream.look(|machine| machine.trimmed());
         let wanted = cursor.unwrap_or(Seq(0));
         let has_gap = wanted < first_kept;
@@ -269,9 +269,9 @@ impl Ingress {
         attachment: Attachment,
         receipt: Receipt,
     ) -> Response<BoxBody> {
-        let returning = matches!(reply.beginning.start, Start::After(_));
         let version = Some(&reply.call.version);
-        let plan = self.plan(attachment.stream(), version, reply.session.as_deref(), returning);
+        // A retry says nothing of whether its client would come back by GET.
+        let plan = self.plan(attachment.stream(), version, reply.session.as_deref(), false);
         let plan = Plan { preface: reply.beginning.has_gap.then(Vec::new), ..plan };
         let receipts = reply.connection.receipts().clone();
         let body = Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, reply.beginning.start);

@@ -174,6 +174,27 @@ async fn in_poll_mode_a_commit_is_closed_at_once() {
 }
 
 #[tokio::test]
+async fn a_client_that_only_repeats_its_post_is_held() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.delivery.max_connection = Some(SOON)).await;
+    let old = Session::open(&proxy, &mut upstream, V2025_06).await;
+    let new = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", None).await;
+    let request = old.post(call(1));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    response.prime().await;
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let mut again = request.send(proxy.addr).await.sse();
+    let (closed, mut closed_response) = begin(&proxy, &mut upstream, &new.post(call(1))).await;
+    // The one that began later has been closed: the time is up for both.
+    closed_early(&mut closed_response).await;
+    sse.finish(result(1)).await;
+    assert_eq!(again.event().await.bytes(), result(1).as_bytes());
+    again.ends().await;
+    drop(closed);
+}
+
+#[tokio::test]
 async fn a_client_that_is_closed_on_was_told_when_to_come_back() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| {

@@ -207,9 +207,14 @@ impl Machine {
         self.reader.write(upto);
     }
 
-    /// A client came back and named `cursor`: whatever precedes it has arrived. Restarts the timers.
+    /// A client came back for the stream by GET; see [`Self::handle_confirmed`].
     pub fn handle_return(&mut self, cursor: Option<Seq>, now: Instant) {
         self.reader.note_return();
+        self.handle_confirmed(cursor, now);
+    }
+
+    /// A client asked for what follows `cursor`: whatever precedes it has arrived. Restarts the timers.
+    pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail) {
             self.reader.confirm(cursor);
         }

@@ -59,7 +59,7 @@ impl Reader {
         self.primed
     }
 
-    /// Whether a client has come back to this stream before.
+    /// Whether a client has come back to this stream by GET before.
     pub fn has_returned(&self) -> bool {
         self.returned
     }
