@@ -100,8 +100,7 @@ impl Ingress {
     }
 
     async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {
-        let version = asked.session.as_deref().and_then(Session::version);
-        match classify::head(&asked.parts.method, &asked.parts.headers, version) {
+        match classify::head(&asked.parts.method, &asked.parts.headers) {
             Route::Resume(id) => self.resume(asked, id).await,
             Route::Standalone => self.standalone(asked).await,
             Route::Delete => match body::read(&asked.parts.headers, body, self.config.limits.body_bytes).await {

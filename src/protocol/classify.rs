@@ -60,32 +60,39 @@ impl Call {
     }
 }
 
-/// Routes a GET, DELETE or other body-less request by its head. `session_version` is the revision of its session's record.
-pub fn head(method: &Method, headers: &HeaderMap, session_version: Option<&ProtocolVersion>) -> Route {
+/// Routes a GET, DELETE or other body-less request by its head alone.
+pub fn head(method: &Method, headers: &HeaderMap) -> Route {
     match *method {
-        Method::GET => get(headers, session_version),
+        Method::GET => get(headers),
         Method::DELETE => Route::Delete,
         _ => Route::Forward,
     }
 }
 
-fn get(headers: &HeaderMap, session_version: Option<&ProtocolVersion>) -> Route {
+fn get(headers: &HeaderMap) -> Route {
     if let Some(id) = headers.get(&names::LAST_EVENT_ID) {
         return match EventId::parse(id.as_bytes()) {
             Some(id) => Route::Resume(id),
             None => Route::Refuse(ErrorCode::BadRequest),
         };
     }
-    let era =
-        ProtocolVersion::from_headers(headers).as_ref().or(session_version).map_or(Era::Legacy, ProtocolVersion::era);
-    match era {
+    match said_era(headers) {
         // Only a GET that names SSE opens a standalone stream; a browser's does not.
         Era::Legacy if headers::names_sse(headers) => Route::Standalone,
         Era::Legacy | Era::Modern => Route::Forward,
     }
 }
 
-/// Routes a POST by its head and JSON body.
+/// The era a head speaks: the first where it names no revision, the newest where it names one that cannot be read.
+fn said_era(headers: &HeaderMap) -> Era {
+    match ProtocolVersion::from_headers(headers) {
+        Some(version) => version.era(),
+        None if headers.contains_key(names::MCP_PROTOCOL_VERSION) => Era::Modern,
+        None => Era::Legacy,
+    }
+}
+
+/// Routes a POST by its head and JSON body. `session_version` is the revision of its session's record.
 pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolVersion>) -> Route {
     let messages = match jsonrpc::peek(body) {
         Ok(messages) => messages,

@@ -300,3 +300,31 @@ async fn the_id_of_an_event_is_one_to_come_back_with() {
     let mut back = modern_resume(&place.at(1)).send(proxy.addr).await.sse();
     assert_eq!(back.event().await.bytes(), result(1).as_bytes());
 }
+
+#[tokio::test]
+async fn a_get_is_judged_by_its_header_alone() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let plain = Request::get().with("Mcp-Session-Id", "s-1");
+    // What cannot be read is unknown, and what is unknown is modern: passed on each time.
+    for (what, request) in [
+        ("twice", plain.clone().with("MCP-Protocol-Version", V2025_11).and("MCP-Protocol-Version", V2025_11)),
+        ("no text", plain.clone().with("MCP-Protocol-Version", "2025\u{e9}11")),
+        ("empty", plain.clone().with("MCP-Protocol-Version", "")),
+    ] {
+        for _ in 0..2 {
+            let pending = request.start(proxy.addr).await;
+            upstream.expect("GET").await.json(405, "{}").await;
+            assert_eq!(pending.response().await.status, 405, "{what}");
+        }
+    }
+    // A session of a later revision whose GET names none has a stream of its own.
+    let session = Session::open(&proxy, &mut upstream, V2026).await;
+    let request = session.get().without("MCP-Protocol-Version");
+    let pending = request.start(proxy.addr).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    sse.event(progress(1)).await;
+    response.event().await;
+}
