@@ -49,6 +49,11 @@ impl Principals {
         }
     }
 
+    /// What a query shows, which some servers take keys in.
+    pub fn of_query(&self, query: Option<&str>) -> Principal {
+        query.map_or(Principal::Anonymous, |query| self.known("query", query.as_bytes()))
+    }
+
     fn known(&self, place: &str, credential: &[u8]) -> Principal {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
         mac.update(place.as_bytes());

@@ -142,7 +142,8 @@ impl Ingress {
     }
 
     fn credentials(&self, asked: &Asked) -> Credentials {
-        (self.credentials.of(&asked.parts.headers), asked.binding.principal)
+        let query = self.credentials.of_query(asked.parts.uri.query());
+        (self.credentials.of(&asked.parts.headers), asked.binding.principal, query)
     }
 
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {

@@ -14,8 +14,8 @@ const TRUST: Duration = Duration::from_secs(600);
 /// More callers or origins than this are not remembered: those get the upstream's own heads, late or not.
 const MAX_REMEMBERED: usize = 65_536;
 
-/// What a caller shows: the usual credentials, and whatever the operator tells principals by.
-pub type Credentials = (Principal, Principal);
+/// What a caller shows: the usual credentials, whatever the operator tells principals by, and its query.
+pub type Credentials = (Principal, Principal, Principal);
 
 /// Credentials that were accepted, and CORS headers by origin.
 #[derive(Debug, Default)]

@@ -344,3 +344,22 @@ async fn a_json_only_client_that_left_finds_its_answer_by_asking_again() {
     assert_eq!(response.body().await, result(1).as_bytes());
     assert!(upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn a_key_in_the_query_is_a_credential() {
+    let (mut upstream, proxy, session) = hasty().await;
+    let mut called = Vec::new();
+    for (id, key) in [(1, "good"), (2, "bad")] {
+        let request = session.post(call(id)).target(&format!("/mcp?api_key={key}"));
+        called.push((request.start(proxy.addr).await, upstream.expect("tools/call").await));
+    }
+    past_commit(&proxy, &mut upstream, &session).await;
+    for ((pending, upstream_call), status) in called.into_iter().zip([200, 401]) {
+        upstream_call.json(status, "{}").await;
+        assert_eq!(pending.response().await.status, status, "answered late, not committed to");
+    }
+    let known = session.post(call(3)).target("/mcp?api_key=good");
+    let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &known).await;
+    upstream_call.json(200, result(3)).await;
+    response.event().await;
+}
