@@ -57,7 +57,7 @@ impl Ingress {
     pub(super) async fn call(self: Arc<Self>, asked: Asked, call: classify::Call, body: Bytes) -> Response<BoxBody> {
         let accept = headers::accept(&asked.parts.headers);
         if !accept.json && !accept.sse {
-            return self.refuse(ErrorCode::NotAcceptable);
+            return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
         if let Some(session) = &asked.session {
             session.wait_turn().await;
@@ -71,11 +71,13 @@ impl Ingress {
                 drop((parts, body));
                 self.reply(Reply { call, accept, session, connection, beginning }, attachment).await
             }
-            Err(code) => {
-                self.metrics.observe_reject(code);
-                respond::failure(Failure::before_run(code), &posted.call.ids, posted.call.batch)
-            }
+            Err(code) => self.refuse_call(code, &posted.call),
         }
+    }
+
+    fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
+        self.metrics.observe_reject(code);
+        respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
 
     /// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.

@@ -405,3 +405,18 @@ async fn alive(proxy: &Proxy) {
     let response = Request::new("GET", "/alive").send(proxy.addr).await;
     assert_eq!(response.status, 404, "what the upstream says to everything");
 }
+
+#[tokio::test]
+async fn a_call_that_accepts_nothing_is_refused_under_its_id() {
+    let (mut upstream, proxy, session) = stage().await;
+    let mut response = session.post(call("mine")).with("Accept", "text/html").send(proxy.addr).await;
+    assert_eq!(response.status, 406);
+    assert_fault(&response.json().await, "mine", -32600, "client");
+    let batch = format!("[{},{}]", call(1), call(2));
+    let mut response = session.post(batch).with("Accept", "text/html").send(proxy.addr).await;
+    let errors = response.json().await;
+    for (error, id) in errors.as_array().expect("an array").iter().zip([1, 2]) {
+        assert_fault(error, id, -32600, "client");
+    }
+    settle(&proxy, &mut upstream).await;
+}
