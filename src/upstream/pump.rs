@@ -111,11 +111,12 @@ impl Pump {
     }
 
     async fn take_timeout(&mut self) {
-        // The stream must be there before its first id is out.
-        if self.writer.stream().look(|machine| machine.commits_by(clock::now())) {
+        // One reading of the clock: the stream must be there before its first id is out.
+        let now = clock::now();
+        if self.writer.stream().look(|machine| machine.commits_by(now)) {
             self.log.publish_once(self.writer.stream());
         }
-        self.writer.update(|machine, now| machine.handle_timeout(now)).await;
+        self.writer.update(|machine, _| machine.handle_timeout(now)).await;
     }
 
     fn is_over(&self) -> bool {
