@@ -1,12 +1,15 @@
 //! Bodies of upstream answers that are no stream: kept, collected or passed on.
 
+use std::io;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::{Frame, Incoming};
 
+use crate::clock::Alarm;
 use crate::event_log::{BoxBody, BoxError};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
@@ -33,10 +36,11 @@ pub(super) async fn collect(body: Incoming, limit: usize) -> Result<Bytes, Error
     })
 }
 
-/// A body whose beginning was read already.
+/// A body whose beginning was read already. It breaks off when its time is up.
 struct Begun {
     first: Option<Bytes>,
     rest: Incoming,
+    until: Alarm,
 }
 
 impl hyper::body::Body for Begun {
@@ -44,15 +48,25 @@ impl hyper::body::Body for Begun {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.first.take() {
-            Some(first) => Poll::Ready(Some(Ok(Frame::data(first)))),
-            None => Pin::new(&mut self.rest).poll_frame(cx).map_err(Into::into),
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
         }
+        if self.until.poll(cx).is_ready() {
+            return Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())));
+        }
+        Pin::new(&mut self.rest).poll_frame(cx).map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
     }
 }
 
-pub(super) fn passing_body(first: Bytes, rest: Incoming) -> BoxBody {
-    Begun { first: Some(first).filter(|first| !first.is_empty()), rest }.boxed_unsync()
+/// A body that goes on as it comes; it fails with [`io::ErrorKind::TimedOut`] at `until`.
+pub(super) fn passing_body(first: Bytes, rest: Incoming, until: Option<Instant>) -> BoxBody {
+    let mut alarm = Alarm::new();
+    alarm.set(until);
+    Begun { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()
 }
 
 /// A body that is in memory.

@@ -401,7 +401,9 @@ impl Pump {
             }
             Ok(Ok(false)) | Err(_) => {
                 self.writer.stream().forget_retries();
-                Plain::passing(parts.status, parts.headers, passing_body(kept, body))
+                let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
+                let body = passing_body(kept, body, timeout.map(|timeout| self.began + timeout));
+                Plain::passing(parts.status, parts.headers, body)
             }
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);

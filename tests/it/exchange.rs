@@ -547,3 +547,15 @@ async fn an_upstream_connection_is_reused_after_a_stream() {
     }
     assert_eq!(upstream.connections(), before);
 }
+
+#[tokio::test]
+async fn a_json_answer_that_does_not_end_has_its_time_too() {
+    let (mut upstream, proxy, session) = stage_with(|c| c.streams.call_timeout = Some(LATER)).await;
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    let upstream_call = upstream.next().await;
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n";
+    upstream_call.write(format!("{head}{}", "x".repeat(70_000))).await;
+    let (body, end) = pending.response().await.try_body().await;
+    assert_eq!((body.len(), end), (70_000, End::Broken), "nobody takes it for whole");
+    upstream_call.closed().await;
+}
