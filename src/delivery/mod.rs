@@ -7,9 +7,11 @@
 mod claim;
 mod follow;
 mod lost;
+mod passing;
 mod receipts;
 
 pub use claim::Claim;
 pub use follow::{Follow, Plan, Start};
 pub use lost::lost_event;
+pub use passing::Passing;
 pub use receipts::{Kept, Receipt, Receipts};

@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use super::{Asked, Connection, Ingress, respond};
 use crate::clock;
 use crate::config::{self, Mode};
-use crate::delivery::{Claim, Follow, Kept, Plan, Receipt, Start};
+use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
 use crate::event_log::{self, Attachment, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream};
 use crate::protocol::classify;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -293,7 +293,7 @@ impl Ingress {
                 Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passing() {
-                Some(body) => body,
+                Some(body) => Passing::new(body, attachment.stream().id(), self.metrics.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
         };

@@ -102,3 +102,35 @@ async fn what_runs_when_it_is_asked_to_stop_comes_to_its_end() {
     response.ends().await;
     stopped.await;
 }
+
+#[tokio::test]
+async fn a_large_answer_that_is_cut_shows_in_the_metrics() {
+    let (mut upstream, proxy) = observed().await;
+    let left = "mcp_resume_disconnects_total{can_resume=\"no\"}";
+    let broke = "mcp_resume_upstream_failures_total{reason=\"upstream_broke\"}";
+    let large = "x".repeat(100_000);
+    for head in ["content-length: 100000\r\n\r\n", "transfer-encoding: chunked\r\n\r\n186a0\r\n"] {
+        let pending = Request::post(call(1)).start(proxy.addr).await;
+        let end = if head.contains("chunked") { "\r\n0\r\n\r\n" } else { "" };
+        let whole = format!("HTTP/1.1 200 X\r\ncontent-type: application/json\r\n{head}{large}{end}");
+        upstream.next().await.whole(whole).await;
+        assert_eq!(pending.response().await.body().await.len(), 100_000);
+    }
+    assert_eq!((metric(&proxy, left).await, metric(&proxy, broke).await), (0.0, 0.0));
+
+    let half = format!("HTTP/1.1 200 X\r\ncontent-type: application/json\r\ncontent-length: 200000\r\n\r\n{large}");
+    let pending = Request::post(call(2)).start(proxy.addr).await;
+    let upstream_call = upstream.next().await;
+    upstream_call.write(&half).await;
+    pending.response().await.reset();
+    upstream_call.closed().await;
+    assert_eq!((metric(&proxy, left).await, metric(&proxy, broke).await), (1.0, 0.0));
+
+    let pending = Request::post(call(3)).start(proxy.addr).await;
+    let upstream_call = upstream.next().await;
+    upstream_call.write(&half).await;
+    let mut response = pending.response().await;
+    upstream_call.reset().await;
+    assert_eq!(response.try_body().await.1, End::Broken);
+    assert_eq!((metric(&proxy, left).await, metric(&proxy, broke).await), (1.0, 1.0));
+}
