@@ -15,7 +15,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
-use crate::upstream::whole;
+use crate::upstream::{gap_warning, whole};
 
 impl Ingress {
     /// A GET with one of our event IDs.
@@ -241,12 +241,4 @@ impl Ingress {
         let session = asked.session.as_deref().and_then(Session::version);
         ProtocolVersion::from_headers(&asked.parts.headers).or_else(|| session.cloned())
     }
-}
-
-/// What a client that can read log messages is told of a gap.
-fn gap_warning() -> Vec<u8> {
-    let text = "messages of this stream were lost while the client was away";
-    let params = serde_json::json!({ "level": "warning", "logger": "mcp-resume", "data": text });
-    let message = serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
-    message.to_string().into_bytes()
 }

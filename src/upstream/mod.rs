@@ -30,6 +30,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 pub use body::whole;
 pub use forwarded::Forwarded;
 pub use learned::{Credentials, Learned};
+pub use own::gap_warning;
 pub use pump::{Call, Pump};
 use request::Taken;
 pub use request::{Body, Template};

@@ -25,3 +25,11 @@ pub(super) fn refusal(id: &RequestId) -> Vec<u8> {
     let why = "this client takes JSON answers only and can be asked nothing";
     jsonrpc::error_message(Some(id), METHOD_NOT_FOUND, why, serde_json::json!({ "fault": "client" }))
 }
+
+/// What a client that can read log messages is told of a gap.
+pub fn gap_warning() -> Vec<u8> {
+    let text = "messages of this stream were lost";
+    let params = serde_json::json!({ "level": "warning", "logger": "mcp-resume", "data": text });
+    let message = serde_json::json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params });
+    message.to_string().into_bytes()
+}

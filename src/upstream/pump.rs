@@ -94,7 +94,7 @@ impl Pump {
     pub async fn run(mut self) {
         self.writer.create().await;
         loop {
-            self.do_effects();
+            self.do_effects().await;
             if self.is_over() {
                 break;
             }
@@ -156,7 +156,7 @@ impl Pump {
 
     // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    fn do_effects(&mut self) {
+    async fn do_effects(&mut self) {
         while let Some(effect) = self.writer.poll_effect() {
             match effect {
                 Effect::Close => self.source = Source::Idle,
@@ -166,7 +166,19 @@ impl Pump {
                 }
                 Effect::AnnounceCancel(_) => {}
                 Effect::RefuseAsk(id) => self.post_aside(own::refusal(&id)),
+                Effect::TellGap => self.tell_gap().await,
             }
+        }
+    }
+
+    async fn tell_gap(&mut self) {
+        let stream = self.writer.stream();
+        self.metrics.observe_gap();
+        info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
+        let binding = stream.binding();
+        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
+        if session.is_some_and(|session| session.logs()) {
+            self.writer.update(|machine, now| machine.handle_message(b"message", &own::gap_warning(), now)).await;
         }
     }
 
@@ -276,10 +288,20 @@ impl Pump {
             self.writer.update(|machine, _| machine.handle_stream_head()).await;
             return;
         }
-        let retryable =
-            status == StatusCode::CONFLICT || status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error();
         let is_standalone = self.writer.stream().look(|machine| machine.policy().kind == StreamKind::Standalone);
-        let ending = if retryable && is_standalone { Ending::Unavailable } else { Ending::Refused(status.as_u16()) };
+        let ending = match status {
+            // The old stream lingers, or the server is away or busy.
+            StatusCode::CONFLICT
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+                if is_standalone =>
+            {
+                Ending::Unavailable
+            }
+            refused => Ending::Refused(refused.as_u16()),
+        };
         self.end(ending).await;
     }
 

@@ -129,6 +129,45 @@ async fn an_upstream_that_refuses_to_open_it_again_ends_it() {
 }
 
 #[tokio::test]
+async fn an_upstream_that_refuses_its_own_id_is_asked_once_without() {
+    for status in [400, 500] {
+        let (mut upstream, proxy, session) = stage_with(|c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
+        let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
+        let place = EventId::of(response.prime().await.id());
+        sse.bytes(format!("id: u1\nretry: 1\ndata: {}\n\n", notice(1))).await;
+        response.event().await;
+        sse.end().await;
+        // A server that is away is asked the same again.
+        for away in [503, status] {
+            let again = upstream.expect("GET").await;
+            assert_eq!(again.header("last-event-id"), Some("u1"));
+            again.status(away).await;
+        }
+        let anew = upstream.expect("GET").await;
+        assert_eq!(anew.header("last-event-id"), None);
+        let sse = anew.sse().await;
+        sse.event(notice(2)).await;
+        let warning = response.event().await;
+        assert_eq!((warning.id(), &warning.json()["params"]["level"]), (place.at(2).as_str(), &"warning".into()));
+        assert_eq!(response.event().await.bytes(), notice(2).as_bytes());
+        assert_eq!(metric(&proxy, "mcp_resume_gaps_total").await, 1.0);
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_that_knows_the_session_no_more_is_not_asked_without_its_id() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
+    response.prime().await;
+    sse.bytes(format!("id: u1\nretry: 1\ndata: {}\n\n", notice(1))).await;
+    response.event().await;
+    sse.end().await;
+    upstream.expect("GET").await.status(404).await;
+    response.ends().await;
+    settle(&proxy, &mut upstream).await;
+}
+
+#[tokio::test]
 async fn a_server_without_such_a_stream_says_so_itself() {
     let (mut upstream, proxy, session) = stage().await;
     for _ in 0..2 {

@@ -163,6 +163,7 @@ impl Machine {
         }
         match self.upstream.after_end(ending, &self.policy, now) {
             Next::Reopen => {}
+            Next::ReopenAnew => self.effects.push_back(Effect::TellGap),
             Next::Fail(failure) => self.give_up(Outcome::Failed, failure, now),
         }
     }

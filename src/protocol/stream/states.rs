@@ -49,6 +49,8 @@ pub enum Effect {
     Close,
     /// Ask the upstream to go on after this event ID of its own (`None`: open the standalone stream anew).
     Reopen(Option<Bytes>),
+    /// Tell the client that the upstream could not go on where it was: what it said meanwhile is lost.
+    TellGap,
 }
 
 /// Where a cursor lies.

@@ -16,6 +16,10 @@ const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
 /// Re-opening a standalone stream backs off from the pause above to this.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
+/// Refusals of the caller, of the session, and of the method.
+const NOT_ABOUT_IDS: [u16; 4] = [401, 403, 404, 405];
+const SERVER_ERROR: u16 = 500;
+
 /// How an upstream response ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
@@ -23,9 +27,9 @@ pub enum Ending {
     Clean,
     /// The connection broke, or there was half an event.
     Broken,
-    /// A re-opened stream was refused for good, with this status.
+    /// It was asked to go on and refused, with this status.
     Refused(u16),
-    /// It could not be re-opened now: no connection, 409, 429 or 5xx.
+    /// It could not be asked to go on now: no connection, or a status that says so.
     Unavailable,
 }
 
@@ -33,6 +37,8 @@ pub enum Ending {
 pub(super) enum Next {
     /// The call is taken up again at [`Upstream::reopen_at`].
     Reopen,
+    /// The same, without the id that was refused: what came after that one is lost.
+    ReopenAnew,
     /// It is over.
     Fail(Failure),
 }
@@ -56,17 +62,27 @@ pub(super) struct Upstream {
     last_id: Option<Bytes>,
     /// Whether `last_id` came with the response that is being read: an end that brought none is a failure.
     id_is_new: bool,
+    /// Whether the response that is awaited was asked for by `last_id`.
+    id_was_named: bool,
     retry: Duration,
     attempts: u32,
 }
 
 impl Upstream {
     pub(super) fn new() -> Self {
-        Self { state: State::Reading, last_id: None, id_is_new: false, retry: DEFAULT_RETRY, attempts: 0 }
+        Self {
+            state: State::Reading,
+            last_id: None,
+            id_is_new: false,
+            id_was_named: false,
+            retry: DEFAULT_RETRY,
+            attempts: 0,
+        }
     }
 
     pub(super) fn opened(&mut self) {
         self.state = State::Reading;
+        self.id_was_named = false;
         self.attempts = 0;
     }
 
@@ -86,14 +102,16 @@ impl Upstream {
     }
 
     pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy, now: Instant) -> Next {
+        let anew = policy.kind == StreamKind::Standalone && self.takes_back_id(ending);
         let pause = match policy.kind {
+            StreamKind::Standalone if anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending),
             StreamKind::Request => self.request_pause(ending, policy),
         };
         match pause {
             Ok(pause) => {
                 self.state = State::Pausing { until: now + pause };
-                Next::Reopen
+                if anew { Next::ReopenAnew } else { Next::Reopen }
             }
             Err(failure) => {
                 self.state = State::Closed;
@@ -120,13 +138,29 @@ impl Upstream {
     }
 
     fn standalone_pause(&mut self, ending: Ending) -> Result<Duration, Failure> {
-        if let Ending::Refused(status) = ending {
-            return Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) });
+        match ending {
+            Ending::Refused(status) if status < SERVER_ERROR => {
+                Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) })
+            }
+            Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable => Ok(self.back_off()),
         }
+    }
+
+    /// Some servers mint ids that they cannot go on after, and refuse them whatever is asked: such a one is named once.
+    fn takes_back_id(&mut self, ending: Ending) -> bool {
+        let refused = matches!(ending, Ending::Refused(status) if !NOT_ABOUT_IDS.contains(&status));
+        let takes_back = refused && self.id_was_named;
+        if takes_back {
+            self.last_id = None;
+        }
+        takes_back
+    }
+
+    fn back_off(&mut self) -> Duration {
         let first = self.retry.max(STANDALONE_PAUSE_MIN);
         let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));
         self.attempts += 1;
-        Ok(pause)
+        pause
     }
 
     pub(super) fn reopen_at(&self) -> Option<Instant> {
@@ -140,6 +174,7 @@ impl Upstream {
     pub(super) fn reopen(&mut self) -> Option<Bytes> {
         self.state = State::Reopening;
         self.id_is_new = false;
+        self.id_was_named = self.last_id.is_some();
         self.last_id.clone()
     }
 }

@@ -120,6 +120,7 @@ impl Model {
         if due(self.reopen_at()) {
             self.call = Call::SendingAgain;
             self.upstream_id_is_new = false;
+            self.upstream_id_was_named = self.upstream_id.is_some();
             self.effects.push(Effect::Reopen(self.upstream_id.clone().map(Bytes::from)));
         }
         let abandoned = Failure::after_send(ErrorCode::Abandoned);

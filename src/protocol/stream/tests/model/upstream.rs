@@ -9,6 +9,7 @@ impl Model {
     pub(super) fn stream_head(&mut self) -> bool {
         if self.ending.is_none() {
             self.call = Call::Reading;
+            self.upstream_id_was_named = false;
             self.attempts = 0;
         }
         self.take_head(Head::Theirs)
@@ -87,14 +88,21 @@ impl Model {
         }
         let resumable = self.upstream_id_is_new
             && (ending == Ending::Clean || (ending == Ending::Broken && self.setup.resume_hard_cuts));
+        let may_mean_id = matches!(ending, Ending::Refused(status) if ![401, 403, 404, 405].contains(&status));
+        let anew = !self.is_request() && may_mean_id && self.upstream_id_was_named;
+        if anew {
+            self.upstream_id = None;
+            self.effects.push(Effect::TellGap);
+        }
         let pause = match ending {
-            Ending::Refused(_) => None,
-            Ending::Clean | Ending::Broken | Ending::Unavailable if !self.is_request() => {
+            Ending::Refused(status) if self.is_request() || (status < 500 && !anew) => None,
+            Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable if !self.is_request() => {
                 let first = self.upstream_retry.max(STANDALONE_PAUSE_MIN);
                 let doubled = first << self.attempts.min(16);
                 self.attempts += 1;
                 Some(doubled.min(BACKOFF_MAX.max(first)))
             }
+            Ending::Refused(_) => None,
             Ending::Clean | Ending::Broken | Ending::Unavailable => resumable.then_some(self.upstream_retry),
         };
         match pause {
