@@ -193,8 +193,8 @@ struct Members<'a> {
     jsonrpc: Option<&'a RawValue>,
     id: Option<&'a RawValue>,
     method: Option<&'a RawValue>,
-    result: bool,
-    error: bool,
+    result: Option<IgnoredAny>,
+    error: Option<IgnoredAny>,
     duplicate: Option<&'static str>,
 }
 
@@ -218,7 +218,7 @@ impl Members<'_> {
         if self.jsonrpc.and_then(string).as_deref() != Some("2.0") {
             return Err(PeekError::NotMessage);
         }
-        match (self.method, self.result, self.error) {
+        match (self.method, self.result.is_some(), self.error.is_some()) {
             (Some(method), false, false) => {
                 let method = string(method).ok_or(PeekError::NotMessage)?.into();
                 match self.id {
@@ -262,24 +262,15 @@ impl<'de> Visitor<'de> for MembersVisitor {
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
         let mut members = Members::default();
         while let Some(key) = map.next_key()? {
-            match key {
-                Key::Jsonrpc => members.jsonrpc = Some(map.next_value()?),
-                Key::Id => {
-                    if members.id.replace(map.next_value()?).is_some() {
-                        members.duplicate = Some("id");
-                    }
-                }
-                Key::Method => {
-                    if members.method.replace(map.next_value()?).is_some() {
-                        members.duplicate = Some("method");
-                    }
-                }
-                Key::Result | Key::Error | Key::Other => {
-                    members.result |= matches!(key, Key::Result);
-                    members.error |= matches!(key, Key::Error);
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
+            let twice = match key {
+                Key::Jsonrpc => members.jsonrpc.replace(map.next_value()?).map(|_| "jsonrpc"),
+                Key::Id => members.id.replace(map.next_value()?).map(|_| "id"),
+                Key::Method => members.method.replace(map.next_value()?).map(|_| "method"),
+                Key::Result => members.result.replace(map.next_value()?).map(|_| "result"),
+                Key::Error => members.error.replace(map.next_value()?).map(|_| "error"),
+                Key::Other => map.next_value::<IgnoredAny>().map(|_| None)?,
+            };
+            members.duplicate = twice.or(members.duplicate);
         }
         Ok(members)
     }

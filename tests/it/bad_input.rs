@@ -95,12 +95,15 @@ async fn a_head_over_the_limit_is_431() {
 }
 
 #[tokio::test]
-async fn a_message_that_names_its_id_or_method_twice_is_400() {
+async fn a_message_that_names_a_deciding_member_twice_is_400() {
     let (mut upstream, proxy, session) = stage().await;
     for body in [
         r#"{"jsonrpc":"2.0","id":1,"method":"a","id":2}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","method":"b"}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","\u0069d":2}"#,
+        r#"{"jsonrpc":"1.0","id":1,"method":"a","jsonrpc":"2.0"}"#,
+        r#"{"jsonrpc":"2.0","id":1,"result":{},"result":{}}"#,
+        r#"{"jsonrpc":"2.0","id":1,"error":{},"error":{}}"#,
         r#"[{"jsonrpc":"2.0","id":1,"method":"a","id":2}]"#,
     ] {
         let mut response = session.post(body).send(proxy.addr).await;

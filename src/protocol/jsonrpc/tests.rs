@@ -15,13 +15,13 @@ fn text(text: &str) -> RequestId {
 fn model_one(members: &[(String, Value)]) -> Result<Message, PeekError> {
     let all = |key: &str| -> Vec<&Value> { members.iter().filter(|(k, _)| k == key).map(|(_, v)| v).collect() };
     let last_duplicate = members.iter().enumerate().rev().find_map(|(at, (key, _))| {
-        let known = ["id", "method"].into_iter().find(|known| known == key)?;
+        let known = ["jsonrpc", "id", "method", "result", "error"].into_iter().find(|known| known == key)?;
         members[..at].iter().any(|(earlier, _)| earlier == key).then_some(known)
     });
     if let Some(key) = last_duplicate {
         return Err(PeekError::DuplicateKey(key));
     }
-    if all("jsonrpc").last() != Some(&&json!("2.0")) {
+    if all("jsonrpc").first() != Some(&&json!("2.0")) {
         return Err(PeekError::NotMessage);
     }
     let id = match all("id").first() {
@@ -193,6 +193,21 @@ fn deep_nesting_neither_panics_nor_overflows_the_stack() {
     assert_eq!(peek(objects.as_bytes()), Err(PeekError::NotJson));
     let closed = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{deep}{}}}"#, "]".repeat(1_000_000));
     assert!(peek(closed.as_bytes()).is_ok());
+}
+
+#[test]
+fn a_member_that_decides_is_there_once() {
+    for (twice, members) in [
+        ("jsonrpc", r#""jsonrpc":"1.0","jsonrpc":"2.0","id":1,"method":"m""#),
+        ("id", r#""jsonrpc":"2.0","id":1,"method":"m","id":1"#),
+        ("method", r#""jsonrpc":"2.0","id":1,"method":"m","method":"n""#),
+        ("result", r#""jsonrpc":"2.0","id":1,"result":{},"result":null"#),
+        ("error", r#""jsonrpc":"2.0","id":1,"error":{},"x":1,"error":{}"#),
+    ] {
+        assert_eq!(peek(format!("{{{members}}}").as_bytes()), Err(PeekError::DuplicateKey(twice)));
+    }
+    let payload = br#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"id":1,"id":2},"params":{}}"#;
+    assert!(peek(payload).is_ok());
 }
 
 #[test]
