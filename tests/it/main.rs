@@ -29,3 +29,6 @@ mod support;
 mod torture;
 mod upstream_close;
 mod upstream_death;
+
+/// The proxy runs on the test's own thread.
+const WORKERS: Option<usize> = None;

@@ -54,8 +54,9 @@ async fn a_retry_goes_on_after_its_last_event_id() {
 async fn a_retry_before_any_word_of_the_upstream_waits_for_it() {
     let (mut upstream, proxy, session) = stage().await;
     let request = session.post(call(1));
-    request.start(proxy.addr).await.reset();
+    let client = request.start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
+    client.reset();
     settle(&proxy, &mut upstream).await;
     let pending = request.start(proxy.addr).await;
     settle(&proxy, &mut upstream).await;
@@ -254,8 +255,9 @@ async fn an_initialize_is_never_a_retry() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |_| {}).await;
     let request = Request::post(initialize(V2025_11)).with("Idempotency-Key", "k");
-    request.start(proxy.addr).await.reset();
+    let client = request.start(proxy.addr).await;
     let first = upstream.expect("initialize").await;
+    client.reset();
     settle(&proxy, &mut upstream).await;
     let pending = request.start(proxy.addr).await;
     upstream.expect("initialize").await.json(200, "{}").await;

@@ -49,13 +49,16 @@ pub(crate) async fn begin(proxy: &Proxy, upstream: &mut Upstream, request: &Requ
 }
 
 /// A round trip through proxy and upstream. What the proxy was told on other connections before
-/// this was begun has reached it when this returns: test and proxy share one thread.
+/// this was begun has reached it when this returns: test and proxy share one thread. Of several
+/// threads each serves the next connection in turn; two rounds, for what one has to tell another.
 pub(crate) async fn settle(proxy: &Proxy, upstream: &mut Upstream) {
-    let pending = Request::new("GET", "/settle").start(proxy.addr).await;
-    let call = upstream.next().await;
-    assert_eq!(call.target, "/settle");
-    call.status(204).await;
-    assert_eq!(pending.response().await.status, 204);
+    for _ in 0..crate::WORKERS.map_or(1, |workers| 2 * workers) {
+        let pending = Request::new("GET", "/settle").start(proxy.addr).await;
+        let call = upstream.next().await;
+        assert_eq!(call.target, "/settle");
+        call.status(204).await;
+        assert_eq!(pending.response().await.status, 204);
+    }
 }
 
 /// The value of one sample on the metrics page, named with its labels; 0 where there is none yet.

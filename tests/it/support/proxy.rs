@@ -34,7 +34,11 @@ impl Proxy {
             let asked = async {
                 let _ = asked.await;
             };
-            server.run(asked).await.expect("the server runs");
+            let ran = match crate::WORKERS {
+                None => server.run(asked).await,
+                Some(workers) => server.run_on_threads(workers, asked).await,
+            };
+            ran.expect("the server runs");
         });
         Proxy { addr, admin, shutdown, running }
     }

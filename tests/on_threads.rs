@@ -1,0 +1,27 @@
+//! Black-box tests on the runtime that ships: the proxy has threads of its own, and a resume, a retry or a cancel comes to
+//! another one than the call it is about. The cases are those of `tests/it`, which have the proxy on their own thread.
+
+// A test's way to fail.
+#![allow(clippy::unwrap_used, clippy::panic)]
+// The tests measure how soon the proxy answers; they do not move its time.
+#![allow(clippy::disallowed_methods)]
+// Some of the support is for the cases that are not here.
+#![allow(dead_code, unused_imports)]
+
+#[path = "it/answers.rs"]
+mod answers;
+#[path = "it/cancel.rs"]
+mod cancel;
+#[path = "it/resume.rs"]
+mod resume;
+#[path = "it/retry.rs"]
+mod retry;
+#[path = "it/session.rs"]
+mod session;
+#[path = "it/standalone.rs"]
+mod standalone;
+#[path = "it/support/mod.rs"]
+mod support;
+
+/// The next connection is served by the next of these.
+const WORKERS: Option<usize> = Some(2);
