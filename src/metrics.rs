@@ -71,8 +71,10 @@ impl Metrics {
             attached: add.gauge("streams_attached", "Streams that a connection reads.")?,
             events_in: add.counter("upstream_events_total", "Events read from the upstream.")?,
             bytes_in: add.counter("upstream_event_bytes_total", "Bytes of their data.")?,
-            events_out: add.counter("delivered_events_total", "Pieces of stream written downstream.")?,
-            bytes_out: add.counter("delivered_bytes_total", "Bytes of stream written downstream.")?,
+            events_out: add
+                .counter("delivered_events_total", "Events written downstream, again or for the first time.")?,
+            bytes_out: add
+                .counter("delivered_bytes_total", "Bytes of stream written downstream, heartbeats included.")?,
             resumes: add.family(
                 "resumes_total",
                 "Requests that came back to a stream by event ID, by outcome.",
@@ -163,9 +165,9 @@ impl Metrics {
         self.upstream_failures.with_label_values(&[code.label()]).inc();
     }
 
-    /// A piece of a stream was written.
-    pub fn observe_delivery(&self, bytes: usize) {
-        self.events_out.inc();
+    /// A piece of a stream was written, with this many events in it: none in a heartbeat, many in a replay.
+    pub fn observe_delivery(&self, events: u64, bytes: usize) {
+        self.events_out.inc_by(events);
         self.bytes_out.inc_by(bytes as u64);
     }
 

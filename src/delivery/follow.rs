@@ -55,6 +55,8 @@ pub struct Follow {
     plan: Plan,
     start: Option<Start>,
     cursor: Seq,
+    /// Events of the piece that is being made.
+    written: u64,
     ended: bool,
     /// An id was written on this connection: the client can be closed on.
     has_id: bool,
@@ -86,6 +88,7 @@ impl Follow {
             metrics,
             start: Some(start),
             cursor,
+            written: 0,
             ended: false,
             has_id: plan.primes,
             closes_at: plan.max_connection.map(|after| now + after),
@@ -125,8 +128,9 @@ impl Follow {
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
             match self.attachment.poll_read(cx, self.cursor, out, PIECE) {
-                Poll::Ready(ReadOutcome::Events(last)) => {
+                Poll::Ready(ReadOutcome::Events { last, written }) => {
                     self.cursor = last;
+                    self.written += written;
                     if !self.has_id {
                         self.has_id = true;
                         self.set_alarm();
@@ -251,7 +255,7 @@ impl Body for Follow {
             return if this.ended { Poll::Ready(None) } else { Poll::Pending };
         }
         this.last_write = clock::now();
-        this.metrics.observe_delivery(out.len());
+        this.metrics.observe_delivery(std::mem::take(&mut this.written), out.len());
         Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
     }
 }

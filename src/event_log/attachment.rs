@@ -15,8 +15,13 @@ use crate::protocol::stream::{Phase, Place};
 /// What a reader finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
-    /// Events were written; the last one has this number.
-    Events(Seq),
+    /// Events were written.
+    Events {
+        /// The number of the last one; it may have been passed over.
+        last: Seq,
+        /// How many.
+        written: u64,
+    },
     /// At the tail of a sealed stream: there will be no more.
     Ended,
     /// A newer connection took over; tell the client to wait this long before it comes back.
@@ -98,7 +103,7 @@ impl Attachment {
             Place::After(_) => {}
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let last = inner.write_events(handle, cursor, out, budget);
+        let (last, written) = inner.write_events(handle, cursor, out, budget);
         if last == cursor {
             inner.reader = Some(cx.waker().clone());
             return Poll::Pending;
@@ -109,7 +114,7 @@ impl Attachment {
             inner.fit(self.stream.bounds);
             self.stream.pump.notify_one();
         }
-        Poll::Ready(ReadOutcome::Events(last))
+        Poll::Ready(ReadOutcome::Events { last, written })
     }
 
     /// An id and a `retry` were written on this connection.

@@ -56,9 +56,11 @@ impl Inner {
         self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
     }
 
-    /// Answered server→client requests are passed over: a cursor may stand on them all the same.
-    pub(super) fn write_events(&self, handle: &Handle, cursor: Seq, out: &mut BytesMut, budget: usize) -> Seq {
+    /// The last number that was dealt with, and how many events were written. Answered server→client requests are passed
+    /// over: a cursor may stand on them all the same.
+    pub(super) fn write_events(&self, handle: &Handle, cursor: Seq, out: &mut BytesMut, budget: usize) -> (Seq, u64) {
         let mut last = cursor;
+        let mut written = 0;
         for (seq, event) in self.tail.events_after(cursor) {
             if last != cursor && out.len() + event.len() > budget {
                 break;
@@ -69,10 +71,11 @@ impl Inner {
             if !self.machine.asks().is_answered(seq) {
                 write_id_line(out, handle, seq);
                 out.extend_from_slice(event);
+                written += 1;
             }
             last = seq;
         }
-        last
+        (last, written)
     }
 
     /// Makes room, and says whether the upstream must wait.

@@ -146,7 +146,7 @@ impl Client {
         let waker = Waker::from(self.bell.clone());
         let mut out = BytesMut::new();
         let outcome = self.attachment.poll_read(&mut Context::from_waker(&waker), self.cursor, &mut out, budget);
-        if let Poll::Ready(ReadOutcome::Events(last)) = outcome {
+        if let Poll::Ready(ReadOutcome::Events { last, .. }) = outcome {
             self.cursor = last;
         }
         self.text.extend_from_slice(&out);
@@ -157,7 +157,7 @@ impl Client {
     fn read_all(&mut self) -> Poll<ReadOutcome> {
         loop {
             match self.read(usize::MAX) {
-                Poll::Ready(ReadOutcome::Events(_)) => {}
+                Poll::Ready(ReadOutcome::Events { .. }) => {}
                 outcome => return outcome,
             }
         }

@@ -66,6 +66,27 @@ async fn a_resume_and_its_outcome_show_in_the_metrics() {
 }
 
 #[tokio::test]
+async fn delivered_events_are_counted_one_by_one() {
+    let (mut upstream, proxy) = observed().await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    let delivered = |(_, text): (u16, String)| sum(&text, "delivered_events_total");
+    assert_eq!(delivered(page(&proxy, "/metrics").await), 0.0, "a prime is no event");
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    sse.bytes((1..=9).map(|n| format!("data: {}\n\n", progress(n))).collect::<String>()).await;
+    sse.finish(result(1)).await;
+    // In one piece, or nearly: all of it was there before the client.
+    settle(&proxy, &mut upstream).await;
+    for times in [10.0, 20.0] {
+        let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+        assert_eq!(back.events().await.0.len(), 10);
+        assert_eq!(delivered(page(&proxy, "/metrics").await), times);
+    }
+}
+
+#[tokio::test]
 async fn the_streams_page_holds_no_secret() {
     let (mut upstream, proxy) = observed().await;
     let session = Session::open_as(&proxy, &mut upstream, V2025_11, "s-secret", Some("Bearer hidden")).await;
