@@ -1,6 +1,7 @@
 //! The process as an operator sees it: probes, metrics, the end.
 
 use crate::support::*;
+use std::path::Path;
 
 async fn observed() -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
@@ -87,18 +88,70 @@ async fn delivered_events_are_counted_one_by_one() {
 }
 
 #[tokio::test]
-async fn the_streams_page_holds_no_secret() {
-    let (mut upstream, proxy) = observed().await;
-    let session = Session::open_as(&proxy, &mut upstream, V2025_11, "s-secret", Some("Bearer hidden")).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call("payload-id"))).await;
-    let place = EventId::of(response.prime().await.id());
-    let (status, text) = page(&proxy, "/streams").await;
-    if status == 200 {
-        for secret in [place.handle.as_str(), "s-secret", "hidden"] {
-            assert!(!text.contains(secret), "{secret}: {text}");
-        }
+async fn the_log_holds_no_secret_at_any_level() {
+    let mut upstream = Upstream::start().await;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("trace.log");
+    let proxy = Proxy::binary(&upstream, &path).await;
+    let session =
+        Session::open_as(&proxy, &mut upstream, V2025_11, "secret-session", Some("Bearer secret-token")).await;
+    let post = |body: String| {
+        session
+            .post(body)
+            .target("/mcp?key=secret-query")
+            .with("X-API-Key", "secret-key")
+            .with("Cookie", "a=secret-cookie")
+    };
+    let secret =
+        r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"secret-payload"}}"#;
+
+    // A call, a cut, a resume, a retry under a key.
+    let request = post(call_tool("secret-id", "secret-tool")).with("Idempotency-Key", "secret-idempotency");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    sse.event_id("secret-upstream-id", secret).await;
+    let place = EventId::of(response.event().await.id());
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    back.event().await;
+    let mut again = request.send(proxy.addr).await.sse();
+    again.event().await;
+    sse.finish(result("secret-id")).await;
+    again.event().await;
+    again.ends().await;
+    // What is refused: a lost cursor, one that is not ours, a bad body, a key used again.
+    for (request, status) in [
+        (session.resume(&place.forged().at(1)), 200),
+        (session.resume("secret cursor"), 400),
+        (post("secret-garbage".to_owned()), 400),
+        (post(call("secret-other")).with("Idempotency-Key", "secret-idempotency"), 422),
+    ] {
+        assert_eq!(request.send(proxy.addr).await.status, status);
     }
-    sse.finish(result("payload-id")).await;
+    // What passes through.
+    let pending = post("secret-form".to_owned()).target("/secret-path?code=secret-code").start(proxy.addr).await;
+    upstream.next().await.json_with(401, "www-authenticate: Bearer secret-realm\r\n", "secret-page").await;
+    assert_eq!(pending.response().await.status, 401);
+    // Failures of the upstream: before a head, in mid-stream, no JSON-RPC, nobody there.
+    let pending = post(call("secret-2")).start(proxy.addr).await;
+    upstream.expect("tools/call").await.reset().await;
+    assert_eq!(pending.response().await.status, 502);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &post(call("secret-3"))).await;
+    sse.bytes("data: secret-garbage\n\n").await;
+    sse.reset().await;
+    response.events().await;
+    upstream.refuse().await;
+    assert_eq!(post(call("secret-4")).send(proxy.addr).await.status, 502);
+    proxy.stop().await;
+
+    let log = std::fs::read_to_string(&path).expect("a log");
+    for line in ["TRACE", "DEBUG", "client disconnected", "stopping"] {
+        assert!(log.contains(line), "no {line:?} in\n{log}");
+    }
+    let mac = &place.handle[place.handle.len() - 20..];
+    for secret in ["secret", place.handle.as_str(), mac, &place.forged().handle] {
+        let told: Vec<&str> = log.lines().filter(|line| line.contains(secret)).collect();
+        assert!(told.is_empty(), "{secret}: {told:#?}");
+    }
 }
 
 #[tokio::test]

@@ -4,8 +4,13 @@ use super::upstream::Upstream;
 use super::within;
 use mcp_resume::app::Server;
 use mcp_resume::config::Config;
+use std::fs::File;
 use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
 use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Command;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
@@ -41,6 +46,35 @@ impl Proxy {
             ran.expect("the server runs");
         });
         Proxy { addr, admin, shutdown, running }
+    }
+
+    /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
+    pub(crate) async fn binary(upstream: &Upstream, log: &Path) -> Proxy {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+            .args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
+            .env("MCP_RESUME_LOG__LEVEL", "trace")
+            .stdout(Stdio::piped())
+            .stderr(File::create(log).expect("a log file"))
+            .kill_on_drop(true)
+            .spawn()
+            .expect("the binary runs");
+        let mut said = BufReader::new(child.stdout.take().expect("its stdout is piped")).lines();
+        let mut addresses = Vec::new();
+        for _ in 0..2 {
+            let line = within("an address", said.next_line()).await.expect("text").expect("a line");
+            let authority = line.split("http://").nth(1).and_then(|url| url.split('/').next());
+            addresses.push(authority.and_then(|address| address.parse().ok()).unwrap_or_else(|| panic!("{line}")));
+        }
+        let (shutdown, asked) = oneshot::channel();
+        let running = tokio::spawn(async move {
+            // A test that is over without asking kills it.
+            if asked.await.is_ok() {
+                let pid = child.id().expect("it runs").to_string();
+                Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs");
+                assert_eq!(child.wait().await.expect("a status").code(), Some(0));
+            }
+        });
+        Proxy { addr: addresses[0], admin: Some(addresses[1]), shutdown, running }
     }
 
     /// Asks it to stop and waits until it has.
