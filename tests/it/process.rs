@@ -1,6 +1,9 @@
 //! The process as an operator sees it: probes, metrics, the end.
 
 use crate::support::*;
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use mcp_resume::protocol::ids::Owner;
 use std::path::Path;
 
 async fn observed() -> (Upstream, Proxy) {
@@ -152,6 +155,31 @@ async fn the_log_holds_no_secret_at_any_level() {
         let told: Vec<&str> = log.lines().filter(|line| line.contains(secret)).collect();
         assert!(told.is_empty(), "{secret}: {told:#?}");
     }
+}
+
+/// What a balancer finds its replica by.
+fn owner(id: &EventId) -> Owner {
+    let bytes = BASE64_URL_SAFE_NO_PAD.decode(&id.handle).expect("base64");
+    Owner(u32::from_be_bytes(bytes[2..6].try_into().expect("four bytes")))
+}
+
+#[tokio::test]
+async fn event_ids_name_the_replica_by_its_name_or_else_by_host_and_port() {
+    let mut upstream = Upstream::start().await;
+    let mut owners = Vec::new();
+    for name in [Some("a"), Some("b"), None, None] {
+        let proxy = Proxy::start(&upstream, |c| c.replica.name = name.map(str::to_owned)).await;
+        let (sse, mut response) = begin(&proxy, &mut upstream, &modern(1)).await;
+        let place = EventId::of(response.prime().await.id());
+        let host = gethostname::gethostname().into_string().expect("a host name in UTF-8");
+        let expected = name.map_or_else(|| format!("{host}:{}", proxy.addr.port()), str::to_owned);
+        assert_eq!(owner(&place), Owner::from_name(&expected), "{expected}");
+        owners.push(owner(&place).0);
+        sse.finish(result(1)).await;
+    }
+    owners.sort_unstable();
+    owners.dedup();
+    assert_eq!(owners.len(), 4, "each its own");
 }
 
 #[tokio::test]
