@@ -69,3 +69,25 @@ impl Learned {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    #[test]
+    fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
+        let (learned, now) = (Learned::default(), clock::now());
+        let known = |byte| (Principal::Known([byte; 16]), Principal::Anonymous, Principal::Anonymous);
+        assert!(!learned.accepts(&known(1), now));
+        learned.note_accepted(known(1), now);
+        assert!(learned.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));
+        assert!(!learned.accepts(&known(1), now + TRUST));
+        assert!(!learned.accepts(&known(2), now), "another caller's");
+
+        learned.note_accepted(known(1), now + TRUST);
+        assert!(learned.accepts(&known(1), now + TRUST), "each 2xx is a new beginning");
+        learned.note_refused(&known(1));
+        assert!(!learned.accepts(&known(1), now + TRUST));
+    }
+}

@@ -117,6 +117,35 @@ async fn any_other_late_answer_becomes_an_honest_error() {
     }
 }
 
+/// A client that was told so late needs the next refusal as clients understand it: as a status.
+#[tokio::test]
+async fn credentials_are_unknown_once_they_were_refused() {
+    let (mut upstream, proxy, session) = hasty().await;
+    let mine = |id: String| session.post(call(id));
+    let control = |id: String| session.post(call(id)).with("Authorization", "Bearer known");
+    for status in [401, 403] {
+        for request in [mine(format!("m{status}")), control(format!("c{status}"))] {
+            let pending = request.start(proxy.addr).await;
+            upstream.expect("tools/call").await.json(200, "{}").await;
+            assert_eq!(pending.response().await.status, 200);
+        }
+        let (upstream_call, mut response, _) = committed(&proxy, &mut upstream, &mine(format!("late{status}"))).await;
+        upstream_call.status(status).await;
+        let message = response.event().await.json();
+        assert_fault(&message, format!("late{status}"), UPSTREAM_FAILED, "upstream");
+
+        let pending = mine(format!("again{status}")).start(proxy.addr).await;
+        let upstream_call = upstream.expect("tools/call").await;
+        // A commit to credentials that are known still: one begun before would have been made, too.
+        let request = control(format!("control{status}"));
+        let (control_call, mut response, _) = committed(&proxy, &mut upstream, &request).await;
+        control_call.json(200, result(format!("control{status}"))).await;
+        response.event().await;
+        upstream_call.status(status).await;
+        assert_eq!(pending.response().await.status, status);
+    }
+}
+
 #[tokio::test]
 async fn a_late_401_reaches_a_client_whose_credentials_are_new() {
     let (mut upstream, proxy, session) = hasty().await;
