@@ -1,6 +1,8 @@
 //! The binary from outside: its answers to a wrong or idle command line, its exit codes, its demo.
 
-use std::process::{Command, Output};
+use std::io::{BufRead, BufReader, Read};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Command, Output, Stdio};
 
 fn run(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
@@ -46,6 +48,50 @@ fn help_says_how_values_are_found_and_exits_0() {
     assert_eq!(output.status.code(), Some(0));
     for word in ["--upstream <URL>", "MCP_RESUME_DELIVERY__RETRY_MS", "config.example.toml"] {
         assert!(text(&output.stdout).contains(word), "{word}");
+    }
+}
+
+/// `serve` before nobody.
+fn serve(listen: &str, admin: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
+    command.args(["serve", "--upstream", "http://127.0.0.1:9/deep/mcp", "--listen", listen, "--admin", admin]);
+    command
+}
+
+const FREE: &str = "127.0.0.1:0";
+
+#[test]
+#[cfg(unix)]
+fn serving_says_where_and_ends_with_0_once_it_is_asked_to() {
+    for signal in ["-TERM", "-INT"] {
+        let mut child =
+            serve(FREE, FREE).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+        let mut stdout = BufReader::new(child.stdout.take().expect("its stdout is piped"));
+        for (before, after) in [("listening on http://", "/deep/mcp\n"), ("admin on http://", "\n")] {
+            let mut line = String::new();
+            stdout.read_line(&mut line).expect("a line");
+            let address = line.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            let address: SocketAddr = address.unwrap_or(&line).parse().expect("an address between");
+            TcpStream::connect(address).expect("it listens there");
+        }
+        let kill = Command::new("kill").args([signal, &child.id().to_string()]).status();
+        assert!(kill.expect("kill runs").success());
+        assert_eq!(child.wait().expect("a status").code(), Some(0), "{signal}");
+        let mut more = String::new();
+        stdout.read_to_string(&mut more).expect("text");
+        assert_eq!(more, "", "a line for each listener, and nothing else");
+    }
+}
+
+#[test]
+fn an_address_that_is_taken_exits_1() {
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    for (listen, admin) in [(address.as_str(), FREE), (FREE, &address)] {
+        let output = serve(listen, admin).output().expect("the binary runs");
+        assert_eq!(output.status.code(), Some(1));
+        assert!(output.stdout.is_empty(), "not before all is bound");
+        assert!(text(&output.stderr).contains(&format!("cannot listen on {address}")));
     }
 }
 
