@@ -24,6 +24,18 @@ async fn finished(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> 
     place
 }
 
+/// A call whose client read twenty events and left; far fewer are kept.
+async fn trimmed(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, EventId) {
+    let (sse, mut response) = begin(proxy, upstream, request).await;
+    let place = EventId::of(response.prime().await.id());
+    for n in 1..=20 {
+        sse.event(progress(n)).await;
+        assert_eq!(response.event().await.id(), place.at(n));
+    }
+    response.reset();
+    (sse, place)
+}
+
 /// The answer to a cursor that is gone: one event, whose message is returned with the raw body.
 async fn gone(request: Request, proxy: &Proxy) -> (Value, Vec<u8>) {
     let response = request.send(proxy.addr).await.sse();
@@ -159,8 +171,9 @@ async fn a_finished_call_nobody_waited_for_can_be_fetched() {
 
 #[tokio::test]
 async fn a_lost_cursor_gets_the_error_of_its_request_whatever_was_lost() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_events = 4).await;
     let place = finished(&proxy, &mut upstream, &session.post(call("seven"))).await;
+    let (_long, trimmed) = trimmed(&proxy, &mut upstream, &session.post(call_tool("seven", "long"))).await;
     let stranger = session.resume(&place.at(1)).with("Authorization", "Bearer x");
     let elsewhere = session.resume(&place.at(1)).with("Mcp-Session-Id", "s-2");
     let beyond = session.resume(&place.at(3));
@@ -171,6 +184,7 @@ async fn a_lost_cursor_gets_the_error_of_its_request_whatever_was_lost() {
         ("foreign session", elsewhere, &place.handle),
         ("beyond the tail", beyond, &place.handle),
         ("bad MAC", session.resume(&forged.at(1)), &forged.handle),
+        ("trimmed away", session.resume(&trimmed.at(1)), &trimmed.handle),
     ] {
         let (message, raw) = gone(request, &proxy).await;
         assert_fault_named(name, &message);
@@ -246,8 +260,10 @@ async fn an_expired_stream_is_lost_and_the_loss_has_an_end() {
     let (message, raw) = gone(session.resume(&place.at(1)), &proxy).await;
     assert_eq!(message["id"], 1);
     assert_eq!(message["error"]["code"], GONE);
-    let (_, forged) = gone(session.resume(&place.at(0)), &proxy).await;
-    assert_eq!(raw, forged);
+    let forged = place.forged();
+    let (_, never_was) = gone(session.resume(&forged.at(1)), &proxy).await;
+    let raw = String::from_utf8(raw).unwrap();
+    assert_eq!(raw.replace(&place.handle, &forged.handle).into_bytes(), never_was, "the same bytes");
 
     for _ in 0..2 {
         let mut end = session.resume(&place.at("end")).send(proxy.addr).await;
@@ -372,6 +388,27 @@ async fn a_client_that_stays_away_too_long_has_its_call_cancelled() {
 }
 
 #[tokio::test]
+async fn a_client_that_comes_back_has_its_whole_time_again() {
+    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_wait = Some(LATER)).await;
+    let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
+    let (_control, _) = left(&proxy, &mut upstream, &session.post(call(2))).await;
+    let mut response = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    response.prime().await;
+    // It left before the second and would have been the first to be given up.
+    let cancelled = upstream.expect("notifications/cancelled").await;
+    assert_eq!(cancelled.json_body()["params"]["requestId"], 2);
+    cancelled.status(202).await;
+    assert!(!sse.is_closed());
+    let leaves = std::time::Instant::now();
+    response.reset();
+    let cancelled = upstream.expect("notifications/cancelled").await;
+    assert_eq!(cancelled.json_body()["params"]["requestId"], 1);
+    assert!(leaves.elapsed() >= LATER, "a shorter time than the first");
+    cancelled.status(202).await;
+    sse.closed().await;
+}
+
+#[tokio::test]
 async fn an_abandoned_initialize_is_not_cancelled() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.streams.max_wait = Some(SOON)).await;
@@ -413,13 +450,7 @@ async fn one_tool_can_have_a_time_of_its_own() {
 #[tokio::test]
 async fn a_cursor_trimmed_away_is_told_so() {
     let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_events = 4).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    for n in 1..=20 {
-        sse.event(progress(n)).await;
-        assert_eq!(response.event().await.id(), place.at(n));
-    }
-    response.reset();
+    let (sse, place) = trimmed(&proxy, &mut upstream, &session.post(call(1))).await;
     let (message, _) = gone(session.resume(&place.at(1)), &proxy).await;
     assert_eq!(message["error"]["code"], GONE);
     let mut back = session.resume(&place.at(20)).send(proxy.addr).await.sse();
