@@ -206,6 +206,36 @@ async fn serve_connection<Io, H, F>(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::upstream::whole;
+    use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+    /// One connection, and then none.
+    struct Once(Option<DuplexStream>);
+
+    impl Accept for Once {
+        type Io = DuplexStream;
+
+        async fn accept(&mut self) -> io::Result<(DuplexStream, SocketAddr)> {
+            match self.0.take() {
+                Some(io) => Ok((io, SocketAddr::from(([127, 0, 0, 1], 1)))),
+                None => pending().await,
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_head_that_is_not_complete_in_time_closes_the_connection() {
+        let (mut client, server) = tokio::io::duplex(1024);
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let handle = |_, _| async { Response::new(whole(Bytes::new())) };
+        tokio::spawn(serve(Once(Some(server)), Limits { header_bytes: 8192 }, metrics, handle, pending()));
+        client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
+        let began = clock::now();
+        let mut answer = Vec::new();
+        client.read_to_end(&mut answer).await.unwrap();
+        assert_eq!((answer, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
+    }
 
     #[tokio::test]
     async fn the_kernel_looks_for_peers_that_vanished() {

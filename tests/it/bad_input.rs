@@ -160,6 +160,47 @@ async fn each_class_of_bad_request_has_its_answer() {
 }
 
 #[tokio::test]
+async fn http_2_with_prior_knowledge_is_closed_without_a_word() {
+    let (mut upstream, proxy, _session) = stage().await;
+    let settings = b"\0\0\0\x04\0\0\0\0\0";
+    let answer = raw(&proxy, &[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], settings].concat()).await;
+    assert_eq!(answer, b"");
+    settle(&proxy, &mut upstream).await;
+}
+
+#[tokio::test]
+async fn another_upgrade_passes_without_the_offer() {
+    let (mut upstream, proxy, session) = stage().await;
+    let offer = session.post(call(1)).with("Connection", "Upgrade, HTTP2-Settings").with("Upgrade", "h2c");
+    let pending = offer.with("HTTP2-Settings", "AAMAAABkAAQAAP__").start(proxy.addr).await;
+    let upstream_call = upstream.expect("tools/call").await;
+    for gone in ["upgrade", "http2-settings"] {
+        assert_eq!(upstream_call.header(gone), None);
+    }
+    assert!(!upstream_call.head.lists("connection", "upgrade"));
+    upstream_call.json(200, result(1)).await;
+    assert_eq!(pending.response().await.body().await, result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn a_body_of_another_type_is_the_servers_to_refuse() {
+    let (mut upstream, proxy, session) = stage().await;
+    for request in [
+        session.post(call(1)).with("Content-Type", "text/plain"),
+        session.post("a=b").with("Content-Type", "application/x-www-form-urlencoded"),
+        session.post(call(1)).without("Content-Type"),
+    ] {
+        let pending = request.start(proxy.addr).await;
+        let upstream_call = upstream.next().await;
+        assert_eq!((upstream_call.method.as_str(), upstream_call.target.as_str()), ("POST", "/mcp"));
+        upstream_call.json(415, "{\"no\":1}").await;
+        let mut response = pending.response().await;
+        assert_eq!(response.status, 415);
+        assert_eq!(response.body().await, b"{\"no\":1}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_not_http_is_refused_here() {
     let (mut upstream, proxy, _session) = stage().await;
     let host = proxy.addr;
