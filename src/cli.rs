@@ -37,6 +37,8 @@ pub(crate) enum Command {
     #[command(after_help = SERVE_NOTES)]
     Serve(Serve),
     /// Show a call that is cut off and comes back; needs nothing else.
+    ///
+    /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
     Demo(Demo),
 }
 
@@ -64,7 +66,7 @@ pub(crate) struct Demo {
     /// Where the demo's proxy listens; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
-    /// Exit after the show, also at a terminal, instead of listening for commands of your own.
+    /// Exit after the show at a terminal too, instead of listening for commands of your own.
     #[arg(long)]
     pub(crate) once: bool,
 }
