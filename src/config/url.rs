@@ -102,13 +102,7 @@ impl FromStr for UpstreamUrl {
         }
         let uri: Uri = text.parse().map_err(|_| UrlError::Malformed)?;
         let authority = uri.authority().ok_or(UrlError::Malformed)?.clone();
-        if authority.host().is_empty() {
-            return Err(UrlError::Malformed);
-        }
-        let has_port = authority.as_str().len() > authority.host().len();
-        if has_port && !matches!(authority.port_u16(), Some(1..)) {
-            return Err(UrlError::Port);
-        }
+        check_authority(&authority)?;
         let path = match uri.path() {
             "" | "/" => DEFAULT_PATH,
             path => path,
@@ -118,6 +112,25 @@ impl FromStr for UpstreamUrl {
             path: path.to_owned(),
             query: uri.query().filter(|query| !query.is_empty()).map(str::to_owned),
         })
+    }
+}
+
+/// `Authority` takes brackets anywhere in a host, and a sign before a port.
+fn check_authority(authority: &Authority) -> Result<(), UrlError> {
+    let host = authority.host();
+    let is_literal = host.starts_with('[') && host.ends_with(']');
+    if host.is_empty() || (!is_literal && host.contains(['[', ']'])) {
+        return Err(UrlError::Malformed);
+    }
+    let behind = &authority.as_str()[host.len()..];
+    match behind.strip_prefix(':') {
+        None if behind.is_empty() => Ok(()),
+        None => Err(UrlError::Malformed),
+        Some(port) => {
+            let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
+            let is_port = is_number && matches!(port.parse::<u16>(), Ok(1..));
+            if is_port { Ok(()) } else { Err(UrlError::Port) }
+        }
     }
 }
 
@@ -191,10 +204,13 @@ mod tests {
             ("http://h:0/mcp", UrlError::Port),
             ("http://h:70000/mcp", UrlError::Port),
             ("http://h:/mcp", UrlError::Port),
+            ("http://h:+80/mcp", UrlError::Port),
             ("http://", UrlError::Malformed),
             ("http:///mcp", UrlError::Malformed),
             ("http://:3000/mcp", UrlError::Malformed),
             ("http://a b/mcp", UrlError::Malformed),
+            ("http://h[::1]:80/mcp", UrlError::Malformed),
+            ("http://[::1]h:80/mcp", UrlError::Malformed),
         ] {
             assert_eq!(text.parse::<UpstreamUrl>(), Err(error), "{text}");
         }
