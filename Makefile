@@ -1,7 +1,11 @@
-.PHONY: build demo setup test lint fmt deny bench
+.PHONY: build demo setup test fuzz lint fmt deny bench
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
+
+# How long `make fuzz` runs each target, and how long `make test` does.
+FUZZ_SECS ?= 600
+FUZZ_TEST_SECS := 20
 
 CARGO_DENY := 0.20.2
 DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
@@ -21,7 +25,12 @@ setup:
 test: setup
 	cargo test --workspace --locked
 	deploy/test-nginx.sh
+	fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
+
+# Arbitrary bytes for every parser of bytes from outside.
+fuzz:
+	fuzz/run.sh $(FUZZ_SECS)
 
 lint:
 	cargo clippy --workspace --all-targets --locked -- -D warnings

@@ -23,6 +23,7 @@ check() {
     want "node 20 or later (https://nodejs.org)" - node -e 'process.exit(Number(process.versions.node.split(".")[0]) < 20 ? 1 : 0)'
     want "npm" - npm --version
     want "a C compiler, which Rust links with" gcc cc --version
+    want "a C++ compiler, for the fuzzer" g++ c++ --version
     want "Python 3.11 or later" python3 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'
     want "Python's venv with pip" python3-venv python3 -c 'import ensurepip, venv'
     want "nginx" nginx-light nginx -v

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Runs every fuzz target from the committed corpus: `run.sh SECONDS [TARGET...]`, two at a time. A failure leaves its input
+# in target/fuzz/artifacts and shows it. What a run finds stays in target/fuzz/corpus, for later runs.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+CARGO_FUZZ=0.13.2
+AT_A_TIME=2
+MAX_INPUT_BYTES=4096
+
+die() {
+    echo "fuzz/run.sh: $*" >&2
+    exit 1
+}
+
+seconds=${1:?usage: fuzz/run.sh SECONDS [TARGET...]}
+shift
+targets=("$@")
+[ ${#targets[@]} -gt 0 ] || for corpus in fuzz/corpus/*/; do targets+=("$(basename "$corpus")"); done
+[ ${#targets[@]} -gt 0 ] || die "there is no corpus"
+
+# Cargo's own variable would have the instrumented build beside the usual one, each throwing away the other's.
+unset CARGO_TARGET_DIR
+out=target/fuzz
+tool=target/tools/cargo-fuzz-$CARGO_FUZZ
+
+if [ ! -x "$tool/bin/cargo-fuzz" ]; then
+    # Once, without optimisation: it only calls cargo.
+    cargo install --quiet --locked --debug --version $CARGO_FUZZ --root "$tool" --target-dir target/tools/build cargo-fuzz
+    rm -rf target/tools/build
+fi
+# cargo-fuzz has no such flag, and would bring the lock file up to date without a word.
+cargo metadata --quiet --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null ||
+    die "fuzz/Cargo.lock does not fit the dependencies: cargo update --workspace --manifest-path fuzz/Cargo.toml"
+# One build for all targets. Sanitizers want a nightly compiler, and there is no unsafe code here to watch.
+"$tool/bin/cargo-fuzz" build --sanitizer none --target-dir "$out" >&2
+host=$(rustc -vV | sed -n 's/^host: //p')
+
+fuzz() {
+    local target=$1
+    mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "$out/logs"
+    # The first folder takes what is found; the committed one is only read.
+    "$out/$host/release/$target" -max_total_time="$seconds" -max_len=$MAX_INPUT_BYTES -timeout=10 \
+        -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "fuzz/corpus/$target" \
+        >"$out/logs/$target" 2>&1 && return
+    echo "fuzz/run.sh: $target failed" >&2
+    tail -n 40 "$out/logs/$target" >&2
+    local input
+    input=$(sed -n 's/.*Test unit written to //p' "$out/logs/$target" | tail -n 1)
+    if [ -n "$input" ]; then
+        echo "The input, $input:" >&2
+        od -A d -c "$input" >&2
+        echo "Again: $out/$host/release/$target $input" >&2
+    fi
+    return 1
+}
+
+failed=0
+running=0
+for target in "${targets[@]}"; do
+    if [ $running = $AT_A_TIME ]; then
+        wait -n || failed=1
+        running=$((running - 1))
+    fi
+    fuzz "$target" &
+    running=$((running + 1))
+done
+while [ $running -gt 0 ]; do
+    wait -n || failed=1
+    running=$((running - 1))
+done
+[ $failed = 0 ] || die "at least one target failed"
+for target in "${targets[@]}"; do
+    echo "fuzz: $target: $(grep -o 'Done .*' "$out/logs/$target" | tail -n 1)"
+done

@@ -1,0 +1,101 @@
+//! Event IDs. Input: what a client sends as `Last-Event-ID`; its lines also serve as the request ids of a stream.
+//!
+//! What is read is bounded and safe to send back; what was minted is read back as it was; what was changed is not
+//! believed. The corpus has IDs that the key of this target signed.
+
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use mcp_resume::protocol::ids::{
+    AttachId, Cursor, EventId, Handle, Keyring, Owner, Requests, Seq, StoreEpoch, StreamId, StreamKind, Verified,
+    write_end_id, write_event_id,
+};
+use mcp_resume::protocol::jsonrpc::RequestId;
+
+fuzz_target!(|bytes: &[u8]| {
+    let keys = Keyring::new([1; 32], vec![]);
+    if let Some(id) = EventId::parse(bytes) {
+        is_safe(&id);
+        if let Some(verified) = id.verify(&keys) {
+            is_canonical(&keys, &verified);
+        }
+    }
+    let text = String::from_utf8_lossy(bytes);
+    let ids: Vec<RequestId> =
+        text.lines().map(|line| RequestId::from_json(line).unwrap_or(RequestId::String(line.into()))).collect();
+    comes_back(&keys, StreamKind::Standalone, &[], false, bytes);
+    comes_back(&keys, StreamKind::Request, &ids, true, bytes);
+    comes_back(&keys, StreamKind::Request, &ids[..ids.len().min(1)], false, bytes);
+});
+
+/// Whatever it says, it fits a header and an SSE line, and the ids in it are JSON.
+fn is_safe(id: &EventId) {
+    let handle = id.handle_text();
+    assert!((51..=563).contains(&handle.len()));
+    assert!(handle.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')));
+    let mut end = String::new();
+    write_end_id(&mut end, handle).unwrap();
+    let end = EventId::parse(end.as_bytes()).unwrap();
+    assert_eq!((end.cursor(), end.handle_text()), (Cursor::End, handle));
+    assert_eq!((end.unverified_kind(), end.unverified_requests()), (id.unverified_kind(), id.unverified_requests()));
+    assert!(!format!("{id:?}").contains(handle));
+    let ids = match id.unverified_requests() {
+        Requests::One(id) => vec![id],
+        Requests::Batch(ids) => ids,
+        Requests::Unknown => vec![],
+    };
+    ids.iter().for_each(|id| assert_eq!(RequestId::from_json(&id.to_json()).as_ref(), Some(id)));
+}
+
+/// There is one handle for what a handle of ours says.
+fn is_canonical(keys: &Keyring, said: &Verified) {
+    let (ids, batch) = match &said.requests {
+        Requests::One(id) => (std::slice::from_ref(id), false),
+        Requests::Batch(ids) => (&ids[..], true),
+        Requests::Unknown => return,
+    };
+    let again = Handle::mint(keys, said.kind, said.owner, said.epoch, said.stream, ids, batch);
+    assert_eq!(again.as_str(), said.handle.as_str());
+}
+
+fn comes_back(keys: &Keyring, kind: StreamKind, ids: &[RequestId], batch: bool, salt: &[u8]) {
+    let stream = StreamId::from_bytes(std::array::from_fn(|at| salt.get(at).copied().unwrap_or(at as u8)));
+    let (owner, epoch) = (Owner::from_name("a"), StoreEpoch(salt.len() as u32));
+    let handle = Handle::mint(keys, kind, owner, epoch, stream, ids, batch);
+    let seq = Seq(salt.iter().fold(0, |sum: u64, byte| sum.wrapping_mul(257).wrapping_add(u64::from(*byte))));
+    for attach in [None, Some(AttachId(!seq.0))] {
+        let mut text = String::new();
+        write_event_id(&mut text, &handle, seq, attach).unwrap();
+        let id = EventId::parse(text.as_bytes()).expect("an id of ours is well-formed");
+        is_safe(&id);
+        let requests = expected(kind, ids, batch);
+        let said = id.verify(keys).expect("we signed it");
+        assert_eq!(said, Verified { stream, owner, epoch, kind, seq, requests, handle: handle.clone() });
+        assert!(id.verify(&Keyring::new([2; 32], vec![])).is_none());
+        changed(keys, &text, handle.as_str().len(), salt);
+    }
+}
+
+/// What the handle says of its requests: ids of one request up to 64 bytes, of a batch up to 128 in all.
+fn expected(kind: StreamKind, ids: &[RequestId], batch: bool) -> Requests {
+    let size = |id: &RequestId| match id {
+        RequestId::Number(text) | RequestId::String(text) => text.len(),
+    };
+    match (kind, ids) {
+        (StreamKind::Standalone, _) => Requests::Unknown,
+        (StreamKind::Request, ids) if batch => match ids.iter().map(|id| size(id).max(1)).sum::<usize>() {
+            ..=128 => Requests::Batch(ids.to_vec()),
+            _ => Requests::Unknown,
+        },
+        (StreamKind::Request, [id]) if size(id) <= 64 => Requests::One(id.clone()),
+        (StreamKind::Request, _) => Requests::Unknown,
+    }
+}
+
+/// One character of the handle is another.
+fn changed(keys: &Keyring, text: &str, handle_len: usize, salt: &[u8]) {
+    let at = salt.iter().fold(0, |sum: usize, byte| sum * 31 % handle_len + usize::from(*byte)) % handle_len;
+    let mut text = text.as_bytes().to_vec();
+    text[at] = if text[at] == b'A' { b'B' } else { b'A' };
+    assert!(EventId::parse(&text).expect("still well-formed").verify(keys).is_none(), "changed at {at}");
+}
