@@ -131,15 +131,20 @@ def clean_environment():
 
 
 def start_server(name, **env):
-    """Starts a server; `.found["port"]` is where it listens once `.wait()` returned."""
+    """Starts one of `SERVERS`; `.found["port"]` is where it listens once `.wait()` returned."""
+    kind = SERVERS[name]
+    return start_program(kind.command, **{**dict(kind.env), **env})
+
+
+def start_program(command, **env):
+    """Starts a program that says its port as the servers do."""
 
     def ready(line, found):
         if line.startswith('{"port"'):
             found.update(json.loads(line))
         return "port" in found
 
-    kind = SERVERS[name]
-    return Process(kind.command, {"PORT": "0", **dict(kind.env), **env}, ready)
+    return Process(command, {"PORT": "0", **env}, ready)
 
 
 def proxy_binary():

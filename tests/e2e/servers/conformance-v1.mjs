@@ -1,0 +1,120 @@
+// What the conformance suite wants at 2025-11-25, on the TypeScript SDK v1 with sessions and without an event store: it passes all
+// that is no resumption.
+
+import { randomUUID } from 'node:crypto';
+import { setTimeout as sleep } from 'node:timers/promises';
+import { McpServer, ResourceTemplate } from '@modelcontextprotocol/sdk/server/mcp.js';
+import { completable } from '@modelcontextprotocol/sdk/server/completable.js';
+import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
+import {
+    ElicitResultSchema,
+    ListToolsRequestSchema,
+    SubscribeRequestSchema,
+    UnsubscribeRequestSchema
+} from '@modelcontextprotocol/sdk/types.js';
+import { z } from 'zod';
+import { listen } from './common.mjs';
+import {
+    addPrompts,
+    addResources,
+    addTool,
+    addTools,
+    refuse,
+    refuseForeign,
+    SCHEMA,
+    SCHEMA_TOOL,
+    text
+} from './conformance-common.mjs';
+
+function build() {
+    const capabilities = { logging: {}, resources: { subscribe: true } };
+    const server = new McpServer({ name: 'conformance-v1', version: '1.0.0' }, { capabilities });
+    addTools(
+        server,
+        (extra, notification) => extra.sendNotification(notification),
+        extra => extra._meta?.progressToken
+    );
+    addTool(server, 'test_tool_with_logging', async (_, extra) => {
+        for (const data of ['begun', 'halfway', 'done']) {
+            await extra.sendNotification({ method: 'notifications/message', params: { level: 'info', data } });
+            await sleep(50);
+        }
+        return text('Logged.');
+    });
+    addAskingTools(server);
+    addSchemaTool(server);
+    addResources(server, ResourceTemplate);
+    server.server.setRequestHandler(SubscribeRequestSchema, async () => ({}));
+    server.server.setRequestHandler(UnsubscribeRequestSchema, async () => ({}));
+    addPrompts(server, completable, args => args);
+    return server;
+}
+
+/** Tools that ask the client on the stream of their call. */
+function addAskingTools(server) {
+    const sample = async ({ prompt }, extra) => {
+        const params = { messages: [{ role: 'user', content: text(prompt) }], maxTokens: 100 };
+        const { content } = await server.server.createMessage(params, { relatedRequestId: extra.requestId });
+        return text(`LLM response: ${content.text}`);
+    };
+    addTool(server, 'test_sampling', sample, z.object({ prompt: z.string() }));
+
+    const elicit = async (extra, message, properties, required = []) => {
+        const params = { message, requestedSchema: { type: 'object', properties, required } };
+        const answer = await extra.sendRequest({ method: 'elicitation/create', params }, ElicitResultSchema);
+        return text(`Answered: action=${answer.action}, content=${JSON.stringify(answer.content)}`);
+    };
+    const string = { type: 'string' };
+    const ask = ({ message }, extra) => elicit(extra, message, { username: string, email: string }, ['username', 'email']);
+    addTool(server, 'test_elicitation', ask, z.object({ message: z.string() }));
+    addTool(server, 'test_elicitation_sep1034_defaults', (_, extra) =>
+        elicit(extra, 'Who is it?', {
+            name: { ...string, default: 'John Doe' },
+            age: { type: 'integer', default: 30 },
+            score: { type: 'number', default: 95.5 },
+            status: { ...string, enum: ['active', 'inactive', 'pending'], default: 'active' },
+            verified: { type: 'boolean', default: true }
+        })
+    );
+    addTool(server, 'test_elicitation_sep1330_enums', (_, extra) => {
+        const plain = { ...string, enum: ['option1', 'option2', 'option3'] };
+        const titled = [1, 2, 3].map(n => ({ const: `value${n}`, title: `Value ${n}` }));
+        return elicit(extra, 'Which ones?', {
+            untitledSingle: plain,
+            titledSingle: { ...string, oneOf: titled },
+            legacyEnum: { ...string, enum: ['opt1', 'opt2', 'opt3'], enumNames: ['One', 'Two', 'Three'] },
+            untitledMulti: { type: 'array', items: plain },
+            titledMulti: { type: 'array', items: { anyOf: titled } }
+        });
+    });
+}
+
+/** The SDK takes schemas of zod alone: this one is put into the list as it is. */
+function addSchemaTool(server) {
+    addTool(server, SCHEMA_TOOL, () => text('Any arguments will do.'));
+    const list = server.server._requestHandlers.get('tools/list');
+    server.server.setRequestHandler(ListToolsRequestSchema, async (request, extra) => {
+        const { tools } = await list(request, extra);
+        return { tools: tools.map(tool => (tool.name === SCHEMA_TOOL ? { ...tool, inputSchema: SCHEMA } : tool)) };
+    });
+}
+
+const sessions = new Map();
+
+async function transportOf(session) {
+    if (session) return sessions.get(session);
+    const transport = new StreamableHTTPServerTransport({
+        sessionIdGenerator: randomUUID,
+        onsessioninitialized: id => sessions.set(id, transport),
+        onsessionclosed: id => sessions.delete(id)
+    });
+    await build().connect(transport);
+    return transport;
+}
+
+listen(async (request, response) => {
+    if (refuseForeign(request, response)) return;
+    const transport = await transportOf(request.headers['mcp-session-id']);
+    if (transport) await transport.handleRequest(request, response);
+    else refuse(response, 404, 'Session not found');
+});
