@@ -11,6 +11,7 @@ mod answers;
 mod bad_input;
 mod batch;
 mod cancel;
+mod check;
 mod closing;
 mod commit;
 mod cut;

@@ -1,0 +1,148 @@
+//! `mcp-resume check`: what would be served, and what the server behind it is.
+//!
+//! A probe ([`probe`]) asks the server harmless things and gathers [`Facts`]; it judges nothing. [`Verdict`] and [`Report`] are
+//! made of the facts alone, so that every sentence of the report is a row of a table test. [`summary`] is the other half: a
+//! configuration in words.
+//!
+//! Invariants: a probe ends, whatever the server does, because every wait and every size is bounded; nothing but `initialize`,
+//! `ping`, `tools/list`, `server/discover`, GETs and the tool that the user named is sent; sessions that were opened are closed;
+//! no credential, session ID or query is in the facts, and no control character of the server's reaches a terminal.
+//!
+//! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but what the
+//! proxy then makes of it is promised here, not tried.
+
+mod advice;
+mod exchange;
+mod facts;
+mod probe;
+mod report;
+mod speaker;
+pub mod summary;
+mod verdict;
+
+pub use facts::*;
+pub use probe::probe;
+pub use report::Report;
+pub use verdict::Verdict;
+
+use std::time::Duration;
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use serde_json::{Map, Value};
+
+/// What the probe is told beside the configuration.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Sent with every request; values are marked sensitive.
+    pub headers: HeaderMap,
+    /// A tool that is safe to run and takes a while: it is run up to three times, and cut off.
+    pub tool: Option<Tool>,
+    /// How long the probe waits.
+    pub limits: Limits,
+}
+
+/// The tool that the user allows the probe to run.
+#[derive(Clone, Debug)]
+pub struct Tool {
+    /// Its name.
+    pub name: String,
+    /// Its arguments.
+    pub arguments: Map<String, Value>,
+}
+
+/// How long the probe waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// For the answer to one request, whole.
+    pub answer: Duration,
+    /// For the head of a stream that has nothing to say yet.
+    pub stream: Duration,
+    /// For one run of the tool.
+    pub tool: Duration,
+    /// A call that was cut is asked for so much later than it takes.
+    pub margin: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        let [answer, stream, tool, margin] = [5, 2, 120, 1].map(Duration::from_secs);
+        Self { answer, stream, tool, margin }
+    }
+}
+
+/// Headers that make a request what it is: not the user's to give.
+const OWN_HEADERS: [&str; 13] = [
+    "accept",
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "content-type",
+    "expect",
+    "host",
+    "last-event-id",
+    "mcp-method",
+    "mcp-name",
+    "mcp-protocol-version",
+    "mcp-session-id",
+    "transfer-encoding",
+];
+
+/// Takes headers as they are given on a command line, `Name: value`.
+///
+/// # Errors
+/// One line for the first that is none; it quotes no value.
+pub fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
+    let mut headers = HeaderMap::new();
+    for line in lines {
+        let (name, value) = line.split_once(':').ok_or("must be 'Name: value'")?;
+        let name: HeaderName = name.trim().parse().map_err(|_| "must be 'Name: value'; this name is none")?;
+        if OWN_HEADERS.contains(&name.as_str()) {
+            return Err(format!("{name} is not to be given; the check sets it itself"));
+        }
+        let value = HeaderValue::from_str(value.trim());
+        let mut value = value.map_err(|_| format!("the value of {name} cannot be sent"))?;
+        value.set_sensitive(true);
+        headers.append(name, value);
+    }
+    Ok(headers)
+}
+
+/// Takes a tool's arguments as they are given on a command line.
+///
+/// # Errors
+/// One line, if they are no JSON object; it quotes nothing.
+pub fn parse_arguments(text: &str) -> Result<Map<String, Value>, String> {
+    serde_json::from_str(text).map_err(|_| "must be a JSON object, such as '{\"seconds\": 5}'".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(line: &str) -> Result<HeaderMap, String> {
+        parse_headers(&[line.to_owned()])
+    }
+
+    #[test]
+    fn a_header_is_a_name_and_a_value() {
+        let headers = headers("Authorization:  Bearer a:b ").unwrap();
+        assert_eq!(headers["authorization"], "Bearer a:b");
+        assert!(!format!("{headers:?}").contains("Bearer"));
+    }
+
+    #[test]
+    fn a_header_that_is_none_is_refused_without_its_value() {
+        for line in ["hunter2", ": hunter2", "a b: hunter2", "Host: hunter2", "X-Key: hunter2\u{7f}"] {
+            let error = headers(line).unwrap_err();
+            assert!(!error.contains("hunter2"), "{line}: {error}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_a_json_object() {
+        assert_eq!(parse_arguments(r#"{"n": 1}"#).unwrap()["n"], 1);
+        for text in ["", "[]", "1", "{"] {
+            assert!(parse_arguments(text).is_err(), "{text}");
+        }
+    }
+}

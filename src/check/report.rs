@@ -1,0 +1,292 @@
+//! The report: a verdict with its reasons, for a terminal or for a program.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use super::advice::{self, resumed};
+use super::facts::{Contact, Facts, Form, Guard, Resumed, Standalone, ToolOutcome};
+use super::verdict::Verdict;
+use crate::config::Config;
+
+/// Lines are broken before this column.
+const WIDTH: usize = 110;
+/// Where the second column begins.
+const LABEL: usize = 16;
+
+/// Everything that `check` says of an upstream. Displays as text; serialises for `--json`.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Report {
+    /// One word for all of it.
+    pub verdict: Verdict,
+    /// Whether the proxy can stand in front of it: exit code 0.
+    pub can_stand_in_front: bool,
+    /// What the proxy adds.
+    pub adds: Vec<String>,
+    /// What clients must know.
+    pub clients: Vec<String>,
+    /// What to watch.
+    pub warnings: Vec<String>,
+    /// What could not be found out.
+    pub unknown: Vec<String>,
+    /// What it is all made of.
+    pub facts: Facts,
+}
+
+impl Report {
+    /// What these facts mean for a proxy with this configuration.
+    pub fn new(facts: Facts, config: &Config) -> Self {
+        let verdict = Verdict::of(&facts);
+        Self {
+            verdict,
+            can_stand_in_front: verdict.can_stand_in_front(),
+            adds: advice::adds(&facts, config),
+            clients: advice::clients(&facts, config),
+            warnings: advice::warnings(&facts, config),
+            unknown: advice::unknown(&facts),
+            facts,
+        }
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{}: {}\n", self.facts.upstream, self.verdict.text())?;
+        for (label, text) in rows(&self.facts) {
+            write_wrapped(f, &format!("  {label:LABEL$}"), &text)?;
+        }
+        let parts = [
+            ("mcp-resume in front of it gives", &self.adds),
+            ("what its clients must know", &self.clients),
+            ("to watch", &self.warnings),
+            ("not found out", &self.unknown),
+        ];
+        for (heading, lines) in parts.into_iter().filter(|(_, lines)| !lines.is_empty()) {
+            writeln!(f, "\n{heading}")?;
+            lines.iter().try_for_each(|line| write_wrapped(f, "  - ", line))?;
+        }
+        Ok(())
+    }
+}
+
+/// The facts as rows of label and text.
+fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
+    let mut rows = vec![("contact", contact(&facts.contact))];
+    if let Some(server) = &facts.server {
+        rows.push(("server", format!("{} {}", server.name, server.version).trim_end().to_owned()));
+    }
+    if let Some(legacy) = &facts.legacy {
+        let sessions = if legacy.session { "with sessions" } else { "without sessions" };
+        rows.push((
+            "initialize",
+            format!("{}, {sessions}; answers with {}", legacy.revisions.join(", "), form(legacy.answers)),
+        ));
+        rows.push(("GET stream", standalone(legacy.standalone)));
+    }
+    if let Some(modern) = &facts.modern {
+        rows.push((
+            "server/discover",
+            format!("{}; answers with {}", modern.revisions.join(", "), form(modern.answers)),
+        ));
+    }
+    if facts.contact == Contact::Speaks {
+        rows.push(("event ids", event_ids(facts).to_owned()));
+    }
+    rows.extend(resumption(facts));
+    rows.extend(tools(facts));
+    rows.extend(guards(facts));
+    if !facts.oauth.is_empty() {
+        let paths: Vec<&str> = facts.oauth.iter().map(|document| document.path.as_str()).collect();
+        rows.push(("OAuth", paths.join(", ")));
+    }
+    rows
+}
+
+fn resumption(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
+    let later = match facts.resumption.later {
+        Some(Resumed::Held) => "; the tool ran on",
+        Some(Resumed::Lost { .. }) => "; the tool was cancelled, or its result was lost",
+        Some(Resumed::Repeated | Resumed::Refused { .. } | Resumed::Unanswered) | None => "",
+    };
+    let resumes = [
+        ("an ended answer", facts.resumption.finished, ""),
+        ("a running call", facts.resumption.running, ""),
+        ("a call that was cut, after its time", facts.resumption.later, later),
+    ];
+    let tried = resumes.into_iter().filter_map(|(what, outcome, then)| Some((what, outcome?, then)));
+    tried.enumerate().map(|(index, (what, outcome, then))| {
+        let label = if index == 0 { "resumption" } else { "" };
+        (label, format!("{what}: {}{then}", resumed(outcome)))
+    })
+}
+
+fn tools(facts: &Facts) -> Vec<(&'static str, String)> {
+    let mut rows = Vec::new();
+    if let Some(tools) = &facts.tools {
+        let least = if tools.complete { "" } else { "at least " };
+        let schemas = match tools.with_output_schema.len() {
+            0 => String::new(),
+            count => format!(", {count} with an outputSchema, whose results can only come whole"),
+        };
+        rows.push(("tools", format!("{least}{}{schemas}", tools.count)));
+    }
+    if let Some(run) = &facts.tool {
+        let outcome = match run.outcome {
+            ToolOutcome::Result => "",
+            ToolOutcome::Error => ", an error",
+            ToolOutcome::NoResponse => ", no response",
+        };
+        let messages = if run.messages == 1 { "message" } else { "messages" };
+        let text =
+            format!("{}: {} {messages} in {} ms, {}{outcome}", run.name, run.messages, run.took_ms, form(run.answers));
+        rows.push(("tool run", text));
+    }
+    rows
+}
+
+fn guards(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
+    let words = |guard: &Guard, accepted: &str, refused: &str| match guard {
+        Guard::Accepted => Some(accepted.to_owned()),
+        Guard::Refused { status, scheme: None } => Some(format!("{refused} ({status})")),
+        Guard::Refused { status, scheme: Some(scheme) } => Some(format!("{refused} ({status}, {scheme})")),
+        Guard::Unknown => None,
+    };
+    let rows = [
+        ("Host", words(&facts.foreign_host, "not checked", "a foreign one is refused")),
+        ("Origin", words(&facts.foreign_origin, "not checked", "a foreign one is refused")),
+        ("credentials", words(&facts.anonymous, "not asked for", "asked for")),
+    ];
+    rows.into_iter().filter_map(|(label, text)| Some((label, text?)))
+}
+
+fn contact(contact: &Contact) -> String {
+    match contact {
+        Contact::Unreachable { why } => why.clone(),
+        Contact::Silent => "it accepts connections and answers nothing".to_owned(),
+        Contact::Broke => "it accepts connections and breaks them before an answer".to_owned(),
+        Contact::Refused { status, scheme: None } => format!("refused with {status}, without WWW-Authenticate"),
+        Contact::Refused { status, scheme: Some(scheme) } => {
+            format!("refused with {status}, WWW-Authenticate: {scheme}")
+        }
+        Contact::Declined { status, code } => format!("{status} with a JSON-RPC error ({code}) to initialize"),
+        Contact::NotMcp { status, content_type: None, .. } => format!("{status} without content"),
+        Contact::NotMcp { status, content_type: Some(name), .. } => format!("{status} with {name}, no MCP in it"),
+        Contact::Speaks => "it speaks MCP over Streamable HTTP".to_owned(),
+    }
+}
+
+fn form(form: Form) -> &'static str {
+    match form {
+        Form::EventStream => "event streams",
+        Form::Json => "JSON",
+        Form::Other => "neither JSON nor events",
+    }
+}
+
+fn standalone(standalone: Standalone) -> String {
+    match standalone {
+        Standalone::Stream => "yes".to_owned(),
+        Standalone::Refused { status: 405 } => "none (405)".to_owned(),
+        Standalone::Refused { status } => format!("refused ({status})"),
+        Standalone::NoHead => "unknown: no head in time".to_owned(),
+    }
+}
+
+fn event_ids(facts: &Facts) -> &'static str {
+    match facts.legacy.as_ref().is_some_and(|legacy| legacy.primed) {
+        true => "yes, the first in an empty event",
+        false if facts.is_numbered() => "yes",
+        false => "none",
+    }
+}
+
+/// Writes `text` behind `first`, and below it where it is longer than a line.
+pub(super) fn write_wrapped(f: &mut impl fmt::Write, first: &str, text: &str) -> fmt::Result {
+    let indent = first.chars().count();
+    let mut column = indent;
+    write!(f, "{first}")?;
+    for (index, word) in text.split(' ').enumerate() {
+        let width = word.chars().count();
+        if index > 0 && column + 1 + width > WIDTH {
+            write!(f, "\n{:indent$}{word}", "")?;
+            column = indent + width;
+        } else {
+            let space = if index > 0 { " " } else { "" };
+            write!(f, "{space}{word}")?;
+            column += width + space.len();
+        }
+    }
+    writeln!(f)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::Resumption;
+    use super::super::facts::samples::*;
+    use super::*;
+
+    fn report(facts: Facts) -> Report {
+        Report::new(facts, &Config::for_upstream("http://127.0.0.1:3000").unwrap())
+    }
+
+    #[test]
+    fn the_verdict_is_the_first_line_and_the_facts_are_a_table() {
+        let mut facts = speaks();
+        legacy(&mut facts).primed = true;
+        legacy(&mut facts).numbered = true;
+        facts.tool = Some(run());
+        facts.resumption = Resumption {
+            running: Some(Resumed::Lost { got: 1, of: 4 }),
+            later: Some(Resumed::Held),
+            ..Resumption::default()
+        };
+        facts.foreign_host = refused();
+        let text = report(facts).to_string();
+        let expected = "\
+http://127.0.0.1:3000/mcp: resumes by itself, unreliably; will be made reliable
+
+  contact         it speaks MCP over Streamable HTTP
+  server          sample 1
+  initialize      2025-11-25, without sessions; answers with event streams
+  GET stream      none (405)
+  event ids       yes, the first in an empty event
+  resumption      a running call: 1 of 4 messages came
+                  a call that was cut, after its time: everything came, once; the tool ran on
+  tool run        slow: 4 messages in 1500 ms, event streams
+  Host            a foreign one is refused (403)
+  credentials     not asked for
+
+mcp-resume in front of it gives
+  - ids of its own";
+        assert!(text.starts_with(expected), "{text}");
+    }
+
+    #[test]
+    fn no_line_is_wider_than_a_terminal() {
+        let mut facts = speaks();
+        facts.modern = Some(modern());
+        facts.tool = Some(run());
+        facts.oauth = vec![document(true)];
+        let text = report(facts).to_string();
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(WIDTH), "{text}");
+        assert!(text.lines().all(|line| line.trim_end() == line), "{text}");
+    }
+
+    #[test]
+    fn what_does_not_speak_mcp_has_a_verdict_and_a_reason_alone() {
+        let mut facts = Facts::unknown("http://127.0.0.1:3000/mcp".to_owned());
+        facts.contact = Contact::Unreachable { why: "Connection refused".to_owned() };
+        let expected = "http://127.0.0.1:3000/mcp: unreachable\n\n  contact         Connection refused\n";
+        assert_eq!(report(facts).to_string(), expected);
+    }
+
+    #[test]
+    fn a_program_reads_the_verdict_and_every_fact() {
+        let json = serde_json::to_value(report(speaks())).unwrap();
+        assert_eq!(json["verdict"], "cannot_resume");
+        assert_eq!(json["can_stand_in_front"], true);
+        assert_eq!(json["facts"]["legacy"]["standalone"]["status"], 405);
+        assert_eq!(json["facts"]["contact"]["kind"], "speaks");
+    }
+}

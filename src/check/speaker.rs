@@ -1,0 +1,120 @@
+//! The probe's own requests, as a client of either era makes them.
+
+use http::header::{ACCEPT, CONTENT_TYPE, ORIGIN};
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde_json::{Value, json};
+
+use super::exchange::Request;
+use crate::protocol::headers::{SessionId, names};
+
+/// The revisions that begin with `initialize` and have Streamable HTTP, latest first.
+pub(super) const LEGACY: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
+/// The first that begins without.
+pub(super) const MODERN: &str = "2026-07-28";
+
+const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
+const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
+const FOREIGN_ORIGIN: HeaderValue = HeaderValue::from_static("http://mcp-resume-check.invalid");
+const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
+const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
+
+/// Who speaks.
+#[derive(Clone, Debug)]
+pub(super) enum Speaker {
+    /// A client that has no session yet.
+    Opening,
+    /// One that was initialized.
+    Legacy { revision: String, session: Option<SessionId> },
+    /// One of 2026-07-28.
+    Modern,
+}
+
+impl Speaker {
+    /// A request, or a notification if there is no id.
+    pub(super) fn post(&self, id: Option<u64>, method: &str, mut params: Value) -> Request {
+        let mut headers = self.headers(BOTH_TYPES);
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        if matches!(self, Speaker::Modern) {
+            insert(&mut headers, MCP_METHOD, method);
+            if let Some(name) = params["name"].as_str() {
+                insert(&mut headers, MCP_NAME, name);
+            }
+            let meta = &mut params["_meta"];
+            meta["io.modelcontextprotocol/protocolVersion"] = MODERN.into();
+            meta["io.modelcontextprotocol/clientInfo"] = client_info();
+            meta["io.modelcontextprotocol/clientCapabilities"] = json!({});
+        }
+        let mut message = json!({ "jsonrpc": "2.0", "method": method });
+        if let Some(id) = id {
+            message["id"] = id.into();
+        }
+        if !params.is_null() {
+            message["params"] = params;
+        }
+        Request::new(Method::POST, headers, Some(message.to_string().into()))
+    }
+
+    /// A GET on the endpoint: the standalone stream, or the rest after an event.
+    pub(super) fn get(&self, last_event_id: Option<&[u8]>) -> Request {
+        let mut headers = self.headers(EVENTS);
+        if let Some(id) = last_event_id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
+            headers.insert(names::LAST_EVENT_ID, id);
+        }
+        Request::new(Method::GET, headers, None)
+    }
+
+    /// The end of the session, if there is one.
+    pub(super) fn delete(&self) -> Option<Request> {
+        let opened = matches!(self, Speaker::Legacy { session: Some(_), .. });
+        opened.then(|| Request::new(Method::DELETE, self.headers(BOTH_TYPES), None))
+    }
+
+    fn headers(&self, accept: HeaderValue) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, accept);
+        match self {
+            Speaker::Opening => {}
+            Speaker::Modern => insert(&mut headers, names::MCP_PROTOCOL_VERSION, MODERN),
+            Speaker::Legacy { revision, session } => {
+                // The first revision has no such header.
+                if revision != LEGACY[2] {
+                    insert(&mut headers, names::MCP_PROTOCOL_VERSION, revision);
+                }
+                if let Some(session) = session {
+                    insert(&mut headers, names::MCP_SESSION_ID, session.as_str());
+                }
+            }
+        }
+        headers
+    }
+}
+
+/// `initialize` at this revision.
+pub(super) fn initialize(id: u64, revision: &str) -> Request {
+    let params = json!({ "protocolVersion": revision, "capabilities": {}, "clientInfo": client_info() });
+    Speaker::Opening.post(Some(id), "initialize", params)
+}
+
+/// A request for another path of the origin.
+pub(super) fn page(path: &str, accept_events: bool) -> Request {
+    let mut headers = HeaderMap::new();
+    headers.insert(ACCEPT, if accept_events { EVENTS } else { HeaderValue::from_static("application/json") });
+    Request { path: Some(path.to_owned()), ..Request::new(Method::GET, headers, None) }
+}
+
+/// The same request as a page of another origin would make it.
+pub(super) fn from_foreign_origin(mut request: Request) -> Request {
+    request.headers.insert(ORIGIN, FOREIGN_ORIGIN);
+    request
+}
+
+fn client_info() -> Value {
+    json!({ "name": "mcp-resume check", "version": env!("CARGO_PKG_VERSION") })
+}
+
+/// What cannot be a header's value is left out; the server then says what it thinks of that.
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
+}

@@ -1,0 +1,182 @@
+//! The verdict: one line about an upstream, a pure function of the facts.
+
+use serde::Serialize;
+
+use super::facts::{Contact, Facts, Resumed};
+
+/// What an upstream is to this proxy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    /// No connection.
+    Unreachable,
+    /// A connection, but no answer.
+    DoesNotAnswer,
+    /// 401 or 403 to everything: what is behind that is not known.
+    WantsCredentials,
+    /// HTTP+SSE of 2024-11-05 alone.
+    HttpSseOnly,
+    /// It knows JSON-RPC, but takes none of our openings.
+    Declines,
+    /// An HTTP server of another kind.
+    NoMcp,
+    /// It gives no ids.
+    CannotResume,
+    /// It gives ids, and loses or repeats messages.
+    ResumesUnreliably,
+    /// It gives ids; nothing could be cut.
+    Untried,
+    /// It resumed everything that was tried.
+    Resumes,
+}
+
+impl Verdict {
+    /// The verdict on these facts.
+    pub fn of(facts: &Facts) -> Self {
+        match facts.contact {
+            Contact::Unreachable { .. } => Verdict::Unreachable,
+            Contact::Silent | Contact::Broke | Contact::Declined { .. } | Contact::NotMcp { .. }
+                if !facts.http_sse.is_empty() =>
+            {
+                Verdict::HttpSseOnly
+            }
+            Contact::Silent => Verdict::DoesNotAnswer,
+            Contact::Refused { .. } => Verdict::WantsCredentials,
+            Contact::Declined { .. } => Verdict::Declines,
+            Contact::Broke | Contact::NotMcp { .. } => Verdict::NoMcp,
+            Contact::Speaks if !facts.is_numbered() => Verdict::CannotResume,
+            Contact::Speaks => Self::of_resumption(facts),
+        }
+    }
+
+    fn of_resumption(facts: &Facts) -> Self {
+        let tried: Vec<Resumed> = [facts.resumption.finished, facts.resumption.running, facts.resumption.later]
+            .into_iter()
+            .flatten()
+            .collect();
+        match tried.iter().all(|resumed| *resumed == Resumed::Held) {
+            _ if tried.is_empty() => Verdict::Untried,
+            true => Verdict::Resumes,
+            false => Verdict::ResumesUnreliably,
+        }
+    }
+
+    /// Whether the proxy can stand in front of it and be of use. Where that could not be found out the answer is no.
+    pub fn can_stand_in_front(self) -> bool {
+        match self {
+            Verdict::CannotResume | Verdict::ResumesUnreliably | Verdict::Untried | Verdict::Resumes => true,
+            Verdict::Unreachable
+            | Verdict::DoesNotAnswer
+            | Verdict::WantsCredentials
+            | Verdict::HttpSseOnly
+            | Verdict::Declines
+            | Verdict::NoMcp => false,
+        }
+    }
+
+    /// One line for people.
+    pub fn text(self) -> &'static str {
+        match self {
+            Verdict::Unreachable => "unreachable",
+            Verdict::DoesNotAnswer => "does not answer",
+            Verdict::WantsCredentials => "wants credentials; nothing more could be found out",
+            Verdict::HttpSseOnly => "does not speak Streamable HTTP, only HTTP+SSE of 2024-11-05",
+            Verdict::Declines => "takes neither initialize nor server/discover",
+            Verdict::NoMcp => "does not speak Streamable HTTP",
+            Verdict::CannotResume => "cannot resume; will be made resumable",
+            Verdict::ResumesUnreliably => "resumes by itself, unreliably; will be made reliable",
+            Verdict::Untried => "numbers its events, but whether it resumes could not be tried; will be made resumable",
+            Verdict::Resumes => "resumes by itself, as far as it was tried; will not depend on that",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::facts::samples::*;
+    use super::super::facts::{Form, Resumption, ToolRun};
+    use super::*;
+
+    type Case = (&'static str, fn(&mut Facts), Verdict, bool);
+
+    fn numbered(facts: &mut Facts, finished: Option<Resumed>, running: Option<Resumed>, later: Option<Resumed>) {
+        legacy(facts).numbered = true;
+        facts.resumption = Resumption { finished, running, later };
+    }
+
+    fn not_mcp() -> Contact {
+        Contact::NotMcp { status: 200, content_type: Some("text/html".to_owned()), redirects: false }
+    }
+
+    #[test]
+    fn the_facts_decide_the_verdict() {
+        use Resumed::{Held, Lost, Refused, Repeated, Unanswered};
+        const LOST: Resumed = Lost { got: 1, of: 2 };
+        let rows: [Case; 20] = [
+            ("no ids", |_| {}, Verdict::CannotResume, true),
+            ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::CannotResume, true),
+            (
+                "modern alone",
+                |facts| (facts.legacy, facts.modern) = (None, Some(modern())),
+                Verdict::CannotResume,
+                true,
+            ),
+            ("ids", |facts| legacy(facts).numbered = true, Verdict::Untried, true),
+            ("the tool's ids", |facts| facts.tool = Some(ToolRun { numbered: true, ..run() }), Verdict::Untried, true),
+            ("all held", |facts| numbered(facts, Some(Held), Some(Held), Some(Held)), Verdict::Resumes, true),
+            ("one held", |facts| numbered(facts, Some(Held), None, None), Verdict::Resumes, true),
+            ("lost", |facts| numbered(facts, Some(Held), Some(LOST), Some(Held)), Verdict::ResumesUnreliably, true),
+            ("repeated", |facts| numbered(facts, None, Some(Repeated), None), Verdict::ResumesUnreliably, true),
+            (
+                "refused",
+                |facts| numbered(facts, Some(Refused { status: 409 }), None, None),
+                Verdict::ResumesUnreliably,
+                true,
+            ),
+            ("unanswered", |facts| numbered(facts, None, None, Some(Unanswered)), Verdict::ResumesUnreliably, true),
+            (
+                "nobody",
+                |facts| facts.contact = Contact::Unreachable { why: "refused".to_owned() },
+                Verdict::Unreachable,
+                false,
+            ),
+            ("silence", |facts| facts.contact = Contact::Silent, Verdict::DoesNotAnswer, false),
+            ("a break", |facts| facts.contact = Contact::Broke, Verdict::NoMcp, false),
+            ("a page", |facts| facts.contact = not_mcp(), Verdict::NoMcp, false),
+            (
+                "an error",
+                |facts| facts.contact = Contact::Declined { status: 400, code: -32000 },
+                Verdict::Declines,
+                false,
+            ),
+            (
+                "401",
+                |facts| facts.contact = Contact::Refused { status: 401, scheme: None },
+                Verdict::WantsCredentials,
+                false,
+            ),
+            (
+                "old",
+                |facts| (facts.contact, facts.http_sse) = (not_mcp(), vec!["/sse".to_owned()]),
+                Verdict::HttpSseOnly,
+                false,
+            ),
+            (
+                "old beside 401",
+                |facts| {
+                    facts.contact = Contact::Refused { status: 401, scheme: None };
+                    facts.http_sse = vec!["/sse".to_owned()];
+                },
+                Verdict::WantsCredentials,
+                false,
+            ),
+            ("old and new", |facts| facts.http_sse = vec!["/sse".to_owned()], Verdict::CannotResume, true),
+        ];
+        for (name, change, verdict, can) in rows {
+            let mut facts = speaks();
+            change(&mut facts);
+            assert_eq!(Verdict::of(&facts), verdict, "{name}");
+            assert_eq!(verdict.can_stand_in_front(), can, "{name}");
+        }
+    }
+}
