@@ -23,6 +23,24 @@ Examples:
 Exit codes:
   0  stopped by a signal    1  failed while running    2  wrong configuration";
 
+const CHECK_NOTES: &str = "\
+With --upstream the server is asked what it is: `initialize` at each revision, `server/discover`,
+`ping`, `tools/list`, GETs of its streams and OAuth documents; nothing else. Sessions that this
+opens are closed again. Without --upstream no connection is made.
+
+How a long call is cut and resumed can only be tried with a tool of the server's own. Name one
+that is safe to run three times, takes some seconds, and sends the same messages each time:
+  mcp-resume check --upstream URL --tool slow --arguments '{\"seconds\": 3}'
+
+Examples:
+  mcp-resume check --config mcp-resume.toml
+  mcp-resume check --upstream http://127.0.0.1:3000/mcp
+  mcp-resume check --upstream http://127.0.0.1:3000/mcp --header \"Authorization: Bearer $TOKEN\" --json
+
+Exit codes:
+  0  the configuration is good, and the proxy can stand in front of the server
+  1  it cannot, or that could not be found out    2  wrong configuration or command line";
+
 /// A reverse proxy that makes MCP servers resumable without changing them.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
@@ -36,6 +54,9 @@ pub(crate) enum Command {
     /// Stand before an MCP server and make it resumable.
     #[command(after_help = SERVE_NOTES)]
     Serve(Serve),
+    /// Validate a configuration; ask a server what it is and what the proxy will add.
+    #[command(after_help = CHECK_NOTES)]
+    Check(Check),
     /// Show a call that is cut off and comes back; needs nothing else.
     ///
     /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
@@ -59,6 +80,28 @@ pub(crate) struct Serve {
     /// Where events rest: memory [default: memory].
     #[arg(long, value_name = "KIND")]
     store: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Check {
+    /// The configuration file (TOML), read with the environment as `serve` reads it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// The MCP server to ask; without a path, /mcp is meant.
+    #[arg(long, value_name = "URL")]
+    pub(crate) upstream: Option<String>,
+    /// A header for every request, as 'Authorization: Bearer …'; may be repeated.
+    #[arg(long, value_name = "NAME: VALUE", requires = "upstream")]
+    pub(crate) header: Vec<String>,
+    /// A tool that is safe to run: it is run up to three times, and cut off.
+    #[arg(long, value_name = "NAME", requires = "upstream")]
+    pub(crate) tool: Option<String>,
+    /// Its arguments, a JSON object [default: {}].
+    #[arg(long, value_name = "JSON", requires = "tool")]
+    pub(crate) arguments: Option<String>,
+    /// Write JSON, for programs.
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 #[derive(Args)]

@@ -6,33 +6,36 @@ mod cli;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs, io};
 
 use clap::Parser;
 use mcp_resume::app::Server;
-use mcp_resume::config::{Config, Log, LogFormat};
+use mcp_resume::check::{self, Report, summary::Summary};
+use mcp_resume::config::{Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
 use tracing_subscriber::EnvFilter;
 
-use cli::{Cli, Command, Demo, Serve};
+use cli::{Check, Cli, Command, Demo};
 
 const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
 
 fn main() -> ExitCode {
     match Cli::parse().command {
-        Command::Serve(flags) => match configure(flags) {
+        Command::Serve(options) => match configure(options.config.clone().as_deref(), options.into_flags()) {
             Ok(config) => run(serve(config)),
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
+        Command::Check(options) => check(options),
         Command::Demo(options) => run(demo(options)),
     }
 }
 
 /// Everything outside that the configuration is made of.
-fn configure(flags: Serve) -> Result<Config, Box<dyn Error>> {
-    let file = match &flags.config {
+fn configure(file: Option<&Path>, flags: Flags) -> Result<Config, Box<dyn Error>> {
+    let file = match file {
         Some(path) => {
             let name = path.display().to_string();
             let text =
@@ -45,7 +48,7 @@ fn configure(flags: Serve) -> Result<Config, Box<dyn Error>> {
     // Other programs' variables may be any bytes; ours are words and numbers.
     let environment =
         env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()));
-    Ok(Config::load(file, environment, flags.into_flags())?)
+    Ok(Config::load(file, environment, flags)?)
 }
 
 fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
@@ -81,6 +84,47 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
 /// One for each core this process may use.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A configuration in words, or a server's report where one is to be asked.
+fn check(options: Check) -> ExitCode {
+    let Check { config, upstream, header, tool, arguments, json } = options;
+    let asked = upstream.is_some();
+    let flags = Flags { upstream, ..Flags::default() };
+    let wrong = |flag, problem| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
+    let headers = match check::parse_headers(&header) {
+        Ok(headers) => headers,
+        Err(problem) => return wrong("--header", problem),
+    };
+    let arguments = match check::parse_arguments(arguments.as_deref().unwrap_or("{}")) {
+        Ok(arguments) => arguments,
+        Err(problem) => return wrong("--arguments", problem),
+    };
+    let config = match configure(config.as_deref(), flags) {
+        Ok(config) => config,
+        Err(problem) => return fail(WRONG_CONFIGURATION, problem),
+    };
+    if !asked {
+        say(&Summary::new(&config), json);
+        return ExitCode::SUCCESS;
+    }
+    let tool = tool.map(|name| check::Tool { name, arguments });
+    let options = check::Options { headers, tool, ..check::Options::default() };
+    let mut can_stand_in_front = false;
+    let code = run(async {
+        let report = Report::new(check::probe(&config, &options).await, &config);
+        can_stand_in_front = report.can_stand_in_front;
+        say(&report, json);
+        Ok(())
+    });
+    if can_stand_in_front { code } else { ExitCode::from(FAILED) }
+}
+
+fn say(what: &(impl Display + serde::Serialize), json: bool) {
+    match json {
+        true => announce(serde_json::to_string_pretty(what).unwrap_or_default()),
+        false => announce(what.to_string().trim_end()),
+    }
 }
 
 async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {

@@ -1,4 +1,4 @@
-//! The binary from outside: its answers to a wrong or idle command line, its exit codes, its demo.
+//! The binary from outside: its answers to a wrong or idle command line, its exit codes, its check, its demo.
 
 use std::io::{BufRead, BufReader, Read};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -103,4 +103,63 @@ fn the_demo_loses_a_call_without_the_proxy_keeps_it_with_it_and_exits_0() {
     assert!(show.contains("✗ 3 of 10 numbers arrived, and no result"), "{show}");
     assert!(show.contains("✓ every event arrived exactly once and in order"), "{show}");
     assert_eq!(show.matches("connection reset").count(), 4, "three cuts, and the summary that names them:\n{show}");
+}
+
+fn check(arguments: &[&str]) -> Output {
+    let binary = env!("CARGO_BIN_EXE_mcp-resume");
+    Command::new(binary).arg("check").args(arguments).env_clear().output().expect("the binary runs")
+}
+
+#[test]
+fn check_says_in_words_what_a_good_configuration_serves_and_exits_0() {
+    let output = check(&["--config", "config.example.toml"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let said = text(&output.stdout);
+    let lines = ["the configuration is good", "  listens on  http://127.0.0.1:8080/mcp", "  in front of http://"];
+    for line in lines {
+        assert!(said.lines().any(|said| said.starts_with(line)), "{line} is not in\n{said}");
+    }
+}
+
+#[test]
+fn check_lists_all_problems_of_a_configuration_as_serve_does() {
+    for arguments in
+        [&["check"][..], &["serve"], &["check", "--upstream", "ftp://x"], &["serve", "--upstream", "ftp://x"]]
+    {
+        let output = run(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let report = text(&output.stderr);
+        for problem in ["2 problems", "RETRY_MS in the", "upstream"] {
+            assert!(report.contains(problem), "{arguments:?}: {problem} is not in\n{report}");
+        }
+    }
+}
+
+#[test]
+fn check_refuses_what_it_cannot_send_without_repeating_it() {
+    let url = "http://127.0.0.1:1/mcp";
+    for (arguments, flag) in [
+        (&["--upstream", url, "--header", "hunter2"][..], "--header: "),
+        (&["--upstream", url, "--header", "Host: hunter2"], "--header: "),
+        (&["--upstream", url, "--tool", "t", "--arguments", "hunter2"], "--arguments: "),
+        (&["--header", "A: b"], "--upstream"),
+        (&["--upstream", url, "--arguments", "{}"], "--tool"),
+    ] {
+        let output = check(arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains(flag) && !said.contains("hunter2"), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn check_before_nobody_exits_1_with_a_report_for_people_or_programs() {
+    // Nobody listens on port 1.
+    let output = check(&["--upstream", "http://127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stdout).starts_with("http://127.0.0.1:1/mcp: unreachable\n"), "{}", text(&output.stdout));
+    let output = check(&["--upstream", "http://127.0.0.1:1", "--json"]);
+    assert_eq!(output.status.code(), Some(1));
+    let report: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!((&report["verdict"], &report["can_stand_in_front"]), (&"unreachable".into(), &false.into()));
 }

@@ -3,6 +3,10 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
+use mcp_resume::check::{
+    Contact, Facts, Form, Guard, Identity, Legacy, Report, Resumed, Resumption, Standalone, ToolOutcome, ToolRun, Tools,
+};
+use mcp_resume::config::Config;
 use mcp_resume::protocol::error::ErrorCode;
 
 const ERRORS: &str = include_str!("../docs/errors.md");
@@ -50,6 +54,45 @@ fn every_bad_request_names_an_answer_that_exists() {
             assert_eq!(code.map(|code| code.http_status().to_string()).as_deref(), Some(status), "{request}");
         }
     }
+}
+
+#[test]
+fn the_report_in_the_readme_is_what_check_says_of_that_server() {
+    let (url, revisions) = ("http://127.0.0.1:3000/mcp", ["2025-11-25", "2025-06-18", "2025-03-26"]);
+    let facts = Facts {
+        contact: Contact::Speaks,
+        server: Some(Identity { name: "mcp-servers/everything".to_owned(), version: "2.0.0".to_owned() }),
+        legacy: Some(Legacy {
+            revisions: revisions.map(str::to_owned).to_vec(),
+            session: true,
+            answers: Form::EventStream,
+            numbered: true,
+            primed: true,
+            standalone: Standalone::Stream,
+        }),
+        tools: Some(Tools { count: 13, complete: true, with_output_schema: vec!["one".to_owned()] }),
+        resumption: Resumption {
+            finished: Some(Resumed::Held),
+            running: Some(Resumed::Lost { got: 1, of: 5 }),
+            later: Some(Resumed::Held),
+        },
+        tool: Some(ToolRun {
+            name: "trigger-long-running-operation".to_owned(),
+            outcome: ToolOutcome::Result,
+            answers: Form::EventStream,
+            messages: 5,
+            numbered: true,
+            took_ms: 2040,
+        }),
+        foreign_host: Guard::Accepted,
+        foreign_origin: Guard::Accepted,
+        anonymous: Guard::Accepted,
+        ..Facts::unknown(url.to_owned())
+    };
+    let report = Report::new(facts, &Config::for_upstream(url).expect("a configuration")).to_string();
+    let (shown, left_out) = report.split_once("\nwhat its clients must know\n").expect("a part that is left out");
+    assert!(README.contains(shown), "the README does not have\n{shown}");
+    assert!(left_out.contains("\nto watch\n"), "{left_out}");
 }
 
 #[test]
