@@ -1,0 +1,109 @@
+"""`mcp-resume check` before real servers: what it finds out about each, and its verdict."""
+
+import asyncio
+import json
+
+import pytest
+
+from harness import stack
+
+pytestmark = pytest.mark.anyio
+
+LEGACY = ["2025-11-25", "2025-06-18", "2025-03-26"]
+
+
+async def check(port, *arguments):
+    """The exit code and the report of a check of 127.0.0.1:`port`."""
+    url = f"http://127.0.0.1:{port}/mcp"
+    command = [stack.proxy_binary(), "check", "--upstream", url, "--json", *arguments]
+    process = await asyncio.create_subprocess_exec(
+        *command,
+        env=stack.clean_environment(),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await asyncio.wait_for(process.communicate(), stack.START_LIMIT)
+    assert out, err.decode()
+    return process.returncode, json.loads(out)
+
+
+def tool(server, key):
+    """The flags that let the check run the server's long tool."""
+    name, arguments, _ = stack.SERVERS[server].long(4, 250, key)
+    return "--tool", name, "--arguments", json.dumps(arguments)
+
+
+# What each server is: sessions, form of its answers, its GET stream, revisions of the modern era, Host checked.
+KINDS = {
+    "typescript-v1": (True, "event_stream", "stream", None, False),
+    "typescript-v1-stateless": (False, "event_stream", "refused", None, False),
+    "typescript-v1-json": (True, "json", "stream", None, False),
+    "python-mcp1": (True, "event_stream", "stream", None, True),
+    "python-mcp2": (True, "event_stream", "stream", ["2026-07-28"], True),
+    "fastmcp": (True, "event_stream", "stream", ["2026-07-28"], False),
+    "typescript-v2": (False, "event_stream", "refused", ["2026-07-28"], False),
+}
+
+
+@pytest.mark.parametrize("server", KINDS)
+async def test_a_server_without_ids_cannot_resume_and_is_known_for_what_it_is(server, servers, key):
+    code, report = await check(servers[server], *tool(server, key))
+    assert (code, report["verdict"]) == (0, "cannot_resume")
+    facts = report["facts"]
+    legacy, modern = facts["legacy"], facts["modern"]
+    sessions, form, standalone, revisions, host_checked = KINDS[server]
+    assert legacy["revisions"] == LEGACY
+    assert (legacy["session"], legacy["answers"], legacy["standalone"]["kind"]) == (sessions, form, standalone)
+    assert modern and modern["revisions"] == revisions if revisions else modern is None
+    assert (facts["foreign_host"]["kind"] == "refused") == host_checked
+    assert facts["tool"]["outcome"] == "result"
+    assert facts["resumption"] == {"finished": None, "running": None, "later": None}
+    runs = stack.counters(servers[server], key)
+    assert runs["started"] == 1, "a tool whose answer cannot be resumed is not cut"
+
+
+async def test_the_reference_server_replays_what_has_ended_and_loses_what_runs(servers, key):
+    code, report = await check(servers["everything"], *tool("everything", key))
+    assert (code, report["verdict"]) == (0, "resumes_unreliably")
+    facts = report["facts"]
+    assert facts["legacy"]["primed"]
+    assert facts["resumption"]["finished"] == {"outcome": "held"}
+    assert facts["resumption"]["running"]["outcome"] == "lost"
+    assert facts["resumption"]["later"] == {"outcome": "held"}, "its tools run on without their client"
+
+
+async def test_without_a_tool_the_reference_server_holds_what_is_tried(servers):
+    code, report = await check(servers["everything"])
+    assert (code, report["verdict"]) == (0, "resumes")
+    assert any("--tool" in line for line in report["unknown"])
+
+
+async def test_a_server_behind_the_proxy_resumes(proxies, key):
+    code, report = await check(proxies["typescript-v1"], *tool("typescript-v1", key))
+    assert (code, report["verdict"]) == (0, "resumes")
+    held = {"outcome": "held"}
+    assert report["facts"]["resumption"] == {"finished": held, "running": held, "later": held}
+
+
+async def test_a_server_that_wants_credentials_shows_itself_to_those_who_have_them(start):
+    port = start(stack.start_server, "typescript-v1", AUTH="secret-token").found["port"]
+    code, report = await check(port)
+    assert (code, report["verdict"]) == (1, "wants_credentials")
+    assert report["facts"]["contact"] == {"kind": "refused", "status": 401, "scheme": "Bearer"}
+    code, report = await check(port, "--header", "Authorization: Bearer secret-token")
+    assert (code, report["verdict"]) == (0, "cannot_resume")
+    assert report["facts"]["anonymous"] == {"kind": "refused", "status": 401, "scheme": "Bearer"}
+    assert "secret-token" not in json.dumps(report)
+
+
+async def test_the_admin_listener_is_no_mcp(start, servers):
+    admin = start(stack.start_proxy, servers["typescript-v1"]).found["admin"]
+    code, report = await check(admin)
+    assert (code, report["verdict"]) == (1, "no_mcp")
+
+
+async def test_a_server_that_is_gone_is_unreachable(start):
+    process = start(stack.start_server, "typescript-v1")
+    process.kill()
+    code, report = await check(process.found["port"])
+    assert (code, report["verdict"]) == (1, "unreachable")
