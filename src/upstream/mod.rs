@@ -5,6 +5,7 @@
 //! everything downstream.
 
 mod body;
+mod connect;
 mod forwarded;
 mod learned;
 mod own;
@@ -15,7 +16,6 @@ mod source;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HOST, LOCATION};
@@ -24,10 +24,12 @@ use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 use hyper::body::Incoming;
 use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::{TokioExecutor, TokioTimer};
+use tower_service::Service;
 
 pub use body::whole;
+use connect::Connector;
+pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
 pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
@@ -42,15 +44,13 @@ use crate::protocol::headers;
 
 /// Redirects followed for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
-/// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
-const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// A peer that vanished is found after the silence and so many questions, so far apart.
-const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const TCP_KEEPALIVE_RETRIES: u32 = 3;
 
 /// The MCP server behind the proxy.
 pub struct Upstream {
-    client: Client<HttpConnector, Body>,
+    client: Client<Connector, Body>,
+    connector: Connector,
+    /// What opens connections in place of the kernel.
+    dialer: Option<Arc<dyn Dial>>,
     config: config::Upstream,
     /// `Host` of every request; `None`: the client's.
     host: Option<HeaderValue>,
@@ -63,25 +63,35 @@ pub struct Upstream {
 impl Upstream {
     /// A client for the configured upstream. Nothing is connected yet.
     pub fn new(config: config::Upstream) -> Self {
-        let mut connector = HttpConnector::new();
-        connector.set_nodelay(true);
-        connector.set_keepalive(Some(TCP_KEEPALIVE));
-        connector.set_keepalive_interval(Some(TCP_KEEPALIVE_INTERVAL));
-        connector.set_keepalive_retries(Some(TCP_KEEPALIVE_RETRIES));
-        #[cfg(target_os = "linux")]
-        connector.set_tcp_user_timeout(Some(TCP_KEEPALIVE));
-        connector.set_connect_timeout(Some(config.connect_timeout));
+        Self::by(None, config)
+    }
+
+    /// The same with connections from `dialer`.
+    pub fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Self {
+        Self::by(Some(dialer), config)
+    }
+
+    fn by(dialer: Option<Arc<dyn Dial>>, config: config::Upstream) -> Self {
+        let connector = Connector::new(dialer.clone(), config.connect_timeout);
         let client = Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(config.pool_idle)
-            .build(connector);
+            .build(connector.clone());
         let host = match &config.host {
             HostHeader::Upstream => HeaderValue::from_str(config.url.authority().as_str()).ok(),
             HostHeader::Client => None,
             HostHeader::Name(name) => Some(name.clone()),
         };
-        let mut upstream =
-            Self { client, config, host, endpoint: None, learned: Arc::default(), reached: Arc::default() };
+        let mut upstream = Self {
+            client,
+            connector,
+            dialer,
+            config,
+            host,
+            endpoint: None,
+            learned: Arc::default(),
+            reached: Arc::default(),
+        };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
     }
@@ -90,7 +100,7 @@ impl Upstream {
     /// from another would pass between threads.
     pub fn with_own_connections(&self) -> Self {
         let (learned, reached) = (self.learned.clone(), self.reached.clone());
-        Self { learned, reached, ..Self::new(self.config.clone()) }
+        Self { learned, reached, ..Self::by(self.dialer.clone(), self.config.clone()) }
     }
 
     /// What its answers have taught us.
@@ -105,14 +115,11 @@ impl Upstream {
 
     /// Whether the upstream has ever accepted a connection: tries one where none is known of.
     pub async fn is_ready(&self) -> bool {
-        if !self.reached.load(Ordering::Relaxed) {
-            let address = self.config.url.authority();
-            let port = address.port_u16().unwrap_or(80);
-            let host = address.host().trim_matches(['[', ']']);
-            let connecting = tokio::net::TcpStream::connect((host, port));
-            if let Ok(Ok(_)) = tokio::time::timeout(self.config.connect_timeout, connecting).await {
-                self.reached.store(true, Ordering::Relaxed);
-            }
+        if !self.reached.load(Ordering::Relaxed)
+            && let Ok(target) = self.uri("/")
+            && self.connector.clone().call(target).await.is_ok()
+        {
+            self.reached.store(true, Ordering::Relaxed);
         }
         self.reached.load(Ordering::Relaxed)
     }
