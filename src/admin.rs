@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use http::header::CONTENT_TYPE;
 use http::{HeaderValue, Method, Request, Response, StatusCode};
-use hyper::body::Incoming;
 
 use crate::event_log::BoxBody;
+use crate::incoming::Incoming;
 use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::upstream::{Upstream, whole};

@@ -9,22 +9,30 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime;
+#[cfg(unix)]
+use tokio::signal::unix;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 use crate::admin::Admin;
+use crate::clock;
 use crate::config::{Config, PrincipalSource};
 use crate::event_log::{Bounds, EventLog, Identity, Principals};
-use crate::ingress::{self, Accept, Ingress, Limits, hand_out};
+use crate::ingress::{self, Accept, Ingress, Limits, Protocols, hand_out};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
+use crate::tls::{self, Certificates};
 use crate::upstream::Upstream;
 
 /// Connections that wait for one worker.
 const HANDED_MAX: usize = 1024;
 /// After the signal to stop, responses that still run get so long.
 const STOP_GRACE: Duration = Duration::from_secs(30);
+
+/// So often the listener's certificate is looked at.
+const RENEWAL: Duration = Duration::from_secs(5);
 
 /// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
 const BACKLOG: u32 = 4096;
@@ -43,6 +51,9 @@ pub enum Error {
     /// A worker thread or its runtime could not be had.
     #[error("cannot start a worker: {0}")]
     Thread(#[source] io::Error),
+    /// The files that TLS needs cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
     /// The metrics contradict each other.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -54,26 +65,33 @@ pub struct Server {
     local_addr: SocketAddr,
     admin: Option<(TcpListener, SocketAddr)>,
     ingress: Arc<Ingress>,
+    certificates: Option<Arc<Certificates>>,
 }
 
 impl Server {
     /// Binds every listener and puts the parts together.
     ///
     /// # Errors
-    /// When an address is taken or not ours.
+    /// When an address is taken or not ours, or the files that TLS needs cannot be used.
     pub async fn bind(config: Config) -> Result<Self, Error> {
+        let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
         let (listener, local_addr) = bind(config.listen.address)?;
         let admin = match config.admin.address {
             Some(address) => Some(bind(address)?),
             None => None,
         };
         let ingress = Arc::new(compose(config, local_addr)?);
-        Ok(Self { listener, local_addr, admin, ingress })
+        Ok(Self { listener, local_addr, admin, ingress, certificates })
     }
 
     /// Where the data listener listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
+    }
+
+    /// What the data listener proves itself by, if it speaks TLS.
+    pub fn certificates(&self) -> Option<&Arc<Certificates>> {
+        self.certificates.as_ref()
     }
 
     /// Where the admin listener listens, if there is one.
@@ -88,9 +106,10 @@ impl Server {
     /// None at present; the signature is that of a program's main part.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let data = tokio::spawn(run_data(self.listener, self.ingress.clone(), stopped(&stopping)));
+        let data =
+            tokio::spawn(run_data(self.listener, self.ingress.clone(), self.certificates.clone(), stopped(&stopping)));
         let ended = async move { drop(data.await) };
-        attend(self.admin, self.ingress, stop, ended, shutdown).await;
+        attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
         Ok(())
     }
 
@@ -109,10 +128,10 @@ impl Server {
             handed.push(hand);
             let upstream = Arc::new(self.ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&self.ingress) });
-            let (stopped, running) = (stopped(&stopping), running.clone());
+            let (certificates, stopped, running) = (self.certificates.clone(), stopped(&stopping), running.clone());
             let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
             let work = move || {
-                runtime.block_on(run_data(connections, ingress, stopped));
+                runtime.block_on(run_data(connections, ingress, certificates, stopped));
                 drop(running);
             };
             thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
@@ -121,7 +140,7 @@ impl Server {
         tokio::spawn(hand_out(self.listener, handed, stopped(&stopping)));
         // Nothing is sent: the channel closes when the last worker is done.
         let ended = async move { while ended.recv().await.is_some() {} };
-        attend(self.admin, self.ingress, stop, ended, shutdown).await;
+        attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
         Ok(())
     }
 }
@@ -130,6 +149,7 @@ impl Server {
 async fn attend(
     admin: Option<(TcpListener, SocketAddr)>,
     ingress: Arc<Ingress>,
+    certificates: Option<Arc<Certificates>>,
     stop: watch::Sender<bool>,
     ended: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
@@ -137,6 +157,7 @@ async fn attend(
     let log = ingress.log.clone();
     let sweeping = tokio::spawn(async move { log.sweep().await });
     let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
+    let renewing = certificates.map(|certificates| tokio::spawn(renew(certificates)));
     shutdown.await;
     info!("stopping");
     let _ = stop.send(true);
@@ -145,10 +166,40 @@ async fn attend(
     }
     admin.abort();
     sweeping.abort();
+    renewing.inspect(JoinHandle::abort);
 }
 
-async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
-    let limits = Limits { header_bytes: ingress.config.limits.header_bytes };
+/// Looks for a new certificate every now and then, and when told to by SIGHUP.
+async fn renew(certificates: Arc<Certificates>) {
+    #[cfg(unix)]
+    let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
+    loop {
+        let next = clock::sleep_until(clock::now() + RENEWAL);
+        #[cfg(unix)]
+        match &mut hangups {
+            Some(hangups) => tokio::select! {
+                () = next => {}
+                _ = hangups.recv() => {}
+            },
+            None => next.await,
+        }
+        #[cfg(not(unix))]
+        next.await;
+        let certificates = certificates.clone();
+        let reading = tokio::task::spawn_blocking(move || certificates.reload());
+        // It has said in the log what there is to say.
+        let _ = reading.await;
+    }
+}
+
+async fn run_data(
+    listener: impl Accept,
+    ingress: Arc<Ingress>,
+    certificates: Option<Arc<Certificates>>,
+    stopped: impl Future<Output = ()>,
+) {
+    let protocols = certificates.map_or(Protocols::Plain, Protocols::Tls);
+    let limits = Limits { protocols, header_bytes: ingress.config.limits.header_bytes };
     let metrics = ingress.metrics.clone();
     // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
     let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
@@ -157,7 +208,7 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, stopped: impl Fu
 
 async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
     let Some(listener) = listener else { return };
-    let limits = Limits { header_bytes: ingress.config.limits.header_bytes };
+    let limits = Limits { protocols: Protocols::Http1, header_bytes: ingress.config.limits.header_bytes };
     let metrics = ingress.metrics.clone();
     let admin = Arc::new(Admin { metrics: metrics.clone(), upstream: ingress.upstream.clone() });
     let handle = move |_, request| admin.clone().handle(request);
@@ -197,7 +248,7 @@ fn compose(config: Config, local_addr: SocketAddr) -> Result<Ingress, Error> {
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     Ok(Ingress {
         log: Arc::new(EventLog::new(identity, bounds, None)),
-        upstream: Arc::new(Upstream::new(config.upstream.clone())),
+        upstream: Arc::new(Upstream::new(config.upstream.clone())?),
         principals: Principals::new(config.auth.principal.clone(), random::bytes()),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
         metrics: Arc::new(Metrics::new()?),

@@ -68,7 +68,8 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
     let server = Server::bind(config).await?;
-    announce(format_args!("listening on http://{}{path}", server.local_addr()));
+    let scheme = if server.certificates().is_some() { "https" } else { "http" };
+    announce(format_args!("listening on {scheme}://{}{path}", server.local_addr()));
     if let Some(address) = server.admin_addr() {
         announce(format_args!("admin on http://{address}"));
     }

@@ -1,6 +1,7 @@
 //! Every key with its bounds and its default, and the rules between keys.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::uri::Authority;
@@ -11,8 +12,8 @@ use tracing_subscriber::filter::LevelFilter;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
-    Admin, Auth, Config, Delivery, HostHeader, Limits, Listen, Log, LogFormat, Mode, Prime, PrincipalSource, Problems,
-    Replica, Streams, Tool, Upstream,
+    Admin, Auth, Config, Delivery, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime, PrincipalSource,
+    Problems, Replica, Streams, Tool, Upstream, UpstreamTls, UpstreamUrl,
 };
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
@@ -37,12 +38,7 @@ pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
 /// `None` without a usable upstream; every other bad value stands at its default here.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let upstream = upstream(reader);
-    let listen = Listen {
-        address: reader
-            .section("listen")
-            .text("address", socket_address)
-            .unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))),
-    };
+    let listen = listen(reader);
     let admin = admin(reader);
     if admin.address == Some(listen.address) && listen.address.port() != 0 {
         let text = format!("the data and the admin listener both have {}", listen.address);
@@ -68,10 +64,32 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     Some(Config { listen, upstream, streams, delivery, tools, auth, limits, replica, admin, log })
 }
 
+fn listen(reader: &mut Reader) -> Listen {
+    let address = reader.section("listen").text("address", socket_address);
+    let tls = key_pair(reader, "listen.tls");
+    Listen { address: address.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))), tls }
+}
+
+/// `cert` and `key` of a section: both or none.
+fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
+    let mut s = reader.section(section);
+    let (cert, key) = (s.text("cert", file).flatten(), s.text("key", file).flatten());
+    match (cert, key) {
+        (Some(cert), Some(key)) => Some(KeyPair { cert, key }),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => {
+            let text = "a certificate and its key go together: give both or none".to_owned();
+            reader.clash([(section, "cert"), (section, "key")], text);
+            None
+        }
+    }
+}
+
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let mut s = reader.section("upstream");
-    let url = s.parsed("url");
+    let url = s.parsed::<UpstreamUrl>("url");
     let host = s.text("host", host).unwrap_or(HostHeader::Upstream);
+    let http2 = s.boolean("http2");
     let connect_timeout = s.millis("connect_timeout_ms", 1..=DAY_MS);
     let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
     let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
@@ -80,14 +98,26 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
         reader.missing("upstream", "url", text);
     }
+    let tls = upstream_tls(reader);
+    if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
+        let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
+        reader.clash([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
+    }
     Some(Upstream {
         url: url?,
         host,
+        http2: http2.unwrap_or(false),
+        tls,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
         header_timeout: header_timeout.and_then(none_if_zero),
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),
     })
+}
+
+fn upstream_tls(reader: &mut Reader) -> UpstreamTls {
+    let ca = reader.section("upstream.tls").text("ca", file).flatten();
+    UpstreamTls { ca, identity: key_pair(reader, "upstream.tls") }
 }
 
 fn admin(reader: &mut Reader) -> Admin {
@@ -166,6 +196,11 @@ fn log(s: &mut Section<'_>) -> Log {
 
 fn none_if_zero(wait: Duration) -> Option<Duration> {
     (!wait.is_zero()).then_some(wait)
+}
+
+/// The name of a file; empty for none.
+fn file(text: &str) -> Result<Option<PathBuf>, String> {
+    Ok((!text.is_empty()).then(|| text.into()))
 }
 
 fn socket_address(text: &str) -> Result<SocketAddr, String> {

@@ -27,6 +27,7 @@ pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -61,6 +62,17 @@ pub struct Config {
 pub struct Listen {
     /// Port 0 takes a free port.
     pub address: SocketAddr,
+    /// What the listener proves itself by; `None` speaks no TLS.
+    pub tls: Option<KeyPair>,
+}
+
+/// A certificate with its key, as the PEM files they are in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KeyPair {
+    /// The certificate, and behind it those of the authorities in between.
+    pub cert: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
 }
 
 /// How the MCP server is reached.
@@ -70,6 +82,10 @@ pub struct Upstream {
     pub url: UpstreamUrl,
     /// The `Host` header it gets.
     pub host: HostHeader,
+    /// Speak HTTP/2 without asking first. With TLS the two sides agree on a version in any case.
+    pub http2: bool,
+    /// How it is told from others, and what we prove ourselves by; means nothing without `https`.
+    pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
     /// Longest wait for a response's head; `None` waits for ever.
@@ -78,6 +94,15 @@ pub struct Upstream {
     pub pool_idle: Duration,
     /// Resume upstream after a hard cut too, not only after an end on purpose.
     pub resume: bool,
+}
+
+/// TLS to the upstream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct UpstreamTls {
+    /// The authorities that are believed, in a PEM file; `None`: those of the system.
+    pub ca: Option<PathBuf>,
+    /// The client certificate.
+    pub identity: Option<KeyPair>,
 }
 
 /// The `Host` header sent upstream.

@@ -15,6 +15,8 @@ use super::problem::{Origin, Problem};
 const PREFIX: &str = "MCP_RESUME_";
 /// The file's section of sections, one a tool.
 pub(super) const TOOLS: &str = "tools";
+/// The section within a section, as in `[listen.tls]`.
+const TLS: &str = "tls";
 
 /// Every layer's values, unchecked. Has no `Debug`: they may be secret.
 #[derive(Default)]
@@ -66,7 +68,7 @@ impl RawConfig {
                 DeValue::Table(table) => {
                     let origin = file.origin(Some(value.span()));
                     self.sections.push((section.to_owned(), origin));
-                    self.add_table(&file, section, table);
+                    self.add_section(&file, section, table);
                 }
                 _ => self.refuse(&file, section, value, "must be a section, as in [section]"),
             }
@@ -83,7 +85,11 @@ impl RawConfig {
                 None if is_service_link(rest) => continue,
                 Some(("TOOLS", _)) => "tools are configured in the file only",
                 Some((section, key)) if is_upper => {
-                    let (section, key) = (section.to_ascii_lowercase(), key.to_ascii_lowercase());
+                    let (mut section, mut key) = (section.to_ascii_lowercase(), key.to_ascii_lowercase());
+                    if let Some((inner, rest)) = key.split_once("__") {
+                        section = format!("{section}.{inner}");
+                        key = rest.to_owned();
+                    }
                     let origin = Origin::Environment(name);
                     self.give(&section, &key, origin, Value::Untyped(value));
                     continue;
@@ -126,6 +132,21 @@ impl RawConfig {
                     let key = format!("{TOOLS}.{name}");
                     self.refuse(file, &key, value, "must be a section, as in [tools.\"NAME\"]");
                 }
+            }
+        }
+    }
+
+    /// A section with those within it.
+    fn add_section(&mut self, file: &File<'_>, section: &str, table: &DeTable<'_>) {
+        for (key, value) in table {
+            let origin = file.origin(Some(key.span()));
+            match value.get_ref() {
+                DeValue::Table(inner) if key.get_ref() == TLS => {
+                    let section = format!("{section}.{TLS}");
+                    self.sections.push((section.clone(), origin));
+                    self.add_table(file, &section, inner);
+                }
+                value => self.give(section, key.get_ref().as_ref(), origin, Value::from(value)),
             }
         }
     }

@@ -95,7 +95,7 @@ level = "inof"
         ("MCP_RESUME_TOOLS__X__MODE", "poll"),
     ];
     let flags =
-        Flags { upstream: Some("https://h/mcp".to_owned()), store: Some("disk:/var".to_owned()), ..Flags::default() };
+        Flags { upstream: Some("ftp://h/mcp".to_owned()), store: Some("disk:/var".to_owned()), ..Flags::default() };
     let lines = lines(Config::load(Some(("c.toml", file)), owned(&env), flags));
     let expected = [
         "c.toml:2: stray: must be a section",
@@ -118,7 +118,7 @@ level = "inof"
         "MCP_RESUME_UPSTREAM__RESUME in the environment: must be true or false",
         "MCP_RESUME_delivery__retry_ms in the environment: unknown variable",
         "--store: must be \"memory\", not \"disk:/var\"",
-        "--upstream: https:// upstreams are not supported yet",
+        "--upstream: must begin with http:// or https://",
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");
     for (line, expected) in lines.iter().zip(expected) {
@@ -259,6 +259,33 @@ fn values_that_do_not_go_together_are_refused_where_they_were_given() {
     let both_free =
         Flags { listen: Some("127.0.0.1:0".to_owned()), admin: Some("127.0.0.1:0".to_owned()), ..upstream() };
     assert!(Config::load(None, [], both_free).is_ok());
+}
+
+#[test]
+fn tls_is_configured_in_sections_of_its_own() {
+    let config = from_file("[listen.tls]\ncert = 'c.pem'\nkey = 'k.pem'").unwrap();
+    let pair = KeyPair { cert: "c.pem".into(), key: "k.pem".into() };
+    assert_eq!(config.listen.tls, Some(pair.clone()));
+
+    let flags = Flags { upstream: Some("https://h/mcp".to_owned()), ..Flags::default() };
+    let env = [
+        ("MCP_RESUME_UPSTREAM__TLS__CA", "ca.pem"),
+        ("MCP_RESUME_UPSTREAM__TLS__CERT", "c.pem"),
+        ("MCP_RESUME_UPSTREAM__TLS__KEY", "k.pem"),
+    ];
+    let upstream = Config::load(None, owned(&env), flags).unwrap().upstream;
+    assert_eq!(upstream.tls, UpstreamTls { ca: Some("ca.pem".into()), identity: Some(pair) });
+}
+
+#[test]
+fn tls_that_means_nothing_is_refused() {
+    let half = lines(from_file("[listen.tls]\nkey = 'k.pem'"));
+    assert!(matches!(&half[..], [line] if line.starts_with("c.toml:2: listen.tls.key: ")), "{half:?}");
+    let plain = lines(from_file("[upstream.tls]\nca = 'ca.pem'"));
+    assert!(matches!(&plain[..], [line] if line.starts_with("c.toml:2: upstream.tls.ca: ")), "{plain:?}");
+    let unknown = lines(from_file("[streams.tls]\nca = 'ca.pem'\n[listen.tls]\nciphers = 'x'"));
+    assert!(unknown[0].starts_with("c.toml:1: streams.tls: unknown section"), "{unknown:?}");
+    assert!(unknown[1].starts_with("c.toml:4: listen.tls.ciphers: unknown key"), "{unknown:?}");
 }
 
 #[test]

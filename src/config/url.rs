@@ -12,6 +12,7 @@ const DEFAULT_PATH: &str = "/mcp";
 /// `Debug` shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UpstreamUrl {
+    is_https: bool,
     authority: Authority,
     path: String,
     query: Option<String>,
@@ -23,11 +24,8 @@ pub enum UrlError {
     /// Nothing was given.
     #[error("is empty; give the MCP server's URL, such as http://127.0.0.1:3000/mcp")]
     Empty,
-    /// TLS to the upstream does not exist.
-    #[error("https:// upstreams are not supported yet; give an http:// URL")]
-    Https,
     /// Another scheme, or none.
-    #[error("must begin with http://, as in http://127.0.0.1:3000/mcp")]
+    #[error("must begin with http:// or https://, as in http://127.0.0.1:3000/mcp")]
     Scheme,
     /// User name or password.
     #[error("must not hold a user name or password; clients send their own credentials")]
@@ -44,6 +42,21 @@ pub enum UrlError {
 }
 
 impl UpstreamUrl {
+    /// Whether the upstream speaks TLS.
+    pub fn is_https(&self) -> bool {
+        self.is_https
+    }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        if self.is_https { "https" } else { "http" }
+    }
+
+    /// The port that is meant where none is given.
+    pub fn default_port(&self) -> u16 {
+        if self.is_https { 443 } else { 80 }
+    }
+
     /// Host, and port where one was given.
     pub fn authority(&self) -> &Authority {
         &self.authority
@@ -65,12 +78,12 @@ impl UpstreamUrl {
         self.query.as_deref()
     }
 
-    /// `http://host:port`, serialised as in RFC 6454 §6.2: lower case, without port 80.
+    /// `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the scheme's own port.
     pub fn origin(&self) -> String {
         let host = self.authority.host().to_ascii_lowercase();
         match self.authority.port_u16() {
-            None | Some(80) => format!("http://{host}"),
-            Some(port) => format!("http://{host}:{port}"),
+            Some(port) if port != self.default_port() => format!("{}://{host}:{port}", self.scheme()),
+            None | Some(_) => format!("{}://{host}", self.scheme()),
         }
     }
 }
@@ -87,10 +100,8 @@ impl FromStr for UpstreamUrl {
             return Err(UrlError::Empty);
         }
         let (scheme, rest) = text.split_once("://").ok_or(UrlError::Scheme)?;
-        if scheme.eq_ignore_ascii_case("https") {
-            return Err(UrlError::Https);
-        }
-        if !scheme.eq_ignore_ascii_case("http") {
+        let is_https = scheme.eq_ignore_ascii_case("https");
+        if !is_https && !scheme.eq_ignore_ascii_case("http") {
             return Err(UrlError::Scheme);
         }
         // `Uri` drops a fragment without a word.
@@ -108,6 +119,7 @@ impl FromStr for UpstreamUrl {
             path => path,
         };
         Ok(Self {
+            is_https,
             authority,
             path: path.to_owned(),
             query: uri.query().filter(|query| !query.is_empty()).map(str::to_owned),
@@ -182,6 +194,8 @@ mod tests {
         assert_eq!(parse("http://a_b:3000").origin(), "http://a_b:3000");
         assert_eq!(parse("http://[::1]:3000").origin(), "http://[::1]:3000");
         assert_eq!(parse("http://[::1]").origin(), "http://[::1]");
+        assert_eq!(parse("HTTPS://Host:443/x").origin(), "https://host");
+        assert_eq!(parse("https://host:80/x").origin(), "https://host:80");
     }
 
     #[test]
@@ -195,7 +209,6 @@ mod tests {
     fn what_cannot_be_served_is_refused_by_its_reason() {
         for (text, error) in [
             ("", UrlError::Empty),
-            ("https://h/mcp", UrlError::Https),
             ("ftp://h/mcp", UrlError::Scheme),
             ("localhost:3000", UrlError::Scheme),
             ("/mcp", UrlError::Scheme),

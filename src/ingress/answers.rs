@@ -9,7 +9,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use hyper::body::Incoming;
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
@@ -17,6 +16,7 @@ use tracing::{info, warn};
 use super::{Asked, Ingress, respond};
 use crate::clock;
 use crate::event_log::{BoxBody, QueuedTurn, Session, Sessions, Stream, Turn};
+use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};

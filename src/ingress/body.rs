@@ -6,8 +6,9 @@ use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT};
 use http_body_util::BodyExt;
-use hyper::body::{Body, Incoming};
+use hyper::body::Body;
 
+use crate::incoming::Incoming;
 use crate::protocol::error::ErrorCode;
 
 /// A refused body is read on for so long, so that its sender gets to read the refusal before the connection closes.

@@ -1,4 +1,4 @@
-//! One downstream connection: hyper's, with two things added.
+//! One downstream connection: hyper's, with two things added to HTTP/1.1.
 //!
 //! A client that leaves during a held response is noticed at once, also when it had pipelined a byte, behind which hyper would
 //! not look for the end. And responses that ended are confirmed once the connection has stayed open long enough. A FIN while a
@@ -28,9 +28,9 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// A connection from `peer`.
-    pub fn new(peer: SocketAddr) -> Self {
-        Self { forwarded: Forwarded::new(peer.ip()), receipts: Arc::default() }
+    /// A connection from `peer`, which speaks `scheme`.
+    pub fn new(peer: SocketAddr, scheme: &'static str) -> Self {
+        Self { forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
     }
 
     /// What the upstream is told of who is at the other end.
@@ -57,9 +57,9 @@ struct Socket<Io> {
     hyper_waits: bool,
 }
 
-/// Both ends of the watch.
-pub(super) fn watched<Io>(io: Io) -> (Watched<Io>, Watch<Io>) {
-    let socket = Arc::new(Mutex::new(Socket { io, ahead: BytesMut::new(), hyper_waits: false }));
+/// Both ends of the watch. What was read of `io` before is `ahead`.
+pub(super) fn watched<Io>(io: Io, ahead: BytesMut) -> (Watched<Io>, Watch<Io>) {
+    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false }));
     (Watched(socket.clone()), Watch(socket))
 }
 
@@ -100,6 +100,10 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
         }
         let taken = buffer.remaining().min(socket.ahead.len());
         buffer.put_slice(&socket.ahead.split_to(taken));
+        if socket.ahead.is_empty() {
+            // What it was in goes as well.
+            socket.ahead = BytesMut::new();
+        }
         Poll::Ready(Ok(()))
     }
 }

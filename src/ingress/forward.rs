@@ -8,10 +8,10 @@ use http::header::ORIGIN;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 
 use super::{Asked, Ingress, respond};
 use crate::event_log::BoxBody;
+use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, Template};
@@ -23,14 +23,14 @@ impl Ingress {
         let note = broken.clone();
         let body = body.map_err(move |error| {
             note.store(true, Ordering::Relaxed);
-            error.into()
+            error
         });
         let body = upstream::Body::Passing(body.boxed_unsync());
         match self.upstream.forward(Request::from_parts(parts, body), client).await {
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
                 headers::expose_ours(&mut parts.headers);
-                Response::from_parts(parts, body.map_err(Into::into).boxed_unsync())
+                Response::from_parts(parts, body.boxed_unsync())
             }
             // The client's own body broke off: nothing is wrong with the upstream.
             Err(_) if broken.load(Ordering::Relaxed) => self.refuse(ErrorCode::BadRequest),
@@ -82,7 +82,7 @@ impl Ingress {
         headers::remove_hop_by_hop(&mut parts.headers);
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
-        Response::from_parts(parts, body.map_err(Into::into).boxed_unsync())
+        Response::from_parts(parts, body.boxed_unsync())
     }
 
     /// A preflight's answer is as good as any: a page that was let in must be able to read what the proxy says itself. Other

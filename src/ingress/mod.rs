@@ -9,6 +9,7 @@ mod body;
 mod call;
 pub mod connection;
 mod forward;
+mod http2;
 pub mod respond;
 mod resume;
 mod serve;
@@ -18,15 +19,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::header::{ORIGIN, UPGRADE};
 use http::request::Parts;
-use http::{Method, Request, Response};
-use hyper::body::{Body, Incoming};
+use http::{Method, Request, Response, Version};
+use hyper::body::Body;
 
 pub use connection::Connection;
-pub use serve::{Accept, Handed, Limits, hand_out, serve};
+pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
 
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
 use crate::event_log::{Binding, BoxBody, EventLog, Principals, Session, Stream};
+use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
@@ -64,7 +66,10 @@ struct Asked {
 impl Ingress {
     /// Answers one request. Never fails: every error is a response.
     pub async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
-        connection.receipts().confirm_all();
+        // On HTTP/2 a request says nothing of another's response.
+        if request.version() < Version::HTTP_2 {
+            connection.receipts().confirm_all();
+        }
         let origin = request.headers().get(ORIGIN).cloned();
         let mut response = self.clone().dispatch(connection, request).await;
         if let Some(origin) = origin

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use bytes::BytesMut;
 use http::{Request, Response};
-use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,12 +21,15 @@ use tokio::sync::{mpsc, watch};
 use tracing::{debug, warn};
 
 use super::connection::{Connection, Settling, watched};
+use super::http2;
 use crate::clock;
 use crate::event_log::BoxBody;
+use crate::incoming::Incoming;
 use crate::metrics::Metrics;
+use crate::tls::{self, Certificates};
 
 /// A client that takes longer to send its next head has its connection closed.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A peer that acknowledges nothing for this long is gone.
@@ -112,11 +115,24 @@ async fn pause_after(error: &io::Error) {
     clock::sleep_until(clock::now() + ACCEPT_PAUSE).await;
 }
 
-/// Limits of one listener.
-#[derive(Clone, Copy, Debug)]
+/// What one listener speaks, and how far it listens.
+#[derive(Clone)]
 pub struct Limits {
+    /// What clients may speak.
+    pub protocols: Protocols,
     /// Bytes of a request's head.
     pub header_bytes: usize,
+}
+
+/// What clients may speak on a listener.
+#[derive(Clone)]
+pub enum Protocols {
+    /// HTTP/1.1 alone.
+    Http1,
+    /// HTTP/1.1, or HTTP/2 by prior knowledge.
+    Plain,
+    /// Both, inside TLS.
+    Tls(Arc<Certificates>),
 }
 
 /// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended.
@@ -128,7 +144,7 @@ pub async fn serve<A, H, F>(
     shutdown: impl Future<Output = ()>,
 ) where
     A: Accept,
-    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static,
+    H: Handle<F>,
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
     // Every connection holds a receiver: when the last is gone, all have ended.
@@ -141,10 +157,18 @@ pub async fn serve<A, H, F>(
         };
         match accepted {
             Ok((io, peer)) => {
-                let (metrics, handle, stopping) = (metrics.clone(), handle.clone(), stopping.clone());
+                let (metrics, handle) = (metrics.clone(), handle.clone());
+                let header_bytes = limits.header_bytes;
+                let visit = Visit { peer, scheme: "http", header_bytes, handle, stopping: stopping.clone() };
+                let protocols = limits.protocols.clone();
                 tokio::spawn(async move {
                     metrics.observe_connection();
-                    serve_connection(io, peer, limits, handle, stopping).await;
+                    match protocols {
+                        Protocols::Http1 => serve_http1(io, BytesMut::new(), visit).await,
+                        Protocols::Plain => serve_plain(io, visit).await,
+                        // Boxed, as all that a plain HTTP/1.1 connection need not have room for.
+                        Protocols::Tls(certificates) => Box::pin(serve_tls(io, certificates, visit)).await,
+                    }
                     metrics.observe_connection_end();
                 });
             }
@@ -157,22 +181,74 @@ pub async fn serve<A, H, F>(
     stop.closed().await;
 }
 
-async fn serve_connection<Io, H, F>(
-    io: Io,
-    peer: SocketAddr,
-    limits: Limits,
-    handle: H,
-    mut stopping: watch::Receiver<()>,
-) where
+/// What answers requests.
+pub trait Handle<F>: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static {}
+
+impl<F, H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static> Handle<F> for H {}
+
+/// One connection, whatever it speaks.
+pub(super) struct Visit<H> {
+    pub(super) peer: SocketAddr,
+    pub(super) scheme: &'static str,
+    pub(super) header_bytes: usize,
+    pub(super) handle: H,
+    pub(super) stopping: watch::Receiver<()>,
+}
+
+async fn serve_tls<Io, H, F>(io: Io, certificates: Arc<Certificates>, mut visit: Visit<H>)
+where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static,
+    H: Handle<F>,
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
-    let connection = Arc::new(Connection::new(peer));
+    let shaking = tokio::time::timeout(HEAD_TIMEOUT, certificates.acceptor().accept(io));
+    let shaken = tokio::select! {
+        shaken = shaking => shaken,
+        _ = visit.stopping.changed() => return,
+    };
+    drop(certificates);
+    visit.scheme = "https";
+    match shaken {
+        Ok(Ok(io)) if io.get_ref().1.alpn_protocol() == Some(tls::HTTP2) => {
+            http2::serve(io, BytesMut::new(), visit).await;
+        }
+        // Whoever did not say what it speaks shows it.
+        Ok(Ok(io)) => serve_plain(io, visit).await,
+        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+        Err(_) => debug!("TLS handshake took too long"),
+    }
+}
+
+async fn serve_plain<Io, H, F>(mut io: Io, mut visit: Visit<H>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handle<F>,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    let sniffed = tokio::select! {
+        sniffed = tokio::time::timeout(HEAD_TIMEOUT, http2::sniff(&mut io)) => sniffed,
+        _ = visit.stopping.changed() => return,
+    };
+    match sniffed {
+        Ok(Ok((ahead, true))) => Box::pin(http2::serve(io, ahead, visit)).await,
+        Ok(Ok((ahead, false))) => serve_http1(io, ahead, visit).await,
+        Ok(Err(error)) => debug!(%error, "connection ended"),
+        Err(_) => debug!("no request came in time"),
+    }
+}
+
+async fn serve_http1<Io, H, F>(io: Io, ahead: BytesMut, visit: Visit<H>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handle<F>,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    let Visit { peer, scheme, header_bytes, handle, mut stopping } = visit;
+    let connection = Arc::new(Connection::new(peer, scheme));
     let mut settling = Settling::new(connection.receipts().clone());
-    let (socket, watch) = watched(io);
+    let (socket, watch) = watched(io, ahead);
     let service = service_fn(move |request| {
-        let answer = handle(connection.clone(), request);
+        let answer = handle(connection.clone(), Incoming::of_request(request));
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let mut hyper = pin!(
@@ -180,7 +256,7 @@ async fn serve_connection<Io, H, F>(
             .half_close(false)
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(limits.header_bytes)
+            .max_buf_size(header_bytes)
             .serve_connection(TokioIo::new(socket), service)
     );
     let mut stop = pin!(async move { stopping.changed().await });

@@ -7,10 +7,11 @@ use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Frame, Incoming};
+use hyper::body::Frame;
 
 use crate::clock::Alarm;
 use crate::event_log::{BoxBody, BoxError};
+use crate::incoming::Incoming;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
@@ -54,7 +55,7 @@ impl hyper::body::Body for Begun {
         if self.until.poll(cx).is_ready() {
             return Poll::Ready(Some(Err(io::Error::from(io::ErrorKind::TimedOut).into())));
         }
-        Pin::new(&mut self.rest).poll_frame(cx).map_err(Into::into)
+        Pin::new(&mut self.rest).poll_frame(cx)
     }
 
     fn is_end_stream(&self) -> bool {

@@ -13,9 +13,16 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::ClientConfig;
+use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
+use tracing::warn;
 
+use crate::config;
 use crate::event_log::BoxError;
+use crate::tls;
 
 /// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -37,9 +44,27 @@ pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 
-/// Makes the connections of one client.
+/// What connections are made of.
+#[derive(Clone)]
+pub(super) enum Way {
+    Tcp,
+    /// TLS over TCP.
+    Tls(Arc<ClientConfig>),
+    Dialed(Arc<dyn Dial>),
+}
+
+impl Way {
+    /// TLS as it was configured.
+    pub(super) fn tls(config: &config::UpstreamTls) -> Result<Self, tls::Error> {
+        Ok(Way::Tls(Arc::new(tls::client(config)?)))
+    }
+}
+
+/// Makes the connections of one client. All lead to one origin, whatever authority a request names: that one may be what the
+/// server wants to be called.
 #[derive(Clone)]
 pub(super) struct Connector {
+    origin: Uri,
     carrier: Carrier,
     timeout: Duration,
 }
@@ -47,19 +72,35 @@ pub(super) struct Connector {
 #[derive(Clone)]
 enum Carrier {
     Tcp(HttpConnector),
+    Tls(HttpConnector, Box<Tls>),
     Dialed(Arc<dyn Dial>),
 }
 
+#[derive(Clone)]
+struct Tls {
+    connector: TlsConnector,
+    name: ServerName<'static>,
+}
+
 impl Connector {
-    /// By `dialer`, or else by TCP. A connection is there within `timeout` or fails.
-    pub(super) fn new(dialer: Option<Arc<dyn Dial>>, timeout: Duration) -> Self {
-        let carrier = dialer.map_or_else(|| Carrier::Tcp(tcp(timeout)), Carrier::Dialed);
-        Self { carrier, timeout }
+    /// To `origin`. A connection is there within `timeout` or fails.
+    pub(super) fn new(way: Way, origin: Uri, timeout: Duration) -> Result<Self, tls::Error> {
+        let carrier = match way {
+            Way::Tcp => Carrier::Tcp(tcp(timeout)),
+            Way::Tls(config) => {
+                let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+                let name = ServerName::try_from(host).map_err(|_| tls::Error::Name)?;
+                Carrier::Tls(tcp(timeout), Box::new(Tls { connector: config.into(), name }))
+            }
+            Way::Dialed(dialer) => Carrier::Dialed(dialer),
+        };
+        Ok(Self { origin, carrier, timeout })
     }
 }
 
 fn tcp(timeout: Duration) -> HttpConnector {
     let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
     tcp.set_nodelay(true);
     tcp.set_keepalive(Some(TCP_KEEPALIVE));
     tcp.set_keepalive_interval(Some(TCP_KEEPALIVE_INTERVAL));
@@ -74,6 +115,12 @@ impl Carrier {
     async fn connect(mut self, target: Uri) -> Result<Socket, BoxError> {
         match &mut self {
             Carrier::Tcp(tcp) => Ok(Socket::Tcp(tcp.call(target).await?)),
+            Carrier::Tls(tcp, tls) => {
+                let tcp = tcp.call(target).await?.into_inner();
+                let shaken = tls.connector.connect(tls.name.clone(), tcp).await;
+                let stream = shaken.inspect_err(|error| warn!(%error, "the TLS handshake with the upstream failed"))?;
+                Ok(Socket::Tls(Box::new(TokioIo::new(stream))))
+            }
             Carrier::Dialed(dialer) => Ok(Socket::Dialed(TokioIo::new(dialer.dial(&target).await?))),
         }
     }
@@ -88,10 +135,10 @@ impl Service<Uri> for Connector {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, target: Uri) -> Self::Future {
-        let Self { carrier, timeout } = self.clone();
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let Self { origin, carrier, timeout } = self.clone();
         Box::pin(async move {
-            let connecting = carrier.connect(target);
+            let connecting = carrier.connect(origin);
             let connected = tokio::time::timeout(timeout, connecting).await;
             connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
         })
@@ -101,6 +148,8 @@ impl Service<Uri> for Connector {
 /// A connection to the upstream.
 pub(super) enum Socket {
     Tcp(TokioIo<TcpStream>),
+    // Boxed: connections without TLS do not pay for its size.
+    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
     Dialed(TokioIo<Box<dyn Wire>>),
 }
 
@@ -108,6 +157,13 @@ impl Connection for Socket {
     fn connected(&self) -> Connected {
         match self {
             Socket::Tcp(tcp) => tcp.connected(),
+            Socket::Tls(tls) => {
+                let (tcp, session) = tls.inner().get_ref();
+                match session.alpn_protocol() {
+                    Some(tls::HTTP2) => tcp.connected().negotiated_h2(),
+                    Some(_) | None => tcp.connected(),
+                }
+            }
             Socket::Dialed(_) => Connected::new(),
         }
     }
@@ -118,6 +174,10 @@ macro_rules! on_socket {
     ($socket:expr, $io:ident => $call:expr) => {
         match $socket.get_mut() {
             Socket::Tcp($io) => $call,
+            Socket::Tls($io) => {
+                let $io = $io.as_mut();
+                $call
+            }
             Socket::Dialed($io) => $call,
         }
     };
@@ -145,6 +205,7 @@ impl Write for Socket {
     fn is_write_vectored(&self) -> bool {
         match self {
             Socket::Tcp(io) => io.is_write_vectored(),
+            Socket::Tls(io) => io.is_write_vectored(),
             Socket::Dialed(io) => io.is_write_vectored(),
         }
     }

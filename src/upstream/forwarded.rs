@@ -18,17 +18,19 @@ pub struct Forwarded {
     address: HeaderValue,
     /// All of the `Forwarded` element but the host.
     element: String,
+    /// How the client spoke to us.
+    scheme: &'static str,
 }
 
 impl Forwarded {
-    /// For requests from `peer`.
-    pub fn new(peer: IpAddr) -> Self {
+    /// For requests from `peer` by `scheme`.
+    pub fn new(peer: IpAddr, scheme: &'static str) -> Self {
         let element = match peer {
-            IpAddr::V4(_) => format!("for={peer};proto=http"),
-            IpAddr::V6(_) => format!("for=\"[{peer}]\";proto=http"),
+            IpAddr::V4(_) => format!("for={peer};proto={scheme}"),
+            IpAddr::V6(_) => format!("for=\"[{peer}]\";proto={scheme}"),
         };
         let address = HeaderValue::from_str(&peer.to_string()).expect("an IP address is visible ASCII");
-        Self { address, element }
+        Self { address, element, scheme }
     }
 
     /// Says so in `headers`, behind what proxies before us said. `host` is the one the client asked for.
@@ -43,7 +45,7 @@ impl Forwarded {
             }
             Some(_) | None => append_list(headers, FORWARDED, &[self.element.as_bytes()]),
         }
-        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static("http"));
+        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(self.scheme));
         if let Some(host) = host {
             headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
         }

@@ -7,6 +7,7 @@
 mod body;
 mod connect;
 mod forwarded;
+mod lanes;
 mod learned;
 mod own;
 mod pump;
@@ -14,6 +15,7 @@ mod reader;
 mod request;
 mod source;
 
+use std::error::Error;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -22,35 +24,33 @@ use http::header::{HOST, LOCATION};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
-use hyper::body::Incoming;
-use hyper_util::client::legacy::Client;
-use hyper_util::rt::{TokioExecutor, TokioTimer};
 use tower_service::Service;
 
 pub use body::whole;
-use connect::Connector;
+use connect::{Connector, Way};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
+use lanes::Lanes;
 pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
 pub use pump::{Call, Pump};
 use request::Taken;
 pub use request::{Body, Template};
 
-use crate::config::{self, HostHeader};
+use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
+use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
+use crate::tls;
 
 /// Redirects followed for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
 
 /// The MCP server behind the proxy.
 pub struct Upstream {
-    client: Client<Connector, Body>,
+    lanes: Lanes,
     connector: Connector,
-    /// What opens connections in place of the kernel.
-    dialer: Option<Arc<dyn Dial>>,
     config: config::Upstream,
     /// `Host` of every request; `None`: the client's.
     host: Option<HeaderValue>,
@@ -62,36 +62,36 @@ pub struct Upstream {
 
 impl Upstream {
     /// A client for the configured upstream. Nothing is connected yet.
-    pub fn new(config: config::Upstream) -> Self {
-        Self::by(None, config)
+    ///
+    /// # Errors
+    /// When what TLS needs cannot be had.
+    pub fn new(config: config::Upstream) -> Result<Self, tls::Error> {
+        let way = if config.url.is_https() { Way::tls(&config.tls)? } else { Way::Tcp };
+        Ok(Self::by(Connector::new(way, origin(&config.url), config.connect_timeout)?, config))
     }
 
-    /// The same with connections from `dialer`.
-    pub fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Self {
-        Self::by(Some(dialer), config)
+    /// The same with connections from `dialer`, which are spoken to without TLS.
+    ///
+    /// # Errors
+    /// None at present.
+    pub fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Result<Self, tls::Error> {
+        Ok(Self::by(Connector::new(Way::Dialed(dialer), origin(&config.url), config.connect_timeout)?, config))
     }
 
-    fn by(dialer: Option<Arc<dyn Dial>>, config: config::Upstream) -> Self {
-        let connector = Connector::new(dialer.clone(), config.connect_timeout);
-        let client = Client::builder(TokioExecutor::new())
-            .pool_timer(TokioTimer::new())
-            .pool_idle_timeout(config.pool_idle)
-            .build(connector.clone());
+    fn by(connector: Connector, config: config::Upstream) -> Self {
+        let version = match (config.url.is_https(), config.http2) {
+            (true, _) => lanes::Version::Agreed,
+            (false, true) => lanes::Version::Http2,
+            (false, false) => lanes::Version::Http1,
+        };
+        let lanes = Lanes::new(connector.clone(), version, config.pool_idle);
         let host = match &config.host {
             HostHeader::Upstream => HeaderValue::from_str(config.url.authority().as_str()).ok(),
             HostHeader::Client => None,
             HostHeader::Name(name) => Some(name.clone()),
         };
-        let mut upstream = Self {
-            client,
-            connector,
-            dialer,
-            config,
-            host,
-            endpoint: None,
-            learned: Arc::default(),
-            reached: Arc::default(),
-        };
+        let mut upstream =
+            Self { lanes, connector, config, host, endpoint: None, learned: Arc::default(), reached: Arc::default() };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
     }
@@ -100,7 +100,7 @@ impl Upstream {
     /// from another would pass between threads.
     pub fn with_own_connections(&self) -> Self {
         let (learned, reached) = (self.learned.clone(), self.reached.clone());
-        Self { learned, reached, ..Self::by(self.dialer.clone(), self.config.clone()) }
+        Self { learned, reached, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
     /// What its answers have taught us.
@@ -115,9 +115,7 @@ impl Upstream {
 
     /// Whether the upstream has ever accepted a connection: tries one where none is known of.
     pub async fn is_ready(&self) -> bool {
-        if !self.reached.load(Ordering::Relaxed)
-            && let Ok(target) = self.uri("/")
-            && self.connector.clone().call(target).await.is_ok()
+        if !self.reached.load(Ordering::Relaxed) && self.connector.clone().call(origin(&self.config.url)).await.is_ok()
         {
             self.reached.store(true, Ordering::Relaxed);
         }
@@ -188,8 +186,11 @@ impl Upstream {
         Ok(response)
     }
 
-    async fn exchange(&self, request: Request<Body>, taken: &Taken) -> Result<Response<Incoming>, Failure> {
-        let sending = self.client.request(request);
+    async fn exchange(&self, mut request: Request<Body>, taken: &Taken) -> Result<Response<Incoming>, Failure> {
+        if self.lanes.may_be_http2() {
+            host_to_authority(&mut request);
+        }
+        let sending = self.lanes.request(request);
         let answered = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
@@ -203,6 +204,8 @@ impl Upstream {
                 let code = if timed_out { ErrorCode::UpstreamTimeout } else { ErrorCode::Unreachable };
                 return Err(Failure::before_run(code));
             }
+            // The server promises that it did nothing with it.
+            Ok(Err(error)) if is_refused_stream(&error) => return Err(Failure::before_run(ErrorCode::UpstreamBroke)),
             Ok(Err(_)) => ErrorCode::UpstreamBroke,
             Err(code) => code,
         };
@@ -222,7 +225,7 @@ impl Upstream {
 
     fn uri(&self, path_and_query: &str) -> Result<Uri, Failure> {
         Uri::builder()
-            .scheme("http")
+            .scheme(self.config.url.scheme())
             .authority(self.config.url.authority().clone())
             .path_and_query(path_and_query)
             .build()
@@ -252,13 +255,18 @@ impl Upstream {
             HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
             HostHeader::Upstream | HostHeader::Client => None,
         };
-        is_same(authority, self.config.url.authority()) || named.is_some_and(|named| is_same(authority, &named))
+        let port = self.config.url.default_port();
+        let is_same = |other: &Authority| {
+            authority.host().eq_ignore_ascii_case(other.host())
+                && authority.port_u16().unwrap_or(port) == other.port_u16().unwrap_or(port)
+        };
+        is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
     }
 
     fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
         let uri: Uri = location.to_str().ok()?.parse().ok()?;
         let ours = match uri.authority() {
-            Some(authority) => uri.scheme_str() == Some("http") && self.is_own(authority),
+            Some(authority) => uri.scheme_str() == Some(self.config.url.scheme()) && self.is_own(authority),
             None => uri.path().starts_with('/'),
         };
         let path = uri.path_and_query()?.as_str();
@@ -266,20 +274,35 @@ impl Upstream {
     }
 }
 
-const HTTP_PORT: u16 = 80;
-
-fn is_same(one: &Authority, other: &Authority) -> bool {
-    one.host().eq_ignore_ascii_case(other.host())
-        && one.port_u16().unwrap_or(HTTP_PORT) == other.port_u16().unwrap_or(HTTP_PORT)
+fn origin(url: &UpstreamUrl) -> Uri {
+    let parts = Uri::builder().scheme(url.scheme()).authority(url.authority().clone()).path_and_query("/");
+    parts.build().expect("the parts were taken from a URL")
 }
 
-fn source_is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if cause.downcast_ref::<std::io::Error>().is_some_and(|io| io.kind() == std::io::ErrorKind::TimedOut) {
-            return true;
-        }
-        source = cause.source();
+/// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to
+/// have, hyper writes what that one wants from the authority.
+fn host_to_authority(request: &mut Request<Body>) {
+    let Some(host) = request.headers_mut().remove(HOST) else { return };
+    let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {
+        return;
+    };
+    let mut parts = request.uri().clone().into_parts();
+    parts.authority = Some(authority);
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
     }
-    false
+}
+
+fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {
+    let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
+}
+
+fn is_refused_stream(error: &(dyn Error + 'static)) -> bool {
+    let refused = |error: &h2::Error| error.is_remote() && error.reason() == Some(h2::Reason::REFUSED_STREAM);
+    causes(error).any(|cause| cause.downcast_ref().is_some_and(refused))
+}
+
+fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use hyper::body::Incoming;
 use tracing::{debug, info};
 
 use super::body::{keep, passing_body};
@@ -20,6 +19,7 @@ use super::source::{Collected, Input, Source};
 use super::{Credentials, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::event_log::{EventLog, Head, Plain, Principal, Writer};
+use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};

@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
-use hyper::body::Incoming;
 
 use crate::clock;
+use crate::incoming::Incoming;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 

@@ -5,11 +5,11 @@ use std::pin::Pin;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
-use hyper::body::Incoming;
 
 use super::body::collect;
 use super::pump::refused_by;
 use super::reader::EventReader;
+use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 

@@ -253,6 +253,14 @@ impl Client {
         }
     }
 
+    /// The first `count` bytes the proxy sends.
+    pub(crate) async fn bytes(mut self, count: usize) -> Vec<u8> {
+        while self.input.len() < count {
+            assert_eq!(self.fill("the proxy speaks").await, None);
+        }
+        self.input
+    }
+
     /// Everything the proxy sends until the connection ends.
     pub(crate) async fn drain(mut self) -> Vec<u8> {
         while self.fill("the connection ends").await.is_none() {}

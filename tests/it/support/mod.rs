@@ -4,7 +4,9 @@
 
 pub(crate) mod client;
 pub(crate) mod mcp;
+pub(crate) mod pki;
 pub(crate) mod proxy;
+pub(crate) mod spoken;
 pub(crate) mod sse;
 pub(crate) mod upstream;
 pub(crate) mod wire;

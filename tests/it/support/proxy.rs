@@ -4,10 +4,12 @@ use super::upstream::Upstream;
 use super::within;
 use mcp_resume::app::Server;
 use mcp_resume::config::Config;
+use mcp_resume::tls::Certificates;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::Command;
@@ -17,6 +19,8 @@ use tokio::task::JoinHandle;
 /// A running sidecar; it ends with the test's runtime.
 pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
+    /// What its data listener proves itself by, if it speaks TLS.
+    pub(crate) certificates: Option<Arc<Certificates>>,
     /// Where the admin listener listens, if the configuration asks for one.
     pub(crate) admin: Option<SocketAddr>,
     shutdown: oneshot::Sender<()>,
@@ -34,6 +38,7 @@ impl Proxy {
         change(&mut config);
         let server = Server::bind(config).await.expect("a bound server");
         let (addr, admin) = (server.local_addr(), server.admin_addr());
+        let certificates = server.certificates().cloned();
         let (shutdown, asked) = oneshot::channel();
         let running = tokio::spawn(async move {
             let asked = async {
@@ -45,7 +50,7 @@ impl Proxy {
             };
             ran.expect("the server runs");
         });
-        Proxy { addr, admin, shutdown, running }
+        Proxy { addr, certificates, admin, shutdown, running }
     }
 
     /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
@@ -74,7 +79,7 @@ impl Proxy {
                 assert_eq!(child.wait().await.expect("a status").code(), Some(0));
             }
         });
-        Proxy { addr: addresses[0], admin: Some(addresses[1]), shutdown, running }
+        Proxy { addr: addresses[0], certificates: None, admin: Some(addresses[1]), shutdown, running }
     }
 
     /// Asks it to stop and waits until it has.

@@ -1,0 +1,88 @@
+//! Bodies that arrive, on either side.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+
+use bytes::Bytes;
+use http::{Request, Response, Version};
+use http_body::{Body, Frame, SizeHint};
+
+use crate::event_log::BoxError;
+
+/// A body that is being received. Unlike hyper's it never calls an HTTP/2 body complete whose sender took it back: hyper ends
+/// one that was reset with `CANCEL` or `NO_ERROR` as if all of it had come.
+#[derive(Debug)]
+pub struct Incoming {
+    body: hyper::body::Incoming,
+    is_http2: bool,
+    /// Given back when the body is done with.
+    _slot: Option<Slot>,
+}
+
+/// An HTTP/2 body that was reset before its end.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the body was reset before its end")]
+pub struct Reset;
+
+impl Incoming {
+    fn new(body: hyper::body::Incoming, version: Version) -> Self {
+        Self { body, is_http2: version == Version::HTTP_2, _slot: None }
+    }
+
+    /// The body of a request.
+    pub fn of_request(request: Request<hyper::body::Incoming>) -> Request<Self> {
+        let version = request.version();
+        request.map(|body| Self::new(body, version))
+    }
+
+    /// The body of a response, which holds `slot` as long as it lives.
+    pub fn of_response(response: Response<hyper::body::Incoming>, slot: Option<Slot>) -> Response<Self> {
+        let version = response.version();
+        response.map(|body| Self { _slot: slot, ..Self::new(body, version) })
+    }
+
+    fn is_complete(&self) -> bool {
+        !self.is_http2 || self.body.is_end_stream() || self.body.size_hint().exact() == Some(0)
+    }
+}
+
+impl Body for Incoming {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
+        if frame.is_none() && !self.is_complete() {
+            return Poll::Ready(Some(Err(Reset.into())));
+        }
+        Poll::Ready(frame.map(|frame| frame.map_err(Into::into)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// One of the calls that share a client's connections; counted until it is dropped.
+#[derive(Debug)]
+pub struct Slot(Arc<AtomicUsize>);
+
+impl Slot {
+    /// Takes one of `most`, if there is one left.
+    pub fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
+        let take = |taken: usize| (taken < most).then_some(taken + 1);
+        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(taken.clone()))
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}

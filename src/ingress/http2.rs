@@ -1,0 +1,275 @@
+//! HTTP/2 downstream: how it is recognised, and what it does differently.
+//!
+//! A connection carries many requests, so nothing here ends one for the sake of a single response: a stream that is reset is a
+//! client that left that response. Requests and responses pass as HTTP/1.1 has them, so that nothing behind this sees a
+//! difference but the version.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::header::{COOKIE, HOST};
+use http::{HeaderValue, Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::server::conn::http2;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tracing::debug;
+
+use super::connection::{Connection, Settling};
+use super::serve::{HEAD_TIMEOUT, Handle, Visit};
+use crate::clock::{self, Alarm};
+use crate::event_log::{BoxBody, BoxError};
+use crate::incoming::Incoming;
+use crate::protocol::headers;
+
+/// What every HTTP/2 connection begins with ([RFC 9113 §3.4]).
+///
+/// [RFC 9113 §3.4]: https://www.rfc-editor.org/rfc/rfc9113#section-3.4
+const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+const SNIFF_STEP: usize = 4 * 1024;
+
+/// A connection is asked so often whether its client is there, and closed when no answer comes in the second time.
+const PING_AFTER: Duration = Duration::from_secs(15);
+const PING_TIMEOUT: Duration = Duration::from_secs(15);
+/// Requests at a time on one connection. Clients may count on no fewer (RFC 9113 §6.5.2).
+const MAX_STREAMS: u32 = 100;
+/// What a client may send of one body, and of all, before it is read.
+const STREAM_WINDOW: u32 = 128 * 1024;
+const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// What is taken of a response before the client has made room for it: the less, the more "ended" means.
+const SEND_BUFFER: usize = 64 * 1024;
+/// Streams that were reset before anybody looked at them; more, and the connection is closed.
+const MAX_RESETS_UNSEEN: usize = 20;
+/// Streams that we had to reset for the client's mistakes; more, and the connection is closed.
+const MAX_MISTAKES: usize = 100;
+
+/// Reads until it is certain whether a client begins HTTP/2; what was read, and whether it does.
+pub(super) async fn sniff<Io: AsyncRead + Unpin>(io: &mut Io) -> io::Result<(BytesMut, bool)> {
+    let mut ahead = BytesMut::new();
+    while ahead.len() < PREFACE.len() && PREFACE.starts_with(&ahead) {
+        if read_step(io, &mut ahead).await? == 0 {
+            break;
+        }
+    }
+    let is_http2 = ahead.starts_with(PREFACE);
+    Ok((ahead, is_http2))
+}
+
+/// The room to read into is on the stack of the poll alone: most connections wait here for a moment only.
+async fn read_step<Io: AsyncRead + Unpin>(io: &mut Io, ahead: &mut BytesMut) -> io::Result<usize> {
+    poll_fn(|cx| {
+        let mut step = [0; SNIFF_STEP];
+        let mut buffer = ReadBuf::new(&mut step);
+        ready!(Pin::new(&mut *io).poll_read(cx, &mut buffer))?;
+        ahead.extend_from_slice(buffer.filled());
+        Poll::Ready(Ok(buffer.filled().len()))
+    })
+    .await
+}
+
+/// Serves one connection, of which `ahead` was read before.
+pub(super) async fn serve<Io, H, F>(io: Io, ahead: BytesMut, visit: Visit<H>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handle<F>,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    let Visit { peer, scheme, header_bytes, handle, mut stopping } = visit;
+    let connection = Arc::new(Connection::new(peer, scheme));
+    let mut settling = Settling::new(connection.receipts().clone());
+    let requests = Arc::new(Requests::default());
+    let begun = requests.clone();
+    let service = service_fn(move |request| {
+        let running = Running::begin(&begun);
+        let answer = handle(connection.clone(), Incoming::of_request(as_http1(request)));
+        async move { Ok::<_, Infallible>(as_http2(answer.await, running)) }
+    });
+    let mut hyper = pin!(
+        http2::Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_AFTER)
+            .keep_alive_timeout(PING_TIMEOUT)
+            .max_concurrent_streams(MAX_STREAMS)
+            .initial_stream_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_send_buf_size(SEND_BUFFER)
+            .max_header_list_size(u32::try_from(header_bytes).unwrap_or(u32::MAX))
+            .max_pending_accept_reset_streams(MAX_RESETS_UNSEEN)
+            .max_local_error_reset_streams(MAX_MISTAKES)
+            .serve_connection(TokioIo::new(Rewound { ahead, io }), service)
+    );
+    let mut stop = pin!(async move { stopping.changed().await });
+    let mut idle = Alarm::new();
+    let mut is_stopping = false;
+    let ended = poll_fn(|cx| {
+        requests.wake_when_one_ends(cx);
+        idle.set(requests.idle_since().map(|since| since + HEAD_TIMEOUT));
+        if !is_stopping && (stop.as_mut().poll(cx).is_ready() || idle.poll(cx).is_ready()) {
+            is_stopping = true;
+            hyper.as_mut().graceful_shutdown();
+        }
+        let ended = Pin::new(&mut hyper).poll(cx);
+        settling.poll(cx);
+        ended
+    })
+    .await;
+    if let Err(error) = ended {
+        debug!(%error, "connection ended");
+    }
+}
+
+/// The `:authority` as `Host`, which it takes the place of (RFC 9113 §8.3.1), and one cookie header (§8.2.3).
+fn as_http1<B>(mut request: Request<B>) -> Request<B> {
+    let authority = request.uri().authority().and_then(|authority| HeaderValue::from_str(authority.as_str()).ok());
+    let headers = request.headers_mut();
+    if let Some(host) = authority {
+        headers.insert(HOST, host);
+    }
+    let cookies: Vec<_> = headers.get_all(COOKIE).into_iter().map(HeaderValue::as_bytes).collect();
+    if cookies.len() > 1
+        && let Ok(cookie) = HeaderValue::from_bytes(&cookies.join(&b"; "[..]))
+    {
+        headers.insert(COOKIE, cookie);
+    }
+    request
+}
+
+/// Without what HTTP/2 does not know: `Connection` and all that goes with it.
+fn as_http2(mut response: Response<BoxBody>, running: Running) -> Response<BoxBody> {
+    headers::remove_hop_by_hop(response.headers_mut());
+    response.map(|body| Held { body, _running: running }.boxed_unsync())
+}
+
+/// The requests of a connection that are being answered.
+struct Requests(Mutex<Counted>);
+
+struct Counted {
+    running: usize,
+    /// Since when there is none.
+    idle_since: Instant,
+    /// The connection's own.
+    waker: Option<Waker>,
+}
+
+impl Default for Requests {
+    fn default() -> Self {
+        Self(Mutex::new(Counted { running: 0, idle_since: clock::now(), waker: None }))
+    }
+}
+
+impl Requests {
+    fn idle_since(&self) -> Option<Instant> {
+        let counted = self.lock();
+        (counted.running == 0).then_some(counted.idle_since)
+    }
+
+    fn wake_when_one_ends(&self, cx: &Context<'_>) {
+        let mut counted = self.lock();
+        if !counted.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            counted.waker = Some(cx.waker().clone());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Counted> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// One of them. Its end wakes the connection, which has no other way to know of a receipt that begins to settle.
+struct Running(Arc<Requests>);
+
+impl Running {
+    fn begin(requests: &Arc<Requests>) -> Self {
+        requests.lock().running += 1;
+        Self(requests.clone())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let mut counted = self.0.lock();
+        counted.running -= 1;
+        counted.idle_since = clock::now();
+        let waker = counted.waker.take();
+        drop(counted);
+        waker.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// A response's body with its request.
+struct Held {
+    // Dropped in this order: what the body leaves behind is there when the connection wakes.
+    body: BoxBody,
+    _running: Running,
+}
+
+impl Body for Held {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// A socket of which something was read.
+struct Rewound<Io> {
+    ahead: BytesMut,
+    io: Io,
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for Rewound<Io> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.ahead.is_empty() {
+            return Pin::new(&mut self.io).poll_read(cx, buffer);
+        }
+        let taken = buffer.remaining().min(self.ahead.len());
+        buffer.put_slice(&self.ahead.split_to(taken));
+        if self.ahead.is_empty() {
+            self.ahead = BytesMut::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<Io: AsyncWrite + Unpin> AsyncWrite for Rewound<Io> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write_vectored(cx, pieces)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,226 @@
+//! TLS: certificates that change, that are not believed, that are asked for; and how HTTP/2 is recognised.
+
+use crate::support::pki::Pki;
+use crate::support::spoken::*;
+use crate::support::*;
+use mcp_resume::app::Server;
+use mcp_resume::config::Config;
+use mcp_resume::tls::Reload;
+use std::fs;
+
+async fn shown(proxy: &Proxy, pki: &Pki) -> Vec<u8> {
+    Talker::connect(proxy.addr, Speech::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
+}
+
+#[tokio::test]
+async fn a_new_certificate_is_taken_without_a_restart_and_a_bad_one_is_not() {
+    let pki = Pki::new();
+    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
+    let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1Tls, Speech::Http1, &pki)).await;
+    let certificates = proxy.certificates.clone().expect("TLS");
+    let mut before = Talker::connect(proxy.addr, Speech::Http1Tls, &pki).await;
+    assert_eq!(certificates.reload(), Reload::Unchanged);
+
+    pki.issue();
+    assert_eq!(certificates.reload(), Reload::Taken);
+    let second = pki.certificate().to_vec();
+    assert_eq!(shown(&proxy, &pki).await, second);
+
+    // A certificate without its key, as between two writes; then no certificate at all.
+    let key = fs::read(pki.pair().key).unwrap();
+    pki.issue();
+    let new_key = fs::read(pki.pair().key).unwrap();
+    fs::write(pki.pair().key, key).unwrap();
+    assert_eq!(certificates.reload(), Reload::Refused);
+    assert_eq!(certificates.reload(), Reload::Unchanged, "a bad pair is told once");
+    assert_eq!(shown(&proxy, &pki).await, second);
+    fs::remove_file(pki.pair().key).unwrap();
+    assert_eq!(certificates.reload(), Reload::Refused);
+    assert_eq!(shown(&proxy, &pki).await, second);
+    fs::write(pki.pair().key, new_key).unwrap();
+    assert_eq!(certificates.reload(), Reload::Taken);
+    assert_eq!(shown(&proxy, &pki).await, pki.certificate().to_vec());
+
+    // Who was there before stays.
+    let answer = before.send("POST", &[], call(1));
+    speaker.next().await.json(result(1));
+    assert_eq!(answer.head().await.body().await, result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn a_server_does_not_start_with_files_it_cannot_use() {
+    let pki = Pki::new();
+    let refused = |change: fn(&mut Config, &Pki)| {
+        let mut config = Config::for_upstream("https://localhost:1/mcp").expect("a usable URL");
+        config.upstream.tls.ca = Some(pki.ca());
+        change(&mut config, &pki);
+        async move { Server::bind(config).await.err().expect("an error").to_string() }
+    };
+    let missing = refused(|config, pki| {
+        let mut pair = pki.pair();
+        pair.key = pki.path().join("none.pem");
+        config.listen.tls = Some(pair);
+    });
+    let missing = missing.await;
+    assert!(missing.starts_with("cannot read ") && missing.contains("none.pem"), "{missing}");
+    let swapped = refused(|config, pki| {
+        let pair = pki.pair();
+        config.listen.tls = Some(mcp_resume::config::KeyPair { cert: pair.key, key: pair.cert });
+    });
+    let swapped = swapped.await;
+    assert!(swapped.starts_with("there is no certificate in PEM form in "), "{swapped}");
+    let foreign = refused(|config, pki| {
+        let other = Pki::new();
+        fs::copy(other.pair().key, pki.path().join("other.pem")).unwrap();
+        let mut pair = pki.pair();
+        pair.key = pki.path().join("other.pem");
+        config.upstream.tls.identity = Some(pair);
+    });
+    let foreign = foreign.await;
+    assert!(foreign.contains("cert.pem and ") && foreign.contains(" cannot be used"), "{foreign}");
+    let no_authority = refused(|config, pki| config.upstream.tls.ca = Some(pki.pair().key));
+    let no_authority = no_authority.await;
+    assert!(no_authority.starts_with("there is no certificate in PEM form in "), "{no_authority}");
+}
+
+/// The status of `/readyz`.
+async fn readiness(proxy: &Proxy) -> u16 {
+    Request::new("GET", "/readyz").send(proxy.admin.expect("an admin listener")).await.status
+}
+
+fn with_admin(config: &mut Config) {
+    config.admin.address = Some(([127, 0, 0, 1], 0).into());
+}
+
+#[tokio::test]
+async fn an_upstream_whose_certificate_is_not_believed_is_not_reached() {
+    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+        let (pki, other) = (Pki::new(), Pki::new());
+        let speaker = Speaker::start(up, &pki).await;
+        let change = speak(Speech::Http1, up, &other);
+        let proxy = Proxy::to_url(&speaker.url(), |config| {
+            change(config);
+            with_admin(config);
+        })
+        .await;
+        let mut response = Request::post(call(1)).send(proxy.addr).await;
+        assert_eq!(response.status, 502);
+        let message = response.json().await;
+        assert_fault(&message, 1, UPSTREAM_FAILED, "upstream");
+        assert_eq!(message["error"]["data"]["mayHaveRun"], false, "{message}");
+        assert_eq!(readiness(&proxy).await, 503);
+        assert!(speaker.is_quiet());
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_in_tls_makes_the_proxy_ready() {
+    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+        let pki = Pki::new();
+        let speaker = Speaker::start(up, &pki).await;
+        let change = speak(Speech::Http1, up, &pki);
+        let proxy = Proxy::to_url(&speaker.url(), |config| {
+            change(config);
+            with_admin(config);
+        })
+        .await;
+        assert_eq!(readiness(&proxy).await, 200, "{up:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_gets_the_client_certificate_it_asks_for() {
+    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+        let pki = Pki::new();
+        let mut speaker = Speaker::start_asking(up, &pki, true).await;
+        let change = speak(Speech::Http1, up, &pki);
+        let proxy = Proxy::to_url(&speaker.url(), |config| {
+            change(config);
+            config.upstream.tls.identity = Some(pki.pair());
+        })
+        .await;
+        let pending = Request::post(call(1)).start(proxy.addr).await;
+        speaker.next().await.json(result(1));
+        assert_eq!(pending.response().await.body().await, result(1).as_bytes());
+
+        let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, up, &pki)).await;
+        assert_eq!(Request::post(call(1)).send(proxy.addr).await.status, 502, "{up:?}: without one");
+    }
+}
+
+/// What every HTTP/2 client begins with, and an empty SETTINGS frame.
+const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
+
+/// The server's own SETTINGS frame comes first of all.
+fn is_http2(answer: &[u8]) -> bool {
+    answer.len() >= 9 && answer[3] == 4 && answer[5..9] == [0; 4]
+}
+
+#[tokio::test]
+async fn a_preface_is_recognised_byte_by_byte_and_cut_anywhere() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    for at in 1..HELLO.len() {
+        let mut client = Client::connect(proxy.addr).await;
+        client.send(&HELLO[..at]).await;
+        settle(&proxy, &mut upstream).await;
+        client.send(&HELLO[at..]).await;
+        assert!(is_http2(&client.bytes(9).await), "cut at {at}");
+    }
+    let mut client = Client::connect(proxy.addr).await;
+    for byte in HELLO {
+        client.send(&[*byte]).await;
+        settle(&proxy, &mut upstream).await;
+    }
+    assert!(is_http2(&client.bytes(9).await), "byte by byte");
+}
+
+#[tokio::test]
+async fn a_request_that_begins_like_the_preface_is_answered_as_http1() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let request = Request::new("PROPFIND", "/files").bytes(proxy.addr);
+    for at in 1..12 {
+        let mut client = Client::connect(proxy.addr).await;
+        client.send(&request[..at]).await;
+        settle(&proxy, &mut upstream).await;
+        client.send(&request[at..]).await;
+        let call = upstream.next().await;
+        assert_eq!((call.method.as_str(), call.target.as_str()), ("PROPFIND", "/files"));
+        call.status(204).await;
+        assert_eq!(client.response().await.status, 204, "cut at {at}");
+    }
+}
+
+#[tokio::test]
+async fn an_http2_client_is_told_of_a_shutdown_and_its_responses_end_in_peace() {
+    for down in [Speech::Http2, Speech::Http2Tls] {
+        let pki = Pki::new();
+        let mut speaker = Speaker::start(Speech::Http1, &pki).await;
+        let proxy = Proxy::to_url(&speaker.url(), speak(down, Speech::Http1, &pki)).await;
+        let mut talker = Talker::connect(proxy.addr, down, &pki).await;
+        let answer = talker.send("POST", &[], call(1));
+        let saying = speaker.next().await.sse();
+        let mut heard = answer.head().await;
+        heard.prime().await;
+        let stopping = proxy.ask_to_stop();
+        saying.finish(result(1));
+        assert_eq!(heard.events().await, [result(1).into_bytes()]);
+        talker.closed().await;
+        stopping.await;
+    }
+}
+
+#[tokio::test]
+async fn a_body_over_the_limit_is_refused_on_its_stream_alone() {
+    let pki = Pki::new();
+    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
+    let proxy = Proxy::to_url(&speaker.url(), |config| config.limits.body_bytes = 1000).await;
+    let mut talker = Talker::connect(proxy.addr, Speech::Http2, &pki).await;
+    let refused = talker.send("POST", &[], " ".repeat(2000)).head().await;
+    assert_eq!(refused.head.status, 413);
+    assert!(!refused.head.headers.contains_key("connection"));
+    let answer = talker.send("POST", &[], call(1));
+    speaker.next().await.json(result(1));
+    assert_eq!(answer.head().await.body().await, result(1).as_bytes());
+}
