@@ -19,6 +19,9 @@ use crate::protocol::stream::Phase;
 /// A connection that is open so long after a response ended has delivered it.
 const SETTLED: Duration = Duration::from_secs(2);
 
+/// An answer is handed over in pieces of this size, each when there is room for it, so that its end means more than its beginning.
+const PIECE: usize = 64 * 1024;
+
 /// The responses of one connection that ended and are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
@@ -113,7 +116,12 @@ impl Body for Kept {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Poll::Ready(self.bytes.take().map(|bytes| Ok(Frame::data(bytes))))
+        let Some(bytes) = &mut self.bytes else { return Poll::Ready(None) };
+        let piece = bytes.split_to(bytes.len().min(PIECE));
+        if bytes.is_empty() {
+            self.bytes = None;
+        }
+        Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
     fn is_end_stream(&self) -> bool {
