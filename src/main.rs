@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::{env, fs, io};
 
 use clap::Parser;
-use mcp_resume::app::Server;
+use mcp_resume::app::{self, Server};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
@@ -59,6 +59,8 @@ fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
         .and_then(|runtime| runtime.block_on(role));
     match result {
         Ok(()) => ExitCode::SUCCESS,
+        // What the configuration names is as wrong as the configuration.
+        Err(error) if matches!(error.downcast_ref(), Some(app::Error::Tls(_))) => fail(WRONG_CONFIGURATION, error),
         Err(error) => fail(FAILED, error),
     }
 }

@@ -36,6 +36,18 @@ fn a_file_that_cannot_be_read_exits_2() {
 }
 
 #[test]
+fn a_certificate_that_cannot_be_read_exits_2() {
+    let output = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+        .args(["serve", "--upstream", "http://127.0.0.1:1/mcp", "--listen", "127.0.0.1:0", "--admin", ""])
+        .env("MCP_RESUME_LISTEN__TLS__CERT", "no/such/cert.pem")
+        .env("MCP_RESUME_LISTEN__TLS__KEY", "no/such/key.pem")
+        .output()
+        .expect("the binary runs");
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text(&output.stderr).contains("cannot read no/such/cert.pem: "), "{}", text(&output.stderr));
+}
+
+#[test]
 fn a_wrong_command_line_exits_2() {
     for arguments in [&[][..], &["serve", "--upsteam", "x"], &["demo", "--listen", "here"]] {
         assert_eq!(run(arguments).status.code(), Some(2), "{arguments:?}");

@@ -273,3 +273,126 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Rewound<Io> {
         Pin::new(&mut self.io).poll_shutdown(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use http::Uri;
+    use http_body_util::Full;
+    use hyper::client::conn::http2::{SendRequest, handshake};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::sync::watch;
+
+    use super::*;
+    use crate::upstream::whole;
+
+    /// A SETTINGS frame without settings.
+    const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
+
+    /// Serves the other end of a pipe; every request is answered after `takes`.
+    fn served(takes: Duration) -> (DuplexStream, watch::Sender<()>) {
+        let (near, far) = duplex(64 * 1024);
+        let (stop, stopping) = watch::channel(());
+        let handle = move |_: Arc<Connection>, _: Request<Incoming>| async move {
+            clock::sleep_until(clock::now() + takes).await;
+            Response::new(whole(Bytes::from_static(b"done")))
+        };
+        let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+        tokio::spawn(serve(
+            far,
+            BytesMut::new(),
+            Visit { peer, scheme: "http", header_bytes: 65_536, handle, stopping },
+        ));
+        (near, stop)
+    }
+
+    async fn until_closed(mut pipe: DuplexStream) -> Duration {
+        let begin = clock::now();
+        let mut rest = Vec::new();
+        pipe.read_to_end(&mut rest).await.expect("a pipe that ends");
+        clock::now() - begin
+    }
+
+    /// A client that answers every PING, and when its connection ended.
+    async fn speaking(pipe: DuplexStream) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<Instant>) {
+        let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(pipe)).await.expect("HTTP/2");
+        let ended = tokio::spawn(async {
+            drop(connection.await);
+            clock::now()
+        });
+        (sender, ended)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_answers_no_ping_is_gone() {
+        let (mut pipe, _stop) = served(Duration::ZERO);
+        pipe.write_all(&[PREFACE, SETTINGS].concat()).await.expect("room");
+        let took = until_closed(pipe).await;
+        assert!(took >= PING_TIMEOUT && took <= PING_AFTER + PING_TIMEOUT + Duration::from_secs(1), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_requests_is_closed() {
+        let (pipe, _stop) = served(Duration::ZERO);
+        let begin = clock::now();
+        let (_sender, ended) = speaking(pipe).await;
+        let took = ended.await.expect("it ends well") - begin;
+        assert!(took >= HEAD_TIMEOUT && took < HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_with_a_request_stays_as_long_as_that_takes() {
+        let takes = HEAD_TIMEOUT * 5;
+        let (pipe, _stop) = served(takes);
+        let begin = clock::now();
+        let (mut sender, ended) = speaking(pipe).await;
+        let request = Request::new(Full::default());
+        let (mut head, body) = request.into_parts();
+        head.uri = Uri::from_static("http://h/");
+        let response = sender.send_request(Request::from_parts(head, body)).await.expect("an answer");
+        assert_eq!(response.into_body().collect().await.expect("a body").to_bytes(), "done");
+        assert!(clock::now() - begin >= takes);
+        let took = ended.await.expect("it ends well") - begin;
+        assert!(took >= takes + HEAD_TIMEOUT && took < takes + HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn whatever_begins_otherwise_is_no_http2_and_nothing_of_it_is_lost() {
+        for (sent, expected) in [
+            (&b"GET / HTTP/1.1\r\n\r\n"[..], false),
+            (b"PRI * HTTP/1.1\r\n\r\n", false),
+            (b"PR", false),
+            (b"", false),
+            (PREFACE, true),
+            (&[PREFACE, SETTINGS].concat(), true),
+        ] {
+            for piece in 1..=sent.len().max(1) {
+                let (mut near, mut far) = duplex(piece);
+                let sent = sent.to_vec();
+                let all = sent.clone();
+                let sending = tokio::spawn(async move { near.write_all(&sent).await });
+                let (mut ahead, is_http2) = sniff(&mut far).await.expect("a pipe");
+                assert_eq!(is_http2, expected, "{all:?} by {piece}");
+                let mut rest = Vec::new();
+                far.read_to_end(&mut rest).await.expect("a pipe");
+                ahead.extend_from_slice(&rest);
+                assert_eq!(ahead, all, "by {piece}");
+                sending.await.expect("no panic").expect("a pipe");
+            }
+        }
+    }
+
+    #[test]
+    fn host_is_the_authority_and_cookies_are_one() {
+        let request = Request::get("https://a.example:8443/x")
+            .header(HOST, "b.example")
+            .header(COOKIE, "a=1")
+            .header(COOKIE, "b=2; c=3")
+            .body(())
+            .expect("a request");
+        let headers = as_http1(request).into_parts().0.headers;
+        assert_eq!(headers[HOST], "a.example:8443");
+        assert_eq!(headers.get_all(COOKIE).iter().collect::<Vec<_>>(), ["a=1; b=2; c=3"]);
+    }
+}

@@ -281,10 +281,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
     use super::*;
     use crate::upstream::whole;
-    use bytes::Bytes;
-    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
     /// One connection, and then none.
     struct Once(Option<DuplexStream>);
@@ -304,13 +305,34 @@ mod tests {
     async fn a_head_that_is_not_complete_in_time_closes_the_connection() {
         let (mut client, server) = tokio::io::duplex(1024);
         let metrics = Arc::new(Metrics::new().unwrap());
-        let handle = |_, _| async { Response::new(whole(Bytes::new())) };
-        tokio::spawn(serve(Once(Some(server)), Limits { header_bytes: 8192 }, metrics, handle, pending()));
+        let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192 };
+        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();
         let mut answer = Vec::new();
         client.read_to_end(&mut answer).await.unwrap();
         assert_eq!((answer, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_preface_that_does_not_go_on_is_waited_for_no_longer_than_a_head() {
+        for begun in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
+            let (mut near, far) = duplex(1024);
+            let (_stop, stopping) = watch::channel(());
+            let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+            let peer = SocketAddr::from(([127, 0, 0, 1], 1));
+            let visit = Visit { peer, scheme: "http", header_bytes: 65_536, handle, stopping };
+            let begin = clock::now();
+            let serving = tokio::spawn(serve_plain(far, visit));
+            near.write_all(begun).await.expect("room");
+            let mut answer = Vec::new();
+            near.read_to_end(&mut answer).await.expect("a pipe");
+            serving.await.expect("no panic");
+            let took = clock::now() - begin;
+            assert!(answer.is_empty());
+            assert!(took >= HEAD_TIMEOUT && took < HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
+        }
     }
 
     #[tokio::test]

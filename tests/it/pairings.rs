@@ -277,6 +277,22 @@ async fn an_upstream_that_resets_a_stream_has_not_ended_it() {
     }
 }
 
+#[tokio::test]
+async fn a_request_that_the_upstream_refused_did_not_run_and_is_not_sent_again() {
+    for up in [Speech::Http2, Speech::Http2Tls] {
+        for (reason, may_have_run) in [(h2::Reason::REFUSED_STREAM, false), (h2::Reason::INTERNAL_ERROR, true)] {
+            let mut stage = Stage::set(Speech::Http1, up).await;
+            let mut talker = stage.talker().await;
+            let answer = talker.send("POST", &SESSION, call(1));
+            stage.speaker.next().await.reset_stream(reason);
+            let heard = answer.head().await;
+            assert_eq!(heard.head.status, 502, "{up:?} {reason:?}");
+            assert_failed(&heard.body().await, may_have_run, &format!("{up:?} {reason:?}"));
+            assert!(stage.is_quiet(), "{up:?}: sent again");
+        }
+    }
+}
+
 #[track_caller]
 fn assert_failed(message: &[u8], may_have_run: bool, what: &str) {
     let message: serde_json::Value = serde_json::from_slice(message).expect("JSON");

@@ -11,7 +11,6 @@ use hyper::body::{Frame as BodyFrame, Incoming};
 use hyper::client::conn::{http1 as client1, http2 as client2};
 use hyper::server::conn::{http1 as server1, http2 as server2};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use std::convert::Infallible;
 use std::error::Error;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -294,7 +293,7 @@ async fn converse(
             let (reply, replied) = oneshot::channel();
             let _ = asked.send(Asked { head, body, reply, cut });
             match replied.await {
-                Ok(response) => Ok::<_, Infallible>(response),
+                Ok(response) => response,
                 Err(_) => std::future::pending().await,
             }
         }
@@ -320,14 +319,19 @@ type Kept = Box<dyn Send>;
 pub(crate) struct Asked {
     pub(crate) head: http::request::Parts,
     pub(crate) body: Bytes,
-    reply: oneshot::Sender<Response<Body>>,
+    reply: oneshot::Sender<Result<Response<Body>, h2::Error>>,
     cut: mpsc::Sender<Kept>,
 }
 
 impl Asked {
     pub(crate) fn json(self, body: impl Into<Bytes>) {
         let response = Response::builder().header("content-type", "application/json").body(whole(body));
-        let _ = self.reply.send(response.expect("a response"));
+        let _ = self.reply.send(Ok(response.expect("a response")));
+    }
+
+    /// Resets the HTTP/2 stream before the head.
+    pub(crate) fn reset_stream(self, reason: h2::Reason) {
+        let _ = self.reply.send(Err(reason.into()));
     }
 
     /// Answers, and begins an event stream.
@@ -335,7 +339,7 @@ impl Asked {
         let (pieces, body) = mpsc::unbounded_channel();
         let body = Pieces(body).boxed_unsync();
         let response = Response::builder().header("content-type", "text/event-stream").body(body);
-        let _ = self.reply.send(response.expect("a response"));
+        let _ = self.reply.send(Ok(response.expect("a response")));
         Saying { pieces, cut: self.cut }
     }
 
