@@ -16,6 +16,7 @@ use crate::event_log::BoxBody;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::sse::{Decoder, Event};
+use crate::tls;
 use crate::upstream::{Body, Forwarded, Upstream};
 
 /// An answer that is larger is not read further.
@@ -133,15 +134,15 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn new(config: &Config, headers: HeaderMap) -> Self {
+    pub(super) fn new(config: &Config, headers: HeaderMap) -> Result<Self, tls::Error> {
         let foreign = config::Upstream { host: HostHeader::Name(FOREIGN_HOST), ..config.upstream.clone() };
-        Self {
-            upstream: Upstream::new(config.upstream.clone()),
-            foreign: Upstream::new(foreign),
-            peer: Forwarded::new(config.listen.address.ip()),
+        Ok(Self {
+            upstream: Upstream::new(config.upstream.clone())?,
+            foreign: Upstream::new(foreign)?,
+            peer: Forwarded::new(config.listen.address.ip(), "http"),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
             headers,
-        }
+        })
     }
 
     /// Whether there are headers of the user's, which may be credentials.

@@ -35,7 +35,13 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
         facts.contact = Contact::Unreachable { why };
         return facts;
     }
-    let client = Client::new(config, options.headers.clone());
+    let client = match Client::new(config, options.headers.clone()) {
+        Ok(client) => client,
+        Err(error) => {
+            facts.contact = Contact::Unreachable { why: printable(&error.to_string()) };
+            return facts;
+        }
+    };
     let probe = Probe { client, limits: options.limits, silences: AtomicUsize::new(0) };
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
     facts
@@ -45,7 +51,7 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
 async fn connect(config: &Config) -> Result<(), String> {
     let authority = config.upstream.url.authority();
     let host = authority.host().trim_matches(['[', ']']);
-    let connecting = TcpStream::connect((host, authority.port_u16().unwrap_or(80)));
+    let connecting = TcpStream::connect((host, authority.port_u16().unwrap_or(config.upstream.url.default_port())));
     match tokio::time::timeout(config.upstream.connect_timeout, connecting).await {
         Ok(Ok(_)) => Ok(()),
         Ok(Err(error)) => Err(printable(&error.to_string())),
