@@ -17,19 +17,20 @@ use tracing::{info, warn};
 
 use crate::admin::Admin;
 use crate::clock;
-use crate::config::{Config, PrincipalSource};
+use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Bounds, EventLog, Identity, Principals};
 use crate::ingress::{self, Accept, Ingress, Limits, Protocols, hand_out};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
+use crate::shutdown::Drain;
 use crate::tls::{self, Certificates};
 use crate::upstream::Upstream;
 
 /// Connections that wait for one worker.
 const HANDED_MAX: usize = 1024;
-/// After the signal to stop, responses that still run get so long.
-const STOP_GRACE: Duration = Duration::from_secs(30);
+/// After the drain, connections get so long to end.
+const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// So often the listener's certificate is looked at.
 const RENEWAL: Duration = Duration::from_secs(5);
@@ -154,11 +155,14 @@ async fn attend(
     ended: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
 ) {
-    let log = ingress.log.clone();
+    let (log, drain) = (ingress.log.clone(), ingress.drain.clone());
     let sweeping = tokio::spawn(async move { log.sweep().await });
     let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
     let renewing = certificates.map(|certificates| tokio::spawn(renew(certificates)));
     shutdown.await;
+    drain.run().await;
+    // What never ends by itself.
+    drain.end().await;
     info!("stopping");
     let _ = stop.send(true);
     if tokio::time::timeout(STOP_GRACE, ended).await.is_err() {
@@ -210,7 +214,12 @@ async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped
     let Some(listener) = listener else { return };
     let limits = Limits { protocols: Protocols::Http1, header_bytes: ingress.config.limits.header_bytes };
     let metrics = ingress.metrics.clone();
-    let admin = Arc::new(Admin { metrics: metrics.clone(), upstream: ingress.upstream.clone() });
+    let admin = Arc::new(Admin {
+        metrics: metrics.clone(),
+        upstream: ingress.upstream.clone(),
+        log: ingress.log.clone(),
+        drain: ingress.drain.clone(),
+    });
     let handle = move |_, request| admin.clone().handle(request);
     ingress::serve(listener, limits, metrics, handle, stopped).await;
 }
@@ -246,8 +255,16 @@ fn compose(config: Config, local_addr: SocketAddr) -> Result<Ingress, Error> {
         keys: Keyring::new(random::bytes(), Vec::new()),
     };
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
+    let log = Arc::new(EventLog::new(identity, bounds, None));
+    // A client that was cut tries twice.
+    let retry = match config.delivery.mode {
+        Mode::Stream => config.delivery.retry,
+        Mode::Poll => config.delivery.poll_retry,
+    };
+    let patience = retry * 2 + Duration::from_secs(1);
     Ok(Ingress {
-        log: Arc::new(EventLog::new(identity, bounds, None)),
+        drain: Arc::new(Drain::new(log.clone(), config.replica.drain_timeout, patience)),
+        log,
         upstream: Arc::new(Upstream::new(config.upstream.clone())?),
         principals: Principals::new(config.auth.principal.clone(), random::bytes()),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),

@@ -57,6 +57,8 @@ pub(crate) enum Command {
     /// Validate a configuration; ask a server what it is and what the proxy will add.
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
+    /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they have.
+    Drain(Drain),
     /// Show a call that is cut off and comes back; needs nothing else.
     ///
     /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
@@ -102,6 +104,16 @@ pub(crate) struct Check {
     /// Write JSON, for programs.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Args)]
+pub(crate) struct Drain {
+    /// The configuration file of that sidecar, for its admin address (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where its admin listener is [default: 127.0.0.1:9464].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) admin: Option<String>,
 }
 
 #[derive(Args)]

@@ -28,6 +28,7 @@ pub mod ingress;
 pub mod metrics;
 pub mod protocol;
 mod random;
+pub mod shutdown;
 pub mod store;
 pub mod tls;
 pub mod upstream;

@@ -6,6 +6,7 @@ mod cli;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::{env, fs, io};
@@ -14,10 +15,10 @@ use clap::Parser;
 use mcp_resume::app::{self, Server};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Config, Flags, Log, LogFormat};
-use mcp_resume::demo;
+use mcp_resume::{demo, shutdown};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Check, Cli, Command, Demo};
+use cli::{Check, Cli, Command, Demo, Drain};
 
 const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
@@ -29,26 +30,40 @@ fn main() -> ExitCode {
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
         Command::Check(options) => check(options),
+        Command::Drain(flags) => match admin_address(&flags) {
+            Ok(address) => run(drain(address)),
+            Err(problem) => fail(WRONG_CONFIGURATION, problem),
+        },
         Command::Demo(options) => run(demo(options)),
     }
 }
 
 /// Everything outside that the configuration is made of.
 fn configure(file: Option<&Path>, flags: Flags) -> Result<Config, Box<dyn Error>> {
-    let file = match file {
-        Some(path) => {
-            let name = path.display().to_string();
-            let text =
-                fs::read_to_string(path).map_err(|error| format!("cannot read the configuration {name}: {error}"))?;
-            Some((name, text))
-        }
-        None => None,
-    };
+    let file = read_file(file)?;
     let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+    Ok(Config::load(file, environment(), flags)?)
+}
+
+/// Where the sidecar to be drained has its admin listener.
+fn admin_address(flags: &Drain) -> Result<SocketAddr, Box<dyn Error>> {
+    let file = read_file(flags.config.as_deref())?;
+    let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+    let address = Config::admin_address(file, environment(), flags.admin.clone())?;
+    address.ok_or_else(|| "that sidecar has no admin listener: admin.address is empty".into())
+}
+
+/// The file's name, for messages, and its text.
+fn read_file(path: Option<&Path>) -> Result<Option<(String, String)>, String> {
+    let Some(path) = path else { return Ok(None) };
+    let name = path.display().to_string();
+    let text = fs::read_to_string(path).map_err(|error| format!("cannot read the configuration {name}: {error}"))?;
+    Ok(Some((name, text)))
+}
+
+fn environment() -> impl Iterator<Item = (String, String)> {
     // Other programs' variables may be any bytes; ours are words and numbers.
-    let environment =
-        env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()));
-    Ok(Config::load(file, environment, flags)?)
+    env::vars_os().map(|(name, value)| (name.to_string_lossy().into(), value.to_string_lossy().into()))
 }
 
 fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
@@ -128,6 +143,12 @@ fn say(what: &(impl Display + serde::Serialize), json: bool) {
         true => announce(serde_json::to_string_pretty(what).unwrap_or_default()),
         false => announce(what.to_string().trim_end()),
     }
+}
+
+async fn drain(address: SocketAddr) -> Result<(), Box<dyn Error>> {
+    shutdown::ask(address).await?;
+    announce("drained");
+    Ok(())
 }
 
 async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {

@@ -28,6 +28,8 @@ check() {
     want "Python's venv with pip" python3-venv python3 -c 'import ensurepip, venv'
     want "nginx" nginx-light nginx -v
     want "openssl" openssl openssl version
+    want "Chromium" chromium chromium --version
+    want "ChromeDriver" chromium-driver chromedriver --version
 }
 
 check

@@ -9,6 +9,7 @@ use http::{HeaderName, HeaderValue};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
@@ -35,6 +36,18 @@ pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
     }
 }
 
+/// The one key that asking a running sidecar needs.
+pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Problems> {
+    let unreadable = raw.unreadable;
+    let mut reader = Reader::new(raw);
+    let Admin { address } = admin(&mut reader);
+    let of_key = |problem: &Problem| unreadable || problem.key == "admin.address";
+    match Problems::new(reader.finish().into_iter().filter(of_key).collect()) {
+        Some(problems) => Err(problems),
+        None => Ok(address),
+    }
+}
+
 /// `None` without a usable upstream; every other bad value stands at its default here.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let upstream = upstream(reader);
@@ -56,9 +69,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     // Decides nothing as long as there is one kind.
     reader.section("store").one_of("kind", &[("memory", ())]);
     let limits = limits(&mut reader.section("limits"));
-    let replica = Replica {
-        name: reader.section("replica").text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
-    };
+    let replica = replica(&mut reader.section("replica"));
     let log = log(&mut reader.section("log"));
     let upstream = upstream?;
     Some(Config { listen, upstream, streams, delivery, tools, auth, limits, replica, admin, log })
@@ -183,6 +194,13 @@ fn limits(s: &mut Section<'_>) -> Limits {
     Limits {
         body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
         header_bytes: s.count("header_bytes", LEAST_HEADER_BYTES).unwrap_or(64 * 1024),
+    }
+}
+
+fn replica(s: &mut Section<'_>) -> Replica {
+    Replica {
+        name: s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
+        drain_timeout: s.secs("drain_timeout_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
     }
 }
 

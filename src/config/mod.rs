@@ -226,6 +226,8 @@ pub struct Limits {
 pub struct Replica {
     /// Its stable name; `None` means host name and listen port.
     pub name: Option<String>,
+    /// How long calls may run on once the process was asked to end.
+    pub drain_timeout: Duration,
 }
 
 /// The listener for probes and metrics.
@@ -299,6 +301,22 @@ impl Config {
         raw.add_environment(env);
         raw.add_flags(flags);
         build::build(raw)
+    }
+
+    /// Where a sidecar with these layers has its admin listener; see [`Config::load`]. Only what is wrong with that key is
+    /// reported, so that the rest may be missing.
+    pub fn admin_address(
+        file: Option<(&str, &str)>,
+        env: impl IntoIterator<Item = (String, String)>,
+        flag: Option<String>,
+    ) -> Result<Option<SocketAddr>, Problems> {
+        let mut raw = raw::RawConfig::default();
+        if let Some((name, text)) = file {
+            raw.add_file(name, text);
+        }
+        raw.add_environment(env);
+        raw.add_flags(Flags { admin: flag, ..Flags::default() });
+        build::admin_address(raw)
     }
 
     /// The defaults before the server at `url`, on a free loopback port and without an admin

@@ -12,6 +12,7 @@ mod principal;
 mod retries;
 mod sessions;
 mod stream;
+mod summary;
 mod sweeper;
 #[cfg(test)]
 mod tests;
@@ -31,8 +32,10 @@ pub use principal::{Principal, Principals};
 pub use retries::{Fingerprint, Match, Registration, Retries};
 pub use sessions::{QueuedTurn, Session, Sessions, Turn};
 pub use stream::{Spec, Stream};
+pub use summary::Summary;
 pub use writer::Writer;
 
+use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, EventId, Keyring, Owner, Seq, StoreEpoch, StreamId};
 use crate::store::Store;
 use crate::{clock, random};
@@ -40,6 +43,9 @@ use sweeper::{Sweeper, Verdict};
 
 /// How often idle sessions are looked for.
 const SESSION_SWEEP: Duration = Duration::from_secs(60);
+
+/// How often a drain looks whether answers were fetched.
+const FETCH_LOOK: Duration = Duration::from_millis(50);
 
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -135,6 +141,31 @@ impl EventLog {
     /// The calls that a retry may match.
     pub fn retries(&self) -> &Arc<Retries> {
         &self.retries
+    }
+
+    /// Every stream that can be found, as an operator may see it, in no order.
+    pub fn summaries(&self) -> Vec<Summary> {
+        let now = clock::now();
+        self.streams.iter().map(|entry| entry.value().summary(now)).collect()
+    }
+
+    /// Waits until nobody can be expected to come for the answer of a stream that is over, if clients take at most `patience` to
+    /// come back.
+    pub async fn fetched(&self, patience: Duration) {
+        loop {
+            let now = clock::now();
+            let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now));
+            if !self.streams.iter().any(|entry| expects(entry.value()).is_some()) {
+                return;
+            }
+            clock::sleep_until(now + FETCH_LOOK).await;
+        }
+    }
+
+    /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
+    pub fn end_all(&self, code: ErrorCode) {
+        let streams: Vec<_> = self.streams.iter().map(|entry| entry.value().clone()).collect();
+        streams.iter().for_each(|stream| stream.expire(code));
     }
 
     /// How many streams can be found.

@@ -19,6 +19,7 @@ use super::attachment::Attachment;
 use super::binding::Binding;
 use super::inner::{Bounds, Inner};
 use super::retries::{Fingerprint, Registration};
+use super::summary::Summary;
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Handle, Seq, StreamId};
@@ -47,6 +48,7 @@ pub struct Spec {
 pub struct Stream {
     pub(super) id: StreamId,
     identity: Arc<Identity>,
+    created: Instant,
     batch: bool,
     handle: OnceLock<Handle>,
     binding: Binding,
@@ -84,6 +86,7 @@ impl Stream {
         Self {
             id,
             identity,
+            created: now,
             batch: spec.batch,
             handle: OnceLock::new(),
             binding: spec.binding,
@@ -269,10 +272,30 @@ impl Stream {
         self.lock().machine.handle_answer_lost(id);
     }
 
-    /// The session was deleted: the stream ends with an error for whatever it still owes.
-    pub fn expire(&self) {
-        self.lock().machine.handle_expire(clock::now());
+    /// Ends the stream, with the error `code` for whatever it still owes: its session was deleted, or the process ends.
+    pub fn expire(&self, code: ErrorCode) {
+        self.lock().machine.handle_expire(code, clock::now());
         self.pump.notify_one();
+    }
+
+    /// What an operator may see of it.
+    pub fn summary(&self, now: Instant) -> Summary {
+        let inner = self.lock();
+        let machine = &inner.machine;
+        Summary {
+            id: self.id,
+            kind: machine.policy().kind,
+            era: machine.policy().era,
+            phase: machine.phase(),
+            is_answered: machine.is_answered(),
+            awaits_input: machine.asks().has_outstanding() && !machine.is_sealed(),
+            is_attached: machine.reader().is_attached(),
+            age: now.saturating_duration_since(self.created),
+            reader_for: now.saturating_duration_since(machine.reader().since()),
+            events: machine.tail().0,
+            kept_events: inner.tail.len(),
+            kept_bytes: inner.tail.byte_len(),
+        }
     }
 
     /// The data of each response the stream owes, in the order of the requests; those without one are left out. In place of

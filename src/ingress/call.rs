@@ -1,6 +1,7 @@
 //! A POST that carries requests: it begins a request stream, or takes one over as its retry.
 
 use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -93,6 +94,9 @@ impl Ingress {
 
     /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out.
     fn begin(&self, posted: &Posted) -> Result<(Attachment, Beginning), ErrorCode> {
+        if self.drain.has_begun() {
+            return self.rejoin(posted);
+        }
         let Retry { fingerprint, body } = posted.retry;
         let create = || self.log.create(self.spec(posted));
         let Some(fingerprint) = fingerprint else {
@@ -106,6 +110,17 @@ impl Ingress {
             }
             Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
             Match::Same(_) => Err(ErrorCode::KeyReused),
+        }
+    }
+
+    /// In a drain a POST can only come back to a call that was begun before.
+    fn rejoin(&self, posted: &Posted) -> Result<(Attachment, Beginning), ErrorCode> {
+        let Retry { fingerprint, body } = posted.retry;
+        let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
+        match found.filter(|stream| may_return(stream, body.is_some())) {
+            Some(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
+            Some(_) => Err(ErrorCode::KeyReused),
+            None => Err(ErrorCode::Draining),
         }
     }
 
@@ -189,7 +204,11 @@ impl Ingress {
         };
         let writer = self.log.writer(stream);
         let pump = Pump::new(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
-        tokio::spawn(pump.run());
+        match stream.look(|machine| machine.policy().kind) {
+            StreamKind::Request => drop(self.drain.calls().spawn(pump.run())),
+            // It never ends by itself, so that nothing can wait for it.
+            StreamKind::Standalone => drop(tokio::spawn(pump.run())),
+        }
     }
 
     /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
@@ -214,12 +233,19 @@ impl Ingress {
 
     async fn reply(self: Arc<Self>, reply: Reply, attachment: Attachment) -> Response<BoxBody> {
         let claim = Claim::new(self.log.clone(), self.metrics.clone(), attachment);
-        let head = poll_fn(|cx| match claim.attachment() {
+        let mut head = pin!(poll_fn(|cx| match claim.attachment() {
             Some(attachment) if reply.accept.sse => self.poll_begin(attachment, cx),
             Some(attachment) => poll_answer(attachment, cx),
             None => Poll::Ready(Head::TakenOver),
-        })
-        .await;
+        }));
+        let head = tokio::select! {
+            biased;
+            head = &mut head => head,
+            () = self.drain.ended() => {
+                claim.attachment().into_iter().for_each(|attachment| attachment.stream().expire(ErrorCode::Draining));
+                head.await
+            }
+        };
         let Some((attachment, receipt)) = claim.begin() else { return self.refuse(ErrorCode::StreamLost) };
         match head {
             Head::Stream(status, head) if reply.accept.sse => {

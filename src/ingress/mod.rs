@@ -33,6 +33,7 @@ use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
+use crate::shutdown::Drain;
 use crate::upstream::{Credentials, Upstream};
 
 /// The revision whose clients are known to come back when a response ends early.
@@ -53,6 +54,8 @@ pub struct Ingress {
     pub credentials: Principals,
     /// All counters.
     pub metrics: Arc<Metrics>,
+    /// The end of the process, asked for or not.
+    pub drain: Arc<Drain>,
 }
 
 /// One request's head with what is known of its sender.

@@ -127,6 +127,9 @@ impl Ingress {
     }
 
     async fn open_standalone(&self, asked: &Asked, id: &SessionId, preface: Option<Vec<u8>>) -> Response<BoxBody> {
+        if self.drain.has_begun() {
+            return self.refuse(ErrorCode::Draining);
+        }
         let stream = self.log.create(Spec {
             policy: self.standalone_policy(),
             binding: asked.binding.clone(),
@@ -231,7 +234,9 @@ impl Ingress {
         if over && let Some(id) = &binding.session {
             let session = sessions.remove(id, &binding.principal);
             let streams = session.iter().flat_map(|session| session.streams());
-            streams.chain(sessions.standalone(id, &binding.principal)).for_each(|stream| stream.expire());
+            streams
+                .chain(sessions.standalone(id, &binding.principal))
+                .for_each(|stream| stream.expire(ErrorCode::Abandoned));
         }
         response
     }

@@ -68,11 +68,13 @@ pub enum ErrorCode {
     UpgradeRefused,
     /// The request's head is larger than `limits.header_bytes`.
     HeadTooLarge,
+    /// The proxy is on its way out: the call was not begun, or still ran at the drain's end.
+    Draining,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 18] = [
+    pub const ALL: [ErrorCode; 19] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -91,6 +93,7 @@ impl ErrorCode {
         ErrorCode::NotAcceptable,
         ErrorCode::UpgradeRefused,
         ErrorCode::HeadTooLarge,
+        ErrorCode::Draining,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -108,7 +111,7 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus => 502,
             ErrorCode::HeadTooLarge => 431,
-            ErrorCode::BoundReached | ErrorCode::StoreFailed => 503,
+            ErrorCode::BoundReached | ErrorCode::StoreFailed | ErrorCode::Draining => 503,
             ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
         }
     }
@@ -122,7 +125,7 @@ impl ErrorCode {
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus => -32010,
-            ErrorCode::CallTimedOut | ErrorCode::Abandoned => -32011,
+            ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::Draining => -32011,
             ErrorCode::StreamLost => -32012,
             ErrorCode::BoundReached | ErrorCode::BodyTooLarge | ErrorCode::HeadTooLarge | ErrorCode::StoreFailed => {
                 -32013
@@ -155,6 +158,7 @@ impl ErrorCode {
             ErrorCode::NotAcceptable => "Accept names neither application/json nor text/event-stream",
             ErrorCode::UpgradeRefused => "protocol upgrades are not proxied",
             ErrorCode::HeadTooLarge => "the request's head is larger than this proxy takes",
+            ErrorCode::Draining => "the proxy is shutting down",
         }
     }
 
@@ -168,7 +172,7 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::CallTimedOut => Side::Upstream,
-            ErrorCode::StoreFailed => Side::Proxy,
+            ErrorCode::StoreFailed | ErrorCode::Draining => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -203,6 +207,7 @@ impl ErrorCode {
             ErrorCode::NotAcceptable => "not_acceptable",
             ErrorCode::UpgradeRefused => "upgrade_refused",
             ErrorCode::HeadTooLarge => "head_too_large",
+            ErrorCode::Draining => "draining",
         }
     }
 }
@@ -258,7 +263,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::HeadTooLarge;
+        let last = ErrorCode::Draining;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -3,11 +3,11 @@
 use crate::support::*;
 use serde_json::json;
 
-fn question(id: &str) -> String {
+pub(crate) fn question(id: &str) -> String {
     json!({"jsonrpc": "2.0", "id": id, "method": "sampling/createMessage", "params": {"messages": []}}).to_string()
 }
 
-fn answer(id: &str) -> String {
+pub(crate) fn answer(id: &str) -> String {
     json!({"jsonrpc": "2.0", "id": id, "result": {"role": "assistant"}}).to_string()
 }
 

@@ -7,6 +7,7 @@
 // The tests measure how soon the proxy answers; they do not move its time.
 #![allow(clippy::disallowed_methods)]
 
+mod admin;
 mod answers;
 mod bad_input;
 mod batch;
@@ -15,6 +16,7 @@ mod check;
 mod closing;
 mod commit;
 mod cut;
+mod drain;
 mod exchange;
 mod flow;
 mod kit;

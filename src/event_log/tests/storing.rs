@@ -2,6 +2,7 @@
 
 use super::slow::Slow;
 use super::*;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Outcome;
 use crate::store::Read;
 
@@ -53,7 +54,7 @@ fn what_comes_while_the_store_works_is_the_next_batch_and_the_seal_waits_for_it(
     let message = note(1);
     let mut update = ByHand::new(writer.update(says(&message)));
     assert!(update.poll().is_pending());
-    stream.expire();
+    stream.expire(ErrorCode::Abandoned);
     store.let_one_through();
     assert!(update.poll().is_pending(), "the error is with the store");
     assert!(client.read_all().is_pending());
@@ -113,7 +114,7 @@ fn a_writer_that_is_fenced_while_the_stream_ends_still_ends_it() {
     let (stream, writer) = open_with(&store);
     let mut update = ByHand::new(writer.update(says(RESPONSE)));
     assert!(update.poll().is_pending());
-    stream.expire();
+    stream.expire(ErrorCode::Abandoned);
     ready(store.behind.take_over(stream.id()).wait()).unwrap();
     store.let_one_through();
     assert!(update.poll().is_ready());

@@ -272,9 +272,10 @@ impl Machine {
         self.asks.unanswer(id);
     }
 
-    /// The stream's session was deleted, or the process ends.
-    pub fn handle_expire(&mut self, now: Instant) {
-        self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
+    /// The stream ends whatever its upstream does, with the error `code` for whatever it owes: its session was deleted, or the
+    /// process ends.
+    pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
+        self.give_up(Outcome::Expired, Failure::after_send(code), now);
     }
 
     // ── the log and the clock ─────────────────────────────────────────────────────────────────────────────────────────
@@ -476,6 +477,18 @@ impl Machine {
             Phase::Sealed { at, .. } => Some(at.max(left) + self.policy.retention),
             Phase::Passed => Some(left + self.policy.retention),
             Phase::Waiting | Phase::Open => None,
+        }
+    }
+
+    /// Until when somebody may be expected to come for what a stream that is over holds, if a client takes at most `patience` to
+    /// come back. `None` where nobody is: it was delivered, cancelled, or nobody has an id of it. While it is read: now.
+    pub fn expects_reader(&self, patience: Duration, now: Instant) -> Option<Instant> {
+        let Phase::Sealed { outcome, at } = self.phase else { return None };
+        let wanted = self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.delivered;
+        match self.reader.is_attached() {
+            _ if !wanted || !self.reader.is_primed() => None,
+            true => Some(now),
+            false => Some(at.max(self.reader.since()) + patience).filter(|until| *until > now),
         }
     }
 

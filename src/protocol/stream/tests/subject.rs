@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::steps::{Said, Setup};
 use crate::clock;
-use crate::protocol::error::Failure;
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
@@ -247,7 +247,7 @@ impl Real {
             Input::Return(cursor) => machine.handle_return(cursor.map(Seq), now),
             Input::Touch => machine.handle_touch(now),
             Input::AnswerLost(id) => machine.handle_answer_lost(id),
-            Input::Expire => machine.handle_expire(now),
+            Input::Expire => machine.handle_expire(ErrorCode::Abandoned, now),
             Input::Delivered => machine.handle_delivered(),
             Input::Full(full) => machine.handle_full(*full, now),
             Input::Timeout => machine.handle_timeout(now),

@@ -1,0 +1,92 @@
+//! The admin listener: probes, the metrics page, the streams and their live page, the drain.
+//!
+//! Nothing here says anything that opens a stream or was said in one. Only the drain changes state, and no page of another
+//! origin can ask for it: a browser sends no `X-Drain` without asking us first.
+
+mod streams;
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+
+use crate::event_log::{BoxBody, EventLog};
+use crate::incoming::Incoming;
+use crate::ingress::respond;
+use crate::metrics::Metrics;
+use crate::shutdown::Drain;
+use crate::upstream::{Upstream, whole};
+
+/// What the request for a drain must carry, whatever its value.
+const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
+/// The live page loads its own parts and talks to its own origin.
+const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// What the pages are made from.
+pub struct Admin {
+    /// For `/metrics`.
+    pub metrics: Arc<Metrics>,
+    /// For `/readyz`.
+    pub upstream: Arc<Upstream>,
+    /// For `/streams`.
+    pub log: Arc<EventLog>,
+    /// For `/drain`, and `/readyz` during one.
+    pub drain: Arc<Drain>,
+}
+
+impl Admin {
+    /// Answers one request.
+    pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return respond::method_not_allowed();
+        }
+        match request.uri().path() {
+            "/" => page("text/html; charset=utf-8", include_str!("page.html")),
+            "/page.css" => page("text/css; charset=utf-8", include_str!("page.css")),
+            "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
+            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => self.readiness().await,
+            "/metrics" => {
+                let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+                with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
+            }
+            "/streams" => respond::json(StatusCode::OK, streams::list(self.log.summaries()).into()),
+            "/drain" if !request.headers().contains_key(X_DRAIN) || *request.method() != Method::GET => {
+                text(StatusCode::FORBIDDEN, "a drain is asked for by GET with the header X-Drain\n")
+            }
+            "/drain" => {
+                self.drain.run().await;
+                text(StatusCode::OK, "drained\n")
+            }
+            _ => text(StatusCode::NOT_FOUND, "here are /, /streams, /healthz, /readyz, /metrics and /drain\n"),
+        }
+    }
+
+    async fn readiness(&self) -> Response<BoxBody> {
+        if self.drain.has_begun() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
+        }
+        if self.upstream.is_ready().await {
+            return text(StatusCode::OK, "ready\n");
+        }
+        text(StatusCode::SERVICE_UNAVAILABLE, "the upstream has not accepted a connection yet\n")
+    }
+}
+
+fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
+    with_type(respond::status(status), HeaderValue::from_static("text/plain; charset=utf-8"), text.into())
+}
+
+/// A part of the live page, which is compiled in.
+fn page(kind: &'static str, text: &'static str) -> Response<BoxBody> {
+    let mut response = with_type(respond::status(StatusCode::OK), HeaderValue::from_static(kind), text.into());
+    response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));
+    response
+}
+
+fn with_type(mut response: Response<BoxBody>, kind: HeaderValue, body: Vec<u8>) -> Response<BoxBody> {
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    *response.body_mut() = whole(body.into());
+    response
+}

@@ -1,0 +1,73 @@
+// Shows /streams, once a second.
+"use strict";
+
+const byId = (id) => document.getElementById(id);
+
+function bytes(count) {
+  const units = ["B", "KiB", "MiB", "GiB"];
+  let unit = 0;
+  while (count >= 1024 && unit < units.length - 1) {
+    count /= 1024;
+    unit += 1;
+  }
+  return `${unit === 0 ? count : count.toFixed(1)} ${units[unit]}`;
+}
+
+function time(secs) {
+  if (secs < 60) return `${Math.floor(secs)} s`;
+  if (secs < 3600) return `${Math.floor(secs / 60)} min ${Math.floor(secs % 60)} s`;
+  return `${Math.floor(secs / 3600)} h ${Math.floor((secs % 3600) / 60)} min`;
+}
+
+function cell(row, text, classes) {
+  const made = row.insertCell();
+  made.className = classes;
+  made.textContent = text;
+  return made;
+}
+
+function show(row, stream) {
+  row.replaceChildren();
+  row.dataset.stream = stream.id;
+  const name = cell(row, stream.id, "stream");
+  const kind = document.createElement("small");
+  kind.textContent = stream.kind === "request" ? `call, ${stream.era}` : "the session's own";
+  name.append(kind);
+  cell(row, stream.state, `state ${stream.state.split(" ")[0]}`);
+  const client = stream.attached ? "attached" : "detached";
+  cell(row, `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
+  cell(row, time(stream.ageSecs), "age number");
+  cell(row, stream.events, "events number");
+  cell(row, bytes(stream.bufferedBytes), "buffered number");
+}
+
+async function refresh() {
+  const health = byId("health");
+  try {
+    const answer = await fetch("streams", { cache: "no-store" });
+    if (!answer.ok) throw new Error(`status ${answer.status}`);
+    const list = await answer.json();
+    byId("open").textContent = list.open;
+    byId("detached").textContent = list.detached;
+    byId("total").textContent = list.total;
+    byId("buffered").textContent = bytes(list.bufferedBytes);
+    const body = byId("streams");
+    const rows = new Map([...body.rows].map((row) => [row.dataset.stream, row]));
+    const now = list.streams.map((stream) => {
+      const row = rows.get(stream.id) ?? document.createElement("tr");
+      show(row, stream);
+      return row;
+    });
+    body.replaceChildren(...now);
+    byId("none").hidden = now.length > 0;
+    const hidden = list.total - now.length;
+    health.textContent = hidden > 0 ? `the youngest ${now.length} of ${list.total}` : "live";
+    health.className = "";
+  } catch (error) {
+    health.textContent = "the proxy does not answer";
+    health.className = "lost";
+  }
+  setTimeout(refresh, 1000);
+}
+
+refresh();

@@ -1,0 +1,74 @@
+//! `/streams`: what every stream is doing, as JSON.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::event_log::Summary;
+use crate::protocol::headers::Era;
+use crate::protocol::ids::StreamKind;
+use crate::protocol::stream::{Outcome, Phase};
+
+/// More are not listed, the youngest first: a page is for people.
+const LISTED_MAX: usize = 500;
+
+/// The list, with the sums of all.
+pub(super) fn list(mut streams: Vec<Summary>) -> Vec<u8> {
+    let total = streams.len();
+    let (mut open, mut detached, mut kept_bytes) = (0, 0, 0);
+    for stream in &streams {
+        let runs = !matches!(stream.phase, Phase::Sealed { .. } | Phase::Passed);
+        open += usize::from(runs);
+        detached += usize::from(runs && !stream.is_attached);
+        kept_bytes += stream.kept_bytes;
+    }
+    streams.sort_by_key(|stream| stream.age);
+    let listed: Vec<Value> = streams.iter().take(LISTED_MAX).map(entry).collect();
+    let list = json!({
+        "total": total, "open": open, "detached": detached, "bufferedBytes": kept_bytes, "streams": listed,
+    });
+    list.to_string().into_bytes()
+}
+
+fn entry(stream: &Summary) -> Value {
+    let kind = match stream.kind {
+        StreamKind::Request => "request",
+        StreamKind::Standalone => "standalone",
+    };
+    let era = match stream.era {
+        Era::Legacy => "legacy",
+        Era::Modern => "modern",
+    };
+    json!({
+        "id": stream.id.to_string(),
+        "kind": kind,
+        "era": era,
+        "state": state(stream),
+        "attached": stream.is_attached,
+        "ageSecs": secs(stream.age),
+        "attachedOrDetachedSecs": secs(stream.reader_for),
+        "events": stream.events,
+        "bufferedEvents": stream.kept_events,
+        "bufferedBytes": stream.kept_bytes,
+    })
+}
+
+/// The state in a word.
+fn state(stream: &Summary) -> &'static str {
+    match stream.phase {
+        Phase::Sealed { outcome: Outcome::Completed, .. } => "completed",
+        Phase::Sealed { outcome: Outcome::Failed, .. } => "failed",
+        Phase::Sealed { outcome: Outcome::Cancelled, .. } => "cancelled",
+        Phase::Sealed { outcome: Outcome::Expired, .. } => "expired",
+        Phase::Passed => "passed",
+        Phase::Waiting => "waiting",
+        Phase::Open if stream.awaits_input => "awaiting input",
+        Phase::Open if stream.kind == StreamKind::Request && stream.is_answered => "completed",
+        Phase::Open => "working",
+    }
+}
+
+/// To a tenth of a second.
+fn secs(duration: Duration) -> f64 {
+    (duration.as_secs_f64() * 10.0).round() / 10.0
+}

@@ -1,0 +1,125 @@
+//! The drain: how a process ends without losing a call that can still end.
+//!
+//! Once it has begun, new calls are refused and everything else goes on: running calls, resumes, answers, cancels. It is over
+//! when no call runs any more and whoever may come back for an answer has had the time to; at its timeout the calls that still
+//! run end with an error. Absent: signals (the binary has them) and listeners (the composition root has them).
+
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::HOST;
+use http::{HeaderValue, Request, StatusCode, Uri};
+use http_body_util::Empty;
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::event_log::EventLog;
+use crate::protocol::error::ErrorCode;
+
+/// Calls that were ended get so long to tell their clients.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// The end of one process, asked for or not.
+pub struct Drain {
+    log: Arc<EventLog>,
+    begun: AtomicBool,
+    /// Every running call; the standalone streams, which do not end by themselves, are none.
+    calls: TaskTracker,
+    ending: CancellationToken,
+    /// So long may calls run on.
+    timeout: Duration,
+    /// So long a client may take to come back for an answer.
+    patience: Duration,
+}
+
+impl Drain {
+    /// One that has not begun.
+    pub fn new(log: Arc<EventLog>, timeout: Duration, patience: Duration) -> Self {
+        let (begun, calls, ending) = (AtomicBool::new(false), TaskTracker::new(), CancellationToken::new());
+        Self { log, begun, calls, ending, timeout, patience }
+    }
+
+    /// Whether new calls are to be refused.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Where running calls are counted.
+    pub fn calls(&self) -> &TaskTracker {
+        &self.calls
+    }
+
+    /// Resolves when calls that still run are ended.
+    pub async fn ended(&self) {
+        self.ending.cancelled().await;
+    }
+
+    /// Drains, and returns when that is over: at the timeout at the latest. Asked for again, it waits for the same end. Dropping
+    /// the future does not call the drain off.
+    pub async fn run(&self) {
+        if !self.begun.swap(true, Ordering::Relaxed) {
+            info!(calls = self.calls.len(), "draining");
+        }
+        self.calls.close();
+        let over = async {
+            self.calls.wait().await;
+            self.log.fetched(self.patience).await;
+        };
+        if tokio::time::timeout(self.timeout, over).await.is_err() {
+            warn!(calls = self.calls.len(), "calls that still ran at the drain's timeout are ended");
+            self.end().await;
+        }
+        info!("drained");
+    }
+
+    /// Ends what still runs, with an error where an answer is owed.
+    pub async fn end(&self) {
+        self.log.end_all(ErrorCode::Draining);
+        self.ending.cancel();
+        let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
+    }
+}
+
+/// Why a sidecar could not be drained from outside.
+#[derive(Debug, thiserror::Error)]
+pub enum AskError {
+    /// Nobody answers there.
+    #[error("no admin listener answers at {0}: {1}")]
+    Unreachable(SocketAddr, #[source] io::Error),
+    /// The connection ended before the drain had.
+    #[error("the connection ended before the drain had: {0}")]
+    Broken(#[from] hyper::Error),
+    /// It is no sidecar, or it refuses.
+    #[error("{0} answers {1}: is that the admin listener?")]
+    Refused(SocketAddr, StatusCode),
+}
+
+/// Asks the sidecar whose admin listener is at `address` to drain, and returns when it has.
+///
+/// # Errors
+/// When it is not there, refuses, or ends before.
+pub async fn ask(address: SocketAddr) -> Result<(), AskError> {
+    let stream = TcpStream::connect(address).await.map_err(|error| AskError::Unreachable(address, error))?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let mut request = Request::new(Empty::<Bytes>::new());
+    *request.uri_mut() = Uri::from_static("/drain");
+    request.headers_mut().insert(HOST, HeaderValue::from_str(&address.to_string()).expect("an address is ASCII"));
+    request.headers_mut().insert("x-drain", HeaderValue::from_static("1"));
+    let asking = sender.send_request(request);
+    let response = tokio::select! {
+        response = asking => response?,
+        ended = connection => { ended?; return Err(AskError::Refused(address, StatusCode::SERVICE_UNAVAILABLE)) }
+    };
+    match response.status() {
+        StatusCode::OK => Ok(()),
+        status => Err(AskError::Refused(address, status)),
+    }
+}

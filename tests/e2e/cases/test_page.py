@@ -1,0 +1,46 @@
+"""The live page of the admin listener, in a browser, during a call whose client is away."""
+
+import asyncio
+
+import pytest
+
+from harness import stack
+from harness.browser import browser
+from harness.raw import ask, call, open_session
+from harness.stack import eventually
+
+pytestmark = pytest.mark.anyio
+
+SERVER = "typescript-v1"
+
+# The first row, the youngest stream: what each of its cells says.
+ROW = """
+const row = document.querySelector("#streams tr");
+const text = (name) => row.querySelector(`.${name}`).textContent;
+return row && {state: text("state"), client: text("client"), events: Number(text("events")), buffered: text("buffered")};
+"""
+
+
+async def test_a_call_is_followed_from_attached_to_detached_to_its_end(servers, start, key):
+    proxy = start(stack.start_proxy, servers[SERVER]).found
+    session = await open_session(proxy["port"])
+    with browser() as page:
+
+        async def row(wanted):
+            """The row, once it is as wanted."""
+            await eventually(lambda: (found := page.run(ROW)) is not None and wanted(found))
+            return page.run(ROW)
+
+        await asyncio.to_thread(page.open, f"http://127.0.0.1:{proxy['admin']}/")
+        answer = await ask(proxy["port"], body=call(1, "long", steps=12, interval_ms=500, key=key), **session)
+        first = await row(lambda row: row["state"] == "working" and row["events"] > 0)
+        assert first["client"].startswith("attached")
+        answer.reset()
+        away = await row(lambda row: row["client"].startswith("detached"))
+        assert away["state"] == "working"
+        assert page.run("return document.querySelector('#detached').textContent") == "1"
+        later = await row(lambda row: row["events"] > away["events"])
+        assert later["client"].startswith("detached")
+        done = await row(lambda row: row["state"] == "completed")
+        assert done["events"] == 13
+        assert page.run("return document.querySelector('#health').textContent") == "live"

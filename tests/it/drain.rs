@@ -1,0 +1,155 @@
+//! The end of the process: nothing that can still end is lost, nothing new begins.
+
+use crate::answers::{answer, question};
+use crate::support::*;
+use mcp_resume::config::Config;
+
+const SHUTTING_DOWN: &str = "the proxy is shutting down";
+
+async fn observed(change: impl FnOnce(&mut Config)) -> (Upstream, Proxy, Session) {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| {
+        c.admin.address = Some(([127, 0, 0, 1], 0).into());
+        change(c);
+    })
+    .await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    (upstream, proxy, session)
+}
+
+async fn admin(proxy: &Proxy, request: Request) -> (u16, String) {
+    let mut response = request.send(proxy.admin.expect("an admin listener")).await;
+    let body = response.body().await;
+    (response.status, String::from_utf8(body).expect("text"))
+}
+
+fn get(path: &str) -> Request {
+    Request::new("GET", path)
+}
+
+/// Asks for a drain and waits until it has begun.
+async fn begin_drain(proxy: &Proxy) -> Client {
+    let draining = get("/drain").with("X-Drain", "1").start(proxy.admin.expect("an admin listener")).await;
+    while admin(proxy, get("/readyz")).await.1 != "draining\n" {}
+    draining
+}
+
+#[tokio::test]
+async fn what_runs_goes_on_and_what_is_new_is_refused() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    let draining = begin_drain(&proxy).await;
+    assert_eq!(admin(&proxy, get("/readyz")).await, (503, "draining\n".to_owned()));
+    assert_eq!(admin(&proxy, get("/healthz")).await.0, 200);
+
+    let mut refused = session.post(call(2)).send(proxy.addr).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    let message = refused.json().await;
+    assert_eq!((&message["id"], &message["error"]["message"]), (&2.into(), &SHUTTING_DOWN.into()));
+    assert_eq!(message["error"]["data"]["mayHaveRun"], false);
+    assert_eq!(session.get().send(proxy.addr).await.status, 503);
+
+    // A question, its answer, and a client that comes back: all of it as ever.
+    sse.event(question("q")).await;
+    assert_eq!(response.event().await.bytes(), question("q").as_bytes());
+    let answered = session.post(answer("q")).start(proxy.addr).await;
+    upstream.expect("response").await.status(202).await;
+    assert_eq!(answered.response().await.status, 202);
+    response.reset();
+    let mut back = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    back.prime().await;
+    sse.finish(result(1)).await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+    drop(back);
+
+    let mut drained = draining.response().await;
+    assert_eq!((drained.status, drained.body().await), (200, b"drained\n".to_vec()));
+}
+
+#[tokio::test]
+async fn a_call_whose_client_is_away_ends_and_is_fetched() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    let addr = proxy.addr;
+    let stopped = proxy.ask_to_stop();
+    sse.finish(result(1)).await;
+    let mut back = session.resume(&place.at(0)).send(addr).await.sse();
+    back.prime().await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+    drop(back);
+    stopped.await;
+}
+
+#[tokio::test]
+async fn a_retry_of_a_running_call_is_a_resume() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let request = session.post(call(1));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    response.prime().await;
+    response.reset();
+    begin_drain(&proxy).await;
+    let mut again = request.send(proxy.addr).await.sse();
+    again.prime().await;
+    sse.finish(result(1)).await;
+    assert_eq!(again.event().await.bytes(), result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn at_the_timeout_calls_end_with_an_error_and_their_upstream_is_closed() {
+    let (mut upstream, proxy, session) = observed(|c| c.replica.drain_timeout = SOON).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    // One that has no head yet, so that its client gets a status.
+    let waiting = session.post(call(2)).start(proxy.addr).await;
+    let unanswered = upstream.expect("tools/call").await;
+    proxy.stop().await;
+    let message = response.event().await.json();
+    assert_eq!((&message["id"], &message["error"]["message"]), (&1.into(), &SHUTTING_DOWN.into()));
+    assert_eq!(message["error"]["data"]["mayHaveRun"], true);
+    response.ends().await;
+    sse.closed().await;
+    let mut waiting = waiting.response().await;
+    assert_eq!((waiting.status, &waiting.json().await["id"]), (503, &2.into()));
+    drop(unanswered);
+}
+
+#[tokio::test]
+async fn a_sessions_own_stream_does_not_keep_the_process() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let pending = session.get().start(proxy.addr).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    sse.event(progress(1)).await;
+    response.event().await;
+    proxy.stop().await;
+    response.ends().await;
+    sse.closed().await;
+}
+
+#[tokio::test]
+async fn nobody_drains_it_by_a_link() {
+    let (_upstream, proxy, _session) = observed(|_| {}).await;
+    assert_eq!(admin(&proxy, get("/drain")).await.0, 403);
+    assert_eq!(admin(&proxy, get("/drain").method("POST").with("X-Drain", "1")).await.0, 405);
+    assert_eq!(admin(&proxy, get("/readyz")).await.0, 200);
+}
+
+#[tokio::test]
+async fn the_command_waits_until_it_is_drained() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    let asked = tokio::spawn(mcp_resume::shutdown::ask(proxy.admin.expect("an admin listener")));
+    while admin(&proxy, get("/readyz")).await.1 != "draining\n" {}
+    assert!(!asked.is_finished());
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    within("the drain ends", asked).await.expect("no panic").expect("drained");
+}
