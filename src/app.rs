@@ -219,6 +219,7 @@ async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped
         upstream: ingress.upstream.clone(),
         log: ingress.log.clone(),
         drain: ingress.drain.clone(),
+        hosts: ingress.config.admin.allowed_hosts.clone(),
     });
     let handle = move |_, request| admin.clone().handle(request);
     ingress::serve(listener, limits, metrics, handle, stopped).await;

@@ -14,6 +14,8 @@ use crate::event_log::{BoxBody, EventLog};
 use crate::incoming::Incoming;
 use crate::ingress::respond;
 use crate::metrics::Metrics;
+use crate::protocol::access::AllowedHosts;
+use crate::protocol::error::ErrorCode;
 use crate::shutdown::Drain;
 use crate::upstream::{Upstream, whole};
 
@@ -32,11 +34,18 @@ pub struct Admin {
     pub log: Arc<EventLog>,
     /// For `/drain`, and `/readyz` during one.
     pub drain: Arc<Drain>,
+    /// By which names it may be asked.
+    pub hosts: AllowedHosts,
 }
 
 impl Admin {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
+        // A browser that was led here by a name of its own gets nothing to read.
+        if !self.hosts.admit(request.uri(), request.headers()) {
+            self.metrics.observe_reject(ErrorCode::HostRefused);
+            return respond::refusal(ErrorCode::HostRefused);
+        }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return respond::method_not_allowed();
         }

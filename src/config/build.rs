@@ -16,6 +16,7 @@ use super::{
     Admin, Auth, Config, Delivery, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime, PrincipalSource,
     Problems, Replica, Streams, Tool, Upstream, UpstreamTls, UpstreamUrl,
 };
+use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
 const YEAR: u64 = 365 * 24 * 60 * 60;
@@ -40,7 +41,7 @@ pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
 pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Problems> {
     let unreadable = raw.unreadable;
     let mut reader = Reader::new(raw);
-    let Admin { address } = admin(&mut reader);
+    let Admin { address, .. } = admin(&mut reader, None);
     let of_key = |problem: &Problem| unreadable || problem.key == "admin.address";
     match Problems::new(reader.finish().into_iter().filter(of_key).collect()) {
         Some(problems) => Err(problems),
@@ -51,8 +52,9 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
 /// `None` without a usable upstream; every other bad value stands at its default here.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let upstream = upstream(reader);
-    let listen = listen(reader);
-    let admin = admin(reader);
+    let hosts = allowed_hosts(&mut reader.section("listen"));
+    let listen = listen(reader, hosts.clone());
+    let admin = admin(reader, hosts);
     if admin.address == Some(listen.address) && listen.address.port() != 0 {
         let text = format!("the data and the admin listener both have {}", listen.address);
         reader.clash([("admin", "address"), ("listen", "address")], text);
@@ -73,12 +75,6 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let log = log(&mut reader.section("log"));
     let upstream = upstream?;
     Some(Config { listen, upstream, streams, delivery, tools, auth, limits, replica, admin, log })
-}
-
-fn listen(reader: &mut Reader) -> Listen {
-    let address = reader.section("listen").text("address", socket_address);
-    let tls = key_pair(reader, "listen.tls");
-    Listen { address: address.unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080))), tls }
 }
 
 /// `cert` and `key` of a section: both or none.
@@ -131,13 +127,47 @@ fn upstream_tls(reader: &mut Reader) -> UpstreamTls {
     UpstreamTls { ca, identity: key_pair(reader, "upstream.tls") }
 }
 
-fn admin(reader: &mut Reader) -> Admin {
+/// `None`: nothing was said.
+fn allowed_hosts(s: &mut Section<'_>) -> Option<Vec<HostPattern>> {
+    s.list("allowed_hosts", 1)
+}
+
+fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
+    let tls = key_pair(reader, "listen.tls");
+    let mut s = reader.section("listen");
+    let address = s.text("address", socket_address).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080)));
+    let origins = s.list("allowed_origins", 0);
+    let is_loopback = address.ip().is_loopback();
+    Listen {
+        address,
+        tls,
+        allowed_hosts: match hosts {
+            Some(hosts) if hosts.iter().any(HostPattern::is_any) => AllowedHosts::Any,
+            Some(hosts) => AllowedHosts::Listed(hosts),
+            None if is_loopback => AllowedHosts::Loopback,
+            None => AllowedHosts::Any,
+        },
+        allowed_origins: match origins {
+            Some(origins) if origins.contains(&OriginPattern::Any) => AllowedOrigins::Any,
+            Some(origins) => AllowedOrigins::Listed(origins),
+            None if is_loopback => AllowedOrigins::Loopback,
+            None => AllowedOrigins::OwnHost,
+        },
+    }
+}
+
+fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
     let optional = |text: &str| match text {
         "" => Ok(None),
         text => socket_address(text).map(Some),
     };
     let address = reader.section("admin").text("address", optional);
-    Admin { address: address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464)))) }
+    let address = address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
+    let is_loopback = address.is_none_or(|address| address.ip().is_loopback());
+    // What probes a pod asks by its address.
+    let allowed_hosts =
+        if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };
+    Admin { address, allowed_hosts }
 }
 
 fn streams(reader: &mut Reader) -> Streams {

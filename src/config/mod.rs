@@ -32,6 +32,8 @@ use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
 
+use crate::protocol::access::{AllowedHosts, AllowedOrigins};
+
 /// Everything `serve` is told. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -64,6 +66,11 @@ pub struct Listen {
     pub address: SocketAddr,
     /// What the listener proves itself by; `None` speaks no TLS.
     pub tls: Option<KeyPair>,
+    /// By which names it may be asked. Where nothing is said: those of this machine on a loopback address, else any.
+    pub allowed_hosts: AllowedHosts,
+    /// Whose pages it answers. Where nothing is said: those of this machine on a loopback address, else those of the host
+    /// that is asked.
+    pub allowed_origins: AllowedOrigins,
 }
 
 /// A certificate with its key, as the PEM files they are in.
@@ -235,6 +242,8 @@ pub struct Replica {
 pub struct Admin {
     /// `None` opens no such listener.
     pub address: Option<SocketAddr>,
+    /// By which names it may be asked: on a loopback address those of this machine and of `listen.allowed_hosts`, else any.
+    pub allowed_hosts: AllowedHosts,
 }
 
 /// What is logged, and how.

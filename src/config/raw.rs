@@ -43,6 +43,8 @@ pub(super) enum Value {
     Text(String),
     /// From a place without types: whatever the key's reader can make of it.
     Untyped(String),
+    /// Texts.
+    List(Vec<String>),
     /// A TOML value no key takes, by the name of what it is.
     Other(&'static str),
 }
@@ -214,7 +216,11 @@ impl From<&DeValue<'_>> for Value {
                 .map_or(Value::Other("one this large"), Value::Integer),
             DeValue::Float(_) => Value::Other("a fraction"),
             DeValue::Datetime(_) => Value::Other("a date"),
-            DeValue::Array(_) => Value::Other("a list"),
+            DeValue::Array(items) => {
+                let text = |item: &Spanned<DeValue<'_>>| item.get_ref().as_str().map(str::to_owned);
+                let texts = items.iter().map(text).collect::<Option<Vec<_>>>();
+                texts.map_or(Value::Other("a list of other things"), Value::List)
+            }
             DeValue::Table(_) => Value::Other("a section"),
         }
     }
@@ -227,6 +233,7 @@ impl Value {
             Value::Integer(_) => "a number",
             Value::Boolean(_) => "true or false",
             Value::Text(_) | Value::Untyped(_) => "a text in quotes",
+            Value::List(_) => "a list",
             Value::Other(name) => name,
         }
     }

@@ -128,7 +128,7 @@ impl Section<'_> {
         self.take(key, |value| match value {
             Value::Boolean(flag) => Ok(*flag),
             Value::Untyped(text) => text.parse().map_err(|_| "must be true or false".to_owned()),
-            Value::Integer(_) | Value::Text(_) | Value::Other(_) => {
+            Value::Integer(_) | Value::Text(_) | Value::List(_) | Value::Other(_) => {
                 Err(format!("must be true or false, not {}", value.type_name()))
             }
         })
@@ -138,9 +138,31 @@ impl Section<'_> {
     pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> Checked<T>) -> Option<T> {
         self.take(key, |value| match value {
             Value::Text(text) | Value::Untyped(text) => check(text),
-            Value::Integer(_) | Value::Boolean(_) | Value::Other(_) => {
+            Value::Integer(_) | Value::Boolean(_) | Value::List(_) | Value::Other(_) => {
                 Err(format!("must be a text in quotes, not {}", value.type_name()))
             }
+        })
+    }
+
+    /// A list of at least `min` texts with a type of their own: in TOML an array, elsewhere separated by commas.
+    pub(super) fn list<T: FromStr<Err: Display>>(&mut self, key: &'static str, min: usize) -> Option<Vec<T>> {
+        self.take(key, |value| {
+            let items: Vec<&str> = match value {
+                Value::List(items) => items.iter().map(String::as_str).collect(),
+                Value::Untyped(text) => text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect(),
+                Value::Integer(_) | Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                    return Err(format!("must be a list of texts, not {}", value.type_name()));
+                }
+            };
+            if items.len() < min {
+                return Err(format!("must have at least {min} in it"));
+            }
+            let (good, bad): (Vec<_>, Vec<_>) = items
+                .into_iter()
+                .map(|item| item.parse().map_err(|error: T::Err| format!("{item:?} {error}")))
+                .partition(Result::is_ok);
+            let problems: Vec<String> = bad.into_iter().filter_map(Result::err).collect();
+            if problems.is_empty() { Ok(good.into_iter().flatten().collect()) } else { Err(problems.join("; ")) }
         })
     }
 
@@ -165,7 +187,7 @@ impl Section<'_> {
             let number = match value {
                 Value::Integer(number) => u64::try_from(*number).ok(),
                 Value::Untyped(text) => text.parse().ok(),
-                Value::Boolean(_) | Value::Text(_) | Value::Other(_) => {
+                Value::Boolean(_) | Value::Text(_) | Value::List(_) | Value::Other(_) => {
                     return Err(format!("must be a whole number, not {}", value.type_name()));
                 }
             };

@@ -309,6 +309,58 @@ fn principals_and_log_levels() {
 }
 
 #[test]
+fn hosts_and_origins_depend_on_the_address_unless_they_are_said() {
+    let of = |listen: &str, more: &str| from_file(&format!("[listen]\naddress = '{listen}'\n{more}")).unwrap();
+    let local = of("127.0.0.1:1", "");
+    assert_eq!(local.listen.allowed_hosts, AllowedHosts::Loopback);
+    assert_eq!(local.listen.allowed_origins, AllowedOrigins::Loopback);
+    assert_eq!(of("[::1]:1", "").listen.allowed_hosts, AllowedHosts::Loopback);
+    assert_eq!(local.admin.allowed_hosts, AllowedHosts::LoopbackAnd(vec![]));
+    let public = of("0.0.0.0:1", "[admin]\naddress = '0.0.0.0:2'");
+    assert_eq!(public.listen.allowed_hosts, AllowedHosts::Any);
+    assert_eq!(public.listen.allowed_origins, AllowedOrigins::OwnHost);
+    assert_eq!(public.admin.allowed_hosts, AllowedHosts::Any);
+
+    let said = of("127.0.0.1:1", "allowed_hosts = ['a.example', '*.b.example:1']\nallowed_origins = ['https://c']");
+    let hosts = vec!["a.example".parse().unwrap(), "*.b.example:1".parse().unwrap()];
+    assert_eq!(said.listen.allowed_hosts, AllowedHosts::Listed(hosts.clone()));
+    assert_eq!(said.admin.allowed_hosts, AllowedHosts::LoopbackAnd(hosts));
+    assert_eq!(said.listen.allowed_origins, AllowedOrigins::Listed(vec!["https://c".parse().unwrap()]));
+    let all = of("127.0.0.1:1", "allowed_hosts = ['a', '*']\nallowed_origins = ['null', '*']");
+    assert_eq!((all.listen.allowed_hosts, all.listen.allowed_origins), (AllowedHosts::Any, AllowedOrigins::Any));
+    let nobody = of("127.0.0.1:1", "allowed_origins = []");
+    assert_eq!(nobody.listen.allowed_origins, AllowedOrigins::Listed(vec![]));
+
+    let env =
+        [("MCP_RESUME_LISTEN__ALLOWED_HOSTS", "a.example, b.example:1,"), ("MCP_RESUME_LISTEN__ALLOWED_ORIGINS", "")];
+    let listen = from_env(&env).unwrap().listen;
+    let hosts = vec!["a.example".parse().unwrap(), "b.example:1".parse().unwrap()];
+    assert_eq!(listen.allowed_hosts, AllowedHosts::Listed(hosts));
+    assert_eq!(listen.allowed_origins, AllowedOrigins::Listed(vec![]));
+}
+
+#[test]
+fn lists_are_checked_entry_by_entry() {
+    let lines = lines(from_file(
+        "[listen]\nallowed_hosts = ['good', 'http://bad', 'b:x']\nallowed_origins = 'https://h'\n[log]\nlevel = ['info']",
+    ));
+    let expected = [
+        r#"c.toml:2: listen.allowed_hosts: "http://bad" must be a host"#,
+        "c.toml:3: listen.allowed_origins: must be a list of texts, not a text in quotes",
+        "c.toml:5: log.level: must be a text in quotes, not a list",
+    ];
+    assert_eq!(lines.len(), expected.len(), "{lines:#?}");
+    for (line, expected) in lines.iter().zip(expected) {
+        assert!(line.starts_with(expected), "{line}\nis not {expected}…");
+    }
+    assert!(lines[0].contains(r#"; "b:x" must be"#), "{}", lines[0]);
+    for bad in ["allowed_hosts = []", "allowed_hosts = [1]", "allowed_origins = [['x']]", "allowed_origins = ['h']"] {
+        assert!(from_file(&format!("[listen]\n{bad}")).is_err(), "{bad}");
+    }
+    assert!(from_env(&[("MCP_RESUME_LISTEN__ALLOWED_HOSTS", "")]).is_err());
+}
+
+#[test]
 fn debug_shows_no_query() {
     let config = Config::for_upstream("http://h:1/mcp?key=hunter2").unwrap();
     assert_eq!(config.upstream.url.query(), Some("key=hunter2"));

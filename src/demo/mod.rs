@@ -111,9 +111,13 @@ pub async fn run(options: Options) -> Result<(), Error> {
 
 /// The defaults of `serve`, but for where to listen.
 fn config(server: &Server, options: &Options) -> Result<Config, config::Problems> {
-    let mut config = Config::for_upstream(&format!("http://{}/mcp", server.address()))?;
-    config.listen.address = options.listen;
-    Ok(config)
+    let flags = config::Flags {
+        upstream: Some(format!("http://{}/mcp", server.address())),
+        listen: Some(options.listen.to_string()),
+        admin: Some(String::new()),
+        store: None,
+    };
+    Config::load(None, [], flags)
 }
 
 /// What the commands at the end are filled in with: a call that has been made.

@@ -91,6 +91,9 @@ impl Ingress {
         if head_bytes(&parts) > self.config.limits.header_bytes {
             return self.refuse(ErrorCode::HeadTooLarge);
         }
+        if let Err(code) = self.admit(&parts) {
+            return self.refuse(code);
+        }
         if wants_tunnel(&parts) {
             return self.refuse(ErrorCode::UpgradeRefused);
         }
@@ -105,6 +108,18 @@ impl Ingress {
             };
         }
         Box::pin(self.by_head(asked, body)).await
+    }
+
+    /// Whether the request was meant for this proxy, and a page it may come from; whatever it asks for.
+    fn admit(&self, parts: &Parts) -> Result<(), ErrorCode> {
+        let listen = &self.config.listen;
+        if !listen.allowed_hosts.admit(&parts.uri, &parts.headers) {
+            return Err(ErrorCode::HostRefused);
+        }
+        if !listen.allowed_origins.admit(&parts.uri, &parts.headers) {
+            return Err(ErrorCode::OriginRefused);
+        }
+        Ok(())
     }
 
     async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {

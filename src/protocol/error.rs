@@ -70,11 +70,15 @@ pub enum ErrorCode {
     HeadTooLarge,
     /// The proxy is on its way out: the call was not begun, or still ran at the drain's end.
     Draining,
+    /// The request asks for a host that is not in `listen.allowed_hosts`.
+    HostRefused,
+    /// The request comes from a page whose origin is not in `listen.allowed_origins`.
+    OriginRefused,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 19] = [
+    pub const ALL: [ErrorCode; 21] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -94,6 +98,8 @@ impl ErrorCode {
         ErrorCode::UpgradeRefused,
         ErrorCode::HeadTooLarge,
         ErrorCode::Draining,
+        ErrorCode::HostRefused,
+        ErrorCode::OriginRefused,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -101,6 +107,7 @@ impl ErrorCode {
         match self {
             ErrorCode::NotJson | ErrorCode::BadRequest => 400,
             ErrorCode::StreamLost => 200,
+            ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooLarge => 413,
             ErrorCode::KeyReused => 422,
@@ -131,9 +138,12 @@ impl ErrorCode {
                 -32013
             }
             ErrorCode::NotJson => -32700,
-            ErrorCode::BadRequest | ErrorCode::KeyReused | ErrorCode::NotAcceptable | ErrorCode::UpgradeRefused => {
-                -32600
-            }
+            ErrorCode::BadRequest
+            | ErrorCode::KeyReused
+            | ErrorCode::NotAcceptable
+            | ErrorCode::UpgradeRefused
+            | ErrorCode::HostRefused
+            | ErrorCode::OriginRefused => -32600,
         }
     }
 
@@ -159,6 +169,8 @@ impl ErrorCode {
             ErrorCode::UpgradeRefused => "protocol upgrades are not proxied",
             ErrorCode::HeadTooLarge => "the request's head is larger than this proxy takes",
             ErrorCode::Draining => "the proxy is shutting down",
+            ErrorCode::HostRefused => "this proxy is not asked by that host name (listen.allowed_hosts)",
+            ErrorCode::OriginRefused => "this proxy does not answer pages of that origin (listen.allowed_origins)",
         }
     }
 
@@ -182,7 +194,9 @@ impl ErrorCode {
             | ErrorCode::HeadTooLarge
             | ErrorCode::KeyReused
             | ErrorCode::NotAcceptable
-            | ErrorCode::UpgradeRefused => Side::Client,
+            | ErrorCode::UpgradeRefused
+            | ErrorCode::HostRefused
+            | ErrorCode::OriginRefused => Side::Client,
         }
     }
 
@@ -208,6 +222,8 @@ impl ErrorCode {
             ErrorCode::UpgradeRefused => "upgrade_refused",
             ErrorCode::HeadTooLarge => "head_too_large",
             ErrorCode::Draining => "draining",
+            ErrorCode::HostRefused => "host_refused",
+            ErrorCode::OriginRefused => "origin_refused",
         }
     }
 }
@@ -263,7 +279,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::Draining;
+        let last = ErrorCode::OriginRefused;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -4,6 +4,7 @@
 //! machine. Absent, on purpose: sockets, tasks, clocks and randomness; nothing here imports anything else of this crate, so
 //! that every protocol bug can be replayed by a short synchronous test.
 
+pub mod access;
 pub mod classify;
 pub mod error;
 pub mod headers;

@@ -7,6 +7,7 @@
 // The tests measure how soon the proxy answers; they do not move its time.
 #![allow(clippy::disallowed_methods)]
 
+mod access;
 mod admin;
 mod answers;
 mod bad_input;

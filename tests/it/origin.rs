@@ -255,7 +255,7 @@ async fn a_forwarded_answer_teaches_the_cors_headers_too() {
         Request::new("PUT", "/mcp").with_body("x"),
     ];
     for (nth, request) in teaching.into_iter().enumerate() {
-        let origin = format!("http://page-{nth}.test");
+        let origin = format!("http://localhost:{nth}1");
         let request = request.with("Origin", &origin);
         let pending = request.start(proxy.addr).await;
         upstream.next().await.status_with(202, &format!("access-control-allow-origin: {origin}\r\n")).await;
