@@ -6,6 +6,7 @@ use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, I
 
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Outcome;
+use crate::upstream::Probed;
 
 /// All counters of one process.
 pub struct Metrics {
@@ -32,6 +33,7 @@ pub struct Metrics {
     notifications_withheld: IntCounter,
     disconnects: IntCounterVec,
     connections: IntGauge,
+    token_probes: IntCounterVec,
 }
 
 /// How a resume was answered.
@@ -108,6 +110,11 @@ impl Metrics {
                 "can_resume",
             )?,
             connections: add.gauge("connections", "Downstream connections.")?,
+            token_probes: add.family(
+                "token_probes_total",
+                "Questions to the upstream whether a refreshed token is its caller's, by outcome.",
+                "outcome",
+            )?,
             registry,
         })
     }
@@ -238,6 +245,18 @@ impl Metrics {
     /// A call whose client takes JSON only had this many other events.
     pub fn observe_withheld(&self, events: u64) {
         self.notifications_withheld.inc_by(events);
+    }
+
+    /// The upstream was asked about a token.
+    pub fn observe_probe(&self, probed: &Probed) {
+        let outcome = match probed {
+            Probed::Genuine => "genuine",
+            Probed::Foreign => "foreign",
+            Probed::Inconclusive => "inconclusive",
+            Probed::Refused(..) => "refused",
+            Probed::Unknown => "unknown",
+        };
+        self.token_probes.with_label_values(&[outcome]).inc();
     }
 
     /// A downstream connection was accepted.

@@ -10,6 +10,7 @@ use mcp_resume::config::Config;
 use mcp_resume::protocol::error::ErrorCode;
 
 const ERRORS: &str = include_str!("../docs/errors.md");
+const SECURITY: &str = include_str!("../docs/security.md");
 const README: &str = include_str!("../README.md");
 const ARCHITECTURE: &str = include_str!("../ARCHITECTURE.md");
 
@@ -99,7 +100,7 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
 fn paths_that_the_documents_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut named = BTreeSet::new();
-    for text in [README, ARCHITECTURE, ERRORS] {
+    for text in [README, ARCHITECTURE, ERRORS, SECURITY] {
         let quoted = text.split('`').skip(1).step_by(2);
         let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let ours = |path: &&str| {

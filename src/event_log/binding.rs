@@ -1,6 +1,6 @@
 //! Who a stream belongs to.
 
-use super::principal::Principal;
+use super::principal::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
 /// Who a stream belongs to: only the same principal, and the same session where there is one, may have it.
@@ -8,6 +8,8 @@ use crate::protocol::headers::SessionId;
 pub struct Binding {
     /// Who opened it.
     pub principal: Principal,
+    /// Whom that principal's token claimed to speak for. Grants nothing by itself.
+    pub subject: Option<Subject>,
     /// In which session.
     pub session: Option<SessionId>,
 }
@@ -20,6 +22,16 @@ impl Binding {
 
     /// Whether `caller` may have what belongs to this: the same principal, in the same session where it belongs to one.
     pub fn admits(&self, caller: &Binding) -> bool {
-        self.principal == caller.principal && (self.session.is_none() || self.session == caller.session)
+        self.principal == caller.principal && self.has_session_of(caller)
+    }
+
+    /// Whether it would be the caller's if the caller's token is what it claims to be: another principal claimed the same.
+    pub fn is_claimed_by(&self, caller: &Binding) -> bool {
+        let same = self.subject.is_some() && self.subject == caller.subject;
+        same && self.principal != caller.principal && self.has_session_of(caller)
+    }
+
+    fn has_session_of(&self, caller: &Binding) -> bool {
+        self.session.is_none() || self.session == caller.session
     }
 }

@@ -28,7 +28,7 @@ pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
 pub use head::{Head, Plain};
 pub use inner::Bounds;
-pub use principal::{Principal, Principals};
+pub use principal::{Principal, Principals, Subject};
 pub use retries::{Fingerprint, Match, Registration, Retries};
 pub use sessions::{QueuedTurn, Session, Sessions, Turn};
 pub use stream::{Spec, Stream};
@@ -123,12 +123,21 @@ impl EventLog {
     /// The stream an event ID names and the cursor in it, if the caller may have it. Forged, foreign, unknown and forgotten
     /// look the same from outside, in time as well: every step is taken in every case.
     pub fn find(&self, id: &EventId, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+        self.find_where(id, |owner| owner.admits(binding))
+    }
+
+    /// The same where the caller may have it only if its token is what it claims to be.
+    pub fn find_claimed(&self, id: &EventId, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+        self.find_where(id, |owner| owner.is_claimed_by(binding))
+    }
+
+    fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
         let stream = self.streams.get(&name).map(|entry| entry.value().clone());
         let seq = verified.map(|verified| verified.seq);
         match (stream, seq) {
-            (Some(stream), Some(seq)) if stream.binding().admits(binding) => Some((stream, seq)),
+            (Some(stream), Some(seq)) if admits(stream.binding()) => Some((stream, seq)),
             (Some(_), _) | (None, _) => None,
         }
     }

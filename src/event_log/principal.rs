@@ -6,6 +6,7 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use sha2::Sha256;
 
 use crate::config::PrincipalSource;
+use crate::protocol::jwt::Claims;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
@@ -16,6 +17,17 @@ pub enum Principal {
     Anonymous,
     /// A hash of the credential and of where it stood.
     Known([u8; 16]),
+}
+
+/// Whom a caller's token says it speaks for: a hash of a JWT's issuer and subject. Anybody can claim any.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Subject([u8; 16]);
+
+impl Subject {
+    #[cfg(test)]
+    pub(crate) fn from_hash(hash: [u8; 16]) -> Self {
+        Self(hash)
+    }
 }
 
 /// Tells principals apart.
@@ -54,15 +66,30 @@ impl Principals {
         query.map_or(Principal::Anonymous, |query| self.known("query", query.as_bytes()))
     }
 
+    /// The subject a request claims, where its principal is that of an `Authorization` and that is a JWT.
+    pub fn subject_of(&self, headers: &HeaderMap) -> Option<Subject> {
+        if self.source != PrincipalSource::Auto {
+            return None;
+        }
+        let mut said = headers.get_all(AUTHORIZATION).iter();
+        let (authorization, second) = (said.next()?, said.next());
+        let Claims { iss, sub } = Claims::of(authorization).filter(|_| second.is_none())?;
+        let issuer_bytes = (iss.len() as u64).to_be_bytes();
+        // No place has such a name.
+        Some(Subject(self.hash(&[b"\0subject\0", &issuer_bytes, iss.as_bytes(), sub.as_bytes()])))
+    }
+
     fn known(&self, place: &str, credential: &[u8]) -> Principal {
+        Principal::Known(self.hash(&[place.as_bytes(), &[0], credential]))
+    }
+
+    fn hash(&self, parts: &[&[u8]]) -> [u8; 16] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
-        mac.update(place.as_bytes());
-        mac.update(&[0]);
-        mac.update(credential);
+        parts.iter().for_each(|part| mac.update(part));
         let hash: [u8; 32] = mac.finalize().into_bytes().into();
         let mut short = [0; 16];
         short.copy_from_slice(&hash[..16]);
-        Principal::Known(short)
+        short
     }
 }
 
@@ -91,6 +118,39 @@ mod tests {
         assert_ne!(a, principals.of(&headers(&[("authorization", "Bearer b")])));
         assert_ne!(a, principals.of(&headers(&[("x-api-key", "Bearer a")])));
         assert_eq!(Principal::Anonymous, principals.of(&headers(&[("cookie", "sid=1")])));
+    }
+
+    #[test]
+    fn a_subject_is_what_a_jwt_claims_whatever_else_is_in_it() {
+        use base64::Engine;
+        let subject = |source: PrincipalSource, payloads: &[&str]| {
+            let mut all = HeaderMap::new();
+            for payload in payloads {
+                let payload = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(payload);
+                all.append(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer e30.{payload}.c2ln")).unwrap());
+            }
+            Principals::new(source, [7; 32]).subject_of(&all)
+        };
+        let of = |payload: &str| subject(PrincipalSource::Auto, &[payload]);
+        let one = of(r#"{"iss":"i","sub":"u","exp":1}"#);
+        assert!(one.is_some());
+        assert_eq!(one, of(r#"{"exp":2,"sub":"u","iss":"i"}"#));
+        for other in [
+            r#"{"iss":"i","sub":"v"}"#,
+            r#"{"iss":"j","sub":"u"}"#,
+            r#"{"iss":"iu","sub":""}"#,
+            r#"{"iss":"iu","sub":"u"}"#,
+        ] {
+            assert_ne!(one, of(other), "{other}");
+        }
+        assert_ne!(of(r#"{"iss":"ab","sub":"c"}"#), of(r#"{"iss":"a","sub":"bc"}"#));
+        let same = r#"{"iss":"i","sub":"u"}"#;
+        assert_eq!(subject(PrincipalSource::Auto, &[same, same]), None, "which one counts is the server's to say");
+        for source in
+            [PrincipalSource::None, PrincipalSource::Header(AUTHORIZATION), PrincipalSource::Cookie("c".into())]
+        {
+            assert_eq!(subject(source, &[same]), None);
+        }
     }
 
     #[test]

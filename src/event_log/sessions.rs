@@ -82,6 +82,11 @@ impl Session {
         Arc::new(Self { principal, opened, state: Mutex::new(state), turns: Arc::default(), held: Arc::default() })
     }
 
+    /// Whose record it is.
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
     /// The revision it negotiated, where that is known.
     pub fn version(&self) -> Option<&ProtocolVersion> {
         self.opened.as_ref().map(|opened| &opened.version)

@@ -34,7 +34,7 @@ fn id() -> RequestId {
 }
 
 fn binding() -> Binding {
-    Binding { principal: Principal::Anonymous, session: None }
+    Binding { principal: Principal::Anonymous, subject: None, session: None }
 }
 
 /// One request of the legacy era.

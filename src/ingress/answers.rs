@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{info, warn};
 
-use super::{Asked, Ingress, respond};
+use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
 use crate::event_log::{BoxBody, QueuedTurn, Session, Sessions, Stream, Turn};
 use crate::incoming::Incoming;
@@ -36,6 +36,8 @@ const CANCELLED: &str = "notifications/cancelled";
 struct Delivery {
     template: Template,
     session: Arc<Session>,
+    /// Its records under the caller's older tokens, where one of them matters here.
+    elders: Vec<Arc<Session>>,
     /// The server→client requests it answers, each for the first time.
     answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
@@ -52,26 +54,40 @@ impl Ingress {
         let (Some(session), Some(id)) = (asked.session.clone(), &asked.binding.session) else {
             return self.forward_whole(asked, body).await;
         };
+        let cancelled = cancelled_ids(&messages, &body);
+        let sessions = self.log.sessions();
+        let is_concerned = |id: &SessionId, session: &Session| {
+            refreshed::is_concerned(&sessions.streams(id, session), session, &messages, &cancelled)
+        };
+        // What is the caller's by its own token needs no other.
+        let elders = if asked.binding.subject.is_none() || is_concerned(id, &session) {
+            Vec::new()
+        } else {
+            match Box::pin(self.elder_sessions(&asked, is_concerned)).await {
+                Ok(elders) => elders,
+                Err(unproven) => return self.tell(unproven),
+            }
+        };
         let queued = session.queue_turn();
-        let (answered, repeated) = note_answers(self.log.sessions(), id, &session, &messages);
+        let records = || std::iter::once(&session).chain(&elders);
+        let (answered, repeated) = note_answers(sessions, id, records, &messages);
         if !repeated.is_empty() {
             self.metrics.observe_repeated_answer();
         }
-        let cancelled = cancelled_ids(&messages, &body);
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), body);
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
-        let delivery = Delivery { template, session, answered, cancelled };
+        let delivery = Delivery { template, session, elders, answered, cancelled };
         tokio::spawn(self.clone().deliver(delivery, queued, reply));
         replied.await.unwrap_or_else(|_| self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))
     }
 
     /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
-    async fn cancel(&self, session: &Session, id: &RequestId) {
-        let Some(stream) = session.stream_owing(id) else { return };
+    async fn cancel(&self, delivery: &Delivery, id: &RequestId) {
+        let Some(stream) = delivery.records().find_map(|session| session.stream_owing(id)) else { return };
         let limit = self.config.upstream.connect_timeout;
         // A request that never leaves has nothing to be cancelled upstream.
         let _ = tokio::time::timeout(limit, stream.sent()).await;
@@ -85,7 +101,7 @@ impl Ingress {
         reply: oneshot::Sender<Response<BoxBody>>,
     ) {
         for id in &delivery.cancelled {
-            self.cancel(&delivery.session, id).await;
+            self.cancel(&delivery, id).await;
         }
         let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
@@ -108,12 +124,16 @@ impl Ingress {
 }
 
 impl Delivery {
+    fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
+        std::iter::once(&self.session).chain(&self.elders)
+    }
+
     /// Whether there is still somebody upstream who waits for it: the calls that asked, or, for what answers no question, any
     /// call of the session.
     fn is_wanted(&self, until: Instant) -> bool {
         let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
         let waits = match self.answered.as_slice() {
-            [] => self.session.streams().iter().any(runs),
+            [] => self.records().any(|session| session.streams().iter().any(runs)),
             asked => asked.iter().any(|(stream, _)| runs(stream)),
         };
         clock::now() < until && waits
@@ -197,20 +217,21 @@ impl Hold<'_> {
 }
 
 /// Which of the messages answer a server→client request for the first time, and which have been answered before.
-fn note_answers(
+fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
     sessions: &Sessions,
     session_id: &SessionId,
-    session: &Session,
+    records: impl Fn() -> I,
     messages: &[Message],
 ) -> (Vec<(Arc<Stream>, RequestId)>, Vec<usize>) {
     let mut answered = Vec::new();
     let mut repeated = Vec::new();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
-        match sessions.answer(session_id, session, id) {
-            (Answer::First, Some(stream)) => answered.push((stream, id.clone())),
-            (Answer::Again, _) => repeated.push(index),
-            (Answer::First | Answer::Unknown, _) => {}
+        let outcomes = records().map(|session| sessions.answer(session_id, session, id));
+        match outcomes.into_iter().find(|(outcome, _)| *outcome != Answer::Unknown) {
+            Some((Answer::First, Some(stream))) => answered.push((stream, id.clone())),
+            Some((Answer::Again, _)) => repeated.push(index),
+            Some((Answer::First | Answer::Unknown, _)) | None => {}
         }
     }
     (answered, repeated)

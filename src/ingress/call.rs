@@ -11,11 +11,14 @@ use http::header::ORIGIN;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 
+use super::refreshed::Unproven;
 use super::{Asked, Connection, Ingress, respond};
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
-use crate::event_log::{self, Attachment, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream};
+use crate::event_log::{
+    self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream,
+};
 use crate::protocol::classify;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, names};
@@ -63,10 +66,21 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.wait_turn().await;
         }
-        let retry = retry_of(&asked, &call, &body);
-        self.wait_for_detach(&retry).await;
+        let retry = retry_of(&asked, &asked.binding, &call, &body);
+        let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
+        let mut elder = None;
+        if earlier.is_none() && asked.binding.subject.is_some() {
+            let elders = |elder: &Binding| self.elder_retried(elder, &asked, &call, &body);
+            match Box::pin(self.elder_call(&asked, call.era(), elders)).await {
+                Ok(found) => elder = found,
+                Err(Unproven::Unasked) => return self.refuse_call(ErrorCode::TokenUnproven, &call),
+                Err(unproven) => return self.tell(unproven),
+            }
+            earlier = elder.clone();
+        }
+        wait_for_detach(earlier).await;
         let posted = Posted { asked, call, accept, body, retry };
-        match self.begin(&posted) {
+        match self.begin(&posted, elder) {
             Ok((attachment, beginning)) => {
                 let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
                 drop((parts, body));
@@ -81,23 +95,26 @@ impl Ingress {
         respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
 
-    /// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
-    async fn wait_for_detach(&self, retry: &Retry) {
-        let Some(stream) = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint)) else {
-            return;
-        };
-        if !stream.look(|machine| machine.is_delivered()) {
-            // Whoever stays is another caller with the same id.
-            let _ = tokio::time::timeout(DETACH_WAIT, stream.detached()).await;
-        }
+    /// The call of `elder`, an older token of the caller, that this POST may be the retry of.
+    fn elder_retried(&self, elder: &Binding, asked: &Asked, call: &classify::Call, body: &[u8]) -> Option<Arc<Stream>> {
+        let Retry { fingerprint, body } = retry_of(asked, elder, call, body);
+        let stream = self.log.retries().find(&fingerprint?)?;
+        // Its client may be about to leave.
+        let may_match = body.is_some() || stream.look(|machine| !machine.is_delivered());
+        may_match.then_some(stream)
     }
 
-    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out.
-    fn begin(&self, posted: &Posted) -> Result<(Attachment, Beginning), ErrorCode> {
+    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
+    /// is one that an older token of the caller began.
+    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>) -> Result<(Attachment, Beginning), ErrorCode> {
+        let Retry { fingerprint, body } = posted.retry;
+        if let Some(stream) = elder.filter(|stream| may_return(stream, body.is_some())) {
+            let is_same = stream.body() == body;
+            return if is_same { Ok(self.return_to(&posted.asked, &stream)) } else { Err(ErrorCode::KeyReused) };
+        }
         if self.drain.has_begun() {
             return self.rejoin(posted);
         }
-        let Retry { fingerprint, body } = posted.retry;
         let create = || self.log.create(self.spec(posted));
         let Some(fingerprint) = fingerprint else {
             return Ok(self.start(posted, &create()));
@@ -199,6 +216,7 @@ impl Ingress {
             accept,
             credentials: self.credentials(asked),
             principal: asked.binding.principal,
+            subject: asked.binding.subject,
             initializes,
             max_event_bytes: self.config.streams.max_event_bytes,
         };
@@ -216,7 +234,7 @@ impl Ingress {
         self.metrics.observe_retry();
         let named = asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
         let cursor = named
-            .and_then(|id| self.log.find(&id, &asked.binding))
+            .and_then(|id| self.log.find(&id, stream.binding()))
             .filter(|(found, _)| Arc::ptr_eq(found, stream))
             .map(|(_, cursor)| cursor);
         stream.note_retry(cursor);
@@ -363,6 +381,13 @@ fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     Poll::Ready(head)
 }
 
+/// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
+async fn wait_for_detach(earlier: Option<Arc<Stream>>) {
+    let Some(stream) = earlier.filter(|stream| !stream.look(|machine| machine.is_delivered())) else { return };
+    // Whoever stays is another caller with the same id.
+    let _ = tokio::time::timeout(DETACH_WAIT, stream.detached()).await;
+}
+
 /// A small body is a slice of the connection's read buffer, which would live as long as the call.
 fn unpinned(body: Bytes) -> Bytes {
     const SMALL: usize = 64 * 1024;
@@ -378,8 +403,9 @@ struct Retry {
     body: Option<Fingerprint>,
 }
 
-fn retry_of(asked: &Asked, call: &classify::Call, body: &[u8]) -> Retry {
-    let Asked { parts, binding, .. } = asked;
+/// Of a POST by `binding`, which is the caller with this token or an older one.
+fn retry_of(asked: &Asked, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
+    let parts = &asked.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || binding.principal != Principal::Anonymous;
     let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.opens);

@@ -10,6 +10,7 @@ mod call;
 pub mod connection;
 mod forward;
 mod http2;
+mod refreshed;
 pub mod respond;
 mod resume;
 mod serve;
@@ -154,6 +155,7 @@ impl Ingress {
 
     fn identify(&self, parts: Parts, connection: Arc<Connection>) -> Asked {
         let principal = self.principals.of(&parts.headers);
+        let subject = self.principals.subject_of(&parts.headers);
         let id = SessionId::from_headers(&parts.headers);
         let sessions = self.log.sessions();
         let session = match &id {
@@ -161,7 +163,7 @@ impl Ingress {
             Some(id) => sessions.find(id, &principal),
             None => None,
         };
-        Asked { parts, binding: Binding { principal, session: id }, session, connection }
+        Asked { parts, binding: Binding { principal, subject, session: id }, session, connection }
     }
 
     fn credentials(&self, asked: &Asked) -> Credentials {

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
+use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
@@ -26,7 +27,13 @@ impl Ingress {
         if id.cursor() == Cursor::End {
             return self.at_end();
         }
-        let found = self.log.find(&id, &asked.binding);
+        let found = match self.log.find(&id, &asked.binding) {
+            Some(found) => Some(found),
+            None => match self.find_elder(&asked, &id).await {
+                Ok(found) => found,
+                Err(unproven) => return self.tell(unproven),
+            },
+        };
         let placed = found.map(|(stream, cursor)| {
             let place = stream.look(|machine| machine.place(cursor));
             (stream, cursor, place)
@@ -87,7 +94,11 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.wait_turn().await;
         }
-        match self.log.sessions().standalone(&id, &asked.binding.principal) {
+        let stream = match self.find_standalone(&asked, &id).await {
+            Ok(stream) => stream,
+            Err(unproven) => return self.tell(unproven),
+        };
+        match stream {
             Some(stream) => {
                 let (cursor, preface) = self.after_written(&asked, &stream);
                 self.join_standalone(&asked, &stream, cursor, preface).await
@@ -117,12 +128,24 @@ impl Ingress {
             return self.forward_read(asked, Bytes::new()).await;
         };
         let preface = Some(self.gap_preface(&asked));
-        match self.log.sessions().standalone(id, &asked.binding.principal) {
+        let stream = match self.find_standalone(&asked, id).await {
+            Ok(stream) => stream,
+            Err(unproven) => return self.tell(unproven),
+        };
+        match stream {
             Some(stream) => {
                 let oldest = stream.look(|machine| machine.trimmed());
                 self.join_standalone(&asked, &stream, oldest, preface).await
             }
             None => self.open_standalone(&asked, id, preface).await,
+        }
+    }
+
+    /// The session's standalone stream, whichever of the caller's tokens opened it.
+    async fn find_standalone(&self, asked: &Asked, id: &SessionId) -> Result<Option<Arc<Stream>>, Unproven> {
+        match self.log.sessions().standalone(id, &asked.binding.principal) {
+            Some(stream) => Ok(Some(stream)),
+            None => self.elder_standalone(asked, id).await,
         }
     }
 
@@ -229,20 +252,26 @@ impl Ingress {
     pub(super) async fn delete(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
+        let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
+        let elders = match self.elder_sessions(&asked, has_streams).await {
+            Ok(elders) => elders,
+            Err(unproven) => return self.tell(unproven),
+        };
         let response = self.forward_read(asked, body).await;
         let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if over && let Some(id) = &binding.session {
             let session = sessions.remove(id, &binding.principal);
             let streams = session.iter().flat_map(|session| session.streams());
-            streams
-                .chain(sessions.standalone(id, &binding.principal))
-                .for_each(|stream| stream.expire(ErrorCode::Abandoned));
+            let of_old = elders.iter().flat_map(|elder| sessions.streams(id, elder));
+            let ended = streams.chain(sessions.standalone(id, &binding.principal)).chain(of_old);
+            ended.for_each(|stream| stream.expire(ErrorCode::Abandoned));
+            elders.iter().for_each(|elder| drop(sessions.remove(id, elder.principal())));
         }
         response
     }
 
     /// The revision a GET speaks: its own word, else its session's.
-    fn said_version(&self, asked: &Asked) -> Option<ProtocolVersion> {
+    pub(super) fn said_version(&self, asked: &Asked) -> Option<ProtocolVersion> {
         let session = asked.session.as_deref().and_then(Session::version);
         ProtocolVersion::from_headers(&asked.parts.headers).or_else(|| session.cloned())
     }

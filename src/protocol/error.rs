@@ -74,11 +74,13 @@ pub enum ErrorCode {
     HostRefused,
     /// The request comes from a page whose origin is not in `listen.allowed_origins`.
     OriginRefused,
+    /// What is asked for was begun with another token of the same subject, and the upstream could not be asked about this one.
+    TokenUnproven,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 21] = [
+    pub const ALL: [ErrorCode; 22] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -100,6 +102,7 @@ impl ErrorCode {
         ErrorCode::Draining,
         ErrorCode::HostRefused,
         ErrorCode::OriginRefused,
+        ErrorCode::TokenUnproven,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -118,7 +121,7 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus => 502,
             ErrorCode::HeadTooLarge => 431,
-            ErrorCode::BoundReached | ErrorCode::StoreFailed | ErrorCode::Draining => 503,
+            ErrorCode::BoundReached | ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::TokenUnproven => 503,
             ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
         }
     }
@@ -131,7 +134,8 @@ impl ErrorCode {
             | ErrorCode::UpstreamBroke
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
-            | ErrorCode::UpstreamStatus => -32010,
+            | ErrorCode::UpstreamStatus
+            | ErrorCode::TokenUnproven => -32010,
             ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::Draining => -32011,
             ErrorCode::StreamLost => -32012,
             ErrorCode::BoundReached | ErrorCode::BodyTooLarge | ErrorCode::HeadTooLarge | ErrorCode::StoreFailed => {
@@ -171,6 +175,7 @@ impl ErrorCode {
             ErrorCode::Draining => "the proxy is shutting down",
             ErrorCode::HostRefused => "this proxy is not asked by that host name (listen.allowed_hosts)",
             ErrorCode::OriginRefused => "this proxy does not answer pages of that origin (listen.allowed_origins)",
+            ErrorCode::TokenUnproven => "the MCP server could not be asked whose this token is",
         }
     }
 
@@ -183,7 +188,8 @@ impl ErrorCode {
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
-            | ErrorCode::CallTimedOut => Side::Upstream,
+            | ErrorCode::CallTimedOut
+            | ErrorCode::TokenUnproven => Side::Upstream,
             ErrorCode::StoreFailed | ErrorCode::Draining => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
@@ -224,6 +230,7 @@ impl ErrorCode {
             ErrorCode::Draining => "draining",
             ErrorCode::HostRefused => "host_refused",
             ErrorCode::OriginRefused => "origin_refused",
+            ErrorCode::TokenUnproven => "token_unproven",
         }
     }
 }
@@ -279,7 +286,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::OriginRefused;
+        let last = ErrorCode::TokenUnproven;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

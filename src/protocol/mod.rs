@@ -10,5 +10,6 @@ pub mod error;
 pub mod headers;
 pub mod ids;
 pub mod jsonrpc;
+pub mod jwt;
 pub mod sse;
 pub mod stream;

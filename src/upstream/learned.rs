@@ -6,6 +6,7 @@ use dashmap::DashMap;
 use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use http::{HeaderMap, HeaderValue};
 
+use super::Tokens;
 use crate::event_log::Principal;
 use crate::protocol::headers;
 
@@ -22,9 +23,15 @@ pub type Credentials = (Principal, Principal, Principal);
 pub struct Learned {
     accepted: DashMap<Credentials, Instant>,
     cors: DashMap<HeaderValue, HeaderMap>,
+    tokens: Tokens,
 }
 
 impl Learned {
+    /// What is known of tokens.
+    pub fn tokens(&self) -> &Tokens {
+        &self.tokens
+    }
+
     /// The upstream answered 2xx to these credentials.
     pub fn note_accepted(&self, credentials: Credentials, now: Instant) {
         if let Some(mut known) = self.accepted.get_mut(&credentials) {

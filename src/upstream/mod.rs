@@ -1,7 +1,7 @@
 //! 2. The call to the MCP server. It outlives the downstream connection that began it.
 //!
 //! Owned here: the pooled client, the rewriting of requests on their way up, redirects within the origin, and what the proxy
-//! has learned about the upstream (whose credentials it accepts, its CORS headers). [`pump`] runs one stream's call. Absent:
+//! has learned about the upstream (whose credentials it accepts, which tokens are one subject's, its CORS headers). [`pump`] runs one stream's call. Absent:
 //! everything downstream.
 
 mod body;
@@ -10,10 +10,12 @@ mod forwarded;
 mod lanes;
 mod learned;
 mod own;
+mod probe;
 mod pump;
 mod reader;
 mod request;
 mod source;
+mod tokens;
 
 use std::error::Error;
 use std::sync::Arc;
@@ -33,9 +35,11 @@ pub use forwarded::Forwarded;
 use lanes::Lanes;
 pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
+pub use probe::Probed;
 pub use pump::{Call, Pump};
 use request::Taken;
 pub use request::{Body, Template};
+pub use tokens::Tokens;
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;

@@ -18,7 +18,7 @@ use super::reader::{EventReader, Gathered};
 use super::source::{Collected, Input, Source};
 use super::{Credentials, Template, Upstream};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Plain, Principal, Writer};
+use crate::event_log::{EventLog, Head, Plain, Principal, Subject, Writer};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure, Side};
@@ -44,6 +44,8 @@ pub struct Call {
     pub credentials: Credentials,
     /// Who it comes from.
     pub principal: Principal,
+    /// Whom that one's token claims to speak for.
+    pub subject: Option<Subject>,
     /// It carries `initialize`: its answer makes a session.
     pub initializes: bool,
     /// The largest event, and the largest JSON answer that can become one.
@@ -442,6 +444,9 @@ impl Pump {
         let learned = self.upstream.learned();
         if response.status().is_success() {
             learned.note_accepted(self.call.credentials, clock::now());
+            if let Some(subject) = self.call.subject {
+                learned.tokens().note_accepted(subject, self.call.principal, clock::now());
+            }
         } else if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             learned.note_refused(&self.call.credentials);
         }

@@ -62,6 +62,12 @@ impl Template {
         headers
     }
 
+    /// The same with this header, in place of any of that name.
+    pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
+        self.headers.insert(name, value);
+        self
+    }
+
     /// The same call as a GET that asks for the rest after `last_event_id`, one of the upstream's own.
     pub fn to_get(&self, last_event_id: Option<&[u8]>) -> Self {
         let mut headers = self.own_headers();

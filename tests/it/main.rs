@@ -26,6 +26,7 @@ mod origin;
 mod pairings;
 mod principal;
 mod process;
+mod refreshed;
 mod resume;
 mod retry;
 mod session;

@@ -79,7 +79,7 @@ async fn a_stream_is_found_by_whom_it_belongs_to() {
     let (found, cursor) = log.find(&id, &binding()).unwrap();
     assert!(Arc::ptr_eq(&found, &stream));
     assert_eq!(cursor, Seq(0));
-    let other = Binding { principal: Principal::Known([1; 16]), session: None };
+    let other = Binding { principal: Principal::Known([1; 16]), subject: None, session: None };
     assert!(log.find(&id, &other).is_none());
     let foreign = log_with(None);
     assert!(foreign.find(&id, &binding()).is_none(), "another log has no such stream");

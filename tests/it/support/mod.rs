@@ -3,6 +3,7 @@
 //! Nothing here sleeps. Tests wait for events and fail when one does not come in [`LIMIT`].
 
 pub(crate) mod client;
+pub(crate) mod jwt;
 pub(crate) mod mcp;
 pub(crate) mod pki;
 pub(crate) mod proxy;
@@ -12,6 +13,7 @@ pub(crate) mod upstream;
 pub(crate) mod wire;
 
 pub(crate) use client::{Client, End, Request, Response};
+pub(crate) use jwt::{Judge, bearer};
 pub(crate) use mcp::*;
 pub(crate) use proxy::{LATER, Proxy, SOON};
 pub(crate) use sse::Frame;

@@ -1,0 +1,138 @@
+//! A caller whose token was refreshed: what it began with an older one is still its own.
+//!
+//! A caller is known by its credential. One that is a JWT also claims a subject (`iss` and `sub`), which anybody can write.
+//! So the claim only tells where to look; where something is found there, and only then, the upstream is asked about the token
+//! ([`Upstream::probe`](crate::upstream::Upstream::probe)). What a caller begins always belongs to its own credential and to
+//! its claim, never to an older credential, whose holder may have claimed anything.
+
+use std::sync::Arc;
+
+use http::Response;
+
+use super::{Asked, Ingress};
+use crate::clock;
+use crate::event_log::{Binding, BoxBody, Session, Stream};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
+use crate::protocol::ids::{EventId, Seq};
+use crate::protocol::jsonrpc::{Message, RequestId};
+use crate::upstream::Probed;
+
+/// Why a caller that claims what it asks for is told so, and not that it is not there.
+pub(super) enum Unproven {
+    /// The upstream's own refusal of the token.
+    Refused(Box<Response<BoxBody>>),
+    /// The upstream could not be asked.
+    Unasked,
+}
+
+type Told<T> = Result<T, Unproven>;
+
+impl Ingress {
+    /// The answer to a request that names no JSON-RPC request.
+    pub(super) fn tell(&self, unproven: Unproven) -> Response<BoxBody> {
+        match unproven {
+            Unproven::Refused(response) => *response,
+            Unproven::Unasked => self.refuse(ErrorCode::TokenUnproven),
+        }
+    }
+
+    /// The stream of an event ID that this caller's older token opened.
+    pub(super) async fn find_elder(&self, asked: &Asked, id: &EventId) -> Told<Option<(Arc<Stream>, Seq)>> {
+        match self.log.find_claimed(id, &asked.binding) {
+            Some((stream, cursor)) => {
+                let era = stream.look(|machine| machine.policy().era);
+                Ok(self.proves(asked, era).await?.then_some((stream, cursor)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The session's standalone stream that its older token opened.
+    pub(super) async fn elder_standalone(&self, asked: &Asked, id: &SessionId) -> Told<Option<Arc<Stream>>> {
+        let sessions = self.log.sessions();
+        let mut elders = self.elders(&asked.binding).into_iter();
+        match elders.find_map(|elder| sessions.standalone(id, &elder.principal)) {
+            Some(stream) => Ok(self.proves(asked, Era::Legacy).await?.then_some(stream)),
+            None => Ok(None),
+        }
+    }
+
+    /// The records of the session under its older tokens, where one of them `concerns` the request.
+    pub(super) async fn elder_sessions(
+        &self,
+        asked: &Asked,
+        concerns: impl Fn(&SessionId, &Session) -> bool,
+    ) -> Told<Vec<Arc<Session>>> {
+        let Some(id) = &asked.binding.session else { return Ok(Vec::new()) };
+        let found = |elder: Binding| self.log.sessions().find(id, &elder.principal);
+        let elders: Vec<_> = self.elders(&asked.binding).into_iter().filter_map(found).collect();
+        if !elders.iter().any(|session| concerns(id, session)) || !self.proves(asked, self.era(asked)).await? {
+            return Ok(Vec::new());
+        }
+        Ok(elders)
+    }
+
+    /// The call of an older token that this POST may be the retry of: the first of those that `find` finds.
+    pub(super) async fn elder_call(
+        &self,
+        asked: &Asked,
+        era: Era,
+        find: impl Fn(&Binding) -> Option<Arc<Stream>>,
+    ) -> Told<Option<Arc<Stream>>> {
+        match self.elders(&asked.binding).iter().find_map(find) {
+            Some(stream) => Ok(self.proves(asked, era).await?.then_some(stream)),
+            None => Ok(None),
+        }
+    }
+
+    /// The caller in the same session with the other tokens that claim its subject. Empty for nearly everybody.
+    fn elders(&self, caller: &Binding) -> Vec<Binding> {
+        let Some(subject) = &caller.subject else { return Vec::new() };
+        let others = self.upstream.learned().tokens().others(subject, &caller.principal);
+        others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
+    }
+
+    /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago.
+    async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
+        let tokens = self.upstream.learned().tokens();
+        let caller = asked.binding.principal;
+        if let Some(is_genuine) = tokens.shown(&caller, clock::now()) {
+            return Ok(is_genuine);
+        }
+        let probed = self.upstream.probe(&asked.parts, asked.connection.forwarded(), era).await;
+        self.metrics.observe_probe(&probed);
+        let is_genuine = match probed {
+            Probed::Genuine => true,
+            Probed::Foreign => false,
+            Probed::Inconclusive => return Ok(false),
+            Probed::Refused(refusal) => {
+                let (question, response) = *refusal;
+                return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
+            }
+            Probed::Unknown => return Err(Unproven::Unasked),
+        };
+        tokens.note_shown(caller, is_genuine, clock::now());
+        Ok(is_genuine)
+    }
+
+    /// The era of a request that says it in its head, or whose session does.
+    fn era(&self, asked: &Asked) -> Era {
+        self.said_version(asked).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
+    }
+}
+
+/// Whether `session` has a question that one of `messages` answers, or a call that one of `cancelled` names.
+pub(super) fn is_concerned(
+    streams: &[Arc<Stream>],
+    session: &Session,
+    messages: &[Message],
+    cancelled: &[RequestId],
+) -> bool {
+    let answers = messages.iter().filter_map(|message| match message {
+        Message::Response { id, .. } => id.as_ref(),
+        Message::Request { .. } | Message::Notification { .. } => None,
+    });
+    let knows = |id: &RequestId| streams.iter().any(|stream| stream.look(|machine| machine.asks().knows(id)));
+    answers.into_iter().any(knows) || cancelled.iter().any(|id| session.stream_owing(id).is_some())
+}

@@ -1,0 +1,167 @@
+//! A look into a JSON Web Token: whom it says its bearer is, and the same token with a signature that is none.
+//!
+//! Nothing is verified here, and nothing here may be believed: anybody can write any claim. Absent: keys, algorithms, times.
+
+use std::fmt;
+
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use http::HeaderValue;
+use serde::Deserialize;
+
+/// The longest payload that is looked into, in bytes of base64; real ones have about a thousand.
+const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
+
+/// Whom a token says its bearer is. Claims that are no texts, empty or said twice are none.
+#[derive(Deserialize)]
+pub struct Claims {
+    /// Who issued it.
+    pub iss: String,
+    /// Whom for.
+    pub sub: String,
+}
+
+/// Masked: a subject is often a person's name.
+impl fmt::Debug for Claims {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Claims(..)")
+    }
+}
+
+impl Claims {
+    /// The claims of the token in an `Authorization` of the scheme `Bearer`, if it is a signed JWT that has them.
+    pub fn of(authorization: &HeaderValue) -> Option<Self> {
+        let payload = signed(authorization)?.payload;
+        if payload.len() > MAX_PAYLOAD_BYTES {
+            return None;
+        }
+        let payload = URL_SAFE_NO_PAD.decode(payload).ok()?;
+        let claims: Self = serde_json::from_slice(&payload).ok()?;
+        (!claims.iss.is_empty() && !claims.sub.is_empty()).then_some(claims)
+    }
+}
+
+/// The same `Authorization` with another signature, which is nobody's; `None` where it is no signed JWT.
+pub fn corrupted(authorization: &HeaderValue) -> Option<HeaderValue> {
+    let at = signed(authorization)?.signature_at;
+    let mut bytes = authorization.as_bytes().to_vec();
+    // The first character is six bits of the signature, the last one may be padding in part.
+    bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
+    HeaderValue::from_bytes(&bytes).ok()
+}
+
+struct Signed<'a> {
+    payload: &'a str,
+    /// Where in the header its signature begins.
+    signature_at: usize,
+}
+
+/// The parts of a token in the compact form of a signed one (RFC 7515 §7.1) that has a signature.
+fn signed(authorization: &HeaderValue) -> Option<Signed<'_>> {
+    let text = authorization.to_str().ok()?;
+    let (scheme, token) = text.split_once(' ')?;
+    let token = token.trim();
+    let mut parts = token.split('.');
+    let (head, payload, signature) = (parts.next()?, parts.next()?, parts.next()?);
+    let is_token = scheme.eq_ignore_ascii_case("bearer")
+        && parts.next().is_none()
+        && [head, payload, signature].iter().all(|part| !part.is_empty() && part.bytes().all(is_base64url));
+    let signature_at = text.trim_end().len() - signature.len();
+    is_token.then_some(Signed { payload, signature_at })
+}
+
+fn is_base64url(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_')
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn bearer(payload: &str) -> HeaderValue {
+        let (head, payload) = (URL_SAFE_NO_PAD.encode(r#"{"alg":"RS256"}"#), URL_SAFE_NO_PAD.encode(payload));
+        HeaderValue::from_str(&format!("Bearer {head}.{payload}.c2lnbmF0dXJl")).unwrap()
+    }
+
+    fn names(authorization: &HeaderValue) -> Option<(String, String)> {
+        Claims::of(authorization).map(|claims| (claims.iss, claims.sub))
+    }
+
+    #[test]
+    fn issuer_and_subject_are_read() {
+        let claims = names(&bearer(r#"{"exp":1,"sub":"u","aud":["a"],"iss":"https://i"}"#));
+        assert_eq!(claims, Some(("https://i".to_owned(), "u".to_owned())));
+        let lower = HeaderValue::from_str(&bearer(r#"{"iss":"i","sub":"u"}"#).to_str().unwrap().to_lowercase());
+        assert!(Claims::of(&lower.unwrap()).is_none(), "base64 has two cases");
+    }
+
+    #[test]
+    fn what_claims_nothing_clear_claims_nothing() {
+        for payload in [
+            r#"{"iss":"i"}"#,
+            r#"{"sub":"u"}"#,
+            r#"{"iss":"","sub":"u"}"#,
+            r#"{"iss":"i","sub":""}"#,
+            r#"{"iss":"i","sub":1}"#,
+            r#"{"iss":["i"],"sub":"u"}"#,
+            r#"{"iss":"i","sub":"u","sub":"v"}"#,
+            r#"{"iss":"i","sub":"u","\u0073ub":"v"}"#,
+            r#"{"iss":"i","sub":"u"} x"#,
+            r#"[{"iss":"i","sub":"u"}]"#,
+            "",
+        ] {
+            assert_eq!(names(&bearer(payload)), None, "{payload}");
+        }
+        let long = format!(r#"{{"iss":"i","sub":"u","x":"{}"}}"#, "x".repeat(MAX_PAYLOAD_BYTES));
+        assert_eq!(names(&bearer(&long)), None);
+        let whole = bearer(r#"{"iss":"i","sub":"u"}"#);
+        let whole = whole.to_str().unwrap();
+        let token = whole.strip_prefix("Bearer ").unwrap();
+        let unsigned = format!("Bearer {}", &token[..=token.rfind('.').unwrap()]);
+        for bad in
+            [token, &format!("Basic {token}"), &format!("{whole}.x"), &unsigned, "Bearer a.b", "Bearer", "Bearer  ", ""]
+        {
+            let value = HeaderValue::from_str(bad).unwrap();
+            assert!(Claims::of(&value).is_none() && corrupted(&value).is_none(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_corrupted_token_differs_in_its_signature_alone() {
+        for signature in ["c2ln", "A", "AAAA"] {
+            let good = HeaderValue::from_str(&format!("bearer aa.bb.{signature}")).unwrap();
+            let bad = corrupted(&good).unwrap();
+            let (good, bad) = (good.to_str().unwrap(), bad.to_str().unwrap());
+            assert_eq!(bad.len(), good.len());
+            let different: Vec<_> = (0..good.len()).filter(|&at| good.as_bytes()[at] != bad.as_bytes()[at]).collect();
+            assert_eq!(different, [good.len() - signature.len()]);
+        }
+    }
+
+    #[test]
+    fn claims_are_not_shown() {
+        let claims = Claims::of(&bearer(r#"{"iss":"i","sub":"hunter2"}"#)).unwrap();
+        assert!(!format!("{claims:?}").contains("hunter2"));
+    }
+
+    proptest! {
+        #[test]
+        fn any_header_can_be_looked_at(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+            if let Ok(value) = HeaderValue::from_bytes(&bytes) {
+                let _ = Claims::of(&value);
+                prop_assert!(corrupted(&value).is_none_or(|other| other != value && other.len() == value.len()));
+            }
+        }
+
+        #[test]
+        fn any_three_parts_can_be_corrupted(token in " ?[A-Za-z0-9_-]{1,20}[.][A-Za-z0-9_-]{1,20}[.][A-Za-z0-9_-]{1,20} ?") {
+            let value = HeaderValue::from_str(&format!("Bearer {token}")).unwrap();
+            let bad = corrupted(&value).unwrap();
+            let dot = value.as_bytes().iter().rposition(|&byte| byte == b'.').unwrap();
+            prop_assert_eq!(&value.as_bytes()[..=dot], &bad.as_bytes()[..=dot]);
+            prop_assert_ne!(&value.as_bytes()[dot + 1], &bad.as_bytes()[dot + 1]);
+        }
+    }
+}

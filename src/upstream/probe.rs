@@ -1,0 +1,94 @@
+//! The question whether a token is what it claims to be, asked of the only one who can tell: the upstream.
+//!
+//! It is a harmless request with the caller's own head. Accepted as it is, refused with a corrupted signature, and accepted
+//! again: then the upstream verifies signatures, and this one is good. The third answer is there because between two something
+//! else could have changed: a cookie that ended, a limit that was reached.
+
+use std::time::Duration;
+
+use http::header::AUTHORIZATION;
+use http::request::Parts;
+use http::{HeaderName, HeaderValue, Response, StatusCode};
+
+use super::{Forwarded, Template, Upstream, own};
+use crate::incoming::Incoming;
+use crate::protocol::headers::{Era, ProtocolVersion, names};
+use crate::protocol::jwt;
+use crate::random;
+
+/// A client waits meanwhile, and one of its few tries is gone when it gives up.
+const WAIT: Duration = Duration::from_secs(5);
+
+const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
+/// What a modern probe speaks whose caller does not say.
+const MODERN: &str = "2026-07-28";
+
+/// What a probe showed.
+pub enum Probed {
+    /// The token is good, and the upstream would not have taken another for it.
+    Genuine,
+    /// Nothing: the upstream takes any token.
+    Foreign,
+    /// Nothing: the upstream answers something else. It may not take the question, or not in this session.
+    Inconclusive,
+    /// The upstream refuses the token, in its own words, to this question.
+    Refused(Box<(Template, Response<Incoming>)>),
+    /// There was no answer that says anything.
+    Unknown,
+}
+
+impl Upstream {
+    /// Asks about the token of the request `parts`, which is a JWT.
+    pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> Probed {
+        let genuine = self.question(parts, client, era);
+        let Some(corrupted) = parts.headers.get(AUTHORIZATION).and_then(jwt::corrupted) else {
+            return Probed::Inconclusive;
+        };
+        let corrupted = genuine.clone().with(AUTHORIZATION, corrupted);
+        for (question, is_genuine) in [(&genuine, true), (&corrupted, false), (&genuine, true)] {
+            let Ok(Ok(answer)) = tokio::time::timeout(WAIT, self.send(question, None)).await else {
+                return Probed::Unknown;
+            };
+            match (is_genuine, answer.status()) {
+                (true, status) if status.is_success() => {}
+                (true, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {
+                    return Probed::Refused(Box::new((question.clone(), answer)));
+                }
+                (false, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) => {}
+                (_, StatusCode::TOO_MANY_REQUESTS) => return Probed::Unknown,
+                (_, status) if status.is_server_error() => return Probed::Unknown,
+                (false, status) if status.is_success() => return Probed::Foreign,
+                _ => return Probed::Inconclusive,
+            }
+        }
+        Probed::Genuine
+    }
+
+    fn question(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
+        let call = self.call(parts, client, bytes::Bytes::new());
+        // Ids are used once in a session, and the client chooses its own.
+        let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
+        match era {
+            Era::Legacy => {
+                let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });
+                own::post(&call, ping.to_string().into_bytes())
+            }
+            Era::Modern => {
+                let said = ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
+                let version = said.as_ref().map_or(MODERN, ProtocolVersion::as_str);
+                let meta = serde_json::json!({
+                    "io.modelcontextprotocol/protocolVersion": version,
+                    "io.modelcontextprotocol/clientInfo": { "name": "mcp-resume", "version": env!("CARGO_PKG_VERSION") },
+                    "io.modelcontextprotocol/clientCapabilities": {},
+                });
+                let method = "server/discover";
+                let discover =
+                    serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } });
+                let version = HeaderValue::from_str(version).unwrap_or(HeaderValue::from_static(MODERN));
+                own::post(&call, discover.to_string().into_bytes())
+                    .with(names::MCP_PROTOCOL_VERSION, version)
+                    .with(MCP_METHOD, HeaderValue::from_static(method))
+            }
+        }
+    }
+}

@@ -1,0 +1,373 @@
+//! A token that was refreshed in mid-call: the caller is the same if the server says so.
+
+use crate::support::*;
+use serde_json::json;
+
+const OLD: u32 = 1;
+const NEW: u32 = 2;
+
+fn cancelled() -> String {
+    json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}}).to_string()
+}
+
+fn question() -> String {
+    json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {"messages": []}}).to_string()
+}
+
+fn answer() -> String {
+    json!({"jsonrpc": "2.0", "id": "q", "result": {"role": "assistant"}}).to_string()
+}
+
+/// A session of `u` with its first token, and the same with another one.
+struct Refreshed {
+    upstream: Upstream,
+    proxy: Proxy,
+    old: Session,
+    new: Session,
+    token: String,
+}
+
+impl Refreshed {
+    async fn start() -> Refreshed {
+        let mut upstream = Upstream::start().await;
+        let proxy = Proxy::start(&upstream, |_| {}).await;
+        let (first, token) = (bearer("u", OLD), bearer("u", NEW));
+        let old = Session::open_as(&proxy, &mut upstream, V2025_11, "s-1", Some(&first)).await;
+        let new = Session::opened_elsewhere(V2025_11, "s-1", Some(&token));
+        Refreshed { upstream, proxy, old, new, token }
+    }
+
+    /// A call with the old token whose client read one event and left.
+    async fn left(&mut self) -> (Sse, EventId) {
+        let request = self.old.post(call(1));
+        let (sse, mut response) = begin(&self.proxy, &mut self.upstream, &request).await;
+        sse.event(progress(1)).await;
+        let place = EventId::of(response.event().await.id());
+        response.reset();
+        settle(&self.proxy, &mut self.upstream).await;
+        (sse, place)
+    }
+
+    /// Sends `request`; the upstream is asked about the new token, as far as it goes.
+    async fn judged(&mut self, request: Request, judge: Judge) -> Client {
+        let pending = request.start(self.proxy.addr).await;
+        self.upstream.judge(&self.token, judge).await;
+        pending
+    }
+
+    fn with_token(&self, sub: &str, session: &str) -> Session {
+        Session::opened_elsewhere(V2025_11, session, Some(&bearer(sub, NEW)))
+    }
+}
+
+/// Asserts that a resume is told that nothing is there, and that the upstream is asked nothing.
+async fn lost(proxy: &Proxy, upstream: &mut Upstream, request: &Request) {
+    let mut response = request.send(proxy.addr).await.sse();
+    let (events, end) = response.events().await;
+    assert_eq!((events.len(), end), (1, End::Complete));
+    assert_eq!(events[0].json()["error"]["code"], GONE);
+    settle(proxy, upstream).await;
+}
+
+#[tokio::test]
+async fn it_resumes_what_the_old_one_began() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
+    let mut response = pending.response().await.sse();
+    sse.event(progress(2)).await;
+    assert_eq!(response.event().await.id(), place.at(2));
+    response.reset();
+    // A moment later it is still known; nothing is asked.
+    let mut again = on.new.resume(&place.at(1)).send(on.proxy.addr).await.sse();
+    sse.finish(result(1)).await;
+    let (events, end) = again.events().await;
+    assert_eq!((events.len(), end), (2, End::Complete));
+    assert!(on.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_modern_call_is_asked_about_in_modern_words() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let (first, token) = (bearer("u", OLD), bearer("u", NEW));
+    let request = modern(1).with("Authorization", &first).with("X-Tenant", "t");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    let back = modern_resume(&place.at(0)).with("Authorization", &token).with("X-Tenant", "t");
+    let pending = back.start(proxy.addr).await;
+    for status in [200, 403, 200] {
+        let asked = upstream.expect("server/discover").await;
+        assert_eq!((asked.method.as_str(), asked.target.as_str()), ("POST", "/mcp"));
+        for (name, value) in [
+            ("mcp-method", "server/discover"),
+            ("mcp-protocol-version", V2026),
+            ("x-tenant", "t"),
+            ("content-type", "application/json"),
+            ("accept", "application/json, text/event-stream"),
+        ] {
+            assert_eq!(asked.header(name), Some(value));
+        }
+        for name in ["last-event-id", "mcp-name", "mcp-session-id"] {
+            assert_eq!(asked.header(name), None, "{name}");
+        }
+        let meta = &asked.json_body()["params"]["_meta"];
+        assert_eq!(meta["io.modelcontextprotocol/protocolVersion"], V2026);
+        asked.json(status, "{}").await;
+    }
+    let mut response = pending.response().await.sse();
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+}
+
+#[tokio::test]
+async fn a_ping_is_asked_in_the_session_under_an_id_no_client_uses() {
+    let mut on = Refreshed::start().await;
+    let (_sse, place) = on.left().await;
+    let _pending = on.new.resume(&place.at(1)).start(on.proxy.addr).await;
+    let asked = on.upstream.expect("ping").await;
+    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
+    assert!(asked.json_body()["id"].as_str().unwrap().starts_with("mcp-resume-"));
+    assert_eq!(asked.header("last-event-id"), None);
+}
+
+#[tokio::test]
+async fn a_server_that_takes_any_token_tells_nothing() {
+    let mut on = Refreshed::start().await;
+    let (_sse, place) = on.left().await;
+    let stranger = on.with_token("v", "s-1").resume(&place.at(1)).send(on.proxy.addr).await;
+    let stranger = (stranger.status, stranger.sse().body().await);
+    let pending = on.judged(on.new.resume(&place.at(1)), Judge::Accepts).await;
+    let answer = pending.response().await;
+    assert_eq!((answer.status, answer.sse().body().await), stranger);
+    lost(&on.proxy, &mut on.upstream, &on.new.resume(&place.at(1))).await;
+}
+
+#[tokio::test]
+async fn a_token_that_is_refused_halfway_is_not_good() {
+    for statuses in [[200, 404, 0], [200, 401, 404], [400, 0, 0], [200, 302, 0]] {
+        let mut on = Refreshed::start().await;
+        let (_sse, place) = on.left().await;
+        let pending = on.new.resume(&place.at(1)).start(on.proxy.addr).await;
+        for status in statuses.into_iter().filter(|status| *status != 0) {
+            on.upstream.question().await.json(status, "{}").await;
+        }
+        let (events, _) = pending.response().await.sse().events().await;
+        assert_eq!(events[0].json()["error"]["code"], GONE, "{statuses:?}");
+    }
+}
+
+#[tokio::test]
+async fn the_servers_refusal_reaches_the_client_in_its_own_words() {
+    for status in [401, 403] {
+        let mut on = Refreshed::start().await;
+        let (_sse, place) = on.left().await;
+        for request in [on.new.resume(&place.at(1)), on.new.post(call(1)), on.new.delete(), on.new.post(cancelled())] {
+            let pending = request.start(on.proxy.addr).await;
+            on.upstream
+                .question()
+                .await
+                .json_with(status, "www-authenticate: Bearer error=\"x\"\r\n", "{\"no\":1}")
+                .await;
+            let mut response = pending.response().await;
+            assert_eq!(response.status, status);
+            assert_eq!(response.header("www-authenticate"), Some("Bearer error=\"x\""));
+            assert_eq!(response.body().await, b"{\"no\":1}");
+        }
+        settle(&on.proxy, &mut on.upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_cannot_be_asked_is_asked_again_later() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    for status in [429, 500, 503] {
+        let pending = on.new.resume(&place.at(1)).start(on.proxy.addr).await;
+        on.upstream.question().await.json(status, "{}").await;
+        let mut response = pending.response().await;
+        assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
+        assert_fault(&response.json().await, serde_json::Value::Null, UPSTREAM_FAILED, "upstream");
+    }
+    on.upstream.refuse().await;
+    assert_eq!(on.new.resume(&place.at(1)).send(on.proxy.addr).await.status, 503);
+    let mut retried = on.new.post(call(1)).send(on.proxy.addr).await;
+    assert_eq!(retried.status, 503);
+    assert_fault(&retried.json().await, 1, UPSTREAM_FAILED, "upstream");
+    on.upstream.listen_again().await;
+    let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
+    let mut response = pending.response().await.sse();
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn nobody_is_asked_about_another_claim_another_session_or_no_claim() {
+    let mut on = Refreshed::start().await;
+    let (_sse, place) = on.left().await;
+    let opaque = Session::opened_elsewhere(V2025_11, "s-1", Some("Bearer opaque"));
+    let elsewhere = on.with_token("u", "s-2");
+    for caller in [on.with_token("v", "s-1"), elsewhere, opaque] {
+        lost(&on.proxy, &mut on.upstream, &caller.resume(&place.at(1))).await;
+        let forged = place.forged();
+        lost(&on.proxy, &mut on.upstream, &caller.resume(&forged.at(1))).await;
+    }
+    lost(&on.proxy, &mut on.upstream, &on.new.resume(&place.forged().at(1))).await;
+}
+
+#[tokio::test]
+async fn a_retry_with_it_finds_the_call() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    let pending = on.judged(on.new.post(call(1)).resume_from(&place.at(1)), Judge::Verifies).await;
+    let mut response = pending.response().await.sse();
+    assert_eq!(EventId::of(response.prime().await.id()).handle, place.handle);
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.id(), place.at(2));
+    response.ends().await;
+    assert!(on.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_retry_of_nothing_is_a_call_of_its_own_without_a_question() {
+    let mut on = Refreshed::start().await;
+    let (_sse, _) = on.left().await;
+    let pending = on.new.post(call(2)).start(on.proxy.addr).await;
+    on.upstream.expect("tools/call").await.json(200, result(2)).await;
+    assert_eq!(pending.response().await.status, 200);
+    // And so is one that is no retry, because the token proves nothing.
+    let pending = on.judged(on.new.post(call(1)), Judge::Accepts).await;
+    on.upstream.expect("tools/call").await.json(200, "{\"new\":1}").await;
+    assert_eq!(pending.response().await.body().await, b"{\"new\":1}");
+}
+
+#[tokio::test]
+async fn an_idempotency_key_counts_for_it() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let (first, token) = (bearer("u", OLD), bearer("u", NEW));
+    let request = modern(1).with("Idempotency-Key", "k");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request.clone().with("Authorization", &first)).await;
+    let place = EventId::of(response.prime().await.id());
+    let pending = request.clone().with("Authorization", &token).start(proxy.addr).await;
+    upstream.judge(&token, Judge::Verifies).await;
+    let mut taken = pending.response().await.sse();
+    assert_eq!(EventId::of(taken.prime().await.id()).handle, place.handle);
+    sse.finish(result(1)).await;
+    assert_eq!(taken.event().await.bytes(), result(1).as_bytes());
+    let other = modern(2).with("Idempotency-Key", "k").with("Authorization", &token).send(proxy.addr).await;
+    assert_eq!(other.status, 422);
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_cancel_with_it_ends_the_call() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    let pending = on.judged(on.new.post(cancelled()), Judge::Verifies).await;
+    on.upstream.expect("notifications/cancelled").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    sse.end().await;
+    settle(&on.proxy, &mut on.upstream).await;
+    assert_eq!(on.new.resume(&place.at(1)).send(on.proxy.addr).await.status, 204);
+}
+
+#[tokio::test]
+async fn an_answer_with_it_answers_the_question() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    sse.event(question()).await;
+    let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
+    let mut response = pending.response().await.sse();
+    assert_eq!(response.event().await.bytes(), question().as_bytes());
+    let pending = on.new.post(answer()).start(on.proxy.addr).await;
+    on.upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    // Answered once, it is neither passed on nor asked again.
+    assert_eq!(on.new.post(answer()).send(on.proxy.addr).await.status, 202);
+    response.reset();
+    let mut again = on.new.resume(&place.at(1)).send(on.proxy.addr).await.sse();
+    sse.finish(result(1)).await;
+    assert_eq!(again.event().await.bytes(), result(1).as_bytes());
+    assert!(on.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_delete_with_it_ends_the_sessions_streams() {
+    let mut on = Refreshed::start().await;
+    let (sse, place) = on.left().await;
+    let pending = on.judged(on.new.delete(), Judge::Verifies).await;
+    on.upstream.expect("DELETE").await.status(200).await;
+    assert_eq!(pending.response().await.status, 200);
+    sse.closed().await;
+    let mut late = on.old.resume(&place.at(1)).send(on.proxy.addr).await.sse();
+    assert_eq!(late.event().await.json()["error"]["code"], ABANDONED);
+}
+
+#[tokio::test]
+async fn the_standalone_stream_goes_on_with_it() {
+    let mut on = Refreshed::start().await;
+    let pending = on.old.get().start(on.proxy.addr).await;
+    let sse = on.upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(progress(1)).await;
+    let pending = on.judged(on.new.get(), Judge::Verifies).await;
+    let mut response = pending.response().await.sse();
+    assert_eq!(response.event().await.id(), place.at(1));
+    response.reset();
+    let mut again = on.new.resume(&place.at(0)).send(on.proxy.addr).await.sse();
+    assert_eq!(again.event().await.id(), place.at(1));
+    assert!(on.upstream.is_quiet());
+}
+
+/// Whoever opened something under a claim may have made the claim up.
+#[tokio::test]
+async fn what_the_new_one_begins_is_not_the_old_ones() {
+    let mut on = Refreshed::start().await;
+    let (_sse, place) = on.left().await;
+    let pending = on.judged(on.new.resume(&place.at(1)), Judge::Verifies).await;
+    pending.response().await.sse().prime().await;
+    // The old token was forged, and the server took it for `initialize`. Now it looks at tokens.
+    let (_sse, mut response) = begin(&on.proxy, &mut on.upstream, &on.new.post(call(2))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    settle(&on.proxy, &mut on.upstream).await;
+    for request in [on.old.resume(&place.at(0)), on.old.post(call(2)), on.old.delete()] {
+        let pending = request.start(on.proxy.addr).await;
+        on.upstream.question().await.status(401).await;
+        assert_eq!(pending.response().await.status, 401);
+    }
+    // Its own it finds without a question.
+    on.new.resume(&place.at(0)).send(on.proxy.addr).await.sse().prime().await;
+    assert!(on.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn what_it_began_itself_is_its_own_without_a_question() {
+    let mut on = Refreshed::start().await;
+    let (_sse, mut response) = begin(&on.proxy, &mut on.upstream, &on.new.post(call(2))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    on.upstream.refuse().await;
+    on.new.resume(&place.at(0)).send(on.proxy.addr).await.sse().prime().await;
+}
+
+#[tokio::test]
+async fn a_principal_that_is_a_header_needs_no_claim() {
+    use mcp_resume::config::PrincipalSource;
+    let mut upstream = Upstream::start().await;
+    let user = http::HeaderName::from_static("x-user");
+    let proxy = Proxy::start(&upstream, |c| c.auth.principal = PrincipalSource::Header(user)).await;
+    let of = |user: &str, serial| modern(1).with("X-User", user).with("Authorization", &bearer("u", serial));
+    let (_sse, mut response) = begin(&proxy, &mut upstream, &of("a", OLD)).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    let resume = |user: &str| modern_resume(&place.at(0)).with("X-User", user).with("Authorization", &bearer("u", NEW));
+    resume("a").send(proxy.addr).await.sse().prime().await;
+    lost(&proxy, &mut upstream, &resume("b")).await;
+}
