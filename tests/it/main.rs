@@ -21,6 +21,7 @@ mod drain;
 mod exchange;
 mod flow;
 mod kit;
+mod matrix;
 mod modern;
 mod origin;
 mod pairings;
