@@ -1,5 +1,6 @@
 //! Requests on their way up: what is kept of the client's, what is added, and whether their bytes have left.
 
+use std::fmt;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +18,19 @@ const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
 const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
 
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Template {
     method: Method,
     headers: HeaderMap,
     query: Option<String>,
     body: Bytes,
+}
+
+/// Masked: credentials are in its headers and sometimes in its query, and anything in its body.
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Template").field("method", &self.method).finish_non_exhaustive()
+    }
 }
 
 impl Template {
@@ -155,5 +163,19 @@ impl HttpBody for Body {
             Body::Whole { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
             Body::Passing(body) => body.size_hint(),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn debug_shows_nothing_of_the_client() {
+        let headers: HeaderMap =
+            [(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer hunter2"))].into_iter().collect();
+        let template = Template::new(Method::POST, headers, Some("key=hunter2".into()), Bytes::from_static(b"hunter2"));
+        let shown = format!("{template:?}");
+        assert!(shown.contains("POST") && !shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
     }
 }
