@@ -25,7 +25,7 @@ use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
 use crate::shutdown::Drain;
 use crate::tls::{self, Certificates};
-use crate::upstream::Upstream;
+use crate::upstream::{Dial, Upstream};
 
 /// Connections that wait for one worker.
 const HANDED_MAX: usize = 1024;
@@ -81,7 +81,8 @@ impl Server {
             Some(address) => Some(bind(address)?),
             None => None,
         };
-        let ingress = Arc::new(compose(config, local_addr)?);
+        let upstream = Upstream::new(config.upstream.clone())?;
+        let ingress = Arc::new(compose(config, local_addr, upstream)?);
         Ok(Self { listener, local_addr, admin, ingress, certificates })
     }
 
@@ -143,6 +144,40 @@ impl Server {
         let ended = async move { while ended.recv().await.is_some() {} };
         attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
         Ok(())
+    }
+}
+
+/// The same sidecar between connections that somebody else makes: over pipes on a paused clock it is what simulations run.
+pub struct Sidecar {
+    ingress: Arc<Ingress>,
+}
+
+impl Sidecar {
+    /// Puts the parts together. `config` names no listener that would be bound; the upstream is reached by `dialer`.
+    ///
+    /// # Errors
+    /// When the metrics contradict each other.
+    pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
+        let upstream = Upstream::with_dialer(config.upstream.clone(), dialer);
+        let address = config.listen.address;
+        Ok(Self { ingress: Arc::new(compose(config, address, upstream)?) })
+    }
+
+    /// What it counts.
+    pub fn metrics(&self) -> Arc<Metrics> {
+        self.ingress.metrics.clone()
+    }
+
+    /// Its streams.
+    pub fn log(&self) -> Arc<EventLog> {
+        self.ingress.log.clone()
+    }
+
+    /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
+    pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
+        let (stop, stopping) = watch::channel(false);
+        let data = tokio::spawn(run_data(connections, self.ingress.clone(), stopped(&stopping)));
+        attend(None, self.ingress, stop, async move { drop(data.await) }, shutdown).await;
     }
 }
 
@@ -247,7 +282,7 @@ fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send 
     async move { drop(stopping.wait_for(|stopping| *stopping).await) }
 }
 
-fn compose(config: Config, local_addr: SocketAddr) -> Result<Ingress, Error> {
+fn compose(config: Config, local_addr: SocketAddr, upstream: Upstream) -> Result<Ingress, Error> {
     let name = config.replica.name.clone().unwrap_or_else(|| default_name(local_addr));
     let identity = Identity {
         owner: Owner::from_name(&name),
@@ -266,7 +301,7 @@ fn compose(config: Config, local_addr: SocketAddr) -> Result<Ingress, Error> {
     Ok(Ingress {
         drain: Arc::new(Drain::new(log.clone(), config.replica.drain_timeout, patience)),
         log,
-        upstream: Arc::new(Upstream::new(config.upstream.clone())?),
+        upstream: Arc::new(upstream),
         principals: Principals::new(config.auth.principal.clone(), random::bytes()),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
         metrics: Arc::new(Metrics::new()?),

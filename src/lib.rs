@@ -29,6 +29,10 @@ pub mod metrics;
 pub mod protocol;
 mod random;
 pub mod shutdown;
+#[cfg(feature = "simulation")]
+pub mod simulation;
+#[cfg(not(feature = "simulation"))]
+mod simulation;
 pub mod store;
 pub mod tls;
 pub mod upstream;

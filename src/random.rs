@@ -14,6 +14,19 @@ thread_local! {
     static POOL_OF_THREAD: RefCell<Pool> = const { RefCell::new(Pool { bytes: [0; POOL], used: POOL }) };
 }
 
+#[cfg(feature = "simulation")]
+thread_local! {
+    /// The state of a generator that takes the operating system's place.
+    static SEEDED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
+}
+
+/// Takes this thread's bytes from a generator: the same ones for the same seed, and easily guessed.
+#[cfg(feature = "simulation")]
+pub(crate) fn seed(seed: u64) {
+    SEEDED.set(Some(seed));
+    POOL_OF_THREAD.with_borrow_mut(|pool| pool.used = POOL);
+}
+
 /// Random bytes that nobody can guess; each is handed out once.
 ///
 /// # Panics
@@ -36,7 +49,23 @@ pub(crate) fn bytes<const N: usize>() -> [u8; N] {
 
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 fn fill(bytes: &mut [u8]) {
+    #[cfg(feature = "simulation")]
+    if let Some(state) = SEEDED.get() {
+        return SEEDED.set(Some(generate(state, bytes)));
+    }
     getrandom::fill(bytes).expect("the operating system provides randomness");
+}
+
+/// Steele, Lea and Flood's SplitMix64: every state has its own successor.
+#[cfg(feature = "simulation")]
+fn generate(mut state: u64, bytes: &mut [u8]) -> u64 {
+    for word in bytes.chunks_mut(8) {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word.copy_from_slice(&(mixed ^ (mixed >> 31)).to_le_bytes()[..word.len()]);
+    }
+    state
 }
 
 #[cfg(test)]
@@ -45,5 +74,16 @@ mod tests {
     fn values_differ_across_fillings() {
         let values: std::collections::HashSet<[u8; 16]> = (0..1000).map(|_| super::bytes()).collect();
         assert_eq!(values.len(), 1000);
+    }
+
+    #[cfg(feature = "simulation")]
+    #[test]
+    fn a_seed_gives_the_same_values_again_and_another_seed_others() {
+        let values = |seed| {
+            super::seed(seed);
+            (0..100).map(|_| super::bytes()).collect::<Vec<[u8; 16]>>()
+        };
+        assert_eq!(values(1), values(1));
+        assert_ne!(values(1), values(2));
     }
 }

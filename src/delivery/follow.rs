@@ -16,6 +16,7 @@ use crate::event_log::{Attachment, BoxError, ReadOutcome};
 use crate::metrics::{Left, Metrics};
 use crate::protocol::ids::{self, Seq};
 use crate::protocol::sse;
+use crate::simulation::{self, Bug};
 
 /// One piece of body takes up to about this much of what is ready.
 const PIECE: usize = 64 * 1024;
@@ -103,7 +104,7 @@ impl Follow {
     /// What every response begins with, in the same write as its head: without an id no client can come back.
     fn write_start(&mut self, out: &mut BytesMut) {
         let Some(start) = self.start.take() else { return };
-        if self.plan.primes {
+        if self.plan.primes && !simulation::has(Bug::LeavesThePrimeOut) {
             let attach = match start {
                 Start::First => None,
                 Start::After(_) => Some(self.attachment.id()),
@@ -115,6 +116,9 @@ impl Follow {
             self.attachment.note_primed(self.plan.retry);
         } else {
             sse::encode_comment(out, "");
+        }
+        if simulation::has(Bug::RepeatsTheCursor) {
+            self.cursor = Seq(self.cursor.0.saturating_sub(1));
         }
         if let Some(message) = self.plan.preface.take() {
             sse::encode_comment(out, "events before this were lost");

@@ -9,8 +9,10 @@ use bytes::BytesMut;
 use super::Stream;
 use super::head::Head;
 use crate::clock;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::stream::{Phase, Place};
+use crate::simulation::{self, Bug};
 
 /// What a reader finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,7 +93,7 @@ impl Attachment {
         let handle = self.stream.handle();
         let mut inner = self.stream.lock();
         let inner = &mut *inner;
-        if !inner.machine.reader().is(self.attach) {
+        if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
             return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
         }
         if inner.machine.phase() == Phase::Passed {
@@ -127,6 +129,9 @@ impl Drop for Attachment {
     fn drop(&mut self) {
         let mut inner = self.stream.lock();
         inner.machine.handle_detach(self.attach, clock::now());
+        if simulation::has(Bug::EndsWithTheClient) && !inner.machine.reader().is_attached() {
+            inner.machine.handle_expire(ErrorCode::Abandoned, clock::now());
+        }
         inner.fit_paused(self.stream.bounds);
         inner.wake();
         drop(inner);

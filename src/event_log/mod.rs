@@ -37,6 +37,7 @@ pub use writer::Writer;
 
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, EventId, Keyring, Owner, Seq, StoreEpoch, StreamId};
+use crate::simulation::{self, Bug};
 use crate::store::Store;
 use crate::{clock, random};
 use sweeper::{Sweeper, Verdict};
@@ -137,7 +138,9 @@ impl EventLog {
         let stream = self.streams.get(&name).map(|entry| entry.value().clone());
         let seq = verified.map(|verified| verified.seq);
         match (stream, seq) {
-            (Some(stream), Some(seq)) if admits(stream.binding()) => Some((stream, seq)),
+            (Some(stream), Some(seq)) if admits(stream.binding()) || simulation::has(Bug::AdmitsAnyone) => {
+                Some((stream, seq))
+            }
             (Some(_), _) | (None, _) => None,
         }
     }
@@ -197,7 +200,8 @@ impl EventLog {
             return Verdict::Gone;
         };
         match stream.look(|machine| machine.readable_until()) {
-            Some(until) if until <= now => {
+            _ if simulation::has(Bug::KeepsForEver) => Verdict::Until(None),
+            Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
                 self.streams.remove(&id);
                 Verdict::Gone
             }

@@ -26,6 +26,7 @@ use crate::protocol::ids::{AttachId, Handle, Seq, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{Answer, Batch, Debt, Machine, Phase, Policy};
+use crate::simulation::{self, Bug};
 use crate::store::Store;
 
 /// What a stream is made of.
@@ -356,7 +357,7 @@ impl Stream {
             let epoch = inner.epoch;
             inner.tail.seal(epoch);
         }
-        if stored || settled || sealed {
+        if (stored && !simulation::has(Bug::LosesTheWakeUp)) || settled || sealed {
             inner.wake();
         }
     }

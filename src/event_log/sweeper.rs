@@ -43,6 +43,8 @@ impl Sweeper {
         loop {
             alarm.set(self.peek());
             tokio::select! {
+                // Either comes round again: only the order must be the same in each simulated run.
+                biased;
                 () = alarm.ring() => self.sweep(clock::now(), &judge),
                 () = self.earlier.notified() => {}
             }

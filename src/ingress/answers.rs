@@ -21,6 +21,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Answer;
+use crate::simulation::{self, Bug};
 use crate::upstream::Template;
 
 /// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
@@ -161,6 +162,8 @@ impl Hold<'_> {
             }
             // The turn may be a while: the upstream goes on being asked meanwhile.
             tokio::select! {
+                // Where both are ready at once a simulated run must go the same way each time.
+                biased;
                 answered = &mut sending => return answered,
                 () = self.begin() => {}
             }
@@ -230,8 +233,8 @@ fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
         let outcomes = records().map(|session| sessions.answer(session_id, session, id));
         match outcomes.into_iter().find(|(outcome, _)| *outcome != Answer::Unknown) {
             Some((Answer::First, Some(stream))) => answered.push((stream, id.clone())),
-            Some((Answer::Again, _)) => repeated.push(index),
-            Some((Answer::First | Answer::Unknown, _)) | None => {}
+            Some((Answer::Again, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
+            Some((Answer::First | Answer::Again | Answer::Unknown, _)) | None => {}
         }
     }
     (answered, repeated)

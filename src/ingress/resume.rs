@@ -16,6 +16,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
+use crate::simulation::{self, Bug};
 use crate::upstream::{gap_warning, whole};
 
 impl Ingress {
@@ -61,6 +62,10 @@ impl Ingress {
 
     fn resume_at(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
         self.metrics.observe_resume(Resumed::Served);
+        let cursor = match simulation::has(Bug::TrustsWhatWasWritten) {
+            true => stream.look(|machine| machine.reader().written().max(cursor)),
+            false => cursor,
+        };
         stream.note_return(Some(cursor));
         if let Some(session) = &asked.session {
             session.note_return();

@@ -152,8 +152,10 @@ pub async fn serve<A, H, F>(
     let mut shutdown = pin!(shutdown);
     loop {
         let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
+            // The order is fixed, so that a simulated run is the same each time.
+            biased;
             () = &mut shutdown => break,
+            accepted = listener.accept() => accepted,
         };
         match accepted {
             Ok((io, peer)) => {

@@ -103,10 +103,13 @@ impl Pump {
             let (deadline, may_read) = self.writer.agenda();
             self.alarm.set(deadline);
             tokio::select! {
-                input = self.source.next(), if may_read => self.take(input).await,
+                // A drawn order would make each simulated run another one. The upstream is last, because it alone can be ready
+                // without end.
+                biased;
                 // Another task may have staged events.
                 () = self.writer.changed() => self.writer.update(|_, _| ()).await,
                 () = self.alarm.ring() => self.take_timeout().await,
+                input = self.source.next(), if may_read => self.take(input).await,
             }
         }
         self.finish().await;
