@@ -34,6 +34,9 @@ const KEPT_ANSWER_WAIT: Duration = Duration::from_millis(500);
 /// The answer to `initialize` is waited for this long before it streams.
 const INITIALIZE_WAIT: Duration = Duration::from_secs(10);
 
+/// Between two tries to refuse a question: doubling from the first to the second.
+const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+
 /// One call to be made.
 pub struct Call {
     /// The request.
@@ -170,7 +173,7 @@ impl Pump {
                     ids.iter().for_each(|id| self.post_aside(own::cancelled(id)));
                 }
                 Effect::AnnounceCancel(_) => {}
-                Effect::RefuseAsk(id) => self.post_aside(own::refusal(&id)),
+                Effect::RefuseAsk(id) => self.refuse_ask(&id),
                 Effect::TellGap => self.tell_gap().await,
             }
         }
@@ -192,6 +195,24 @@ impl Pump {
         let stream = self.writer.stream().clone();
         let answer = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
         self.source = Source::Sending { answer, again };
+    }
+
+    /// Refuses a question. The upstream waits for the answer, so that one that could not be written is tried until the stream is
+    /// over.
+    fn refuse_ask(&self, id: &RequestId) {
+        let (upstream, stream) = (self.upstream.clone(), self.writer.stream().clone());
+        let template = own::post(&self.call.template, own::refusal(id));
+        tokio::spawn(async move {
+            let mut pause = BACKOFF.0;
+            while let Err(failure) = upstream.send(&template, None).await {
+                debug!(?failure, "the refusal of a question did not reach the upstream");
+                if failure.may_have_run || stream.look(|machine| machine.is_sealed()) {
+                    return;
+                }
+                clock::sleep_until(clock::now() + pause).await;
+                pause = (pause * 2).min(BACKOFF.1);
+            }
+        });
     }
 
     /// Posts a message of our own beside the call; what becomes of it changes nothing.
