@@ -1,4 +1,4 @@
-.PHONY: build demo setup test fuzz lint fmt deny bench
+.PHONY: build demo setup test sim fuzz lint fmt deny bench
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -27,6 +27,12 @@ test: setup
 	deploy/test-nginx.sh
 	fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
+
+# More seeds than the tests run: make sim SEEDS=100000 FROM=2000. A failure says how to see its seed alone.
+sim: SEEDS ?= 20000
+sim: FROM ?= 0
+sim:
+	SIM_SEEDS=$(SEEDS) SIM_FROM=$(FROM) cargo test --locked --test sim no_seed -- --nocapture
 
 # Arbitrary bytes for every parser of bytes from outside.
 fuzz:

@@ -158,7 +158,7 @@ impl Sidecar {
     /// # Errors
     /// When the metrics contradict each other.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
-        let upstream = Upstream::with_dialer(config.upstream.clone(), dialer);
+        let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
         let address = config.listen.address;
         Ok(Self { ingress: Arc::new(compose(config, address, upstream)?) })
     }
@@ -176,8 +176,8 @@ impl Sidecar {
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
         let (stop, stopping) = watch::channel(false);
-        let data = tokio::spawn(run_data(connections, self.ingress.clone(), stopped(&stopping)));
-        attend(None, self.ingress, stop, async move { drop(data.await) }, shutdown).await;
+        let data = tokio::spawn(run_data(connections, self.ingress.clone(), None, stopped(&stopping)));
+        attend(None, self.ingress, None, stop, async move { drop(data.await) }, shutdown).await;
     }
 }
 

@@ -1,0 +1,479 @@
+//! The slow model: what the upstream sent for each call, and what a client may see of it.
+//!
+//! It knows no states and no timers of the proxy. An event's number says which of the upstream's events it has to be; an
+//! error that the proxy made has to have a reason in what happened; a response that ends before the answer has to have been
+//! allowed to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+use super::plan::{Form, Plan};
+use super::wire::Event;
+
+/// A client and a request id of it.
+pub(crate) type Key = (usize, usize);
+
+/// What an event of the upstream is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Notice,
+    Ask(String),
+    Answer,
+}
+
+struct Sent {
+    data: String,
+    kind: Kind,
+    at: Instant,
+}
+
+/// One time that the upstream was asked to run a call.
+#[derive(Default)]
+struct Run {
+    sent: Vec<Sent>,
+    /// The upstream has failed it: no answer comes.
+    failed: bool,
+}
+
+/// One call.
+#[derive(Default)]
+pub(crate) struct Call {
+    runs: Vec<Run>,
+    /// Which run a handle's stream is.
+    handles: BTreeMap<String, usize>,
+    /// How often an answer came upstream, by question.
+    arrived: BTreeMap<String, usize>,
+    /// Since when the client knows that its answer was taken.
+    acknowledged: BTreeMap<String, Instant>,
+    begun: Option<Instant>,
+    pub(crate) cancelled: bool,
+    /// Of a session's own stream: the steps that are done.
+    pub(crate) steps: usize,
+    /// The upstream may be asked to run it more than once.
+    pub(crate) may_repeat: bool,
+    /// Upstream responses that are under way.
+    pub(crate) open: usize,
+    /// How many connections the client has made.
+    pub(crate) connections: usize,
+    /// The newest connection that reads a handle's stream, and since when.
+    readers: BTreeMap<String, (usize, Instant)>,
+    /// When the client was last known to be there before that, and how long it may have been away at most.
+    last_there: Option<Instant>,
+    longest_away: Duration,
+}
+
+/// What one response has brought.
+pub(crate) struct Reading {
+    pub(crate) connection: usize,
+    /// The number it goes on from.
+    cursor: Option<u64>,
+    handle: Option<String>,
+    /// When the request was on its way, and when the response was there.
+    asked: Instant,
+    begun: Instant,
+    /// Read as fast as it comes.
+    pub(crate) prompt: bool,
+    events: usize,
+    over: bool,
+}
+
+/// What an event is to the client.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    Nothing,
+    Notice,
+    Ask(String),
+    Answer,
+    Lost,
+    Farewell,
+}
+
+impl Call {
+    /// How long the client may have been away by now.
+    fn away(&self, now: Instant) -> Duration {
+        self.last_there.map_or(Duration::ZERO, |then| now.saturating_duration_since(then))
+    }
+}
+
+impl Reading {
+    /// A response that has to go on after `cursor`; `None`: from wherever it says.
+    /// The last event it has brought.
+    pub(crate) fn cursor(&self) -> u64 {
+        self.cursor.unwrap_or(0)
+    }
+
+    pub(crate) fn new(
+        connection: usize,
+        cursor: Option<u64>,
+        prompt: bool,
+        (asked, begun): (Instant, Instant),
+    ) -> Self {
+        Self { connection, cursor, handle: None, asked, begun, prompt, events: 0, over: false }
+    }
+}
+
+/// All calls of a run.
+pub(crate) struct Model {
+    calls: BTreeMap<Key, Call>,
+    /// The upstream is gone for good.
+    pub(crate) is_over: bool,
+    began: Instant,
+    /// The clients that have deleted their sessions.
+    pub(crate) deleted: BTreeSet<usize>,
+    pub(crate) reached: Vec<&'static str>,
+}
+
+impl Model {
+    pub(crate) fn new(began: Instant) -> Self {
+        Self { calls: BTreeMap::new(), is_over: false, began, deleted: BTreeSet::new(), reached: Vec::new() }
+    }
+
+    pub(crate) fn call(&mut self, key: Key) -> &mut Call {
+        self.calls.entry(key).or_default()
+    }
+
+    /// The calls whose upstream responses are still under way.
+    pub(crate) fn open(&self) -> Vec<Key> {
+        self.calls.iter().filter(|(_, call)| call.open > 0).map(|(key, _)| *key).collect()
+    }
+
+    // ── what the upstream does ────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The upstream was asked to run a call. The number of the run.
+    pub(crate) fn run(&mut self, key: Key) -> Result<usize, String> {
+        let call = self.call(key);
+        call.runs.push(Run::default());
+        if call.runs.len() > 1 && !call.may_repeat && !call.cancelled {
+            return Err(format!("{key:?}: the tool ran twice"));
+        }
+        Ok(call.runs.len() - 1)
+    }
+
+    /// The one run of a session's own stream, and how many of its steps are done.
+    pub(crate) fn listen(&mut self, key: Key) -> usize {
+        let call = self.call(key);
+        if call.runs.is_empty() {
+            call.runs.push(Run::default());
+        }
+        call.steps
+    }
+
+    /// How many events a run has sent.
+    pub(crate) fn sent(&mut self, key: Key, run: usize) -> usize {
+        self.call(key).runs[run].sent.len()
+    }
+
+    /// Its last byte is on its way now.
+    pub(crate) fn send(&mut self, key: Key, run: usize, data: String, kind: Kind, at: Instant) {
+        self.call(key).runs[run].sent.push(Sent { data, kind, at });
+    }
+
+    /// There will be no answer.
+    pub(crate) fn fail(&mut self, key: Key, run: usize) {
+        self.call(key).runs[run].failed = true;
+    }
+
+    /// A client's answer came upstream.
+    pub(crate) fn answer(&mut self, key: Key, ask: &str) -> Result<(), String> {
+        let call = self.call(key);
+        // Once the call is over nobody waits for an answer, and what comes passes.
+        let waits = call.open > 0;
+        let times = call.arrived.entry(ask.to_owned()).or_default();
+        *times += usize::from(waits);
+        if *times > 1 { Err(format!("{key:?}: the answer to {ask} came upstream twice")) } else { Ok(()) }
+    }
+
+    pub(crate) fn is_answered(&self, key: Key, ask: &str) -> bool {
+        self.calls.get(&key).is_some_and(|call| call.arrived.contains_key(ask))
+    }
+
+    // ── what the client does ──────────────────────────────────────────────────────────────────────────────────────────
+
+    /// The client connects for a call: the connection's number.
+    pub(crate) fn connect(&mut self, key: Key, now: Instant) -> usize {
+        let call = self.call(key);
+        call.begun.get_or_insert(now);
+        call.longest_away = call.longest_away.max(call.away(now));
+        call.connections += 1;
+        call.connections
+    }
+
+    /// Whether a newer connection reads the stream that `reading` is of.
+    pub(crate) fn is_overtaken(&mut self, key: Key, reading: &Reading) -> bool {
+        let readers = &self.call(key).readers;
+        let newest = reading.handle.as_ref().and_then(|handle| readers.get(handle));
+        newest.is_some_and(|(newest, _)| *newest > reading.connection)
+    }
+
+    /// The client was last there when the connection that is over now had begun; the proxy may have lost it at any time since.
+    pub(crate) fn leave(&mut self, key: Key, begun: Instant) {
+        self.call(key).last_there = Some(begun);
+    }
+
+    /// The client knows that its answer was taken. One that came when the call was over was nobody's answer.
+    pub(crate) fn acknowledge(&mut self, key: Key, ask: &str, now: Instant) {
+        let call = self.call(key);
+        if call.arrived.get(ask).is_some_and(|times| *times > 0) {
+            call.acknowledged.entry(ask.to_owned()).or_insert(now);
+        }
+    }
+
+    /// An event came on a response.
+    pub(crate) fn take(
+        &mut self,
+        plan: &Plan,
+        key: Key,
+        reading: &mut Reading,
+        event: &Event,
+        now: Instant,
+    ) -> Result<Taken, String> {
+        let told = |what: &str| Err(format!("{key:?} connection {}: {what}: {event:?}", reading.connection));
+        if event.is_comment {
+            return Ok(Taken::Nothing);
+        }
+        if reading.over {
+            return told("an event behind the end");
+        }
+        reading.events += 1;
+        let parts: Vec<&str> = event.id.as_deref().map(|id| id.split('.').collect()).unwrap_or_default();
+        let (handle, seq) = match parts.as_slice() {
+            [] if event.data.is_empty() && event.retry.is_some() && reading.events > 1 => {
+                reading.over = true;
+                return Ok(Taken::Farewell);
+            }
+            [] => return told("an event without an id"),
+            [_, "end"] => {
+                let alone = reading.events == 1 || plan.is_tight();
+                reading.over = true;
+                if !alone {
+                    return told("a lost stream's event behind others");
+                }
+                return self.error(plan, key, &event.data, None, now).map(|()| Taken::Lost);
+            }
+            [handle, seq] => (*handle, seq.parse::<u64>()),
+            [handle, seq, _attach] if event.data.is_empty() => (*handle, seq.parse::<u64>()),
+            _ => return told("a strange id"),
+        };
+        let Ok(seq) = seq else { return told("a strange number") };
+        if reading.handle.is_none() {
+            let readers = &mut self.call(key).readers;
+            let newest = readers.entry(handle.to_owned()).or_insert((reading.connection, reading.begun));
+            if newest.0 < reading.connection {
+                *newest = (reading.connection, reading.begun);
+            }
+        }
+        if reading.handle.get_or_insert(handle.to_owned()) != handle {
+            return told("another stream's event");
+        }
+        if event.data.is_empty() {
+            if reading.events > 1 || event.retry.is_none() {
+                return told("an empty event in a wrong place");
+            }
+            if reading.cursor.is_some_and(|cursor| cursor != seq) && !(key.1 == 0 && plan.is_tight()) {
+                return told("a response that begins at another place");
+            }
+            reading.cursor = Some(seq);
+            return Ok(Taken::Nothing);
+        }
+        if reading.events == 1 && plan.primes(key) {
+            return told("a response that is not primed");
+        }
+        // The same POST again, by a client that is not primed: where bounds are tight it is told of a gap by a comment.
+        let first = if plan.is_tight() { seq.saturating_sub(1) } else { 0 };
+        let cursor = reading.cursor.unwrap_or(first);
+        reading.cursor = Some(seq);
+        self.take_data(plan, key, reading, (handle, cursor, seq), &event.data, now)
+    }
+
+    fn take_data(
+        &mut self,
+        plan: &Plan,
+        key: Key,
+        reading: &Reading,
+        (handle, cursor, seq): (&str, u64, u64),
+        data: &str,
+        now: Instant,
+    ) -> Result<Taken, String> {
+        let tell = |what: &str| {
+            Err(format!("{key:?} connection {}: {what}: after {cursor} came {seq}: {data:.200}", reading.connection))
+        };
+        if seq <= cursor {
+            return tell("an event once more");
+        }
+        let call = self.calls.entry(key).or_default();
+        let known = call.handles.get(handle).copied();
+        let is_at = |run: &Run| run.sent.get(seq as usize - 1).is_some_and(|sent| sent.data == data);
+        let Some(run) = known.or_else(|| call.runs.iter().position(is_at)).or(call.runs.len().checked_sub(1)) else {
+            return tell("an event of a call that never ran");
+        };
+        call.handles.insert(handle.to_owned(), run);
+        let sent = &call.runs[run].sent;
+        let is_passed_over = |passed: u64| match sent.get(passed as usize - 1) {
+            Some(Sent { kind: Kind::Ask(ask), .. }) => call.arrived.contains_key(ask),
+            _ => false,
+        };
+        let may_lose = key.1 == 0 && plan.is_tight();
+        if !may_lose && !(cursor + 1..seq).all(is_passed_over) {
+            return tell("events are missing");
+        }
+        if cursor + 1 < seq {
+            self.reached.push("an answer passed over");
+        }
+        let Some(event) = sent.get(seq as usize - 1).filter(|event| event.data == data) else {
+            let last = sent.len() as u64 + 1;
+            if seq > last {
+                return tell("a number that cannot be");
+            }
+            self.error(plan, key, data, Some((run, seq)), now)?;
+            return Ok(Taken::Answer);
+        };
+        if let Some((newest, since)) = call.readers.get(handle)
+            && *newest > reading.connection
+            && event.at > *since
+        {
+            return tell("an overtaken connection goes on reading");
+        }
+        let is_late = now.saturating_duration_since(event.at.max(reading.begun)) > Duration::from_millis(1);
+        if is_late && reading.prompt && plan.jumps.is_empty() && !plan.is_tight() {
+            return tell(&format!("an event is late by {:?}", now - event.at.max(reading.begun)));
+        }
+        match &event.kind {
+            Kind::Notice => Ok(Taken::Notice),
+            Kind::Ask(ask) if call.acknowledged.get(ask).is_some_and(|at| *at < reading.asked) => {
+                tell("a question that was answered is asked again")
+            }
+            Kind::Ask(ask) => Ok(Taken::Ask(ask.clone())),
+            Kind::Answer => Ok(Taken::Answer),
+        }
+    }
+
+    /// A response that is no stream: the upstream's as it was, or an error of the proxy.
+    pub(crate) fn take_plain(
+        &mut self,
+        plan: &Plan,
+        key: Key,
+        status: u16,
+        body: &str,
+        now: Instant,
+    ) -> Result<(), String> {
+        let call = self.call(key);
+        let json_only = plan.clients[key.0].calls[key.1 - 1].json_only;
+        let scripted = &plan.clients[key.0].calls[key.1 - 1].script.form;
+        let as_sent = call.runs.iter().any(|run| run.sent.first().is_some_and(|sent| sent.data == body));
+        let passes = match scripted {
+            Form::Json(_) => status == 200 && as_sent,
+            Form::Status(sent, true) => status == *sent && as_sent,
+            Form::Status(sent, false) => status == *sent && body == "refused",
+            Form::Dies => false,
+            Form::Stream(..) => status == 200 && json_only && is_answer(call, body),
+        };
+        if passes || (status == 202 && call.cancelled) {
+            return Ok(());
+        }
+        if status < 500 && !(json_only && status == 200) {
+            return Err(format!("{key:?}: {status} out of nowhere: {body:.200}"));
+        }
+        self.error(plan, key, body, None, now)
+    }
+
+    /// A response ended well, and no answer was in it.
+    pub(crate) fn end_early(&mut self, plan: &Plan, key: Key, reading: &Reading, now: Instant) -> Result<(), String> {
+        let delivery = &plan.config.delivery;
+        let polls = delivery.mode == mcp_resume::config::Mode::Poll;
+        let is_old = delivery.max_connection.is_some_and(|most| now.saturating_duration_since(reading.asked) >= most);
+        let call = self.call(key);
+        let overtaken = call.connections > reading.connection;
+        if key.1 == 0 && (overtaken || is_old) {
+            return Ok(());
+        }
+        if key.1 == 0 {
+            return Err(format!("{key:?} connection {}: the session's own stream ended", reading.connection));
+        }
+        if reading.events == 0 && !overtaken && !call.cancelled {
+            return Err(format!("{key:?} connection {}: nothing in a response", reading.connection));
+        }
+        if polls || is_old || overtaken || call.cancelled {
+            return Ok(());
+        }
+        Err(format!("{key:?} connection {}: a response ended without an answer", reading.connection))
+    }
+
+    /// What a client of another session gets for an event ID of this call.
+    pub(crate) fn spied(key: Key, event: &Event) -> Result<(), String> {
+        let is_end = event.id.as_deref().is_some_and(|id| id.ends_with(".end"));
+        match is_end && code(&event.data) == Some(-32012) {
+            true => Ok(()),
+            false => Err(format!("{key:?}: another session was given {event:?}")),
+        }
+    }
+
+    /// An error that the proxy made: its reason has to be there.
+    fn error(
+        &mut self,
+        plan: &Plan,
+        key: Key,
+        data: &str,
+        at: Option<(usize, u64)>,
+        now: Instant,
+    ) -> Result<(), String> {
+        let deleted = self.deleted.contains(&key.0);
+        let is_over =
+            self.is_over || plan.refuses.is_some_and(|(from, _)| now.saturating_duration_since(self.began) >= from);
+        let call = self.call(key);
+        let streams = &plan.config.streams;
+        let since = |then: Option<Instant>| then.map_or(Duration::ZERO, |then| now.saturating_duration_since(then));
+        let away = call.longest_away.max(call.away(now));
+        let wait = if plan.is_modern(key) { Some(plan.grace()) } else { streams.max_wait };
+        let timed_out = streams.call_timeout.is_some_and(|most| since(call.begun) >= most);
+        let abandoned = wait.is_some_and(|wait| away >= wait);
+        let failed = is_over || call.runs.is_empty() || call.runs.iter().any(|run| run.failed);
+        // What the upstream said before it failed comes before the error.
+        let is_next = at.is_none_or(|(run, seq)| seq == call.runs[run].sent.len() as u64 + 1);
+        let has_reason = match code(data) {
+            Some(-32010) => failed && is_next,
+            Some(-32011) => timed_out || abandoned || deleted,
+            Some(-32012) => away >= streams.retention || plan.is_tight() || (plan.is_modern(key) && abandoned),
+            Some(-32013) => plan.is_tight(),
+            Some(_) | None => false,
+        };
+        self.reached.push(match code(data) {
+            Some(-32011) => "the call was given up",
+            Some(-32012) => "a lost stream",
+            Some(-32013) => "bounds",
+            _ => "the upstream failed",
+        });
+        let names = serde_json::from_str::<Value>(data).is_ok_and(|error| error["id"] == key.1);
+        match has_reason && names {
+            true => Ok(()),
+            false => Err(format!("{key:?}: an error without a reason (away for {away:?}): {data:.300}")),
+        }
+    }
+}
+
+fn is_answer(call: &Call, body: &str) -> bool {
+    let mut sent = call.runs.iter().flat_map(|run| &run.sent);
+    sent.any(|sent| sent.kind == Kind::Answer && sent.data == body)
+}
+
+fn code(data: &str) -> Option<i64> {
+    serde_json::from_str::<Value>(data).ok()?["error"]["code"].as_i64()
+}
+
+impl Plan {
+    pub(crate) fn is_modern(&self, key: Key) -> bool {
+        self.clients[key.0].version == "2026-07-28"
+    }
+
+    /// Whether every response to this client begins with an id.
+    fn primes(&self, key: Key) -> bool {
+        let new = self.clients[key.0].version >= "2025-11-25";
+        new || self.config.delivery.prime == mcp_resume::config::Prime::All
+    }
+
+    /// How long a modern call survives its client at least.
+    pub(crate) fn grace(&self) -> Duration {
+        self.config.delivery.retry.min(self.config.delivery.poll_retry) * 2 + Duration::from_secs(1)
+    }
+}

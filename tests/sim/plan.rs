@@ -1,0 +1,358 @@
+//! What happens in one run, drawn from its seed before it begins.
+
+use std::time::Duration;
+
+use mcp_resume::config::{Config, Mode, Prime};
+
+use super::rng::Rng;
+
+/// One run.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) seed: u64,
+    pub(crate) config: Config,
+    pub(crate) clients: Vec<Client>,
+    /// The clock is moved by so much at these times, as if the machine had slept.
+    pub(crate) jumps: Vec<(Duration, Duration)>,
+    /// The upstream refuses connections from the first time to the second.
+    pub(crate) refuses: Option<(Duration, Duration)>,
+    /// What a pipe holds: to the clients, to the upstream.
+    pub(crate) pipes: (usize, usize),
+}
+
+/// One client with a session of its own (or none, in the modern era).
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) version: &'static str,
+    pub(crate) calls: Vec<Call>,
+    /// The answer to `initialize` is a stream.
+    pub(crate) opens_by_stream: bool,
+    /// It listens to the session's own stream.
+    pub(crate) listens: Option<Listening>,
+    /// It deletes its session at the end.
+    pub(crate) deletes: bool,
+}
+
+/// What happens on a session's own stream.
+#[derive(Clone, Debug)]
+pub(crate) struct Listening {
+    /// What befalls its connections.
+    pub(crate) faults: Vec<Fault>,
+    /// What the server sends.
+    pub(crate) script: Script,
+    /// It comes back without its last event ID, so many of a hundred times.
+    pub(crate) forgets: usize,
+    pub(crate) lasts: Duration,
+}
+
+/// One call: what the upstream does and what the client does.
+#[derive(Clone, Debug)]
+pub(crate) struct Call {
+    pub(crate) starts: Duration,
+    pub(crate) script: Script,
+    /// What befalls its connections, one after another; those behind the last are sound.
+    pub(crate) faults: Vec<Fault>,
+    /// How often the client comes back without an event in between.
+    pub(crate) tries: usize,
+    /// It comes back after this many thousandths of the `retry` it was told.
+    pub(crate) haste: u32,
+    /// It sends the POST again where it has no id.
+    pub(crate) reposts: bool,
+    /// It comes back from an id before its last, so many of a hundred times.
+    pub(crate) forgets: usize,
+    /// It goes on asking after the answer until it is told that there is no more.
+    pub(crate) thorough: bool,
+    /// It uses a connection again.
+    pub(crate) keeps_connection: bool,
+    /// It cancels after so long.
+    pub(crate) cancels: Option<Duration>,
+    /// It gives up after so long. Always there where the call may never end.
+    pub(crate) patience: Option<Duration>,
+    /// It comes back to the finished stream after each of these pauses.
+    pub(crate) revisits: Vec<Duration>,
+    /// Another client tries its event ID.
+    pub(crate) is_spied_on: bool,
+    /// It takes no stream.
+    pub(crate) json_only: bool,
+    /// It names the call by an `Idempotency-Key`.
+    pub(crate) has_key: bool,
+    pub(crate) answers_after: Duration,
+    pub(crate) answers_twice: bool,
+}
+
+/// What befalls one connection of a client.
+#[derive(Clone, Debug)]
+pub(crate) enum Fault {
+    None,
+    /// Gone after so many bytes of the request.
+    CutRequest(usize),
+    /// Gone after so many bytes of the response.
+    Cut(usize),
+    /// Gone after so many events, in the moment the last was complete.
+    CutAfterEvents(usize),
+    /// Nothing is read after so many bytes; the pipe stays for so long and is read to its end then.
+    Hang(usize, Duration),
+    /// So many bytes at a time, with pauses.
+    Slow(usize, Duration),
+}
+
+/// What the upstream does with a call.
+#[derive(Clone, Debug)]
+pub(crate) struct Script {
+    pub(crate) before_head: Duration,
+    pub(crate) form: Form,
+    /// Events are written in pieces of at most this many bytes.
+    pub(crate) piece: usize,
+    pub(crate) between_pieces: Duration,
+    /// Events carry ids of the upstream's own.
+    pub(crate) has_ids: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Form {
+    /// A JSON answer with so many bytes to spare.
+    Json(usize),
+    /// An HTTP status, with a JSON-RPC error in the body or with text.
+    Status(u16, bool),
+    /// The connection ends before a head.
+    Dies,
+    Stream(Vec<Step>, Ending),
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// An event with so many bytes to spare.
+    Event(Duration, usize),
+    /// A question; the upstream waits for the answer.
+    Ask(Duration),
+    /// The response ends on purpose; the rest is had by a GET with the last id.
+    Leave(Duration),
+    /// The answer.
+    Answer(Duration),
+}
+
+/// How the upstream's response ends behind its last step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    End,
+    /// In the middle of an event.
+    Cut,
+    /// Not at all.
+    Stall,
+}
+
+impl Plan {
+    pub(crate) fn draw(seed: u64) -> Self {
+        let rng = &mut Rng::new(seed);
+        let config = config(rng);
+        let clients = (0..1 + rng.below(3)).map(|_| client(rng, &config)).collect();
+        let jumps = match rng.percent(20) {
+            true => (0..1 + rng.below(2)).map(|_| (rng.millis(20_000), rng.millis(30_000))).collect(),
+            false => Vec::new(),
+        };
+        let pipes = (rng.pick(&[64, 1024, 65_536, 65_536]), rng.pick(&[256, 65_536, 65_536]));
+        let refuses = rng.percent(15).then(|| {
+            let from = rng.millis(5000);
+            (from, from + rng.millis(6000))
+        });
+        Self { seed, config, clients, jumps, refuses, pipes }
+    }
+
+    /// Bounds so small that a call may be held up or lose what was written.
+    pub(crate) fn is_tight(&self) -> bool {
+        self.config.streams.max_events < 100
+    }
+}
+
+impl Listening {
+    /// What its client does, as for a call that is never answered.
+    pub(crate) fn as_call(&self) -> Call {
+        Call {
+            starts: Duration::ZERO,
+            script: self.script.clone(),
+            faults: self.faults.clone(),
+            tries: 1000,
+            haste: 1000,
+            reposts: false,
+            forgets: self.forgets,
+            thorough: true,
+            keeps_connection: false,
+            cancels: None,
+            patience: None,
+            revisits: Vec::new(),
+            is_spied_on: false,
+            json_only: false,
+            has_key: false,
+            answers_after: Duration::ZERO,
+            answers_twice: false,
+        }
+    }
+}
+
+impl Script {
+    pub(crate) fn has_answer(&self) -> bool {
+        match &self.form {
+            Form::Json(_) | Form::Status(_, true) => true,
+            Form::Status(_, false) | Form::Dies => false,
+            Form::Stream(steps, _) => steps.iter().any(|step| matches!(step, Step::Answer(_))),
+        }
+    }
+}
+
+fn config(rng: &mut Rng) -> Config {
+    let mut config = Config::for_upstream("http://upstream.test:9/mcp").expect("a usable URL");
+    config.replica.name = Some("simulated".to_owned());
+    let secs = Duration::from_secs;
+    let delivery = &mut config.delivery;
+    delivery.prime = rng.pick(&[Prime::All, Prime::All, Prime::All, Prime::Since20251125]);
+    delivery.commit_after = rng.pick(&[None, Some(Duration::from_millis(10)), Some(Duration::from_millis(500))]);
+    delivery.retry = Duration::from_millis(rng.pick(&[50, 1000, 1000]));
+    delivery.heartbeat = secs(rng.pick(&[1, 15]));
+    delivery.max_connection = rng.pick(&[None, None, Some(secs(1)), Some(secs(5))]);
+    delivery.mode = rng.pick(&[Mode::Stream, Mode::Stream, Mode::Stream, Mode::Poll]);
+    delivery.poll_retry = Duration::from_millis(rng.pick(&[200, 5000]));
+    let streams = &mut config.streams;
+    streams.max_wait = rng.pick(&[Some(secs(8)), Some(secs(600)), Some(secs(600)), None]);
+    streams.retention = rng.pick(&[secs(20), secs(600)]).max(streams.max_wait.unwrap_or_default());
+    streams.call_timeout = rng.pick(&[None, None, None, Some(secs(30))]);
+    streams.linger = Duration::from_millis(rng.pick(&[0, 100, 1000]));
+    streams.full_wait = secs(rng.pick(&[2, 30]));
+    if rng.percent(15) {
+        streams.max_events = 2 + rng.below(5);
+    }
+    config
+}
+
+fn client(rng: &mut Rng, config: &Config) -> Client {
+    let version = rng.pick(&["2025-03-26", "2025-06-18", "2025-11-25", "2025-11-25", "2025-11-25", "2026-07-28"]);
+    let calls = (0..1 + rng.below(3)).map(|_| call(rng, config, version == "2026-07-28")).collect();
+    let listens = (version != "2026-07-28" && rng.percent(35)).then(|| listening(rng));
+    let deletes = rng.percent(30) || (listens.is_some() && config.streams.max_wait.is_none());
+    Client { version, calls, opens_by_stream: rng.percent(30), listens, deletes }
+}
+
+fn listening(rng: &mut Rng) -> Listening {
+    let mut steps = Vec::new();
+    for _ in 0..rng.below(12) {
+        steps.push(Step::Event(rng.millis(2000), rng.pick(&[0, 0, 500])));
+        if rng.percent(15) {
+            steps.push(Step::Leave(rng.millis(500)));
+        }
+    }
+    Listening {
+        faults: (0..rng.below(5)).map(|_| fault(rng, 1500)).collect(),
+        script: Script {
+            before_head: rng.pick(&[Duration::ZERO, Duration::from_secs(1)]),
+            form: Form::Stream(steps, Ending::Stall),
+            piece: rng.pick(&[30, 100_000]),
+            between_pieces: Duration::ZERO,
+            has_ids: rng.percent(50),
+        },
+        forgets: rng.pick(&[0, 30]),
+        lasts: Duration::from_secs(5) + rng.millis(20_000),
+    }
+}
+
+fn call(rng: &mut Rng, config: &Config, is_modern: bool) -> Call {
+    let script = script(rng, is_modern);
+    let is_endless = match &script.form {
+        Form::Stream(_, Ending::Stall) => true,
+        Form::Stream(steps, _) => steps.iter().any(|step| matches!(step, Step::Ask(_))),
+        Form::Json(_) | Form::Status(..) | Form::Dies => false,
+    };
+    let cancels = (!is_modern && rng.percent(10)).then(|| rng.millis(4000));
+    let gives_up = (is_endless && !script.has_answer()) || rng.percent(5);
+    let length = 700 + 160 * steps(&script);
+    let has_key = rng.percent(12);
+    Call {
+        starts: rng.millis(1500),
+        faults: (0..rng.below(5)).map(|_| fault(rng, length)).collect(),
+        tries: rng.pick(&[3, 1000, 1000, 1000]),
+        haste: rng.pick(&[0, 500, 1000, 1000, 1500]),
+        reposts: (!is_modern || has_key) && rng.percent(80),
+        forgets: rng.pick(&[0, 0, 30]),
+        thorough: rng.percent(50),
+        keeps_connection: rng.percent(40),
+        cancels,
+        patience: gives_up.then(|| Duration::from_secs(3) + rng.millis(20_000)),
+        revisits: match rng.percent(30) {
+            true => (0..1 + rng.below(3))
+                .map(|_| config.streams.retention.mul_f64(rng.pick(&[0.4, 0.7, 0.9, 1.5])))
+                .collect(),
+            false => Vec::new(),
+        },
+        is_spied_on: rng.percent(20),
+        json_only: rng.percent(8),
+        has_key,
+        answers_after: rng.millis(300),
+        answers_twice: rng.percent(30),
+        script,
+    }
+}
+
+fn steps(script: &Script) -> usize {
+    match &script.form {
+        Form::Stream(steps, _) => steps.len(),
+        Form::Json(_) | Form::Status(..) | Form::Dies => 0,
+    }
+}
+
+fn fault(rng: &mut Rng, length: usize) -> Fault {
+    match rng.below(12) {
+        0 => Fault::None,
+        1 => Fault::CutRequest(rng.below(600)),
+        2..=5 => Fault::Cut(rng.below(length)),
+        6 | 7 => Fault::CutAfterEvents(1 + rng.below(4)),
+        8 | 9 => Fault::Hang(rng.below(length), Duration::from_millis(100) + rng.millis(6000)),
+        _ => Fault::Slow(rng.pick(&[1, 7, 100]), rng.millis(20)),
+    }
+}
+
+fn script(rng: &mut Rng, is_modern: bool) -> Script {
+    let form = match rng.below(20) {
+        0 | 1 => Form::Json(rng.pick(&[0, 10, 5000])),
+        2 => Form::Status(rng.pick(&[400, 401, 404, 500, 503]), rng.percent(50)),
+        3 => Form::Dies,
+        _ => stream(rng, is_modern),
+    };
+    Script {
+        before_head: rng.pick(&[
+            Duration::ZERO,
+            Duration::ZERO,
+            Duration::from_millis(5),
+            Duration::from_millis(700),
+            Duration::from_secs(3),
+        ]),
+        has_ids: matches!(&form, Form::Stream(steps, _) if steps.iter().any(|step| matches!(step, Step::Leave(_))))
+            || rng.percent(20),
+        form,
+        piece: rng.pick(&[1, 30, 1000, 100_000, 100_000]),
+        between_pieces: rng.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(1)]),
+    }
+}
+
+fn stream(rng: &mut Rng, is_modern: bool) -> Form {
+    let pause = |rng: &mut Rng| {
+        rng.pick(&[Duration::ZERO, Duration::from_millis(20), Duration::from_millis(400), Duration::from_millis(2500)])
+    };
+    let mut steps: Vec<Step> =
+        (0..rng.below(10)).map(|_| Step::Event(pause(rng), rng.pick(&[0, 0, 40, 3000]))).collect();
+    if !is_modern && rng.percent(25) {
+        steps.insert(rng.below(steps.len() + 1), Step::Ask(pause(rng)));
+    }
+    if !steps.is_empty() && rng.percent(15) {
+        steps.insert(1 + rng.below(steps.len()), Step::Leave(pause(rng)));
+    }
+    let ending = rng.pick(&[Ending::End, Ending::End, Ending::End, Ending::End, Ending::Cut, Ending::Stall]);
+    let answers = match ending {
+        Ending::End => rng.percent(92),
+        Ending::Cut | Ending::Stall => rng.percent(30),
+    };
+    if answers {
+        steps.push(Step::Answer(pause(rng)));
+        if rng.percent(15) {
+            steps.push(Step::Event(pause(rng), 0));
+        }
+    }
+    Form::Stream(steps, ending)
+}

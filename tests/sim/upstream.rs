@@ -1,0 +1,364 @@
+//! The server: answers each call as its script says, and tells the model what it sends.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::model::{Key, Kind};
+use super::network::Listener;
+use super::plan::{Ending, Form, Script, Step};
+use super::wire::{Head, Parser, Part};
+use super::world::World;
+
+/// An event comes in so many pieces at most.
+const PIECES_MAX: usize = 200;
+
+const FOR_EVER: Duration = Duration::from_secs(1_000_000);
+const SSE_HEAD: &[u8] = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+
+/// The proxy closed the connection.
+struct Closed;
+
+/// Serves until the run is over; then all its connections are gone.
+pub(crate) async fn serve(world: Arc<World>, mut listener: Listener) {
+    let mut connections = tokio::task::JoinSet::new();
+    let mut count = 0;
+    while let Some(pipe) = listener.next().await {
+        count += 1;
+        let connection =
+            Connection { world: world.clone(), pipe, parser: Parser::default(), name: format!("up{count}") };
+        connections.spawn(connection.run());
+    }
+}
+
+struct Connection {
+    world: Arc<World>,
+    pipe: DuplexStream,
+    parser: Parser,
+    name: String,
+}
+
+/// An upstream response under way.
+struct Open {
+    world: Arc<World>,
+    key: Key,
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.world.model().call(self.key).open -= 1;
+    }
+}
+
+impl Connection {
+    async fn run(mut self) {
+        while let Ok((head, body)) = self.request().await {
+            if self.answer(&head, &body).await.is_err() {
+                return;
+            }
+        }
+    }
+
+    async fn request(&mut self) -> Result<(Head, String), Closed> {
+        let mut head = None;
+        let mut body = Vec::new();
+        loop {
+            match self.parser.next() {
+                Some(Part::Head(found)) => head = Some(found),
+                Some(Part::Data(data)) => body.extend(data),
+                Some(Part::End) => {
+                    let body = String::from_utf8(body).expect("JSON");
+                    let head = head.expect("a head before its end");
+                    self.world.trace(&self.name, format!("{} {head:?}\n{body}", head.line).as_bytes());
+                    return Ok((head, body));
+                }
+                None => self.read().await?,
+            }
+        }
+    }
+
+    async fn read(&mut self) -> Result<(), Closed> {
+        let mut bytes = [0; 4096];
+        match self.pipe.read(&mut bytes).await {
+            Ok(0) | Err(_) => Err(Closed),
+            Ok(read) => {
+                self.parser.feed(&bytes[..read]);
+                Ok(())
+            }
+        }
+    }
+
+    /// Waits, and notices when nobody waits for what comes then.
+    async fn wait(&mut self, time: Duration) -> Result<(), Closed> {
+        if time.is_zero() {
+            return Ok(());
+        }
+        let world = self.world.clone();
+        let mut sleep = std::pin::pin!(world.sleep(time));
+        loop {
+            tokio::select! {
+                biased;
+                read = self.read() => read?,
+                () = &mut sleep => return Ok(()),
+            }
+        }
+    }
+
+    async fn write(&mut self, bytes: &[u8]) -> Result<(), Closed> {
+        self.pipe.write_all(bytes).await.map_err(|_| Closed)
+    }
+
+    async fn plain(&mut self, status: u16, kind: &str, more: &str, body: &str) -> Result<(), Closed> {
+        let length = body.len();
+        let head =
+            format!("HTTP/1.1 {status} Scripted\r\ncontent-type: {kind}\r\ncontent-length: {length}\r\n{more}\r\n");
+        self.write(format!("{head}{body}").as_bytes()).await
+    }
+
+    async fn answer(&mut self, head: &Head, body: &str) -> Result<(), Closed> {
+        let session = head.header("mcp-session-id").and_then(|session| session[1..].parse::<usize>().ok());
+        match (head.line.split(' ').next(), session, head.header("last-event-id")) {
+            (Some("GET"), Some(client), last) if last.is_none_or(|last| last.starts_with("own")) => {
+                return self.listen(client).await;
+            }
+            (Some("GET"), _, Some(last)) => return self.go_on(head, last).await,
+            (Some("DELETE"), ..) => return self.plain(200, "text/plain", "", "").await,
+            _ => {}
+        }
+        let Ok(message) = serde_json::from_str::<Value>(body) else {
+            return self.plain(405, "text/plain", "", "no such thing").await;
+        };
+        match message["method"].as_str() {
+            Some("initialize") => self.initialize(&message).await,
+            Some("tools/call") => self.call(head, &message).await,
+            Some(_) => self.plain(202, "text/plain", "", "").await,
+            None => {
+                self.take_answer(&message);
+                self.plain(202, "text/plain", "", "").await
+            }
+        }
+    }
+
+    async fn initialize(&mut self, message: &Value) -> Result<(), Closed> {
+        let client = message["params"]["clientInfo"]["name"].as_str().and_then(|name| name.parse().ok());
+        let client: usize = client.expect("a client with a number");
+        let version = &message["params"]["protocolVersion"];
+        let result =
+            json!({ "protocolVersion": version, "capabilities": {}, "serverInfo": { "name": "s", "version": "1" } });
+        let answer = json!({ "jsonrpc": "2.0", "id": message["id"], "result": result }).to_string();
+        let session = format!("mcp-session-id: s{client}\r\n");
+        if self.world.plan.clients[client].opens_by_stream {
+            let body = format!("event: message\ndata: {answer}\n\n");
+            return self.plain(200, "text/event-stream", &session, &body).await;
+        }
+        self.plain(200, "application/json", &session, &answer).await
+    }
+
+    fn take_answer(&mut self, message: &Value) {
+        let ask = message["id"].as_str().unwrap_or_default();
+        let mut numbers = ask.split('.').skip(1).filter_map(|number| number.parse::<usize>().ok());
+        let (Some(client), Some(call)) = (numbers.next(), numbers.next()) else {
+            return self.world.blame(format!("an answer to nothing: {message}"));
+        };
+        let known = self.world.model().answer((client, call), ask);
+        self.world.check(known);
+        self.world.answered.notify_waiters();
+    }
+
+    async fn call(&mut self, head: &Head, message: &Value) -> Result<(), Closed> {
+        let number = |value: &Value| value.as_u64().expect("a number") as usize;
+        let key = (number(&message["params"]["arguments"]["client"]), number(&message["id"]));
+        self.check_sender(head, key);
+        let run = self.world.model().run(key);
+        let run = match run {
+            Ok(run) => run,
+            Err(error) => {
+                self.world.blame(error);
+                return Err(Closed);
+            }
+        };
+        let world = self.world.clone();
+        let script = &world.plan.clients[key.0].calls[key.1 - 1].script;
+        let _open = self.open(key);
+        let waited = self.wait(script.before_head).await;
+        if waited.is_err() {
+            return Err(Closed);
+        }
+        match &script.form {
+            Form::Dies => {
+                world.model().fail(key, run);
+                Err(Closed)
+            }
+            Form::Json(spare) => {
+                let answer = self.make(key, run, &Kind::Answer, *spare);
+                world.model().send(key, run, answer.clone(), Kind::Answer, world.now());
+                self.plain(200, "application/json", "", &answer).await
+            }
+            Form::Status(status, true) => {
+                let error = json!({ "code": -32001, "message": "scripted" });
+                let answer = json!({ "jsonrpc": "2.0", "id": key.1, "error": error }).to_string();
+                world.model().send(key, run, answer.clone(), Kind::Answer, world.now());
+                self.plain(*status, "application/json", "", &answer).await
+            }
+            Form::Status(status, false) => {
+                world.model().fail(key, run);
+                self.plain(*status, "text/plain", "", "refused").await
+            }
+            Form::Stream(..) => self.stream(script, key, run, 0).await,
+        }
+    }
+
+    fn open(&self, key: Key) -> Open {
+        self.world.model().call(key).open += 1;
+        Open { world: self.world.clone(), key }
+    }
+
+    fn check_sender(&self, head: &Head, key: Key) {
+        let session = (!self.world.plan.is_modern(key)).then(|| format!("s{}", key.0));
+        let right = head.header("authorization") == Some(&format!("Bearer c{}", key.0));
+        if !right || head.header("mcp-session-id") != session.as_deref() {
+            self.world.blame(format!("{key:?}: sent in another's name: {head:?}"));
+        }
+    }
+
+    /// The session's own stream: it goes on where it was whenever it is asked for, and nothing is sent meanwhile.
+    async fn listen(&mut self, client: usize) -> Result<(), Closed> {
+        let world = self.world.clone();
+        let key = (client, 0);
+        let Some(listening) = &world.plan.clients[client].listens else {
+            return self.plain(405, "text/plain", "", "no such thing").await;
+        };
+        let Form::Stream(steps, _) = &listening.script.form else { return Err(Closed) };
+        let _open = self.open(key);
+        self.wait(listening.script.before_head).await?;
+        self.write(SSE_HEAD).await?;
+        loop {
+            let number = world.model().listen(key);
+            let id = (listening.script.has_ids).then(|| format!("own.{number}"));
+            match steps.get(number) {
+                Some(Step::Event(pause, spare)) => {
+                    self.wait(*pause).await?;
+                    world.model().call(key).steps += 1;
+                    self.event(&listening.script, (key, 0), &Kind::Notice, *spare, id).await?;
+                }
+                Some(Step::Leave(pause) | Step::Ask(pause) | Step::Answer(pause)) => {
+                    self.wait(*pause).await?;
+                    world.model().call(key).steps += 1;
+                    // Every other time in the middle of things.
+                    return if number.is_multiple_of(2) { Err(Closed) } else { self.write(b"0\r\n\r\n").await };
+                }
+                None => self.wait(FOR_EVER).await?,
+            }
+        }
+    }
+
+    /// The proxy comes for the rest of a response that ended on purpose.
+    async fn go_on(&mut self, head: &Head, last: &str) -> Result<(), Closed> {
+        let numbers: Vec<usize> = last.split('.').skip(1).filter_map(|number| number.parse().ok()).collect();
+        let [client, call, run, step] = numbers[..] else {
+            self.world.blame(format!("a strange id came upstream: {last}"));
+            return Err(Closed);
+        };
+        let key = (client, call);
+        self.check_sender(head, key);
+        let world = self.world.clone();
+        let script = &world.plan.clients[client].calls[call - 1].script;
+        let Form::Stream(steps, _) = &script.form else { return Err(Closed) };
+        match steps.get(step + 1) {
+            Some(Step::Leave(_)) => {
+                let _open = self.open(key);
+                self.stream(script, key, run, step + 2).await
+            }
+            _ => self.plain(404, "text/plain", "", "no more").await,
+        }
+    }
+
+    async fn stream(&mut self, script: &Script, key: Key, run: usize, from: usize) -> Result<(), Closed> {
+        let Form::Stream(steps, ending) = &script.form else { return Err(Closed) };
+        self.write(SSE_HEAD).await?;
+        for (number, step) in steps.iter().enumerate().skip(from) {
+            let id = (script.has_ids).then(|| format!("u.{}.{}.{run}.{number}", key.0, key.1));
+            let (pause, kind, spare) = match step {
+                Step::Event(pause, spare) => (*pause, Kind::Notice, *spare),
+                Step::Ask(pause) => (*pause, Kind::Ask(format!("q.{}.{}.{run}.{number}", key.0, key.1)), 0),
+                Step::Answer(pause) => (*pause, Kind::Answer, 0),
+                Step::Leave(pause) => {
+                    self.wait(*pause).await?;
+                    return self.write(b"0\r\n\r\n").await;
+                }
+            };
+            self.wait(pause).await?;
+            self.event(script, (key, run), &kind, spare, id).await?;
+            if let Kind::Ask(ask) = kind {
+                self.wait_for_answer(key, &ask).await?;
+            }
+        }
+        let has_answer = script.has_answer();
+        if !has_answer && *ending != Ending::Stall {
+            self.world.model().fail(key, run);
+        }
+        match ending {
+            Ending::End => self.write(b"0\r\n\r\n").await,
+            Ending::Cut => {
+                let _ = self.write(b"20\r\ndata: {\"jsonrpc\"").await;
+                Err(Closed)
+            }
+            Ending::Stall => self.wait(FOR_EVER).await,
+        }
+    }
+
+    async fn event(
+        &mut self,
+        script: &Script,
+        (key, run): (Key, usize),
+        kind: &Kind,
+        spare: usize,
+        id: Option<String>,
+    ) -> Result<(), Closed> {
+        let data = self.make(key, run, kind, spare);
+        let id = id.map(|id| format!("id: {id}\n")).unwrap_or_default();
+        let event = format!("{id}event: message\ndata: {data}\n\n");
+        let chunk = format!("{:x}\r\n{event}\r\n", event.len());
+        // The line end that completes the event, and the chunk's.
+        let (before, last) = chunk.as_bytes().split_at(chunk.len() - 3);
+        for piece in before.chunks(script.piece.max(before.len() / PIECES_MAX)) {
+            self.write(piece).await?;
+            self.wait(script.between_pieces.min(Duration::from_millis(piece.len() as u64))).await?;
+        }
+        self.world.model().send(key, run, data, kind.clone(), self.world.now());
+        self.write(last).await
+    }
+
+    async fn wait_for_answer(&mut self, key: Key, ask: &str) -> Result<(), Closed> {
+        let world = self.world.clone();
+        loop {
+            let answered = world.answered.notified();
+            if world.model().is_answered(key, ask) {
+                return Ok(());
+            }
+            tokio::select! {
+                biased;
+                read = self.read() => read?,
+                () = answered => {}
+            }
+        }
+    }
+
+    fn make(&self, key: Key, run: usize, kind: &Kind, spare: usize) -> String {
+        let number = self.world.model().sent(key, run);
+        let tag = format!("c{}.{}.r{run}.e{number}{}", key.0, key.1, "x".repeat(spare));
+        match kind {
+            Kind::Notice => {
+                let params = json!({ "level": "info", "data": tag });
+                json!({ "jsonrpc": "2.0", "method": "notifications/message", "params": params }).to_string()
+            }
+            Kind::Ask(id) => {
+                let params = json!({ "message": tag });
+                json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params }).to_string()
+            }
+            Kind::Answer => json!({ "jsonrpc": "2.0", "id": key.1, "result": { "tag": tag } }).to_string(),
+        }
+    }
+}

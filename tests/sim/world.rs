@@ -1,0 +1,106 @@
+//! What everybody in a run shares: the plan, the model, the clock, and the trace.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use mcp_resume::clock;
+use tokio::sync::Notify;
+
+use super::model::Model;
+use super::plan::Plan;
+
+pub(crate) struct World {
+    pub(crate) plan: Plan,
+    model: Mutex<Model>,
+    /// An answer of a client came upstream.
+    pub(crate) answered: Notify,
+    began: Instant,
+    trace: Mutex<String>,
+    blames: Mutex<Vec<String>>,
+    reached: Mutex<BTreeSet<&'static str>>,
+}
+
+impl World {
+    pub(crate) fn new(plan: Plan) -> Self {
+        Self {
+            plan,
+            model: Mutex::new(Model::new(clock::now())),
+            answered: Notify::new(),
+            began: clock::now(),
+            trace: Mutex::default(),
+            blames: Mutex::default(),
+            reached: Mutex::default(),
+        }
+    }
+
+    pub(crate) fn model(&self) -> MutexGuard<'_, Model> {
+        self.model.lock().expect("nothing panics under it")
+    }
+
+    pub(crate) fn elapsed(&self) -> Duration {
+        clock::now() - self.began
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        clock::now()
+    }
+
+    pub(crate) async fn sleep(&self, time: Duration) {
+        clock::sleep_until(clock::now() + time).await;
+    }
+
+    /// Whether the upstream refuses connections now.
+    pub(crate) fn refuses(&self) -> bool {
+        let now = self.elapsed();
+        self.plan.refuses.is_some_and(|(from, to)| from <= now && now < to)
+    }
+
+    /// All the time by which the clock is moved.
+    pub(crate) fn jumped(&self) -> Duration {
+        self.plan.jumps.iter().map(|(_, by)| *by).sum()
+    }
+
+    /// The run has come to something that a simulation has to come to.
+    pub(crate) fn reach(&self, what: &'static str) {
+        self.reached.lock().expect("nothing panics under it").insert(what);
+    }
+
+    /// `who` received `bytes` now.
+    pub(crate) fn trace(&self, who: &str, bytes: &[u8]) {
+        let at = (clock::now() - self.began).as_micros();
+        let mut trace = self.trace.lock().expect("nothing panics under it");
+        writeln!(trace, "{at} {who} {}", bytes.escape_ascii()).expect("a String grows");
+    }
+
+    /// The run has shown a fault.
+    pub(crate) fn blame(&self, fault: String) {
+        self.trace("!", fault.as_bytes());
+        self.blames.lock().expect("nothing panics under it").push(fault);
+    }
+
+    pub(crate) fn check<T>(&self, checked: Result<T, String>) -> Option<T> {
+        checked.map_err(|fault| self.blame(fault)).ok()
+    }
+
+    pub(crate) fn is_blamed(&self) -> bool {
+        !self.blames.lock().expect("nothing panics under it").is_empty()
+    }
+
+    pub(crate) fn report(&self) -> Report {
+        let trace = std::mem::take(&mut *self.trace.lock().expect("nothing panics under it"));
+        let blames = std::mem::take(&mut *self.blames.lock().expect("nothing panics under it"));
+        let mut reached = std::mem::take(&mut *self.reached.lock().expect("nothing panics under it"));
+        reached.extend(&self.model().reached);
+        Report { trace, blames, reached }
+    }
+}
+
+/// What a run has shown.
+pub(crate) struct Report {
+    /// What everybody received, and when.
+    pub(crate) trace: String,
+    pub(crate) blames: Vec<String>,
+    pub(crate) reached: BTreeSet<&'static str>,
+}
