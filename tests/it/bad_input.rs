@@ -160,15 +160,6 @@ async fn each_class_of_bad_request_has_its_answer() {
 }
 
 #[tokio::test]
-async fn http_2_with_prior_knowledge_is_closed_without_a_word() {
-    let (mut upstream, proxy, _session) = stage().await;
-    let settings = b"\0\0\0\x04\0\0\0\0\0";
-    let answer = raw(&proxy, &[&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], settings].concat()).await;
-    assert_eq!(answer, b"");
-    settle(&proxy, &mut upstream).await;
-}
-
-#[tokio::test]
 async fn another_upgrade_passes_without_the_offer() {
     let (mut upstream, proxy, session) = stage().await;
     let offer = session.post(call(1)).with("Connection", "Upgrade, HTTP2-Settings").with("Upgrade", "h2c");
