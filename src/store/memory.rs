@@ -153,6 +153,19 @@ impl Tail {
         left <= max_bytes && events <= max_events
     }
 
+    /// Drops events from the front, never beyond `upto`, until `bytes` of memory are free or no segment is left that may go as
+    /// a whole: nothing less is freed.
+    pub fn trim_to_free(&mut self, bytes: usize, upto: Seq) {
+        let mut freed = 0;
+        while freed < bytes
+            && let Some(front) = self.segments.front()
+            && front.last() <= upto
+        {
+            freed += front.size();
+            self.trim(front.last());
+        }
+    }
+
     /// Drops the events up to `upto`.
     pub fn trim(&mut self, upto: Seq) {
         let upto = upto.min(self.tail).max(self.trimmed);

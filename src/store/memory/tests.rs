@@ -30,6 +30,7 @@ enum Step {
     Append(Vec<Vec<u8>>),
     Trim(u8),
     TrimToFit { bytes: usize, events: usize, upto: u8 },
+    TrimToFree { bytes: usize, upto: u8 },
     Seal,
 }
 
@@ -40,6 +41,7 @@ fn step() -> impl Strategy<Value = Step> {
         10 => prop::collection::vec(event, 0..8).prop_map(Step::Append),
         2 => any::<u8>().prop_map(Step::Trim),
         2 => (0..40_000usize, 0..30usize, any::<u8>()).prop_map(|(bytes, events, upto)| Step::TrimToFit { bytes, events, upto }),
+        2 => (0..40_000usize, any::<u8>()).prop_map(|(bytes, upto)| Step::TrimToFree { bytes, upto }),
         1 => Just(Step::Seal),
     ]
 }
@@ -94,6 +96,19 @@ fn take(tail: &mut Tail, kept: &mut Kept, step: &Step) {
                 kept.trim(kept.before + 1);
             }
             assert_eq!(fits, kept.fits(*bytes, *events));
+        }
+        Step::TrimToFree { bytes, upto } => {
+            let upto = share(*upto);
+            let (before, sizes) = (tail.byte_len(), tail.segments.iter().map(Segment::size).collect::<Vec<_>>());
+            tail.trim_to_free(*bytes, Seq(upto));
+            let freed = before - tail.byte_len();
+            let last = sizes.len() - tail.segments.len();
+            assert_eq!(freed, sizes[..last].iter().sum::<usize>(), "whole segments from the front");
+            assert!(freed - last.checked_sub(1).map_or(0, |last| sizes[last]) < (*bytes).max(1), "no more than needed");
+            let rest_may_go = tail.segments.front().is_some_and(|front| front.last().0 <= upto);
+            assert!(freed >= *bytes || !rest_may_go, "no less than may go");
+            assert!(tail.trimmed().0 <= upto.max(kept.before));
+            kept.trim(tail.trimmed().0);
         }
         Step::Seal => {
             assert_eq!(tail.seal(WriterEpoch(0)), Appended::Ok);
