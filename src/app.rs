@@ -18,7 +18,7 @@ use tracing::{info, warn};
 use crate::admin::Admin;
 use crate::clock;
 use crate::config::{Config, Mode, PrincipalSource};
-use crate::event_log::{Bounds, EventLog, Identity, Principals};
+use crate::event_log::{Allowance, Bounds, EventLog, Identity, Principals};
 use crate::ingress::{self, Accept, Ingress, Limits, Protocols, hand_out};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
@@ -176,7 +176,8 @@ impl Sidecar {
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
         let (stop, stopping) = watch::channel(false);
-        let data = tokio::spawn(run_data(connections, self.ingress.clone(), None, stopped(&stopping)));
+        let limits = data_limits(&self.ingress, None);
+        let data = tokio::spawn(run_data(connections, self.ingress.clone(), limits, stopped(&stopping)));
         attend(None, self.ingress, None, stop, async move { drop(data.await) }, shutdown).await;
     }
 }
@@ -291,7 +292,16 @@ fn compose(config: Config, local_addr: SocketAddr, upstream: Upstream) -> Result
         keys: Keyring::new(random::bytes(), Vec::new()),
     };
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
-    let log = Arc::new(EventLog::new(identity, bounds, None));
+    let allowance = Allowance {
+        max_bytes: config.streams.max_bytes_per_principal,
+        max_bytes_total: config.streams.max_bytes_total,
+        max_streams: config.limits.streams_per_principal,
+        max_detached: config.limits.detached_calls_per_principal,
+        resumes_per_sec: config.limits.resumes_per_sec,
+        delivered_retention: config.streams.delivered_retention,
+    };
+    let metrics = Arc::new(Metrics::new()?);
+    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.clone(), None));
     // A client that was cut tries twice.
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
@@ -304,7 +314,7 @@ fn compose(config: Config, local_addr: SocketAddr, upstream: Upstream) -> Result
         upstream: Arc::new(upstream),
         principals: Principals::new(config.auth.principal.clone(), random::bytes()),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
-        metrics: Arc::new(Metrics::new()?),
+        metrics,
         config: Arc::new(config),
     })
 }

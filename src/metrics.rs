@@ -34,6 +34,13 @@ pub struct Metrics {
     disconnects: IntCounterVec,
     connections: IntGauge,
     token_probes: IntCounterVec,
+    streams_kept: IntGauge,
+    calls_detached: IntGauge,
+    held_bytes: IntGauge,
+    evictions: IntCounter,
+    trimmed: IntCounter,
+    pauses: IntCounter,
+    resumes_delayed: IntCounter,
 }
 
 /// How a resume was answered.
@@ -115,6 +122,14 @@ impl Metrics {
                 "Questions to the upstream whether a refreshed token is its caller's, by outcome.",
                 "outcome",
             )?,
+            streams_kept: add.gauge("streams_kept", "Streams, running and over.")?,
+            calls_detached: add.gauge("calls_detached", "Streams whose call runs while no client is there.")?,
+            held_bytes: add.gauge("held_bytes", "Bytes held for clients: requests, events and answers.")?,
+            evictions: add
+                .counter("evicted_streams_total", "Streams that had arrived and were forgotten early, to make room.")?,
+            trimmed: add.counter("trimmed_events_total", "Events dropped from the front of a stream, to make room.")?,
+            pauses: add.counter("upstream_pauses_total", "Streams that kept their upstream waiting for room.")?,
+            resumes_delayed: add.counter("resumes_delayed_total", "Resumes that waited because others came before.")?,
             registry,
         })
     }
@@ -257,6 +272,56 @@ impl Metrics {
             Probed::Unknown => "unknown",
         };
         self.token_probes.with_label_values(&[outcome]).inc();
+    }
+
+    /// A stream is there.
+    pub fn observe_stream(&self) {
+        self.streams_kept.inc();
+    }
+
+    /// It is gone.
+    pub fn observe_stream_end(&self) {
+        self.streams_kept.dec();
+    }
+
+    /// The client of a call that runs has left; or it is back, or the call is over.
+    pub fn observe_detached(&self, detached: bool) {
+        self.calls_detached.add(if detached { 1 } else { -1 });
+    }
+
+    /// More is held for clients.
+    pub fn observe_held(&self, bytes: usize) {
+        self.held_bytes.add(bytes as i64);
+    }
+
+    /// Less is.
+    pub fn observe_released(&self, bytes: usize) {
+        self.held_bytes.sub(bytes as i64);
+    }
+
+    /// What is held for all clients together.
+    pub fn held_bytes(&self) -> usize {
+        usize::try_from(self.held_bytes.get()).unwrap_or(0)
+    }
+
+    /// A stream that had arrived was forgotten early.
+    pub fn observe_eviction(&self) {
+        self.evictions.inc();
+    }
+
+    /// A stream dropped events from its front.
+    pub fn observe_trimmed(&self, events: u64) {
+        self.trimmed.inc_by(events);
+    }
+
+    /// A stream keeps its upstream waiting.
+    pub fn observe_pause(&self) {
+        self.pauses.inc();
+    }
+
+    /// A resume has to wait.
+    pub fn observe_delayed_resume(&self) {
+        self.resumes_delayed.inc();
     }
 
     /// A downstream connection was accepted.

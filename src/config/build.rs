@@ -186,6 +186,9 @@ fn streams(reader: &mut Reader) -> Streams {
         max_events: s.count("max_events", 1).unwrap_or(65536),
         max_event_bytes: s.count("max_event_bytes", 1).unwrap_or(16 * MIB),
         max_bytes: s.count("max_bytes", 1).unwrap_or(32 * MIB),
+        max_bytes_per_principal: s.count("max_bytes_per_principal", 1).unwrap_or(256 * MIB),
+        max_bytes_total: s.count("max_bytes_total", 1).unwrap_or(1024 * MIB),
+        delivered_retention: s.secs("delivered_retention_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
     };
     if streams.max_bytes <= streams.max_event_bytes {
         let Streams { max_bytes, max_event_bytes, .. } = streams;
@@ -194,6 +197,16 @@ fn streams(reader: &mut Reader) -> Streams {
              ({max_bytes} against {max_event_bytes})"
         );
         reader.clash([("streams", "max_bytes"), ("streams", "max_event_bytes")], text);
+    }
+    let nested = [
+        ("max_bytes_per_principal", streams.max_bytes_per_principal, "max_bytes", streams.max_bytes),
+        ("max_bytes_total", streams.max_bytes_total, "max_bytes_per_principal", streams.max_bytes_per_principal),
+    ];
+    for (outer, whole, inner, part) in nested {
+        if whole < part {
+            let text = format!("{outer} must be at least {inner}: it is the bound around it ({whole} against {part})");
+            reader.clash([("streams", outer), ("streams", inner)], text);
+        }
     }
     streams
 }
@@ -224,6 +237,9 @@ fn limits(s: &mut Section<'_>) -> Limits {
     Limits {
         body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
         header_bytes: s.count("header_bytes", LEAST_HEADER_BYTES).unwrap_or(64 * 1024),
+        streams_per_principal: s.count("streams_per_principal", 1).unwrap_or(16_384),
+        detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
+        resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),
     }
 }
 

@@ -49,7 +49,7 @@ pub struct Config {
     pub tools: HashMap<String, Tool>,
     /// Who a caller is.
     pub auth: Auth,
-    /// Limits of a single request.
+    /// Limits of a single request, and of how many there may be.
     pub limits: Limits,
     /// This process among its like.
     pub replica: Replica,
@@ -148,6 +148,12 @@ pub struct Streams {
     pub max_event_bytes: usize,
     /// Most bytes kept per stream; always more than `max_event_bytes`.
     pub max_bytes: usize,
+    /// Most bytes held for one principal; at least `max_bytes`.
+    pub max_bytes_per_principal: usize,
+    /// Most bytes held for all; at least `max_bytes_per_principal`.
+    pub max_bytes_total: usize,
+    /// How long a stream that has arrived is kept at least, however short room is.
+    pub delivered_retention: Duration,
 }
 
 /// How events reach a client.
@@ -219,13 +225,19 @@ pub enum PrincipalSource {
     None,
 }
 
-/// Limits of a single request.
+/// Limits of a single request, and of how many there may be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest request body, in bytes.
     pub body_bytes: usize,
     /// Largest request head, in bytes; at least 8192, the least hyper can work with.
     pub header_bytes: usize,
+    /// Most streams of one principal, those included that are over and kept; at least 1.
+    pub streams_per_principal: usize,
+    /// Most running calls of one principal whose client is away; at least 1.
+    pub detached_calls_per_principal: usize,
+    /// Resumes of one principal in a second, beyond which they wait; at least 1.
+    pub resumes_per_sec: u32,
 }
 
 /// This process among its like.

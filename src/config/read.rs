@@ -124,6 +124,13 @@ impl Section<'_> {
         usize::try_from(number).ok()
     }
 
+    /// How often in a second, at least once.
+    pub(super) fn rate(&mut self, key: &'static str) -> Option<u32> {
+        const MOST: u32 = 1_000_000_000;
+        let number = self.number(key, 1..=u64::from(MOST))?;
+        u32::try_from(number).ok()
+    }
+
     pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
         self.take(key, |value| match value {
             Value::Boolean(flag) => Ok(*flag),

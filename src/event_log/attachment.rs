@@ -132,6 +132,7 @@ impl Drop for Attachment {
         if simulation::has(Bug::EndsWithTheClient) && !inner.machine.reader().is_attached() {
             inner.machine.handle_expire(ErrorCode::Abandoned, clock::now());
         }
+        inner.note_presence();
         inner.fit_paused(self.stream.bounds);
         inner.wake();
         drop(inner);

@@ -6,11 +6,15 @@ use std::time::Instant;
 use bytes::BytesMut;
 
 use super::head::Head;
+use super::share::Part;
 use crate::clock;
 use crate::protocol::ids::{self, Handle, Seq};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::memory::Tail;
 use crate::store::{Appended, WriterEpoch};
+
+/// A full share takes no more than this from a stream that never pauses: what its reader is about to be given.
+const KEPT_UNREAD: usize = 64 * 1024;
 
 /// The bounds of one stream's tail.
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +31,10 @@ pub(super) struct Inner {
     pub(super) tail: Tail,
     pub(super) epoch: WriterEpoch,
     pub(super) head: Head,
+    /// What it takes of its principal's share.
+    pub(super) part: Part,
+    /// When its last message was known to have arrived, once it is over: its place in the row of those that may go.
+    pub(super) delivered_at: Option<Instant>,
     /// The one reader's task: waiting for the head, or at the tail.
     pub(super) reader: Option<Waker>,
     /// Tasks that wait for the head or the answer without being the reader: they were taken over and take no stream.
@@ -34,12 +42,14 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    pub(super) fn new(machine: Machine) -> Self {
+    pub(super) fn new(machine: Machine, part: Part) -> Self {
         Self {
             machine,
             tail: Tail::new(),
             epoch: WriterEpoch::default(),
             head: Head::Waiting,
+            part,
+            delivered_at: None,
             reader: None,
             watchers: Vec::new(),
         }
@@ -78,11 +88,41 @@ impl Inner {
         (last, written)
     }
 
-    /// Makes room, and says whether the upstream must wait.
+    /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,
+    /// and the upstream waits only for as long as there is something that nobody has read: a stream that is read flows on.
     pub(super) fn fit(&mut self, bounds: Bounds) {
+        let before = self.tail.trimmed();
         let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
+        self.part.set_events(self.tail.byte_len());
+        self.give_up_front();
         self.machine.handle_trimmed(self.tail.trimmed());
-        self.machine.handle_full(!fits, clock::now());
+        let has_unread = self.machine.tail() > self.machine.releasable();
+        let was_paused = self.machine.is_paused();
+        self.machine.handle_full(!fits || (has_unread && self.part.share().is_over()), clock::now());
+        let trimmed = self.tail.trimmed().0 - before.0;
+        self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
+    }
+
+    /// What a full share takes of this stream.
+    fn give_up_front(&mut self) {
+        let excess = self.part.share().excess();
+        if excess == 0 {
+            return;
+        }
+        self.tail.trim_to_free(excess, self.machine.reader().releasable());
+        self.part.set_events(self.tail.byte_len());
+        if !self.machine.policy().pauses {
+            let spare = self.tail.byte_len().saturating_sub(KEPT_UNREAD);
+            self.tail.trim_to_free(self.part.share().excess().min(spare), self.unwanted());
+            self.part.set_events(self.tail.byte_len());
+        }
+    }
+
+    /// What a stream that never pauses loses unread: its oldest events; but of a client that takes no stream the responses
+    /// are all it waits for.
+    fn unwanted(&self) -> Seq {
+        let response = self.machine.debts().first_response().filter(|_| self.machine.policy().refuses_asks);
+        response.map_or(self.machine.tail(), |response| Seq(response.0.saturating_sub(1)))
     }
 
     /// What may go depends on who reads: after a change of readers there may be room.
@@ -92,12 +132,27 @@ impl Inner {
         }
     }
 
+    /// Takes what the store has accepted. Where the share is full, room is to be made elsewhere first: see [`Self::is_short`].
     pub(super) fn accept(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
-        self.fit(bounds);
+        self.part.set_events(self.tail.byte_len());
+        if !self.part.share().is_over() {
+            self.fit(bounds);
+        }
+    }
+
+    /// Whether it wants room that may be had elsewhere, or now.
+    pub(super) fn is_short(&self) -> bool {
+        self.machine.is_paused() || self.part.share().is_over()
+    }
+
+    /// Counts the calls that nobody reads.
+    pub(super) fn note_presence(&mut self) {
+        let runs = matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        self.part.set_detached(runs && !self.machine.reader().is_attached());
     }
 
     /// A commit or an end while the head is outstanding decides the head.

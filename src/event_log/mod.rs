@@ -10,7 +10,9 @@ mod head;
 mod inner;
 mod principal;
 mod retries;
+mod room;
 mod sessions;
+mod share;
 mod stream;
 mod summary;
 mod sweeper;
@@ -22,7 +24,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use dashmap::DashMap;
 
 pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
@@ -31,15 +32,18 @@ pub use inner::Bounds;
 pub use principal::{Principal, Principals, Subject};
 pub use retries::{Fingerprint, Match, Registration, Retries};
 pub use sessions::{QueuedTurn, Session, Sessions, Turn};
+pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
 pub use stream::{Spec, Stream};
 pub use summary::Summary;
 pub use writer::Writer;
 
+use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, EventId, Keyring, Owner, Seq, StoreEpoch, StreamId};
 use crate::simulation::{self, Bug};
 use crate::store::Store;
 use crate::{clock, random};
+use room::Room;
 use sweeper::{Sweeper, Verdict};
 
 /// How often idle sessions are looked for.
@@ -68,7 +72,7 @@ pub struct EventLog {
     identity: Arc<Identity>,
     bounds: Bounds,
     store: Option<Arc<dyn Store>>,
-    streams: DashMap<StreamId, Arc<Stream>>,
+    room: Arc<Room>,
     sessions: Sessions,
     retries: Arc<Retries>,
     sweeper: Sweeper,
@@ -76,33 +80,60 @@ pub struct EventLog {
 
 impl EventLog {
     /// An empty log. `store: None` is the memory store: the tail alone.
-    pub fn new(identity: Identity, bounds: Bounds, store: Option<Arc<dyn Store>>) -> Self {
+    pub fn new(
+        identity: Identity,
+        bounds: Bounds,
+        allowance: Allowance,
+        metrics: Arc<Metrics>,
+        store: Option<Arc<dyn Store>>,
+    ) -> Self {
         Self {
             identity: Arc::new(identity),
             bounds,
             store,
-            streams: DashMap::new(),
+            room: Arc::new(Room::new(Shares::new(allowance, metrics))),
             sessions: Sessions::default(),
             retries: Arc::default(),
             sweeper: Sweeper::default(),
         }
     }
 
+    /// What `sharer` holds.
+    pub fn share(&self, sharer: Sharer) -> Arc<Share> {
+        self.room.shares.of(sharer, clock::now())
+    }
+
+    /// Room for one more stream of `share`, whose request has so many bytes. May forget streams that have arrived.
+    ///
+    /// # Errors
+    /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`.
+    pub fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+        self.room.admit(share, request_bytes)
+    }
+
+    /// Room for what `holding` holds of a request, made where it can be.
+    ///
+    /// # Errors
+    /// `ShareFull` or `ProxyFull`.
+    pub fn make_room(&self, holding: &Holding) -> Result<(), ErrorCode> {
+        self.room.require(holding.share())
+    }
+
     /// A new stream, not yet found by anybody.
-    pub fn create(&self, spec: Spec) -> Arc<Stream> {
+    pub fn create(&self, spec: Spec, part: Part) -> Arc<Stream> {
         let id = StreamId::from_bytes(random::bytes());
-        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.store.clone(), spec, clock::now()))
+        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.store.clone(), spec, part, clock::now()))
     }
 
     /// The one writer of a stream that [`Self::create`] made; asked for once.
     pub fn writer(&self, stream: &Arc<Stream>) -> Writer {
-        Writer::new(stream.clone())
+        Writer::new(stream.clone(), self.room.clone())
     }
 
     /// Lets resumes find the stream, from its first id on.
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
-            self.streams.insert(stream.id(), stream.clone());
+            self.room.streams.insert(stream.id(), stream.clone());
         }
     }
 
@@ -117,7 +148,7 @@ impl EventLog {
     /// Forgets the stream now.
     pub fn forget(&self, stream: &Arc<Stream>) {
         if stream.is_published() {
-            self.streams.remove(&stream.id());
+            self.room.streams.remove(&stream.id());
         }
     }
 
@@ -135,7 +166,7 @@ impl EventLog {
     fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
-        let stream = self.streams.get(&name).map(|entry| entry.value().clone());
+        let stream = self.room.streams.get(&name).map(|entry| entry.value().clone());
         let seq = verified.map(|verified| verified.seq);
         match (stream, seq) {
             (Some(stream), Some(seq)) if admits(stream.binding()) || simulation::has(Bug::AdmitsAnyone) => {
@@ -158,7 +189,7 @@ impl EventLog {
     /// Every stream that can be found, as an operator may see it, in no order.
     pub fn summaries(&self) -> Vec<Summary> {
         let now = clock::now();
-        self.streams.iter().map(|entry| entry.value().summary(now)).collect()
+        self.room.streams.iter().map(|entry| entry.value().summary(now)).collect()
     }
 
     /// Waits until nobody can be expected to come for the answer of a stream that is over, if clients take at most `patience` to
@@ -167,7 +198,7 @@ impl EventLog {
         loop {
             let now = clock::now();
             let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now));
-            if !self.streams.iter().any(|entry| expects(entry.value()).is_some()) {
+            if !self.room.streams.iter().any(|entry| expects(entry.value()).is_some()) {
                 return;
             }
             clock::sleep_until(now + FETCH_LOOK).await;
@@ -176,18 +207,18 @@ impl EventLog {
 
     /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
     pub fn end_all(&self, code: ErrorCode) {
-        let streams: Vec<_> = self.streams.iter().map(|entry| entry.value().clone()).collect();
+        let streams: Vec<_> = self.room.streams.iter().map(|entry| entry.value().clone()).collect();
         streams.iter().for_each(|stream| stream.expire(code));
     }
 
     /// How many streams can be found.
     pub fn len(&self) -> usize {
-        self.streams.len()
+        self.room.streams.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.streams.is_empty()
+        self.room.streams.is_empty()
     }
 
     /// Forgets what is over, until dropped.
@@ -196,13 +227,13 @@ impl EventLog {
     }
 
     fn judge(&self, id: StreamId, now: Instant) -> Verdict {
-        let Some(stream) = self.streams.get(&id).map(|entry| entry.value().clone()) else {
+        let Some(stream) = self.room.streams.get(&id).map(|entry| entry.value().clone()) else {
             return Verdict::Gone;
         };
         match stream.look(|machine| machine.readable_until()) {
             _ if simulation::has(Bug::KeepsForEver) => Verdict::Until(None),
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
-                self.streams.remove(&id);
+                self.room.streams.remove(&id);
                 Verdict::Gone
             }
             until => Verdict::Until(until),
@@ -213,6 +244,7 @@ impl EventLog {
         loop {
             clock::sleep_until(clock::now() + SESSION_SWEEP).await;
             self.sessions.sweep(clock::now());
+            self.room.shares.sweep(clock::now());
         }
     }
 }

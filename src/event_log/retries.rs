@@ -80,12 +80,15 @@ impl Retries {
 
     /// The stream of this fingerprint, if `matches` accepts it; else registers the stream that `create` makes, in one step, so
     /// that two retries at once find the same call.
-    pub fn find_or_register(
+    ///
+    /// # Errors
+    /// That of `create`; nothing is registered then.
+    pub fn find_or_register<E>(
         self: &Arc<Self>,
         fingerprint: Fingerprint,
         matches: impl FnOnce(&Arc<Stream>) -> bool,
-        create: impl FnOnce() -> Arc<Stream>,
-    ) -> Match {
+        create: impl FnOnce() -> Result<Arc<Stream>, E>,
+    ) -> Result<Match, E> {
         // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's lock.
         let mut stale = None;
         let entry = self.calls.entry(fingerprint);
@@ -93,15 +96,15 @@ impl Retries {
             && let Some(stream) = found.get().upgrade()
         {
             if matches(&stream) {
-                return Match::Same(stream);
+                return Ok(Match::Same(stream));
             }
             stale = Some(stream);
         }
-        let stream = create();
+        let stream = create()?;
         let weak = Arc::downgrade(&stream);
         drop(entry.insert(weak.clone()));
         drop(stale);
-        Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak })
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak }))
     }
 
     /// How many calls are known.

@@ -19,6 +19,7 @@ use super::attachment::Attachment;
 use super::binding::Binding;
 use super::inner::{Bounds, Inner};
 use super::retries::{Fingerprint, Registration};
+use super::share::{Part, Share};
 use super::summary::Summary;
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -45,6 +46,15 @@ pub struct Spec {
     pub body: Option<Fingerprint>,
 }
 
+/// What a step of the machine left to do.
+pub(super) struct Advanced<R> {
+    pub(super) result: R,
+    /// The batch to make durable.
+    pub(super) staged: Option<Batch>,
+    /// It wants room.
+    pub(super) short: bool,
+}
+
 /// One stream. Cheap to share; lives until its retention ends and its last user is gone.
 pub struct Stream {
     pub(super) id: StreamId,
@@ -59,6 +69,8 @@ pub struct Stream {
     /// The body of the POST that began it, where a retry may name it by a key.
     body: Option<Fingerprint>,
     registrations: Mutex<Vec<Registration>>,
+    /// Its principal's.
+    share: Arc<Share>,
     sent: SetOnce<()>,
     published: AtomicBool,
     /// `None`: memory is the store.
@@ -81,9 +93,11 @@ impl Stream {
         bounds: Bounds,
         store: Option<Arc<dyn Store>>,
         spec: Spec,
+        part: Part,
         now: Instant,
     ) -> Self {
-        let inner = Inner::new(Machine::new(spec.policy, spec.ids, now));
+        let share = part.share().clone();
+        let inner = Inner::new(Machine::new(spec.policy, spec.ids, now), part);
         Self {
             id,
             identity,
@@ -95,6 +109,7 @@ impl Stream {
             polls: spec.polls,
             body: spec.body,
             registrations: Mutex::default(),
+            share,
             sent: SetOnce::new(),
             published: AtomicBool::new(false),
             store,
@@ -194,6 +209,7 @@ impl Stream {
     pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let mut inner = self.lock();
         inner.machine.handle_attach(attach, cursor, clock::now());
+        inner.note_presence();
         inner.fit_paused(self.bounds);
         let before = inner.reader.take();
         drop(inner);
@@ -236,9 +252,66 @@ impl Stream {
         .await;
     }
 
-    /// The response that carried its last message has arrived.
+    /// The response that carried its last message has arrived: it is the first to go when room is needed.
     pub fn note_delivered(&self) {
-        self.lock().machine.handle_delivered();
+        let mut inner = self.lock();
+        inner.machine.handle_delivered();
+        let stays = match inner.machine.phase() {
+            Phase::Sealed { .. } => true,
+            Phase::Passed => inner.machine.policy().keyed,
+            Phase::Waiting | Phase::Open => false,
+        };
+        if stays && inner.delivered_at.is_none() {
+            self.line_up(&mut inner, clock::now());
+        }
+    }
+
+    fn line_up(&self, inner: &mut Inner, at: Instant) {
+        inner.delivered_at = Some(at);
+        self.share.note_delivered(at, self.id);
+    }
+
+    /// Gives up every event to make room; false when a connection reads them, and then it is the last in the row again. To be
+    /// called of a stream that was first in it.
+    pub(super) fn evict(&self, now: Instant) -> bool {
+        let mut inner = self.lock();
+        if inner.machine.reader().is_attached() {
+            self.line_up(&mut inner, now);
+            return false;
+        }
+        inner.delivered_at = None;
+        let last = inner.tail.last();
+        inner.tail.trim(last);
+        inner.machine.handle_trimmed(last);
+        let left = inner.tail.byte_len();
+        inner.part.set_events(left);
+        true
+    }
+
+    /// Gives up its front to make room, down to about `keep` bytes; nothing while a connection reads it.
+    pub(super) fn shorten(&self, keep: usize) {
+        let mut inner = self.lock();
+        let inner = &mut *inner;
+        if inner.machine.reader().is_attached() {
+            return;
+        }
+        let before = inner.tail.trimmed();
+        let spare = inner.tail.byte_len().saturating_sub(keep);
+        inner.tail.trim_to_free(spare, inner.machine.reader().written());
+        inner.machine.handle_trimmed(inner.tail.trimmed());
+        inner.part.set_events(inner.tail.byte_len());
+        self.share.observe_fit(inner.tail.trimmed().0 - before.0, false);
+    }
+
+    /// What it takes of its principal's share.
+    pub(super) fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    /// Looks again whether there is room, after some may have been made.
+    pub(super) fn fit(&self) {
+        let mut inner = self.lock();
+        inner.fit(self.bounds);
     }
 
     /// The client cancels `id`; see [`Machine::handle_cancel`].
@@ -316,30 +389,32 @@ impl Stream {
     }
 
     /// One step of the machine. With a store the batch to make durable comes back; without one it is in the tail already.
-    pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> (R, Option<Batch>) {
+    pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
         let now = clock::now();
         let mut inner = self.lock();
         let result = tell(&mut inner.machine, now);
-        let mut batch = inner.machine.poll_batch();
+        let mut staged = inner.machine.poll_batch();
         let mut stored = false;
         if self.store.is_none() {
-            while let Some(ready) = batch.take() {
+            while let Some(ready) = staged.take() {
                 inner.accept(&ready, self.bounds, now);
                 stored = true;
-                batch = inner.machine.poll_batch();
+                staged = inner.machine.poll_batch();
             }
         }
+        let short = inner.is_short();
         self.publish(inner, stored);
-        (result, batch)
+        Advanced { result, staged, short }
     }
 
     /// The store has `batch`: it may be read. Hands out the next one.
-    pub(super) fn accept(&self, batch: &Batch) -> Option<Batch> {
+    pub(super) fn accept(&self, batch: &Batch) -> Advanced<()> {
         let mut inner = self.lock();
         inner.accept(batch, self.bounds, clock::now());
-        let next = inner.machine.poll_batch();
+        let staged = inner.machine.poll_batch();
+        let short = inner.is_short();
         self.publish(inner, true);
-        next
+        Advanced { result: (), staged, short }
     }
 
     /// The store will not have the batch: nobody reads it, and the stream is over.
@@ -356,7 +431,10 @@ impl Stream {
         if sealed {
             let epoch = inner.epoch;
             inner.tail.seal(epoch);
+            let events = inner.tail.byte_len();
+            inner.part.forget_request(events);
         }
+        inner.note_presence();
         if (stored && !simulation::has(Bug::LosesTheWakeUp)) || settled || sealed {
             inner.wake();
         }
@@ -365,5 +443,14 @@ impl Stream {
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic under the lock would have left the log consistent: every step is complete before anything that can fail.
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = inner.delivered_at {
+            self.share.forget_delivered(at, self.id);
+        }
     }
 }

@@ -3,6 +3,7 @@
 mod property;
 mod reading;
 mod retention;
+mod sharing;
 mod slow;
 mod storing;
 
@@ -26,7 +27,31 @@ const RETENTION: Duration = Duration::from_secs(60);
 fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys };
-    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, store)
+    let metrics = Arc::new(Metrics::new().unwrap());
+    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, store)
+}
+
+/// More than the tests hold that are not about it.
+fn allowance() -> Allowance {
+    Allowance {
+        max_bytes: 1 << 26,
+        max_bytes_total: 1 << 28,
+        max_streams: 1000,
+        max_detached: 1000,
+        resumes_per_sec: 1000,
+        delivered_retention: Duration::from_secs(30),
+    }
+}
+
+/// What some caller holds.
+fn share(log: &EventLog, caller: u8) -> Arc<Share> {
+    log.share(Sharer::Known([caller; 16]))
+}
+
+/// A stream of that caller.
+fn create(log: &EventLog, caller: u8) -> Arc<Stream> {
+    let part = log.admit(&share(log, caller), 0).unwrap();
+    log.create(spec(), part)
 }
 
 fn id() -> RequestId {
@@ -62,7 +87,7 @@ fn spec() -> Spec {
 
 /// A stream whose upstream has begun to answer, and its writer.
 fn open(log: &EventLog) -> (Arc<Stream>, Writer) {
-    let stream = log.create(spec());
+    let stream = create(log, 0);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     (stream, writer)

@@ -1,23 +1,31 @@
 //! The pump's side of a stream: the one writer.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use tracing::warn;
 
 use super::Stream;
 use super::head::Head;
+use super::room::Room;
+use super::stream::Advanced;
+use crate::clock;
 use crate::protocol::stream::{Batch, Effect, Machine, Outcome};
 use crate::store::Appended;
+
+/// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
+const LOOK_FOR_ROOM: Duration = Duration::from_millis(250);
 
 /// The pump's side of a stream: the one writer. Not `Clone`, so that there is never a second.
 pub struct Writer {
     stream: Arc<Stream>,
+    room: Arc<Room>,
 }
 
 impl Writer {
-    pub(super) fn new(stream: Arc<Stream>) -> Self {
-        Self { stream }
+    pub(super) fn new(stream: Arc<Stream>, room: Arc<Room>) -> Self {
+        Self { stream, room }
     }
 
     /// The stream it writes.
@@ -28,14 +36,17 @@ impl Writer {
     /// Tells the machine what happened, stores what it staged, publishes the head it decided on, and wakes the reader: one
     /// state change and one wake-up however many events there are. Not to be dropped half way: the pump awaits it whole.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
-        let (result, mut staged) = self.stream.advance(tell);
+        let Advanced { result, mut staged, mut short } = self.stream.advance(tell);
         while let Some(batch) = staged {
-            staged = if self.make_durable(&batch).await {
-                self.stream.accept(&batch)
-            } else {
+            if !self.make_durable(&batch).await {
                 self.stream.refuse();
-                None
-            };
+                break;
+            }
+            Advanced { staged, short, .. } = self.stream.accept(&batch);
+        }
+        if short {
+            self.room.make(self.stream.share());
+            self.stream.fit();
         }
         result
     }
@@ -84,6 +95,9 @@ impl Writer {
     /// Publishes a head that the upstream gave.
     pub fn set_head(&self, head: Head) {
         let mut inner = self.stream.lock();
+        if let Head::Plain(plain) = &head {
+            inner.part.keep_beside(plain.kept_body().map_or(0, Bytes::len));
+        }
         inner.head = head;
         inner.wake();
     }
@@ -96,7 +110,12 @@ impl Writer {
     /// When the machine wants to be told the time, and whether the upstream may be read.
     pub fn agenda(&self) -> (Option<Instant>, bool) {
         let inner = self.stream.lock();
-        (inner.machine.poll_timeout(), !inner.machine.is_paused())
+        let deadline = inner.machine.poll_timeout();
+        if !inner.machine.is_paused() {
+            return (deadline, true);
+        }
+        let look = clock::now() + LOOK_FOR_ROOM;
+        (Some(deadline.map_or(look, |deadline| deadline.min(look))), false)
     }
 
     /// Resolves when another task changed the stream.

@@ -15,7 +15,7 @@ use tracing::{info, warn};
 
 use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
-use crate::event_log::{BoxBody, QueuedTurn, Session, Sessions, Stream, Turn};
+use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn};
 use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
@@ -43,6 +43,8 @@ struct Delivery {
     answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
     cancelled: Vec<RequestId>,
+    /// Its bytes.
+    held: Holding,
 }
 
 impl Ingress {
@@ -78,10 +80,11 @@ impl Ingress {
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
+        let held = asked.share.hold(body.len());
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), body);
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
-        let delivery = Delivery { template, session, elders, answered, cancelled };
+        let delivery = Delivery { template, session, elders, answered, cancelled, held };
         tokio::spawn(self.clone().deliver(delivery, queued, reply));
         replied.await.unwrap_or_else(|_| self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))
     }
@@ -106,6 +109,9 @@ impl Ingress {
         }
         let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
+            if let Err(code) = self.log.make_room(&delivery.held) {
+                return hold.give_up(Failure::before_run(code));
+            }
             hold.acknowledge();
             hold.turn = Some(queued.await);
         }
@@ -116,6 +122,9 @@ impl Ingress {
                 Ok(response) => return hold.finish(response),
                 Err(failure) if failure.may_have_run => return hold.give_up(failure),
                 Err(failure) if !delivery.is_wanted(until) => return hold.give_up(failure),
+                Err(_) if let Err(code) = self.log.make_room(&delivery.held) => {
+                    return hold.give_up(Failure::before_run(code));
+                }
                 Err(_) => hold.begin().await,
             }
             clock::sleep_until(clock::now() + pause).await;

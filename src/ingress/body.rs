@@ -1,14 +1,19 @@
 //! Request bodies, read whole under a bound.
 
-use std::time::Duration;
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http::HeaderMap;
 use http::header::{CONTENT_LENGTH, EXPECT};
 use http_body_util::BodyExt;
-use hyper::body::Body;
+use hyper::body::{Body, Frame};
 
-use crate::incoming::Incoming;
+use crate::clock::{self, Alarm};
+use crate::event_log::{Holding, Share};
 use crate::protocol::error::ErrorCode;
 
 /// A refused body is read on for so long, so that its sender gets to read the refusal before the connection closes.
@@ -16,11 +21,24 @@ const LINGER: Duration = Duration::from_secs(2);
 /// And so far, in multiples of the bound.
 const LINGER_BODIES: usize = 4;
 
-/// The whole body of at most `limit` bytes.
+/// A body that brings nothing for so long is given up, as nginx does; and so is one that takes this long and another second
+/// for each [`LEAST_RATE`] bytes that came: whoever sends a byte now and then does not get much further.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes a second. A poor phone line carries more.
+const LEAST_RATE: usize = 512;
+
+/// The whole body of at most `limit` bytes. What does not come in one piece is held in the name of `share` while it comes;
+/// `make_room` says whether it may grow.
 ///
 /// # Errors
-/// `BodyTooLarge`; `BadRequest` when it broke off, which nobody reads.
-pub(super) async fn read(headers: &HeaderMap, mut body: Incoming, limit: usize) -> Result<Bytes, ErrorCode> {
+/// `BodyTooLarge`; `BodyTooSlow`; what `make_room` says; `BadRequest` when it broke off, which nobody reads.
+pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
+    headers: &HeaderMap,
+    mut body: B,
+    limit: usize,
+    share: &Arc<Share>,
+    make_room: impl Fn(&Holding) -> Result<(), ErrorCode>,
+) -> Result<Bytes, ErrorCode> {
     if body.size_hint().lower() > limit as u64 {
         // Whoever waits for `100 Continue` has sent nothing yet.
         if !headers.contains_key(EXPECT) {
@@ -30,7 +48,9 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Incoming, limit: usize) 
     }
     let expected = headers.get(CONTENT_LENGTH).map_or(0, |_| body.size_hint().lower() as usize);
     let mut whole = BytesMut::new();
-    while let Some(frame) = body.frame().await {
+    let mut held: Option<Holding> = None;
+    let mut pace = Pace::default();
+    while let Some(frame) = pace.next(&mut body, whole.len()).await? {
         let Ok(data) = frame.map_err(|_| ErrorCode::BadRequest)?.into_data() else { continue };
         if whole.is_empty() && data.len() == expected {
             return Ok(data);
@@ -40,11 +60,48 @@ pub(super) async fn read(headers: &HeaderMap, mut body: Incoming, limit: usize) 
             return Err(ErrorCode::BodyTooLarge);
         }
         whole.extend_from_slice(&data);
+        let held = held.get_or_insert_with(|| share.hold(0));
+        held.set(whole.capacity());
+        if let Err(code) = make_room(held) {
+            linger(body, limit).await;
+            return Err(code);
+        }
     }
     Ok(whole.freeze())
 }
 
-async fn linger(mut body: Incoming, limit: usize) {
+/// How fast a body comes.
+#[derive(Default)]
+struct Pace {
+    began: Option<Instant>,
+    alarm: Alarm,
+}
+
+impl Pace {
+    /// The next frame of a body of which `read` bytes have come. A body that is there already costs no timer.
+    async fn next<B: Body + Unpin>(&mut self, body: &mut B, read: usize) -> Result<NextFrame<B>, ErrorCode> {
+        let mut waits = false;
+        poll_fn(|cx| {
+            if let Poll::Ready(frame) = Pin::new(&mut *body).poll_frame(cx) {
+                return Poll::Ready(Ok(frame));
+            }
+            if !waits {
+                waits = true;
+                let now = clock::now();
+                let began = *self.began.get_or_insert(now);
+                let slowest = Duration::from_secs((read / LEAST_RATE) as u64);
+                self.alarm.set(Some((now + PATIENCE).min(began + PATIENCE + slowest)));
+            }
+            self.alarm.poll(cx).map(|()| Err(ErrorCode::BodyTooSlow))
+        })
+        .await
+    }
+}
+
+/// What a body brings next; `None` at its end.
+type NextFrame<B> = Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
+
+async fn linger<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: usize) {
     let mut left = limit.saturating_mul(LINGER_BODIES);
     let drain = async {
         while let Some(Ok(frame)) = body.frame().await {
@@ -56,4 +113,120 @@ async fn linger(mut body: Incoming, limit: usize) {
     };
     // Whether the sender stopped in time changes nothing.
     let _ = tokio::time::timeout(LINGER, drain).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::task::Context;
+
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::event_log::{Allowance, Sharer, Shares};
+    use crate::metrics::Metrics;
+
+    const LIMIT: usize = 100_000;
+
+    /// A body that comes as the test sends it.
+    struct Sent(mpsc::UnboundedReceiver<Bytes>);
+
+    impl Body for Sent {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame<Self>> {
+            self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        }
+    }
+
+    fn share() -> Arc<Share> {
+        let allowance = Allowance {
+            max_bytes: 80_000,
+            max_bytes_total: 1 << 20,
+            max_streams: 1,
+            max_detached: 1,
+            resumes_per_sec: 1,
+            delivered_retention: Duration::ZERO,
+        };
+        let shares = Shares::new(allowance, Arc::new(Metrics::new().unwrap()));
+        shares.of(Sharer::Known([0; 16]), clock::now())
+    }
+
+    /// Reads what is sent; how it ended, how long that took, and the most that was held meanwhile.
+    async fn read_sent(
+        send: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>),
+    ) -> (Result<Bytes, ErrorCode>, Duration, usize) {
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let share = share();
+        let most = std::cell::Cell::new(0);
+        let make_room = |holding: &Holding| {
+            most.set(most.get().max(holding.share().bytes()));
+            if holding.share().is_over() { Err(ErrorCode::ShareFull) } else { Ok(()) }
+        };
+        let began = clock::now();
+        let headers = HeaderMap::new();
+        let reading = async {
+            let read = read(&headers, Sent(receiver), LIMIT, &share, make_room).await;
+            (read, clock::now() - began)
+        };
+        let ((read, took), ()) = tokio::join!(reading, send(sender));
+        assert_eq!(share.bytes(), 0, "nothing is held any more");
+        (read, took, most.get())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_in_pieces_is_held_while_it_comes() {
+        let (read, _, held) = read_sent(async |sender| {
+            for _ in 0..10 {
+                sender.send(vec![b'x'; 1000].into()).unwrap();
+                tokio::time::sleep(Duration::from_secs(5)).await;
+            }
+        })
+        .await;
+        assert_eq!(read.unwrap().len(), 10_000);
+        assert!((10_000..30_000).contains(&held), "{held}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_stops_is_given_up_after_a_minute() {
+        let (read, took, _) = read_sent(async |sender| {
+            sender.send(vec![b'x'; 30_000].into()).unwrap();
+            tokio::time::sleep(Duration::from_secs(50)).await;
+            sender.send("x".into()).unwrap();
+            sender.closed().await;
+        })
+        .await;
+        assert_eq!(read, Err(ErrorCode::BodyTooSlow));
+        assert_eq!(took, Duration::from_secs(110));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_drips_is_given_up_when_it_is_too_slow_in_all() {
+        let (read, took, _) = read_sent(async |sender| {
+            while sender.send(vec![b'x'; 100].into()).is_ok() {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        })
+        .await;
+        assert_eq!(read, Err(ErrorCode::BodyTooSlow));
+        // A minute, and what 100 bytes a second earned meanwhile.
+        assert!((70..80).contains(&took.as_secs()), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_without_room_is_refused_and_one_over_its_bound_as_well() {
+        let (read, ..) = read_sent(async |sender| {
+            for _ in 0..90 {
+                let _ = sender.send(vec![b'x'; 1000].into());
+            }
+        })
+        .await;
+        assert_eq!(read, Err(ErrorCode::ShareFull));
+        let (read, ..) = read_sent(async |sender| {
+            let _ = sender.send(vec![b'x'; LIMIT + 1].into());
+        })
+        .await;
+        assert_eq!(read, Err(ErrorCode::BodyTooLarge));
+    }
 }

@@ -105,7 +105,7 @@ impl Ingress {
     }
 
     /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
-    /// is one that an older token of the caller began.
+    /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
     fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>) -> Result<(Attachment, Beginning), ErrorCode> {
         let Retry { fingerprint, body } = posted.retry;
         if let Some(stream) = elder.filter(|stream| may_return(stream, body.is_some())) {
@@ -115,12 +115,13 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.rejoin(posted);
         }
-        let create = || self.log.create(self.spec(posted));
+        let part = self.log.admit(&posted.asked.share, posted.body.len());
+        let create = || Ok(self.log.create(self.spec(posted), part?));
         let Some(fingerprint) = fingerprint else {
-            return Ok(self.start(posted, &create()));
+            return Ok(self.start(posted, &create()?));
         };
         let matches = |stream: &Arc<Stream>| may_return(stream, body.is_some());
-        match self.log.retries().find_or_register(fingerprint, matches, create) {
+        match self.log.retries().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
                 stream.keep_registration(registration);
                 Ok(self.start(posted, &stream))

@@ -5,7 +5,7 @@
 //! response runs is a disconnect.
 
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -23,6 +23,7 @@ const READ_STEP: usize = 4 * 1024;
 
 /// What a connection's requests share.
 pub struct Connection {
+    peer: IpAddr,
     forwarded: Forwarded,
     receipts: Arc<Receipts>,
 }
@@ -30,7 +31,12 @@ pub struct Connection {
 impl Connection {
     /// A connection from `peer`, which speaks `scheme`.
     pub fn new(peer: SocketAddr, scheme: &'static str) -> Self {
-        Self { forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
+        Self { peer: peer.ip(), forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
+    }
+
+    /// Who is at the other end.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
     }
 
     /// What the upstream is told of who is at the other end.

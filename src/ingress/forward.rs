@@ -12,7 +12,7 @@ use http_body_util::BodyExt;
 use super::{Asked, Ingress, respond};
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, Template};
 
@@ -64,6 +64,7 @@ impl Ingress {
 
     /// The same for a POST whose body was read.
     pub(super) async fn forward_whole(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
+        let _held = asked.share.hold(body.len());
         self.send_whole(&self.upstream.call(&asked.parts, asked.connection.forwarded(), body)).await
     }
 
@@ -95,7 +96,9 @@ impl Ingress {
 
     pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
         self.metrics.observe_reject(failure.code);
-        self.metrics.observe_upstream_failure(failure.code);
+        if failure.code.side() == Side::Upstream {
+            self.metrics.observe_upstream_failure(failure.code);
+        }
         respond::failure(failure, &[], false)
     }
 }

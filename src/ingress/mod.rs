@@ -28,7 +28,7 @@ pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
 
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
-use crate::event_log::{Binding, BoxBody, EventLog, Principals, Session, Stream};
+use crate::event_log::{Binding, BoxBody, EventLog, Holding, Principals, Session, Share, Sharer, Stream};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
@@ -64,6 +64,8 @@ struct Asked {
     parts: Parts,
     binding: Binding,
     session: Option<Arc<Session>>,
+    /// What its sender holds.
+    share: Arc<Share>,
     connection: Arc<Connection>,
 }
 
@@ -103,7 +105,7 @@ impl Ingress {
         }
         let asked = self.identify(parts, connection);
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
-            return match body::read(&asked.parts.headers, body, self.config.limits.body_bytes).await {
+            return match self.read(&asked, body).await {
                 Ok(body) => self.post(asked, body).await,
                 Err(code) => self.refuse(code),
             };
@@ -127,7 +129,7 @@ impl Ingress {
         match classify::head(&asked.parts.method, &asked.parts.headers) {
             Route::Resume(id) => self.resume(asked, id).await,
             Route::Standalone => self.standalone(asked).await,
-            Route::Delete => match body::read(&asked.parts.headers, body, self.config.limits.body_bytes).await {
+            Route::Delete => match self.read(&asked, body).await {
                 Ok(body) => self.delete(asked, body).await,
                 Err(code) => self.refuse(code),
             },
@@ -163,7 +165,16 @@ impl Ingress {
             Some(id) => sessions.find(id, &principal),
             None => None,
         };
-        Asked { parts, binding: Binding { principal, subject, session: id }, session, connection }
+        let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
+        let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.peer());
+        let share = self.log.share(sharer);
+        Asked { parts, binding: Binding { principal, subject, session: id }, session, share, connection }
+    }
+
+    /// The whole body.
+    async fn read(&self, asked: &Asked, body: Incoming) -> Result<Bytes, ErrorCode> {
+        let make_room = |holding: &Holding| self.log.make_room(holding);
+        body::read(&asked.parts.headers, body, self.config.limits.body_bytes, &asked.share, make_room).await
     }
 
     fn credentials(&self, asked: &Asked) -> Credentials {

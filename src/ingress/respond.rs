@@ -19,10 +19,10 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     let body = Bytes::from(failure.to_body(ids, batch));
     let status = failure.code.http_status();
     let mut response = json(StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY), body);
-    if status == 503 {
+    if matches!(status, 429 | 503) {
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
     }
-    if failure.code == ErrorCode::BodyTooLarge {
+    if matches!(failure.code, ErrorCode::BodyTooLarge | ErrorCode::BodyTooSlow) {
         // What is left of the body is not read: the connection cannot go on.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }

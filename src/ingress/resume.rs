@@ -9,6 +9,7 @@ use http_body_util::BodyExt;
 
 use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
+use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
 use crate::metrics::Resumed;
@@ -25,6 +26,7 @@ impl Ingress {
         if !headers::accept(&asked.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
         }
+        self.wait_for_place(&asked).await;
         if id.cursor() == Cursor::End {
             return self.at_end();
         }
@@ -52,6 +54,17 @@ impl Ingress {
                 self.metrics.observe_resume(Resumed::Lost);
                 respond::stream(whole(lost_event(&id)).map_err(Into::into))
             }
+        }
+    }
+
+    /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
+    /// up, so that a hostile cursor waits as long as a good one.
+    async fn wait_for_place(&self, asked: &Asked) {
+        let now = clock::now();
+        let at = asked.share.next_resume(now);
+        if at > now {
+            self.metrics.observe_delayed_resume();
+            clock::sleep_until(at).await;
         }
     }
 
@@ -158,14 +171,19 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.refuse(ErrorCode::Draining);
         }
-        let stream = self.log.create(Spec {
+        let part = match self.log.admit(&asked.share, 0) {
+            Ok(part) => part,
+            Err(code) => return self.refuse(code),
+        };
+        let spec = Spec {
             policy: self.standalone_policy(),
             binding: asked.binding.clone(),
             ids: Vec::new(),
             batch: false,
             polls: false,
             body: None,
-        });
+        };
+        let stream = self.log.create(spec, part);
         if let Some(living) = self.log.sessions().set_standalone(id, &asked.binding.principal, &stream) {
             let (cursor, preface) = match preface {
                 Some(told) => (living.look(|machine| machine.trimmed()), Some(told)),

@@ -76,11 +76,21 @@ pub enum ErrorCode {
     OriginRefused,
     /// What is asked for was begun with another token of the same subject, and the upstream could not be asked about this one.
     TokenUnproven,
+    /// The body took too long to arrive.
+    BodyTooSlow,
+    /// The principal has `limits.streams_per_principal` streams.
+    TooManyStreams,
+    /// The principal has `limits.detached_calls_per_principal` calls without a client.
+    TooManyDetached,
+    /// The principal holds `streams.max_bytes_per_principal`.
+    ShareFull,
+    /// All together hold `streams.max_bytes_total`, and this principal more than its part.
+    ProxyFull,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 22] = [
+    pub const ALL: [ErrorCode; 27] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -103,6 +113,11 @@ impl ErrorCode {
         ErrorCode::HostRefused,
         ErrorCode::OriginRefused,
         ErrorCode::TokenUnproven,
+        ErrorCode::BodyTooSlow,
+        ErrorCode::TooManyStreams,
+        ErrorCode::TooManyDetached,
+        ErrorCode::ShareFull,
+        ErrorCode::ProxyFull,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -112,7 +127,9 @@ impl ErrorCode {
             ErrorCode::StreamLost => 200,
             ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
             ErrorCode::NotAcceptable => 406,
+            ErrorCode::BodyTooSlow => 408,
             ErrorCode::BodyTooLarge => 413,
+            ErrorCode::TooManyStreams | ErrorCode::TooManyDetached | ErrorCode::ShareFull => 429,
             ErrorCode::KeyReused => 422,
             ErrorCode::UpgradeRefused => 501,
             ErrorCode::Unreachable
@@ -121,7 +138,11 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus => 502,
             ErrorCode::HeadTooLarge => 431,
-            ErrorCode::BoundReached | ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::TokenUnproven => 503,
+            ErrorCode::BoundReached
+            | ErrorCode::StoreFailed
+            | ErrorCode::Draining
+            | ErrorCode::TokenUnproven
+            | ErrorCode::ProxyFull => 503,
             ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
         }
     }
@@ -138,9 +159,15 @@ impl ErrorCode {
             | ErrorCode::TokenUnproven => -32010,
             ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::Draining => -32011,
             ErrorCode::StreamLost => -32012,
-            ErrorCode::BoundReached | ErrorCode::BodyTooLarge | ErrorCode::HeadTooLarge | ErrorCode::StoreFailed => {
-                -32013
-            }
+            ErrorCode::BoundReached
+            | ErrorCode::StoreFailed
+            | ErrorCode::BodyTooLarge
+            | ErrorCode::HeadTooLarge
+            | ErrorCode::BodyTooSlow
+            | ErrorCode::TooManyStreams
+            | ErrorCode::TooManyDetached
+            | ErrorCode::ShareFull
+            | ErrorCode::ProxyFull => -32013,
             ErrorCode::NotJson => -32700,
             ErrorCode::BadRequest
             | ErrorCode::KeyReused
@@ -176,6 +203,11 @@ impl ErrorCode {
             ErrorCode::HostRefused => "this proxy is not asked by that host name (listen.allowed_hosts)",
             ErrorCode::OriginRefused => "this proxy does not answer pages of that origin (listen.allowed_origins)",
             ErrorCode::TokenUnproven => "the MCP server could not be asked whose this token is",
+            ErrorCode::BodyTooSlow => "the body took too long to arrive",
+            ErrorCode::TooManyStreams => "this caller has too many streams",
+            ErrorCode::TooManyDetached => "this caller has too many calls that it has left",
+            ErrorCode::ShareFull => "this caller's share of the proxy's memory is full",
+            ErrorCode::ProxyFull => "the proxy's memory is full",
         }
     }
 
@@ -190,7 +222,7 @@ impl ErrorCode {
             | ErrorCode::UpstreamStatus
             | ErrorCode::CallTimedOut
             | ErrorCode::TokenUnproven => Side::Upstream,
-            ErrorCode::StoreFailed | ErrorCode::Draining => Side::Proxy,
+            ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::ProxyFull => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -198,6 +230,10 @@ impl ErrorCode {
             | ErrorCode::BadRequest
             | ErrorCode::BodyTooLarge
             | ErrorCode::HeadTooLarge
+            | ErrorCode::BodyTooSlow
+            | ErrorCode::TooManyStreams
+            | ErrorCode::TooManyDetached
+            | ErrorCode::ShareFull
             | ErrorCode::KeyReused
             | ErrorCode::NotAcceptable
             | ErrorCode::UpgradeRefused
@@ -231,6 +267,11 @@ impl ErrorCode {
             ErrorCode::HostRefused => "host_refused",
             ErrorCode::OriginRefused => "origin_refused",
             ErrorCode::TokenUnproven => "token_unproven",
+            ErrorCode::BodyTooSlow => "body_too_slow",
+            ErrorCode::TooManyStreams => "too_many_streams",
+            ErrorCode::TooManyDetached => "too_many_detached",
+            ErrorCode::ShareFull => "share_full",
+            ErrorCode::ProxyFull => "proxy_full",
         }
     }
 }
@@ -286,7 +327,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::TokenUnproven;
+        let last = ErrorCode::ProxyFull;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

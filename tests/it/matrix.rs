@@ -67,6 +67,13 @@ enum Worth {
 }
 
 impl Attempt {
+    /// Whether a stream that it begins can be come back to. It is kept by what the attempt names, whosever that is.
+    fn is_kept(self) -> bool {
+        let has_session = self.session != Held::Absent;
+        let has_key = self.key != Held::Absent && self.token != Held::Absent;
+        matches!(self.deed, Deed::Resume | Deed::Retry | Deed::RetryByKey) && (has_session || has_key)
+    }
+
     /// Every attempt, as far as the deed looks at what is held.
     fn all(deed: Deed) -> Vec<Attempt> {
         let events: &[Held] = if matches!(deed, Deed::Resume | Deed::Retry) { &ALL } else { &[Held::Stolen] };
@@ -360,6 +367,9 @@ struct Seen {
     moved: Vec<String>,
 }
 
+/// What is held for callers.
+const HELD: [&str; 2] = ["mcp_resume_held_bytes", "mcp_resume_streams_kept"];
+
 /// Makes every attempt of a deed, each before a proxy of its own; asserts its worth.
 fn every_attempt(deed: Deed) {
     let alone = || tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -430,8 +440,12 @@ async fn make(attempt: Attempt, worth: Worth, expired: &str) -> Seen {
         let changes = passes && worth == Worth::Theirs(caller);
         assert_eq!(stage.is_untouched(caller, attempt.deed).await, !changes, "{what}, for the {caller:?}");
     }
-    let moved = after.into_iter().filter(|(name, value)| before.get(name) != Some(value));
-    Seen { status, body: stage.anonymous(body), upstream, moved: moved.map(|(name, _)| name).collect() }
+    let moved = after.into_iter().filter(|(name, value)| before.get(name) != Some(value)).map(|(name, _)| name);
+    let (held, moved): (Vec<_>, Vec<_>) = moved.partition(|name| HELD.contains(&name.as_str()));
+    if matches!(worth, Worth::Gone | Worth::Passed) {
+        assert_eq!(!held.is_empty(), worth == Worth::Passed && attempt.is_kept(), "{what}: {held:?}");
+    }
+    Seen { status, body: stage.anonymous(body), upstream, moved }
 }
 
 #[test]

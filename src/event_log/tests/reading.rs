@@ -127,7 +127,7 @@ fn an_answered_request_is_not_replayed_and_its_number_is_a_cursor_all_the_same()
 #[test]
 fn a_reader_that_waits_for_the_head_is_woken_by_it_or_by_a_takeover() {
     let log = log_with(None);
-    let stream = log.create(spec());
+    let stream = create(&log, 0);
     let (first, second) = (Client::attach(&stream, Seq(0)), Client::attach(&stream, Seq(0)));
     let mut of_first = ByHand::new(std::future::poll_fn(|cx| first.attachment.poll_head(cx)));
     assert!(matches!(of_first.poll(), Poll::Ready(Head::TakenOver)));

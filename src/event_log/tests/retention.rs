@@ -89,9 +89,8 @@ async fn a_stream_is_found_by_whom_it_belongs_to() {
 async fn a_stream_that_is_forgotten_while_a_retry_looks_at_it_blocks_nobody() {
     let log = log_with(None);
     let fingerprint = Fingerprint::of_body("", b"{}");
-    let Match::New(stream, registration) =
-        log.retries().find_or_register(fingerprint, |_| false, || log.create(spec()))
-    else {
+    let create = || Ok::<_, ErrorCode>(create(&log, 0));
+    let Ok(Match::New(stream, registration)) = log.retries().find_or_register(fingerprint, |_| false, create) else {
         panic!("nothing is registered yet")
     };
     stream.keep_registration(registration);
@@ -102,9 +101,9 @@ async fn a_stream_that_is_forgotten_while_a_retry_looks_at_it_blocks_nobody() {
             only.take();
             false
         },
-        || log.create(spec()),
+        create,
     );
-    let Match::New(stream, registration) = again else { panic!("the old one did not match") };
+    let Ok(Match::New(stream, registration)) = again else { panic!("the old one did not match") };
     stream.keep_registration(registration);
     assert_eq!(log.retries().len(), 1);
     let same = log.retries().find(&fingerprint).unwrap();

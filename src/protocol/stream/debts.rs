@@ -65,6 +65,15 @@ impl Debts {
         places.max()
     }
 
+    /// Where the first response stands, if there is any.
+    pub fn first_response(&self) -> Option<Seq> {
+        let places = self.owed.iter().filter_map(|(_, debt)| match debt {
+            Debt::Answered(seq) => Some(*seq),
+            Debt::Due | Debt::Cancelled => None,
+        });
+        places.min()
+    }
+
     /// Whether some id was cancelled and has no response.
     pub fn is_cancelled(&self) -> bool {
         self.owed.iter().any(|(_, debt)| *debt == Debt::Cancelled)

@@ -1,0 +1,405 @@
+//! What one principal holds of this process, and what all of them hold together.
+//!
+//! Owned here: the accounts that every bound per principal hangs on, and the verdict whether one is over. A stream has its
+//! principal's share at hand, so that an event costs two additions and no search. Invariants: what a [`Part`] or a [`Holding`]
+//! added is taken off when it is dropped, so that an account never drifts; memory is counted as it is taken, reserves and all.
+//! Absent: making room, which needs the streams (`room.rs`), and the answer to whoever finds no room.
+//!
+//! **The total.** The last eighth of `max_bytes_total` is kept for those who hold little. Once the rest is taken, whoever holds
+//! more than an even part of that eighth is over, and gives way as if its own share were full; the others do not notice. So one
+//! principal's excess is taken from that principal also when the process is full.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::{IpAddr, Ipv6Addr};
+use std::ops::Bound;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use dashmap::DashMap;
+
+use super::Principal;
+use crate::metrics::Metrics;
+use crate::protocol::headers::SessionId;
+use crate::protocol::ids::StreamId;
+
+/// What a stream costs beside its events, about: its state, its pump and the upstream connection's part in it.
+const STREAM_COST: usize = 2048;
+/// This part of the total is kept for those who hold little.
+const RESERVE: usize = 8;
+/// Resumes that may come at once, in seconds' worth of their rate: all clients of a site are cut together and come back
+/// together.
+const RESUME_BURST: Duration = Duration::from_secs(10);
+/// Shares that nobody uses are looked for once there are so many, and again at each doubling of those in use.
+const SHARES_MIN: usize = 1024;
+
+/// What one principal may hold, and all together.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowance {
+    /// Bytes of one principal.
+    pub max_bytes: usize,
+    /// Bytes of all.
+    pub max_bytes_total: usize,
+    /// Streams of one principal.
+    pub max_streams: usize,
+    /// Unsealed streams of one principal that nobody reads.
+    pub max_detached: usize,
+    /// Resumes of one principal in a second.
+    pub resumes_per_sec: u32,
+    /// A delivered stream stays at least so long.
+    pub delivered_retention: Duration,
+}
+
+/// Whose share it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Sharer {
+    /// A principal with a credential.
+    Known([u8; 16]),
+    /// An anonymous session that was opened here.
+    Session(SessionId),
+    /// Whoever else is at that address.
+    Peer(IpAddr),
+}
+
+impl Sharer {
+    /// A principal's share is its own. An anonymous one's is its session's, if the session was opened here: anybody can make up
+    /// the name of one. Else its address's; of IPv6 the network's, because a host has as many addresses as it likes.
+    pub fn of(principal: &Principal, opened: Option<&SessionId>, peer: IpAddr) -> Self {
+        const HOST: u128 = u64::MAX as u128;
+        match (principal, opened, peer.to_canonical()) {
+            (Principal::Known(known), _, _) => Sharer::Known(*known),
+            (Principal::Anonymous, Some(session), _) => Sharer::Session(session.clone()),
+            (Principal::Anonymous, None, IpAddr::V6(v6)) => {
+                Sharer::Peer(Ipv6Addr::from_bits(v6.to_bits() & !HOST).into())
+            }
+            (Principal::Anonymous, None, v4) => Sharer::Peer(v4),
+        }
+    }
+}
+
+/// All shares.
+pub struct Shares {
+    whole: Arc<Whole>,
+    shares: DashMap<Sharer, Arc<Share>>,
+    sweep_at: AtomicUsize,
+}
+
+/// What every share is a part of.
+pub(super) struct Whole {
+    pub(super) allowance: Allowance,
+    /// Its gauge of bytes is the account itself: there is no second one to differ from it.
+    pub(super) metrics: Arc<Metrics>,
+    /// Shares that hold anything.
+    holders: AtomicUsize,
+}
+
+/// One principal's share.
+pub struct Share {
+    whole: Arc<Whole>,
+    bytes: AtomicUsize,
+    streams: AtomicUsize,
+    detached: AtomicUsize,
+    /// When the resumes that were let through are paid for.
+    resumes_paid: Mutex<Option<Instant>>,
+    delivered: Mutex<Delivered>,
+}
+
+/// The streams of a share that are over and have arrived, by when they did: the first to go.
+#[derive(Default)]
+struct Delivered {
+    row: BTreeSet<(Instant, StreamId)>,
+    /// Up to here they were shortened.
+    shortened: Option<(Instant, StreamId)>,
+}
+
+impl fmt::Debug for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Share").field("bytes", &self.bytes).field("streams", &self.streams).finish_non_exhaustive()
+    }
+}
+
+impl Shares {
+    /// None yet.
+    pub fn new(allowance: Allowance, metrics: Arc<Metrics>) -> Self {
+        let whole = Arc::new(Whole { allowance, metrics, holders: AtomicUsize::new(0) });
+        Self { whole, shares: DashMap::new(), sweep_at: AtomicUsize::new(SHARES_MIN) }
+    }
+
+    /// The share of `sharer`, an empty one if it has none yet.
+    pub fn of(&self, sharer: Sharer, now: Instant) -> Arc<Share> {
+        if let Some(share) = self.shares.get(&sharer) {
+            return share.clone();
+        }
+        if self.shares.len() >= self.sweep_at.load(Ordering::Relaxed) {
+            self.sweep(now);
+        }
+        self.shares.entry(sharer).or_insert_with(|| Arc::new(Share::new(self.whole.clone()))).clone()
+    }
+
+    /// Forgets the shares that nobody uses. Made-up names cost no more than twice what is in use.
+    pub(super) fn sweep(&self, now: Instant) {
+        self.shares.retain(|_, share| Arc::strong_count(share) > 1 || share.owes_time(now));
+        self.sweep_at.store(self.shares.len().saturating_mul(2).max(SHARES_MIN), Ordering::Relaxed);
+    }
+
+    /// How many are known.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.shares.len()
+    }
+
+    /// Those that hold anything, the largest first.
+    pub(super) fn by_size(&self) -> Vec<Arc<Share>> {
+        let mut shares: Vec<(usize, Arc<Share>)> =
+            self.shares.iter().map(|share| (share.bytes(), share.value().clone())).collect();
+        shares.retain(|(bytes, _)| *bytes > 0);
+        shares.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        shares.into_iter().map(|(_, share)| share).collect()
+    }
+
+    pub(super) fn whole(&self) -> &Whole {
+        &self.whole
+    }
+}
+
+impl Whole {
+    /// Bytes that must go before those who hold more than an even part of the reserve may hold more.
+    pub(super) fn excess(&self) -> usize {
+        self.metrics.held_bytes().saturating_sub(self.high())
+    }
+
+    fn high(&self) -> usize {
+        self.allowance.max_bytes_total - self.allowance.max_bytes_total / RESERVE
+    }
+
+    /// What everybody may hold, however full it is.
+    fn even_part(&self) -> usize {
+        self.allowance.max_bytes_total / RESERVE / self.holders.load(Ordering::Relaxed).max(1)
+    }
+}
+
+impl Share {
+    fn new(whole: Arc<Whole>) -> Self {
+        Self {
+            whole,
+            bytes: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            detached: AtomicUsize::new(0),
+            resumes_paid: Mutex::default(),
+            delivered: Mutex::default(),
+        }
+    }
+
+    /// Bytes it holds.
+    pub fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Streams it has.
+    pub fn streams(&self) -> usize {
+        self.streams.load(Ordering::Relaxed)
+    }
+
+    /// Those of them that are unsealed and that nobody reads.
+    pub fn detached(&self) -> usize {
+        self.detached.load(Ordering::Relaxed)
+    }
+
+    /// Whether it must give something up before it may hold more.
+    pub fn is_over(&self) -> bool {
+        self.excess() > 0
+    }
+
+    /// Bytes it must give up: what is above its own bound, or its part of what is above the total.
+    pub(super) fn excess(&self) -> usize {
+        self.own_excess().max(self.excess_of_total())
+    }
+
+    pub(super) fn own_excess(&self) -> usize {
+        self.bytes().saturating_sub(self.whole.allowance.max_bytes)
+    }
+
+    pub(super) fn excess_of_total(&self) -> usize {
+        let excess = self.whole.excess();
+        if excess == 0 { 0 } else { excess.min(self.bytes().saturating_sub(self.whole.even_part())) }
+    }
+
+    /// Whether it holds more than everybody may, however full the process is.
+    pub(super) fn holds_much(&self) -> bool {
+        self.bytes() > self.whole.even_part()
+    }
+
+    /// Holds `bytes` of a request until they are known to belong to a stream.
+    pub fn hold(self: &Arc<Self>, bytes: usize) -> Holding {
+        let mut holding = Holding { share: self.clone(), bytes: 0 };
+        holding.set(bytes);
+        holding
+    }
+
+    /// The account of one more stream, whose request has so many bytes.
+    pub(super) fn take_part(self: &Arc<Self>, request_bytes: usize) -> Part {
+        self.streams.fetch_add(1, Ordering::Relaxed);
+        self.whole.metrics.observe_stream();
+        let base = STREAM_COST + request_bytes;
+        Part { holding: self.hold(base), base, detached: false }
+    }
+
+    /// When a resume that comes `now` may go on; each takes its place in the row. One that waits costs its connection and
+    /// nothing here.
+    pub fn next_resume(&self, now: Instant) -> Instant {
+        let cost = Duration::from_secs(1) / self.whole.allowance.resumes_per_sec;
+        let mut paid = self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = paid.map_or(now, |paid| paid.max(now));
+        *paid = Some(before + cost);
+        before.checked_sub(RESUME_BURST).map_or(now, |at| at.max(now))
+    }
+
+    /// Whether forgetting it would make its next resumes cheaper.
+    fn owes_time(&self, now: Instant) -> bool {
+        self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|paid| paid > now)
+    }
+
+    pub(super) fn note_delivered(&self, at: Instant, stream: StreamId) {
+        self.delivered().row.insert((at, stream));
+    }
+
+    pub(super) fn forget_delivered(&self, at: Instant, stream: StreamId) {
+        self.delivered().row.remove(&(at, stream));
+    }
+
+    /// Its stream that was delivered first, if it has been kept long enough.
+    pub(super) fn take_delivered(&self, now: Instant) -> Option<StreamId> {
+        let mut delivered = self.delivered();
+        let (at, _) = *delivered.row.first()?;
+        if at + self.whole.allowance.delivered_retention > now {
+            return None;
+        }
+        delivered.row.pop_first().map(|(_, stream)| stream)
+    }
+
+    /// Its stream that was delivered first of those that this has not handed out yet. They stay in the row.
+    pub(super) fn next_to_shorten(&self) -> Option<StreamId> {
+        let mut delivered = self.delivered();
+        let from = delivered.shortened.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = *delivered.row.range((from, Bound::Unbounded)).next()?;
+        delivered.shortened = Some(next);
+        Some(next.1)
+    }
+
+    /// One of its streams dropped so many events to make room, and keeps its upstream waiting or not.
+    pub(super) fn observe_fit(&self, trimmed: u64, pauses: bool) {
+        if trimmed > 0 {
+            self.whole.metrics.observe_trimmed(trimmed);
+        }
+        if pauses {
+            self.whole.metrics.observe_pause();
+        }
+    }
+
+    pub(super) fn whole(&self) -> &Whole {
+        &self.whole
+    }
+
+    fn delivered(&self) -> MutexGuard<'_, Delivered> {
+        self.delivered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, bytes: usize) {
+        if self.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
+            self.whole.holders.fetch_add(1, Ordering::Relaxed);
+        }
+        self.whole.metrics.observe_held(bytes);
+    }
+
+    fn take_off(&self, bytes: usize) {
+        if self.bytes.fetch_sub(bytes, Ordering::Relaxed) == bytes {
+            self.whole.holders.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.whole.metrics.observe_released(bytes);
+    }
+}
+
+/// Bytes held in somebody's name for as long as this lives.
+#[derive(Debug)]
+pub struct Holding {
+    share: Arc<Share>,
+    bytes: usize,
+}
+
+impl Holding {
+    /// So many from now on.
+    pub fn set(&mut self, bytes: usize) {
+        match bytes.checked_sub(self.bytes) {
+            Some(0) => {}
+            Some(more) => self.share.add(more),
+            None => self.share.take_off(self.bytes - bytes),
+        }
+        self.bytes = bytes;
+    }
+
+    /// Whose they are.
+    pub fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+}
+
+impl Drop for Holding {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
+/// One stream's part of its principal's share: that it is there, what it holds, and whether it is a call without a client.
+#[derive(Debug)]
+pub struct Part {
+    holding: Holding,
+    /// What it holds beside its events.
+    base: usize,
+    detached: bool,
+}
+
+impl Part {
+    pub(super) fn share(&self) -> &Arc<Share> {
+        &self.holding.share
+    }
+
+    /// Its events take so many bytes.
+    pub(super) fn set_events(&mut self, bytes: usize) {
+        self.holding.set(self.base + bytes);
+    }
+
+    /// It keeps so many bytes beside its events, for a retry.
+    pub(super) fn keep_beside(&mut self, bytes: usize) {
+        self.base += bytes;
+        self.holding.set(self.holding.bytes + bytes);
+    }
+
+    /// Its call is over, the request is gone; its events take so many bytes.
+    pub(super) fn forget_request(&mut self, events: usize) {
+        self.base = STREAM_COST;
+        self.set_events(events);
+    }
+
+    /// Whether it is a call without a client.
+    pub(super) fn set_detached(&mut self, detached: bool) {
+        if detached == self.detached {
+            return;
+        }
+        self.detached = detached;
+        let share = self.share();
+        match detached {
+            true => share.detached.fetch_add(1, Ordering::Relaxed),
+            false => share.detached.fetch_sub(1, Ordering::Relaxed),
+        };
+        share.whole.metrics.observe_detached(detached);
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.set_detached(false);
+        self.share().streams.fetch_sub(1, Ordering::Relaxed);
+        self.share().whole.metrics.observe_stream_end();
+    }
+}

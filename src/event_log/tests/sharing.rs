@@ -1,0 +1,373 @@
+//! Full shares: what goes, in which order, whose it is, and what never does.
+
+use super::*;
+use crate::protocol::stream::Ending;
+
+/// Small enough to fill.
+fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
+    let mut tight = Allowance {
+        max_bytes: 40_000,
+        max_bytes_total: 1 << 28,
+        max_streams: 1000,
+        max_detached: 1000,
+        resumes_per_sec: 100,
+        delivered_retention: Duration::from_secs(30),
+    };
+    change(&mut tight);
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
+    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
+    EventLog::new(identity, bounds, tight, Arc::new(Metrics::new().unwrap()), None)
+}
+
+/// A stream of that caller whose upstream has begun to answer.
+fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
+    let stream = create(log, caller);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    log.publish_once(&stream);
+    (stream, writer)
+}
+
+fn sized(size: usize) -> String {
+    format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(size))
+}
+
+fn write(writer: &Writer, bytes: usize) {
+    for _ in 0..bytes.div_ceil(1000) {
+        ready(writer.update(says(&sized(1000))));
+    }
+}
+
+/// Ends the stream; its client has it all, and it is known to have arrived.
+fn deliver(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
+    finish(log, stream, writer);
+    let mut client = Client::attach(stream, Seq(0));
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    drop(client);
+    stream.note_delivered();
+}
+
+fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
+    ready(writer.update(|machine, now| {
+        machine.handle_message(b"message", RESPONSE.as_bytes(), now);
+        machine.handle_upstream_end(Ending::Clean, now);
+    }));
+    log.retain(stream);
+}
+
+fn is_kept(log: &EventLog, stream: &Stream) -> bool {
+    log.room.streams.contains_key(&stream.id())
+}
+
+fn is_paused(writer: &Writer) -> bool {
+    !writer.agenda().1
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_held_is_counted_and_given_back() {
+    let log = tight(|_| ());
+    let mine = share(&log, 1);
+    {
+        let (stream, writer) = open_of(&log, 1);
+        assert_eq!((mine.streams(), mine.detached()), (1, 1), "nobody reads it yet");
+        let client = Client::attach(&stream, Seq(0));
+        assert_eq!(mine.detached(), 0);
+        let before = mine.bytes();
+        write(&writer, 10_000);
+        assert!((10_000..20_000).contains(&(mine.bytes() - before)), "{} bytes", mine.bytes() - before);
+        assert_eq!(log.room.shares.whole().metrics.held_bytes(), mine.bytes());
+        drop(client);
+        assert_eq!(mine.detached(), 1);
+        finish(&log, &stream, &writer);
+        assert_eq!(mine.detached(), 0, "it is over");
+        log.forget(&stream);
+    }
+    assert_eq!((mine.streams(), mine.detached(), mine.bytes()), (0, 0, 0));
+    assert_eq!(log.room.shares.whole().metrics.held_bytes(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_have_arrived_go_first_the_oldest_of_them_first_and_none_too_soon() {
+    let log = tight(|allowance| allowance.max_bytes = 44_000);
+    let kept: Vec<_> = (0..3).map(|_| open_of(&log, 1)).collect();
+    for (stream, writer) in &kept {
+        write(writer, 8000);
+        deliver(&log, stream, writer);
+        tokio::time::advance(Duration::from_secs(5)).await;
+    }
+    let (stream, writer) = open_of(&log, 1);
+    let mut client = Client::attach(&stream, Seq(0));
+    write(&writer, 12_000);
+    assert_eq!(client.read_all(), Poll::Pending);
+    assert!(share(&log, 1).bytes() <= 44_000);
+    assert!(kept.iter().all(|(stream, _)| is_kept(&log, stream)), "the newest stream had events to give up");
+    // The first of them has been there long enough now, the second has not.
+    tokio::time::advance(Duration::from_secs(17)).await;
+    write(&writer, 8000);
+    let left: Vec<bool> = kept.iter().map(|(stream, _)| is_kept(&log, stream)).collect();
+    assert_eq!(left, [false, true, true]);
+    assert!(!is_paused(&writer));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_that_have_just_arrived_give_up_all_but_their_end() {
+    let log = tight(|allowance| allowance.max_bytes = 1_500_000);
+    let (old, old_writer) = open_of(&log, 1);
+    write(&old_writer, 900_000);
+    deliver(&log, &old, &old_writer);
+    let (_, writer) = open_of(&log, 1);
+    let before = share(&log, 1).bytes();
+    write(&writer, 1_500_000 - before + 100_000);
+    assert!(is_kept(&log, &old));
+    assert!(!is_paused(&writer));
+    let (trimmed, tail) = old.look(|machine| (machine.trimmed(), machine.tail()));
+    assert!((300..500).contains(&trimmed.0), "{trimmed:?}");
+    let mut back = Client::attach(&old, trimmed);
+    assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert_eq!(back.cursor, tail, "its end is there");
+    drop(back);
+    write(&writer, 310_000);
+    assert!(is_paused(&writer), "it has nothing more to give");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_has_arrived_and_is_read_again_stays() {
+    let log = tight(|_| ());
+    let (old, old_writer) = open_of(&log, 1);
+    write(&old_writer, 20_000);
+    deliver(&log, &old, &old_writer);
+    tokio::time::advance(Duration::from_secs(31)).await;
+    let mut again = Client::attach(&old, Seq(0));
+    let (_, writer) = open_of(&log, 1);
+    write(&writer, 25_000);
+    assert!(is_kept(&log, &old));
+    assert!(is_paused(&writer));
+    assert_eq!(again.read_all(), Poll::Ready(ReadOutcome::Ended));
+    drop(again);
+    // It is the last in the row from now on.
+    tokio::time::advance(Duration::from_secs(31)).await;
+    ready(writer.update(|_, _| ()));
+    assert!(!is_kept(&log, &old));
+    assert!(!is_paused(&writer));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_share_keeps_what_nobody_has_read_and_its_upstream_waits() {
+    let log = tight(|_| ());
+    let (unread, unread_writer) = open_of(&log, 1);
+    write(&unread_writer, 20_000);
+    finish(&log, &unread, &unread_writer);
+    let (stream, writer) = open_of(&log, 1);
+    write(&writer, 30_000);
+    assert!(is_paused(&writer));
+    assert!(is_kept(&log, &unread));
+    let whole: usize = 20 + 1;
+    let mut client = Client::attach(&unread, Seq(0));
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert_eq!(client.text().matches("\n\n").count(), whole);
+    // Nobody comes for the other: after `full_wait` its call fails.
+    tokio::time::advance(Duration::from_secs(31)).await;
+    ready(writer.update(|machine, now| machine.handle_timeout(now)));
+    let mut late = Client::attach(&stream, Seq(0));
+    assert_eq!(late.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(late.text().contains("-32013"));
+    assert_eq!(late.text().matches("\n\n").count(), 30 + 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
+    let log = tight(|_| ());
+    let (unread, unread_writer) = open_of(&log, 1);
+    write(&unread_writer, 45_000);
+    finish(&log, &unread, &unread_writer);
+    assert!(share(&log, 1).is_over());
+    let (stream, writer) = {
+        let part = share(&log, 1).take_part(0);
+        let stream = log.create(spec(), part);
+        let writer = log.writer(&stream);
+        ready(writer.update(|machine, _| machine.handle_stream_head()));
+        (stream, writer)
+    };
+    let mut client = Client::attach(&stream, Seq(0));
+    for n in 1..=500 {
+        assert!(!is_paused(&writer), "event {n}");
+        ready(writer.update(says(&sized(1000))));
+        assert!(is_paused(&writer), "it is read before there is more");
+        assert_eq!(client.read(usize::MAX), Poll::Ready(ReadOutcome::Events { last: Seq(n), written: 1 }));
+    }
+    assert!(share(&log, 1).bytes() < 60_000, "what was read is gone");
+    // Whoever comes back for it is told.
+    let mut late = Client::attach(&stream, Seq(0));
+    assert!(matches!(late.read(usize::MAX), Poll::Ready(ReadOutcome::Trimmed(_))));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pause_ends_when_another_stream_of_the_share_makes_room() {
+    let log = tight(|_| ());
+    let (other, other_writer) = open_of(&log, 1);
+    write(&other_writer, 20_000);
+    let (_, writer) = open_of(&log, 1);
+    write(&writer, 25_000);
+    assert!(is_paused(&writer));
+    let (deadline, _) = writer.agenda();
+    assert!(deadline.unwrap() - clock::now() < Duration::from_secs(1), "it looks again soon");
+    drop(other_writer);
+    log.forget(&other);
+    drop(other);
+    ready(writer.update(|_, _| ()));
+    assert!(!is_paused(&writer));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_is_about_to_get() {
+    let log = tight(|_| ());
+    let (unread, unread_writer) = open_of(&log, 1);
+    write(&unread_writer, 30_000);
+    finish(&log, &unread, &unread_writer);
+    let spec = spec();
+    let policy = Policy { kind: StreamKind::Standalone, pauses: false, ..spec.policy };
+    let part = log.admit(&share(&log, 1), 0).unwrap();
+    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    write(&writer, 50_000);
+    let mut client = Client::attach(&stream, Seq(0));
+    assert_eq!(client.read_all(), Poll::Pending, "it holds less than a reader takes at once");
+    assert_eq!(client.text().matches("\n\n").count(), 50);
+    drop(client);
+    write(&writer, 100_000);
+    assert!(!is_paused(&writer));
+    let trimmed = stream.look(|machine| machine.trimmed());
+    assert!((50 + 20..50 + 60).contains(&trimmed.0), "{trimmed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
+    let log = tight(|_| ());
+    let spec = spec();
+    let policy = Policy { pauses: false, refuses_asks: true, ..spec.policy };
+    let ids = vec![RequestId::Number("1".into()), RequestId::Number("2".into())];
+    let part = log.admit(&share(&log, 1), 0).unwrap();
+    let stream = log.create(Spec { policy, ids, batch: true, ..spec }, part);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    write(&writer, 200_000);
+    assert!(share(&log, 1).bytes() < 100_000, "nobody reads what is no response");
+    ready(writer.update(says(RESPONSE)));
+    write(&writer, 200_000);
+    assert!(!is_paused(&writer));
+    ready(writer.update(says(&RESPONSE.replace("\"id\":1", "\"id\":2"))));
+    let responses = stream.responses(1 << 20);
+    assert_eq!(responses.len(), 2);
+    assert_eq!(responses[0], RESPONSE);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_callers_excess_is_no_other_callers() {
+    let log = tight(|_| ());
+    let (_, hog) = open_of(&log, 1);
+    write(&hog, 45_000);
+    assert!(is_paused(&hog));
+    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::ShareFull));
+    let (stream, writer) = open_of(&log, 2);
+    let mut client = Client::attach(&stream, Seq(0));
+    write(&writer, 25_000);
+    assert!(!is_paused(&writer));
+    assert_eq!(client.read_all(), Poll::Pending);
+    assert_eq!(client.text().matches("\n\n").count(), 25);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_process_takes_from_whoever_holds_most() {
+    let log = tight(|allowance| {
+        allowance.max_bytes = 1 << 20;
+        allowance.max_bytes_total = 160_000;
+    });
+    let (arrived, arrived_writer) = open_of(&log, 1);
+    write(&arrived_writer, 60_000);
+    deliver(&log, &arrived, &arrived_writer);
+    tokio::time::advance(Duration::from_secs(31)).await;
+    let (_, running) = open_of(&log, 2);
+    write(&running, 100_000);
+    assert!(!is_kept(&log, &arrived), "it had arrived");
+    assert!(!is_paused(&running), "that was room enough");
+    write(&running, 60_000);
+    assert!(is_paused(&running));
+    assert_eq!(log.admit(&share(&log, 2), 0).err(), Some(ErrorCode::ProxyFull));
+    // Who holds little has the reserve.
+    let (stream, small) = open_of(&log, 3);
+    write(&small, 3000);
+    assert!(!is_paused(&small));
+    assert!(!stream.look(|machine| machine.is_paused()));
+    write(&small, 30_000);
+    assert!(is_paused(&small), "that is not little any more");
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_beyond_the_bound_take_the_place_of_those_that_have_arrived() {
+    let log = tight(|allowance| allowance.max_streams = 2);
+    let (first, first_writer) = open_of(&log, 1);
+    deliver(&log, &first, &first_writer);
+    let (_second, _writer) = open_of(&log, 1);
+    drop(first_writer);
+    drop(first);
+    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::TooManyStreams));
+    assert_eq!(share(&log, 1).streams(), 2, "a refusal takes no place");
+    tokio::time::advance(Duration::from_secs(31)).await;
+    let part = log.admit(&share(&log, 1), 0).unwrap();
+    assert_eq!(share(&log, 1).streams(), 2);
+    drop(part);
+    assert!(log.admit(&share(&log, 2), 0).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_were_left_keep_new_ones_out_until_somebody_comes_back() {
+    let log = tight(|allowance| allowance.max_detached = 2);
+    let (stream, _writer) = open_of(&log, 1);
+    let (_other, _other_writer) = open_of(&log, 1);
+    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::TooManyDetached));
+    assert!(log.admit(&share(&log, 2), 0).is_ok());
+    let _client = Client::attach(&stream, Seq(0));
+    assert!(log.admit(&share(&log, 1), 0).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn resumes_beyond_the_rate_wait_in_a_row() {
+    let log = tight(|_| ());
+    let mine = share(&log, 1);
+    let now = clock::now() + Duration::from_secs(100);
+    // Ten seconds' worth at once.
+    assert!((0..=1000).all(|_| mine.next_resume(now) == now));
+    assert_eq!(mine.next_resume(now) - now, Duration::from_millis(10));
+    assert_eq!(mine.next_resume(now) - now, Duration::from_millis(20));
+    assert_eq!(share(&log, 2).next_resume(now), now);
+    let later = now + Duration::from_secs(60);
+    assert_eq!(mine.next_resume(later), later);
+}
+
+#[tokio::test(start_paused = true)]
+async fn shares_that_nobody_uses_are_forgotten() {
+    let log = tight(|_| ());
+    let kept = share(&log, 1);
+    let _held = kept.hold(10);
+    for n in 0..20_000_u32 {
+        let sharer = Sharer::Peer(std::net::Ipv4Addr::from_bits(n).into());
+        drop(log.share(sharer));
+    }
+    assert!(log.room.shares.len() < 3000, "{}", log.room.shares.len());
+    assert!(Arc::ptr_eq(&kept, &share(&log, 1)));
+}
+
+#[test]
+fn a_sharer_without_a_credential_is_its_session_else_its_network() {
+    let session = crate::protocol::headers::SessionId::parse("s").unwrap();
+    let peer = |text: &str| text.parse().unwrap();
+    let anonymous = |opened, address| Sharer::of(&Principal::Anonymous, opened, peer(address));
+    assert_eq!(anonymous(Some(&session), "192.0.2.1"), Sharer::Session(session.clone()));
+    assert_eq!(anonymous(None, "192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
+    assert_eq!(anonymous(None, "::ffff:192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
+    assert_eq!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8::ffff:1"));
+    assert_ne!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8:0:1::1"));
+    let known = Principal::Known([1; 16]);
+    assert_eq!(Sharer::of(&known, Some(&session), peer("192.0.2.1")), Sharer::Known([1; 16]));
+}
