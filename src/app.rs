@@ -19,7 +19,7 @@ use crate::admin::Admin;
 use crate::clock;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Identity, Principals};
-use crate::ingress::{self, Accept, Ingress, Limits, Protocols, hand_out};
+use crate::ingress::{self, Accept, Ingress, Limits, Protocols, Seats, hand_out};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
@@ -35,6 +35,8 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 /// So often the listener's certificate is looked at.
 const RENEWAL: Duration = Duration::from_secs(5);
 
+/// Connections of the admin listener: probes and a few collectors.
+const ADMIN_CONNECTIONS: usize = 256;
 /// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
 const BACKLOG: u32 = 4096;
 
@@ -108,8 +110,8 @@ impl Server {
     /// None at present; the signature is that of a program's main part.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let data =
-            tokio::spawn(run_data(self.listener, self.ingress.clone(), self.certificates.clone(), stopped(&stopping)));
+        let limits = data_limits(&self.ingress, self.certificates.clone());
+        let data = tokio::spawn(run_data(self.listener, self.ingress.clone(), limits, stopped(&stopping)));
         let ended = async move { drop(data.await) };
         attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
         Ok(())
@@ -125,15 +127,16 @@ impl Server {
         let (stop, stopping) = watch::channel(false);
         let (running, mut ended) = mpsc::channel::<()>(1);
         let mut handed = Vec::new();
+        let limits = data_limits(&self.ingress, self.certificates.clone());
         for worker in 0..workers.max(1) {
             let (hand, connections) = mpsc::channel(HANDED_MAX);
             handed.push(hand);
             let upstream = Arc::new(self.ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&self.ingress) });
-            let (certificates, stopped, running) = (self.certificates.clone(), stopped(&stopping), running.clone());
+            let (limits, stopped, running) = (limits.clone(), stopped(&stopping), running.clone());
             let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
             let work = move || {
-                runtime.block_on(run_data(connections, ingress, certificates, stopped));
+                runtime.block_on(run_data(connections, ingress, limits, stopped));
                 drop(running);
             };
             thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
@@ -232,14 +235,14 @@ async fn renew(certificates: Arc<Certificates>) {
     }
 }
 
-async fn run_data(
-    listener: impl Accept,
-    ingress: Arc<Ingress>,
-    certificates: Option<Arc<Certificates>>,
-    stopped: impl Future<Output = ()>,
-) {
+/// All threads share the places.
+fn data_limits(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> Limits {
+    let limits = &ingress.config.limits;
     let protocols = certificates.map_or(Protocols::Plain, Protocols::Tls);
-    let limits = Limits { protocols, header_bytes: ingress.config.limits.header_bytes };
+    Limits { protocols, header_bytes: limits.header_bytes, seats: Seats::new(limits.connections) }
+}
+
+async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, stopped: impl Future<Output = ()>) {
     let metrics = ingress.metrics.clone();
     // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
     let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
@@ -248,7 +251,8 @@ async fn run_data(
 
 async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
     let Some(listener) = listener else { return };
-    let limits = Limits { protocols: Protocols::Http1, header_bytes: ingress.config.limits.header_bytes };
+    let header_bytes = ingress.config.limits.header_bytes;
+    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(ADMIN_CONNECTIONS) };
     let metrics = ingress.metrics.clone();
     let admin = Arc::new(Admin {
         metrics: metrics.clone(),

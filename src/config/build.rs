@@ -237,6 +237,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
     Limits {
         body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
         header_bytes: s.count("header_bytes", LEAST_HEADER_BYTES).unwrap_or(64 * 1024),
+        connections: s.count("connections", 1).unwrap_or(20_480),
         streams_per_principal: s.count("streams_per_principal", 1).unwrap_or(16_384),
         detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
         resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),

@@ -232,6 +232,8 @@ pub struct Limits {
     pub body_bytes: usize,
     /// Largest request head, in bytes; at least 8192, the least hyper can work with.
     pub header_bytes: usize,
+    /// Most connections of clients at once; at least 1.
+    pub connections: usize,
     /// Most streams of one principal, those included that are over and kept; at least 1.
     pub streams_per_principal: usize,
     /// Most running calls of one principal whose client is away; at least 1.

@@ -13,6 +13,7 @@ mod http2;
 mod refreshed;
 pub mod respond;
 mod resume;
+mod seats;
 mod serve;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use http::{Method, Request, Response, Version};
 use hyper::body::Body;
 
 pub use connection::Connection;
+pub use seats::Seats;
 pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
 
 use crate::config::{Config, Prime};

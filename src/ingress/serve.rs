@@ -22,10 +22,12 @@ use tracing::{debug, warn};
 
 use super::connection::{Connection, Settling, watched};
 use super::http2;
+use super::seats::{Seats, refuse};
 use crate::clock;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
+use crate::protocol::error::ErrorCode;
 use crate::tls::{self, Certificates};
 
 /// A client that takes longer to send its next head has its connection closed.
@@ -122,6 +124,8 @@ pub struct Limits {
     pub protocols: Protocols,
     /// Bytes of a request's head.
     pub header_bytes: usize,
+    /// Its connections.
+    pub seats: Arc<Seats>,
 }
 
 /// What clients may speak on a listener.
@@ -133,6 +137,16 @@ pub enum Protocols {
     Plain,
     /// Both, inside TLS.
     Tls(Arc<Certificates>),
+}
+
+impl Protocols {
+    /// Whether a client understands words that come before a handshake.
+    fn are_plain(&self) -> bool {
+        match self {
+            Protocols::Http1 | Protocols::Plain => true,
+            Protocols::Tls(_) => false,
+        }
+    }
 }
 
 /// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended.
@@ -159,6 +173,14 @@ pub async fn serve<A, H, F>(
         };
         match accepted {
             Ok((io, peer)) => {
+                // Before any handshake: one more must not cost one.
+                let Some(seat) = limits.seats.take() else {
+                    metrics.observe_reject(ErrorCode::TooManyConnections);
+                    if let Some(seat) = limits.seats.take_refused().filter(|_| limits.protocols.are_plain()) {
+                        tokio::spawn(refuse(io, seat));
+                    }
+                    continue;
+                };
                 let (metrics, handle) = (metrics.clone(), handle.clone());
                 let header_bytes = limits.header_bytes;
                 let visit = Visit { peer, scheme: "http", header_bytes, handle, stopping: stopping.clone() };
@@ -172,6 +194,7 @@ pub async fn serve<A, H, F>(
                         Protocols::Tls(certificates) => Box::pin(serve_tls(io, certificates, visit)).await,
                     }
                     metrics.observe_connection_end();
+                    drop(seat);
                 });
             }
             Err(error) => pause_after(&error).await,
@@ -308,7 +331,7 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1024);
         let metrics = Arc::new(Metrics::new().unwrap());
         let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192 };
+        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1) };
         tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();

@@ -86,11 +86,13 @@ pub enum ErrorCode {
     ShareFull,
     /// All together hold `streams.max_bytes_total`, and this principal more than its part.
     ProxyFull,
+    /// There are `limits.connections` connections.
+    TooManyConnections,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 27] = [
+    pub const ALL: [ErrorCode; 28] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -118,6 +120,7 @@ impl ErrorCode {
         ErrorCode::TooManyDetached,
         ErrorCode::ShareFull,
         ErrorCode::ProxyFull,
+        ErrorCode::TooManyConnections,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -142,7 +145,8 @@ impl ErrorCode {
             | ErrorCode::StoreFailed
             | ErrorCode::Draining
             | ErrorCode::TokenUnproven
-            | ErrorCode::ProxyFull => 503,
+            | ErrorCode::ProxyFull
+            | ErrorCode::TooManyConnections => 503,
             ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
         }
     }
@@ -167,7 +171,8 @@ impl ErrorCode {
             | ErrorCode::TooManyStreams
             | ErrorCode::TooManyDetached
             | ErrorCode::ShareFull
-            | ErrorCode::ProxyFull => -32013,
+            | ErrorCode::ProxyFull
+            | ErrorCode::TooManyConnections => -32013,
             ErrorCode::NotJson => -32700,
             ErrorCode::BadRequest
             | ErrorCode::KeyReused
@@ -208,6 +213,7 @@ impl ErrorCode {
             ErrorCode::TooManyDetached => "this caller has too many calls that it has left",
             ErrorCode::ShareFull => "this caller's share of the proxy's memory is full",
             ErrorCode::ProxyFull => "the proxy's memory is full",
+            ErrorCode::TooManyConnections => "the proxy has too many connections",
         }
     }
 
@@ -222,7 +228,9 @@ impl ErrorCode {
             | ErrorCode::UpstreamStatus
             | ErrorCode::CallTimedOut
             | ErrorCode::TokenUnproven => Side::Upstream,
-            ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::ProxyFull => Side::Proxy,
+            ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::ProxyFull | ErrorCode::TooManyConnections => {
+                Side::Proxy
+            }
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -272,6 +280,7 @@ impl ErrorCode {
             ErrorCode::TooManyDetached => "too_many_detached",
             ErrorCode::ShareFull => "share_full",
             ErrorCode::ProxyFull => "proxy_full",
+            ErrorCode::TooManyConnections => "too_many_connections",
         }
     }
 }
@@ -327,7 +336,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::ProxyFull;
+        let last = ErrorCode::TooManyConnections;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());
