@@ -12,6 +12,7 @@ mod admin;
 mod answers;
 mod bad_input;
 mod batch;
+mod bounds;
 mod cancel;
 mod check;
 mod closing;

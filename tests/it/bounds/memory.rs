@@ -1,0 +1,229 @@
+//! Bytes: of a stream, of a caller, of the process.
+
+use super::*;
+
+const KIB: usize = 1024;
+
+fn small_streams(c: &mut Config) {
+    c.streams.max_event_bytes = 64 * KIB;
+    c.streams.max_bytes = 256 * KIB;
+}
+
+fn small_share(c: &mut Config) {
+    small_streams(c);
+    c.streams.max_bytes_per_principal = 256 * KIB;
+}
+
+#[tokio::test]
+async fn a_slow_reader_gets_everything_and_delays_no_other() {
+    let (mut upstream, proxy, session) = bounded(small_streams).await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let many = 800;
+    let flood = async {
+        for n in 1..=many {
+            sse.event(sized(n, 10_000)).await;
+        }
+        sse.finish(result(1)).await;
+    };
+    let read = async {
+        for n in 1..=many {
+            neighbour.hears().await;
+            assert!(response.event().await.bytes() == sized(n, 10_000).as_bytes(), "{n}");
+        }
+        assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+        response.ends().await;
+    };
+    tokio::join!(flood, read);
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn a_client_that_reads_nothing_has_its_call_failed_and_can_read_that_later() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        small_streams(c);
+        c.streams.full_wait = LATER;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    let flood = async {
+        // More than sockets and bounds hold: written to the end only because the proxy closes the call.
+        for n in 1..=10_000 {
+            sse.event(sized(n, 10_000)).await;
+        }
+    };
+    let watch = async {
+        while !sse.is_closed() {
+            neighbour.hears().await;
+        }
+    };
+    tokio::join!(flood, watch);
+    assert!(metric(&proxy, "mcp_resume_upstream_pauses_total").await > 0.0);
+    // What lies in the sockets is read by the way, and then the rest of what was kept.
+    let mut last = 0;
+    while let Some(frame) = response.frame().await {
+        if frame.json().get("error").is_some() {
+            assert_fault(&frame.json(), 1, BOUND, "client");
+            break;
+        }
+        last += 1;
+        assert_eq!(frame.id(), place.at(last));
+    }
+    assert!(last > 20, "{last}");
+    response.ends().await;
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn a_full_stream_that_is_read_flows_on_and_gives_up_what_was_read() {
+    let (mut upstream, proxy, session) = bounded(small_share).await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    let many = 1000;
+    let flood = async {
+        for n in 1..=many {
+            sse.event(sized(n, 10_000)).await;
+        }
+    };
+    let read = async {
+        for n in 1..=many {
+            let event = response.event().await;
+            assert_eq!(event.id(), place.at(n));
+            assert!(event.bytes() == sized(n, 10_000).as_bytes());
+            if n % 10 == 0 {
+                neighbour.hears().await;
+            }
+        }
+    };
+    tokio::join!(flood, read);
+    assert!(metric(&proxy, "mcp_resume_trimmed_events_total").await > 900.0);
+    assert!(metric(&proxy, "mcp_resume_held_bytes").await < 600_000.0);
+    // A cursor before what is kept: the error, and nothing else.
+    let mut lost = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    assert_fault(&lost.event().await.json(), 1, GONE, "client");
+    lost.ends().await;
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn a_full_stream_that_nobody_reads_keeps_all_it_has_and_fails() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        small_share(c);
+        c.streams.full_wait = LATER;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let flood = async {
+        for n in 1..=3000 {
+            sse.event(sized(n, 10_000)).await;
+        }
+    };
+    let watch = async {
+        while !sse.is_closed() {
+            neighbour.hears().await;
+        }
+    };
+    tokio::join!(flood, watch);
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    let (events, end) = back.events().await;
+    assert_eq!(end, End::Complete);
+    let (error, kept) = events.split_last().expect("events");
+    assert_fault(&error.json(), 1, BOUND, "client");
+    assert!(kept.len() >= 20, "{} events", kept.len());
+    for (n, event) in (1..).zip(kept) {
+        assert!(event.bytes() == sized(n, 10_000).as_bytes(), "{n}");
+        assert_eq!(event.id(), place.at(n));
+    }
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn a_caller_over_its_share_is_429_until_it_has_read_what_is_kept_for_it() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        small_share(c);
+        c.streams.full_wait = LATER;
+        c.streams.delivered_retention = std::time::Duration::ZERO;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let flood = async {
+        for n in 1..=3000 {
+            sse.event(sized(n, 10_000)).await;
+        }
+    };
+    let watch = async {
+        while !sse.is_closed() {
+            neighbour.hears().await;
+        }
+    };
+    tokio::join!(flood, watch);
+    for id in 2..20 {
+        assert_refused(session.post(call(id)).send(proxy.addr).await, 429, "client").await;
+        neighbour.hears().await;
+    }
+    assert_eq!(metric(&proxy, &rejects("share_full")).await, 18.0);
+    assert!(upstream.is_quiet());
+    // A resume and a retry need no room.
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.events().await.1, End::Complete);
+    // A later request on the connection says that it has arrived.
+    let mut client = back.into_client();
+    client.send(&session.post(call(20)).bytes(proxy.addr)).await;
+    upstream.expect("tools/call").await.json(200, result(20)).await;
+    assert_eq!(client.response().await.status, 200);
+    assert_eq!(metric(&proxy, "mcp_resume_evicted_streams_total").await, 1.0);
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn a_full_process_refuses_whoever_holds_much_and_nobody_else() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        small_streams(c);
+        // What is read in one piece may go beyond the process's part, but not beyond the caller's.
+        c.streams.max_bytes_per_principal = 1024 * KIB;
+        c.streams.max_bytes_total = 256 * KIB;
+        c.streams.full_wait = LIMIT * 6;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let flood = async {
+        for n in 1..=10_000 {
+            sse.event(sized(n, 10_000)).await;
+        }
+        panic!("100 MB went somewhere");
+    };
+    let watch = async {
+        while metric(&proxy, "mcp_resume_upstream_pauses_total").await == 0.0 {
+            neighbour.hears().await;
+        }
+        assert_refused(session.post(call(2)).send(proxy.addr).await, 503, "proxy").await;
+        neighbour.hears().await;
+        let pending = neighbour.session.post(call(2)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(200, result(2)).await;
+        assert_eq!(pending.response().await.status, 200);
+    };
+    tokio::select! {
+        () = flood => {}
+        () = watch => {}
+    }
+    assert_eq!(metric(&proxy, &rejects("proxy_full")).await, 1.0);
+    neighbour.moves_out().await;
+}
