@@ -7,10 +7,13 @@ use mcp_resume::check::{
     Contact, Facts, Form, Guard, Identity, Legacy, Report, Resumed, Resumption, Standalone, ToolOutcome, ToolRun, Tools,
 };
 use mcp_resume::config::Config;
+use mcp_resume::metrics::Metrics;
 use mcp_resume::protocol::error::ErrorCode;
 
 const ERRORS: &str = include_str!("../docs/errors.md");
+const OPERATIONS: &str = include_str!("../docs/operations.md");
 const SECURITY: &str = include_str!("../docs/security.md");
+const EXAMPLE: &str = include_str!("../config.example.toml");
 const README: &str = include_str!("../README.md");
 const ARCHITECTURE: &str = include_str!("../ARCHITECTURE.md");
 
@@ -97,10 +100,39 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
 }
 
 #[test]
+fn every_bound_names_keys_metrics_and_errors_that_exist() {
+    let labels: BTreeSet<&str> = ErrorCode::ALL.iter().map(|code| code.label()).collect();
+    let metrics = Metrics::new().expect("metrics that agree");
+    metrics.observe_reject(ErrorCode::ShareFull);
+    metrics.observe_upstream_failure(ErrorCode::EventTooLarge);
+    let page = String::from_utf8(metrics.render()).expect("text");
+    let rows = table(OPERATIONS, "## Bounds");
+    assert!(rows.len() > 10, "the table is gone: {rows:?}");
+    let quoted = |cell: &'static str| cell.split('`').skip(1).step_by(2);
+    for row in rows {
+        let [bound, default, metric, answer] = row[..] else { panic!("{row:?}") };
+        assert!(!default.is_empty() && !answer.is_empty(), "{bound}");
+        for key in quoted(bound) {
+            let key = key.rsplit('.').next().expect("a key");
+            assert!(EXAMPLE.contains(&format!("\n{key} = ")), "{bound}: {key} is no key");
+        }
+        for metric in quoted(metric) {
+            let (name, reason) = metric.split_once('{').unwrap_or((metric, ""));
+            assert!(page.contains(&format!("mcp_resume_{name}")), "{bound}: {name} is no metric");
+            let reason = reason.split('"').nth(1);
+            assert!(reason.is_none_or(|reason| labels.contains(reason)), "{bound}: {reason:?}");
+        }
+        for code in quoted(answer).filter(|code| !code.contains("_secs")) {
+            assert!(labels.contains(code), "{bound}: {code} is no error of ours");
+        }
+    }
+}
+
+#[test]
 fn paths_that_the_documents_name_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut named = BTreeSet::new();
-    for text in [README, ARCHITECTURE, ERRORS, SECURITY] {
+    for text in [README, ARCHITECTURE, ERRORS, OPERATIONS, SECURITY] {
         let quoted = text.split('`').skip(1).step_by(2);
         let linked = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
         let ours = |path: &&str| {
