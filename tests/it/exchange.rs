@@ -254,6 +254,29 @@ async fn forwarding_headers_say_who_asked() {
     pending.response().await;
 }
 
+/// W3C trace context, on the call and on what the proxy sends in its name.
+#[tokio::test]
+async fn the_trace_goes_on_upstream() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.streams.max_wait = Some(SOON)).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
+    let request = session.post(call(1)).with("traceparent", trace).with("tracestate", "vendor=1");
+    let pending = request.start(proxy.addr).await;
+    let upstream_call = upstream.expect("tools/call").await;
+    assert_eq!(
+        (upstream_call.header("traceparent"), upstream_call.header("tracestate")),
+        (Some(trace), Some("vendor=1"))
+    );
+    let _running = upstream_call.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    response.reset();
+    let abandoned = upstream.expect("notifications/cancelled").await;
+    assert_eq!(abandoned.header("traceparent"), Some(trace));
+    abandoned.status(202).await;
+}
+
 #[tokio::test]
 async fn hop_by_hop_headers_stop_here() {
     let (mut upstream, proxy, session) = stage().await;
