@@ -28,6 +28,7 @@ pub struct Metrics {
     rejects: IntCounterVec,
     upstream_failures: IntCounterVec,
     upstream_head_seconds: Histogram,
+    live_event_seconds: Histogram,
     answers_held: IntCounter,
     answers_repeated: IntCounter,
     notifications_withheld: IntCounter,
@@ -105,6 +106,12 @@ impl Metrics {
                 // From a local JSON answer to a call that a load balancer would have cut.
                 vec![0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0],
             )?,
+            live_event_seconds: add.histogram(
+                "live_event_seconds",
+                "From storing an event to writing it to the client that waits for it.",
+                // From an idle machine to one where clients notice.
+                vec![0.000_05, 0.000_2, 0.001, 0.005, 0.02, 0.1, 0.5],
+            )?,
             answers_held: add
                 .counter("answers_held_total", "Client answers held until the upstream could take them.")?,
             answers_repeated: add
@@ -180,6 +187,11 @@ impl Metrics {
     /// The head of an answer came.
     pub fn observe_upstream_head(&self, after: std::time::Duration) {
         self.upstream_head_seconds.observe(after.as_secs_f64());
+    }
+
+    /// Events were written to a client that waited for them, so long after the first was stored.
+    pub fn observe_live_event(&self, after: std::time::Duration) {
+        self.live_event_seconds.observe(after.as_secs_f64());
     }
 
     /// An upstream call failed.

@@ -132,7 +132,8 @@ impl Follow {
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
             match self.attachment.poll_read(cx, self.cursor, out, PIECE) {
-                Poll::Ready(ReadOutcome::Events { last, written }) => {
+                Poll::Ready(ReadOutcome::Events { last, written, waited }) => {
+                    waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
                     self.cursor = last;
                     self.written += written;
                     if !self.has_id {

@@ -23,6 +23,8 @@ pub enum ReadOutcome {
         last: Seq,
         /// How many.
         written: u64,
+        /// Since the first of them was stored, where this reader was waiting for it: what the proxy adds to an event.
+        waited: Option<Duration>,
     },
     /// At the tail of a sealed stream: there will be no more.
     Ended,
@@ -111,12 +113,14 @@ impl Attachment {
             return Poll::Pending;
         }
         let was_full = inner.machine.is_paused();
-        inner.machine.handle_written(last, clock::now());
+        let now = clock::now();
+        let waited = inner.stored_at.take().map(|at| now.saturating_duration_since(at));
+        inner.machine.handle_written(last, now);
         if was_full {
             inner.fit(self.stream.bounds);
             self.stream.pump.notify_one();
         }
-        Poll::Ready(ReadOutcome::Events { last, written })
+        Poll::Ready(ReadOutcome::Events { last, written, waited })
     }
 
     /// An id and a `retry` were written on this connection.

@@ -37,6 +37,8 @@ pub(super) struct Inner {
     pub(super) delivered_at: Option<Instant>,
     /// The one reader's task: waiting for the head, or at the tail.
     pub(super) reader: Option<Waker>,
+    /// When the first event was stored that the reader, then waiting at the tail, has not taken yet.
+    pub(super) stored_at: Option<Instant>,
     /// Tasks that wait for the head or the answer without being the reader: they were taken over and take no stream.
     pub(super) watchers: Vec<Waker>,
 }
@@ -51,6 +53,7 @@ impl Inner {
             part,
             delivered_at: None,
             reader: None,
+            stored_at: None,
             watchers: Vec::new(),
         }
     }
@@ -138,6 +141,9 @@ impl Inner {
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
+        if self.reader.is_some() && self.stored_at.is_none() {
+            self.stored_at = Some(now);
+        }
         self.part.set_events(self.tail.byte_len());
         if !self.part.share().is_over() {
             self.fit(bounds);

@@ -212,6 +212,7 @@ impl Stream {
         inner.note_presence();
         inner.fit_paused(self.bounds);
         let before = inner.reader.take();
+        inner.stored_at = None;
         drop(inner);
         if let Some(before) = before {
             before.wake();

@@ -70,6 +70,27 @@ async fn a_resume_and_its_outcome_show_in_the_metrics() {
 }
 
 #[tokio::test]
+async fn what_the_proxy_adds_to_a_live_event_is_measured_and_a_replay_is_not() {
+    let (mut upstream, proxy) = observed().await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    // The reader waits at the tail.
+    settle(&proxy, &mut upstream).await;
+    sse.event(progress(1)).await;
+    response.event().await;
+    let measured = |(_, text): (u16, String)| sum(&text, "live_event_seconds_count");
+    assert_eq!(measured(page(&proxy, "/metrics").await), 1.0);
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    sse.finish(result(1)).await;
+    settle(&proxy, &mut upstream).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.events().await.0.len(), 2);
+    assert_eq!(measured(page(&proxy, "/metrics").await), 1.0);
+}
+
+#[tokio::test]
 async fn delivered_events_are_counted_one_by_one() {
     let (mut upstream, proxy) = observed().await;
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;

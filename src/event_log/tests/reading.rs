@@ -40,7 +40,7 @@ fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
     let mut said = 10;
     while said < 40 {
         let next = Seq(client.cursor.0 + 1);
-        assert_eq!(client.read(1), Poll::Ready(ReadOutcome::Events { last: next, written: 1 }));
+        assert_eq!(client.read(1), Poll::Ready(ReadOutcome::Events { last: next, written: 1, waited: None }));
         say_notes(&writer, said + 1..=said + 2);
         said += 2;
     }

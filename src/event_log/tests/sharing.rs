@@ -193,7 +193,8 @@ async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
         assert!(!is_paused(&writer), "event {n}");
         ready(writer.update(says(&sized(1000))));
         assert!(is_paused(&writer), "it is read before there is more");
-        assert_eq!(client.read(usize::MAX), Poll::Ready(ReadOutcome::Events { last: Seq(n), written: 1 }));
+        let read = client.read(usize::MAX);
+        assert!(matches!(read, Poll::Ready(ReadOutcome::Events { last: Seq(last), written: 1, .. }) if last == n));
     }
     assert!(share(&log, 1).bytes() < 60_000, "what was read is gone");
     // Whoever comes back for it is told.
