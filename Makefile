@@ -25,7 +25,7 @@ setup:
 test: setup
 	cargo test --workspace --locked
 	deploy/test-nginx.sh
-	fuzz/run.sh $(FUZZ_TEST_SECS)
+	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
 
 # More seeds than the tests run: make sim SEEDS=100000 FROM=2000. A failure says how to see its seed alone.

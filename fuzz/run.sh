@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Runs every fuzz target from the committed corpus: `run.sh SECONDS [TARGET...]`, two at a time. A failure leaves its input
-# in target/fuzz/artifacts and shows it. What a run finds stays in target/fuzz/corpus, for later runs.
+# in target/fuzz/artifacts and shows it. What a run finds stays in target/fuzz/corpus, for later runs. FUZZ_SEED makes runs
+# alike; 0, the default, draws a seed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -40,7 +41,7 @@ fuzz() {
     local target=$1
     mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "$out/logs"
     # The first folder takes what is found; the committed one is only read.
-    "$out/$host/release/$target" -max_total_time="$seconds" -max_len=$MAX_INPUT_BYTES -timeout=10 \
+    "$out/$host/release/$target" -max_total_time="$seconds" -seed="${FUZZ_SEED:-0}" -max_len=$MAX_INPUT_BYTES -timeout=10 \
         -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "fuzz/corpus/$target" \
         >"$out/logs/$target" 2>&1 && return
     echo "fuzz/run.sh: $target failed" >&2
