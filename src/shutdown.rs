@@ -2,7 +2,8 @@
 //!
 //! Once it has begun, new calls are refused and everything else goes on: running calls, resumes, answers, cancels. It is over
 //! when no call runs any more and whoever may come back for an answer has had the time to; at its timeout the calls that still
-//! run end with an error. Absent: signals (the binary has them) and listeners (the composition root has them).
+//! run end with an error. Here is also how a drain is asked for from outside. Absent: signals (the binary has them) and listeners
+//! (the composition root has them).
 
 use std::io;
 use std::net::SocketAddr;
@@ -12,7 +13,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::HOST;
-use http::{HeaderValue, Request, StatusCode, Uri};
+use http::{HeaderName, HeaderValue, Request, StatusCode, Uri};
 use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
@@ -24,6 +25,8 @@ use tracing::{info, warn};
 use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
 
+/// What a request for a drain must carry, whatever its value: no page of another origin can send it without asking first.
+pub const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
 /// Calls that were ended get so long to tell their clients.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
@@ -62,8 +65,8 @@ impl Drain {
         self.ending.cancelled().await;
     }
 
-    /// Drains, and returns when that is over: at the timeout at the latest. Asked for again, it waits for the same end. Dropping
-    /// the future does not call the drain off.
+    /// Drains, and returns when that is over: at the timeout at the latest. Asked for again, it waits again, for no longer than
+    /// the timeout from then. Dropping the future does not call the drain off.
     pub async fn run(&self) {
         if !self.begun.swap(true, Ordering::Relaxed) {
             info!(calls = self.calls.len(), "draining");
@@ -112,7 +115,7 @@ pub async fn ask(address: SocketAddr) -> Result<(), AskError> {
     let mut request = Request::new(Empty::<Bytes>::new());
     *request.uri_mut() = Uri::from_static("/drain");
     request.headers_mut().insert(HOST, HeaderValue::from_str(&address.to_string()).expect("an address is ASCII"));
-    request.headers_mut().insert("x-drain", HeaderValue::from_static("1"));
+    request.headers_mut().insert(X_DRAIN, HeaderValue::from_static("1"));
     let asking = sender.send_request(request);
     let response = tokio::select! {
         response = asking => response?,

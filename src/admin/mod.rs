@@ -8,7 +8,7 @@ mod streams;
 use std::sync::Arc;
 
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
-use http::{HeaderName, HeaderValue, Method, Request, Response, StatusCode};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
 
 use crate::event_log::{BoxBody, EventLog};
 use crate::incoming::Incoming;
@@ -16,11 +16,9 @@ use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
-use crate::shutdown::Drain;
+use crate::shutdown::{Drain, X_DRAIN};
 use crate::upstream::{Upstream, whole};
 
-/// What the request for a drain must carry, whatever its value.
-const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
 /// The live page loads its own parts and talks to its own origin.
 const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 

@@ -150,8 +150,8 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     rows.extend([
         (
             useful && is_checked && config.upstream.host != HostHeader::Client,
-            "the server checks Host, but the proxy tells it the name it expects (upstream.host): check Host in front of the \
-             server, too"
+            "the server checks Host, but the proxy tells it the name it expects (upstream.host): the proxy's own check is \
+             listen.allowed_hosts, which takes any name unless it listens on a loopback address"
                 .to_owned(),
         ),
         (

@@ -15,8 +15,6 @@ pub(super) const MODERN: &str = "2026-07-28";
 const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 const FOREIGN_ORIGIN: HeaderValue = HeaderValue::from_static("http://mcp-resume-check.invalid");
-const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
 
 /// Who speaks.
 #[derive(Clone, Debug)]
@@ -35,9 +33,9 @@ impl Speaker {
         let mut headers = self.headers(BOTH_TYPES);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
         if matches!(self, Speaker::Modern) {
-            insert(&mut headers, MCP_METHOD, method);
+            insert(&mut headers, names::MCP_METHOD, method);
             if let Some(name) = params["name"].as_str() {
-                insert(&mut headers, MCP_NAME, name);
+                insert(&mut headers, names::MCP_NAME, name);
             }
             let meta = &mut params["_meta"];
             meta["io.modelcontextprotocol/protocolVersion"] = MODERN.into();

@@ -20,6 +20,10 @@ pub mod names {
     pub const MCP_SESSION_ID: HeaderName = HeaderName::from_static("mcp-session-id");
     /// Names the protocol revision of a request.
     pub const MCP_PROTOCOL_VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+    /// Repeats a modern request's method, for what routes by headers.
+    pub const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
+    /// Repeats what a modern request names: a tool, a resource, a prompt.
+    pub const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
     /// The last event that a client has of a stream.
     pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
     /// Marks a POST that is to run once, however often it is sent.

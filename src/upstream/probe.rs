@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::header::AUTHORIZATION;
 use http::request::Parts;
-use http::{HeaderName, HeaderValue, Response, StatusCode};
+use http::{HeaderValue, Response, StatusCode};
 
 use super::{Forwarded, Template, Upstream, own};
 use crate::incoming::Incoming;
@@ -19,7 +19,6 @@ use crate::random;
 /// A client waits meanwhile, and one of its few tries is gone when it gives up.
 const WAIT: Duration = Duration::from_secs(5);
 
-const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
 /// What a modern probe speaks whose caller does not say.
 const MODERN: &str = "2026-07-28";
 
@@ -87,7 +86,7 @@ impl Upstream {
                 let version = HeaderValue::from_str(version).unwrap_or(HeaderValue::from_static(MODERN));
                 own::post(&call, discover.to_string().into_bytes())
                     .with(names::MCP_PROTOCOL_VERSION, version)
-                    .with(MCP_METHOD, HeaderValue::from_static(method))
+                    .with(names::MCP_METHOD, HeaderValue::from_static(method))
             }
         }
     }

@@ -14,9 +14,6 @@ use http_body::{Body as HttpBody, Frame, SizeHint};
 use crate::event_log::{BoxBody, BoxError, Stream};
 use crate::protocol::headers;
 
-const MCP_METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const MCP_NAME: HeaderName = HeaderName::from_static("mcp-name");
-
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.
 #[derive(Clone)]
 pub struct Template {
@@ -65,8 +62,8 @@ impl Template {
     pub fn own_headers(&self) -> HeaderMap {
         let mut headers = self.headers.clone();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
-        headers.remove(MCP_METHOD);
-        headers.remove(MCP_NAME);
+        headers.remove(headers::names::MCP_METHOD);
+        headers.remove(headers::names::MCP_NAME);
         headers
     }
 
