@@ -8,6 +8,7 @@ pub mod access;
 pub mod classify;
 pub mod error;
 pub mod headers;
+pub mod http1;
 pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;

@@ -1,0 +1,211 @@
+//! Bodies: what of a connection's bytes is a response's, and where it ends.
+
+use bytes::BytesMut;
+
+use super::{Error, Framing, MAX_CHUNK_LINE_BYTES};
+
+/// Takes the framing off a body. Its input may be cut anywhere; it never takes a byte behind the body's end.
+#[derive(Debug)]
+pub struct Decoder {
+    state: State,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    /// So many bytes are left of a body whose length is known.
+    Length(u64),
+    UntilClose,
+    /// In the line before a chunk.
+    Size(SizeLine),
+    /// So many bytes are left of a chunk; never 0.
+    Chunk(u64),
+    /// Behind a chunk: CR, then LF.
+    ChunkEnd {
+        seen_cr: bool,
+    },
+    /// In the lines behind the last chunk.
+    Trailers(TrailerLine),
+    Done,
+}
+
+/// A chunk's size, and what may follow it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct SizeLine {
+    size: u64,
+    digits: u8,
+    length: usize,
+    place: SizePlace,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum SizePlace {
+    #[default]
+    Digits,
+    /// Blanks before an extension or the end.
+    Blank,
+    Extension,
+    Cr,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct TrailerLine {
+    /// Of all lines together.
+    length: usize,
+    is_begun: bool,
+    seen_cr: bool,
+}
+
+impl Decoder {
+    /// Of a body framed like this.
+    pub fn new(framing: Framing) -> Self {
+        let state = match framing {
+            Framing::Length(0) => State::Done,
+            Framing::Length(length) => State::Length(length),
+            Framing::Chunked => State::Size(SizeLine::default()),
+            Framing::UntilClose => State::UntilClose,
+        };
+        Self { state }
+    }
+
+    /// Whether all of the body was decoded.
+    pub fn is_complete(&self) -> bool {
+        self.state == State::Done
+    }
+
+    /// Appends what of `input` is the body's to `out`, and tells how much of `input` it took: less than all only once the body
+    /// is complete.
+    ///
+    /// # Errors
+    /// When the framing is broken; what was appended before came before the break, and nothing more may be fed.
+    pub fn decode(&mut self, input: &[u8], out: &mut BytesMut) -> Result<usize, Error> {
+        let mut at = 0;
+        while at < input.len() {
+            let rest = &input[at..];
+            let (next, taken) = match self.state {
+                State::Done => break,
+                State::UntilClose => {
+                    out.extend_from_slice(rest);
+                    (State::UntilClose, rest.len())
+                }
+                State::Length(left) => {
+                    let taken = take(left, rest, out);
+                    let left = left - taken as u64;
+                    (if left == 0 { State::Done } else { State::Length(left) }, taken)
+                }
+                State::Chunk(left) => {
+                    let taken = take(left, rest, out);
+                    let left = left - taken as u64;
+                    (if left == 0 { State::ChunkEnd { seen_cr: false } } else { State::Chunk(left) }, taken)
+                }
+                State::ChunkEnd { seen_cr } => (chunk_end(seen_cr, rest[0])?, 1),
+                State::Size(line) => (line.handle(rest[0])?, 1),
+                State::Trailers(line) => (line.handle(rest[0])?, 1),
+            };
+            self.state = next;
+            at += taken;
+        }
+        Ok(at)
+    }
+
+    /// The connection ended.
+    ///
+    /// # Errors
+    /// When the body was not complete.
+    pub fn handle_eof(&mut self) -> Result<(), Error> {
+        match self.state {
+            State::Done => Ok(()),
+            State::UntilClose => {
+                self.state = State::Done;
+                Ok(())
+            }
+            State::Length(_) | State::Chunk(_) | State::ChunkEnd { .. } | State::Size(_) | State::Trailers(_) => {
+                Err(Error::Short)
+            }
+        }
+    }
+
+    /// How many bytes of the body are still to come, where its length is known.
+    pub fn left(&self) -> Option<u64> {
+        match self.state {
+            State::Length(left) => Some(left),
+            State::Done => Some(0),
+            State::UntilClose | State::Size(_) | State::Chunk(_) | State::ChunkEnd { .. } | State::Trailers(_) => None,
+        }
+    }
+}
+
+fn take(left: u64, rest: &[u8], out: &mut BytesMut) -> usize {
+    let taken = usize::try_from(left).map_or(rest.len(), |left| left.min(rest.len()));
+    out.extend_from_slice(&rest[..taken]);
+    taken
+}
+
+fn chunk_end(seen_cr: bool, byte: u8) -> Result<State, Error> {
+    match (seen_cr, byte) {
+        (false, b'\r') => Ok(State::ChunkEnd { seen_cr: true }),
+        (true, b'\n') => Ok(State::Size(SizeLine::default())),
+        (false | true, _) => Err(Error::Chunk),
+    }
+}
+
+impl SizeLine {
+    /// Hexadecimal digits, blanks, an extension, CR LF. A lone CR or LF is no end: what one reader takes for one, another does
+    /// not.
+    fn handle(mut self, byte: u8) -> Result<State, Error> {
+        self.length += 1;
+        if self.length > MAX_CHUNK_LINE_BYTES {
+            return Err(Error::Chunk);
+        }
+        self.place = match (self.place, byte) {
+            (SizePlace::Cr, b'\n') => return Ok(self.next()),
+            (SizePlace::Digits, _) if byte.is_ascii_hexdigit() => {
+                // Sixteen digits are all that fit.
+                self.digits = Some(self.digits + 1).filter(|digits| *digits <= 16).ok_or(Error::Chunk)?;
+                self.size = self.size << 4 | u64::from(hex(byte));
+                SizePlace::Digits
+            }
+            (_, _) if self.digits == 0 => return Err(Error::Chunk),
+            (SizePlace::Digits | SizePlace::Blank | SizePlace::Extension, b'\r') => SizePlace::Cr,
+            (SizePlace::Digits | SizePlace::Blank, b' ' | b'\t') => SizePlace::Blank,
+            (SizePlace::Digits | SizePlace::Blank, b';') => SizePlace::Extension,
+            (SizePlace::Extension, b'\t' | b' '..=b'~' | 0x80..) => SizePlace::Extension,
+            (SizePlace::Digits | SizePlace::Blank | SizePlace::Extension | SizePlace::Cr, _) => {
+                return Err(Error::Chunk);
+            }
+        };
+        Ok(State::Size(self))
+    }
+
+    fn next(self) -> State {
+        match self.size {
+            0 => State::Trailers(TrailerLine::default()),
+            size => State::Chunk(size),
+        }
+    }
+}
+
+impl TrailerLine {
+    /// Lines up to an empty one, read over.
+    fn handle(mut self, byte: u8) -> Result<State, Error> {
+        self.length += 1;
+        if self.length > MAX_CHUNK_LINE_BYTES {
+            return Err(Error::Chunk);
+        }
+        match (self.seen_cr, byte) {
+            (true, b'\n') if !self.is_begun => return Ok(State::Done),
+            (true, b'\n') => (self.is_begun, self.seen_cr) = (false, false),
+            (true, _) | (false, b'\n' | 0) => return Err(Error::Chunk),
+            (false, b'\r') => self.seen_cr = true,
+            (false, _) => self.is_begun = true,
+        }
+        Ok(State::Trailers(self))
+    }
+}
+
+fn hex(digit: u8) -> u8 {
+    match digit {
+        b'0'..=b'9' => digit - b'0',
+        b'a'..=b'f' => digit - b'a' + 10,
+        _ => digit - b'A' + 10,
+    }
+}

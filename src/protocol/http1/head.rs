@@ -1,0 +1,196 @@
+//! Heads: a request's written, a response's read.
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use memchr::memmem;
+
+use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
+
+/// The head of a request to `target`. `host` is named where `headers` name none; the length of a body is said by them.
+pub fn encode_request(method: &Method, target: &str, host: &str, headers: &HeaderMap) -> Vec<u8> {
+    const LINE: usize = 32;
+    let named: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
+    let mut head = Vec::with_capacity(LINE + target.len() + host.len() + named);
+    for piece in [method.as_str(), " ", target, " HTTP/1.1\r\n"] {
+        head.extend_from_slice(piece.as_bytes());
+    }
+    if !headers.contains_key(HOST) {
+        write_line(&mut head, HOST.as_str(), host.as_bytes());
+    }
+    for (name, value) in headers {
+        write_line(&mut head, name.as_str(), value.as_bytes());
+    }
+    head.extend_from_slice(b"\r\n");
+    head
+}
+
+fn write_line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    for piece in [name.as_bytes(), b": ", value, b"\r\n"] {
+        head.extend_from_slice(piece);
+    }
+}
+
+/// The head of a final response.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// The status.
+    pub status: StatusCode,
+    /// Every header line, in order. The values share one allocation of the head's size.
+    pub headers: HeaderMap,
+    /// Where its body ends.
+    pub framing: Framing,
+    /// Whether the connection may carry another request after the body.
+    pub keeps: bool,
+}
+
+/// Reads the head of a response, interim ones (1xx) before it read over. Takes its bytes in pieces of any size.
+#[derive(Debug)]
+pub struct HeadReader {
+    /// A HEAD's response has no body whatever it says of one.
+    bodiless: bool,
+    /// The beginning of a head that is not whole.
+    begun: Vec<u8>,
+    /// Heads that were read over.
+    interim: usize,
+}
+
+impl HeadReader {
+    /// Of the response to a request of this method.
+    pub fn new(method: &Method) -> Self {
+        Self { bodiless: method == Method::HEAD, begun: Vec::new(), interim: 0 }
+    }
+
+    /// Whether nothing of a response has come.
+    pub fn is_untouched(&self) -> bool {
+        self.begun.is_empty()
+    }
+
+    /// Takes `piece`: the head and how much of the piece lies behind it, or `None` when more is needed.
+    ///
+    /// # Errors
+    /// For what is no head of a response; nothing more may be fed.
+    pub fn handle_piece<'a>(&mut self, piece: &'a [u8]) -> Result<Option<(Head, &'a [u8])>, Error> {
+        let mut rest = piece;
+        loop {
+            let Some(length) = self.end_of_head(rest) else {
+                self.begun.extend_from_slice(rest);
+                return if self.begun.len() > MAX_HEAD_BYTES { Err(Error::Head) } else { Ok(None) };
+            };
+            let (ours, behind) = rest.split_at(length);
+            let head = if self.begun.is_empty() {
+                parse(ours, self.bodiless)?
+            } else {
+                self.begun.extend_from_slice(ours);
+                parse(&std::mem::take(&mut self.begun), self.bodiless)?
+            };
+            match head {
+                Some(head) => return Ok(Some((head, behind))),
+                None if self.interim == MAX_INTERIM_HEADS => return Err(Error::Head),
+                None => (self.interim, rest) = (self.interim + 1, behind),
+            }
+        }
+    }
+
+    /// How much of `piece` belongs to the head that it completes. Only the end of what has begun is looked at again, so that a
+    /// head in small pieces costs no more than one that comes whole.
+    fn end_of_head(&self, piece: &[u8]) -> Option<usize> {
+        const END: &[u8] = b"\r\n\r\n";
+        let overlap = self.begun.len().min(END.len() - 1);
+        let mut seam = [0; 2 * (END.len() - 1)];
+        let ahead = piece.len().min(END.len() - 1);
+        seam[..overlap].copy_from_slice(&self.begun[self.begun.len() - overlap..]);
+        seam[overlap..overlap + ahead].copy_from_slice(&piece[..ahead]);
+        let across = memmem::find(&seam[..overlap + ahead], END).map(|at| at + END.len() - overlap);
+        across.or_else(|| memmem::find(piece, END).map(|at| at + END.len()))
+    }
+}
+
+/// A whole head; `None`: an interim one.
+fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
+    if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(bytes) {
+        return Err(Error::Head);
+    }
+    let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut response = httparse::Response::new(&mut lines);
+    match response.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) if length == bytes.len() => {}
+        Ok(_) | Err(_) => return Err(Error::Head),
+    }
+    let status = response.code.and_then(|code| StatusCode::from_u16(code).ok()).ok_or(Error::Head)?;
+    let is_http11 = response.version == Some(1);
+    match status {
+        StatusCode::SWITCHING_PROTOCOLS => return Err(Error::Switched),
+        status if status.is_informational() => return Ok(None),
+        _ => {}
+    }
+    let headers = header_map(bytes, response.headers)?;
+    let framing = framing(status, bodiless, is_http11, &headers)?;
+    let keeps = is_http11 && framing != Framing::UntilClose && !says_close(&headers);
+    Ok(Some(Head { status, headers, framing, keeps }))
+}
+
+fn has_lone_line_feed(bytes: &[u8]) -> bool {
+    memchr::memchr_iter(b'\n', bytes).any(|at| at == 0 || bytes[at - 1] != b'\r')
+}
+
+fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Error> {
+    let shared = Bytes::copy_from_slice(bytes);
+    let mut headers = HeaderMap::with_capacity(lines.len());
+    for line in lines {
+        let name = HeaderName::from_bytes(line.name.as_bytes()).map_err(|_| Error::Head)?;
+        let at = line.value.as_ptr().addr() - bytes.as_ptr().addr();
+        let value = shared.slice(at..at + line.value.len());
+        headers.append(name, HeaderValue::from_maybe_shared(value).map_err(|_| Error::Head)?);
+    }
+    Ok(headers)
+}
+
+/// [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), with every ambiguous case refused.
+fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
+    let length = content_length(headers)?;
+    let is_chunked = is_chunked(headers)?;
+    if is_chunked && (length.is_some() || !is_http11) {
+        return Err(Error::Framing);
+    }
+    if bodiless || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
+        return Ok(Framing::Length(0));
+    }
+    Ok(match length {
+        _ if is_chunked => Framing::Chunked,
+        Some(length) => Framing::Length(length),
+        None => Framing::UntilClose,
+    })
+}
+
+/// One number; the same number several times is said once.
+fn content_length(headers: &HeaderMap) -> Result<Option<u64>, Error> {
+    let mut found = None;
+    for value in headers.get_all(CONTENT_LENGTH) {
+        let text = value.to_str().map_err(|_| Error::Framing)?;
+        let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let length: u64 =
+            if is_number { text.parse().map_err(|_| Error::Framing)? } else { return Err(Error::Framing) };
+        if found.replace(length).is_some_and(|earlier| earlier != length) {
+            return Err(Error::Framing);
+        }
+    }
+    Ok(found)
+}
+
+fn is_chunked(headers: &HeaderMap) -> Result<bool, Error> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (codings.next(), codings.next()) {
+        (None, _) => Ok(false),
+        (Some(only), None) if only.as_bytes().eq_ignore_ascii_case(b"chunked") => Ok(true),
+        (Some(_), _) => Err(Error::Framing),
+    }
+}
+
+fn says_close(headers: &HeaderMap) -> bool {
+    let values = headers.get_all(CONNECTION).iter();
+    values.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')).any(|option| {
+        let option = option.trim();
+        option.eq_ignore_ascii_case("close")
+    })
+}
