@@ -16,13 +16,12 @@ use tracing::{info, warn};
 use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
 use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn};
-use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Answer;
 use crate::simulation::{self, Bug};
-use crate::upstream::Template;
+use crate::upstream::{Received, Template};
 
 /// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -161,7 +160,7 @@ struct Hold<'a> {
 impl Hold<'_> {
     /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_MAX`] nobody waits
     /// behind it any longer; but it is not taken back.
-    async fn attempt(&mut self) -> Result<Response<Incoming>, Failure> {
+    async fn attempt(&mut self) -> Result<Response<Received>, Failure> {
         let (ingress, delivery) = (self.ingress, self.delivery);
         let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
         if self.turn.is_none() {
@@ -200,7 +199,7 @@ impl Hold<'_> {
         }
     }
 
-    fn finish(self, response: Response<Incoming>) {
+    fn finish(self, response: Response<Received>) {
         let status = response.status();
         if !status.is_success() {
             self.lose();

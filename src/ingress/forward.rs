@@ -14,7 +14,7 @@ use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
-use crate::upstream::{self, Forwarded, Template};
+use crate::upstream::{self, Forwarded, Received, Template};
 
 impl Ingress {
     /// Another path of the origin, unbuffered both ways.
@@ -77,7 +77,7 @@ impl Ingress {
     }
 
     /// The endpoint's answer to `template` as it is, hop-by-hop headers aside.
-    pub(super) fn pass_response(&self, template: &Template, response: Response<Incoming>) -> Response<BoxBody> {
+    pub(super) fn pass_response(&self, template: &Template, response: Response<Received>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
         self.learn_cors(template.headers().get(ORIGIN), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);

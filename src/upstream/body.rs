@@ -9,14 +9,14 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Frame;
 
+use super::Received;
 use crate::clock::Alarm;
 use crate::event_log::{BoxBody, BoxError};
-use crate::incoming::Incoming;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
 /// Collects until the end or the limit: true when it is complete.
-pub(super) async fn keep(body: &mut Incoming, kept: &mut BytesMut, limit: usize) -> Result<bool, Ending> {
+pub(super) async fn keep(body: &mut Received, kept: &mut BytesMut, limit: usize) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
         if let Ok(data) = frame.map_err(|_| Ending::Broken)?.into_data() {
             kept.extend_from_slice(&data);
@@ -29,7 +29,7 @@ pub(super) async fn keep(body: &mut Incoming, kept: &mut BytesMut, limit: usize)
 }
 
 /// A whole body of at most `limit` bytes.
-pub(super) async fn collect(body: Incoming, limit: usize) -> Result<Bytes, ErrorCode> {
+pub(super) async fn collect(body: Received, limit: usize) -> Result<Bytes, ErrorCode> {
     let whole = Limited::new(body, limit).collect().await;
     whole.map(|whole| whole.to_bytes()).map_err(|error| {
         let too_large = error.downcast_ref::<LengthLimitError>().is_some();
@@ -40,7 +40,7 @@ pub(super) async fn collect(body: Incoming, limit: usize) -> Result<Bytes, Error
 /// A body whose beginning was read already. It breaks off when its time is up.
 struct Begun {
     first: Option<Bytes>,
-    rest: Incoming,
+    rest: Received,
     until: Alarm,
 }
 
@@ -64,7 +64,7 @@ impl hyper::body::Body for Begun {
 }
 
 /// A body that goes on as it comes; it fails with [`io::ErrorKind::TimedOut`] at `until`.
-pub(super) fn passing_body(first: Bytes, rest: Incoming, until: Option<Instant>) -> BoxBody {
+pub(super) fn passing_body(first: Bytes, rest: Received, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);
     Begun { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()

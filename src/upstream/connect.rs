@@ -8,10 +8,9 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::Uri;
-use hyper::rt::{Read, ReadBufCursor, Write};
 use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
@@ -114,43 +113,54 @@ fn tcp(timeout: Duration) -> HttpConnector {
 impl Carrier {
     async fn connect(mut self, target: Uri) -> Result<Socket, BoxError> {
         match &mut self {
-            Carrier::Tcp(tcp) => Ok(Socket::Tcp(tcp.call(target).await?)),
+            Carrier::Tcp(tcp) => Ok(Socket::Tcp(tcp.call(target).await?.into_inner())),
             Carrier::Tls(tcp, tls) => {
                 let tcp = tcp.call(target).await?.into_inner();
                 let shaken = tls.connector.connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| warn!(%error, "the TLS handshake with the upstream failed"))?;
-                Ok(Socket::Tls(Box::new(TokioIo::new(stream))))
+                Ok(Socket::Tls(Box::new(stream)))
             }
-            Carrier::Dialed(dialer) => Ok(Socket::Dialed(TokioIo::new(dialer.dial(&target).await?))),
+            Carrier::Dialed(dialer) => Ok(Socket::Dialed(dialer.dial(&target).await?)),
         }
     }
 }
 
+impl Connector {
+    /// Whether what is sent is sealed, and the version of HTTP agreed in the handshake.
+    pub(super) fn is_tls(&self) -> bool {
+        matches!(self.carrier, Carrier::Tls(..))
+    }
+
+    /// A connection to the origin.
+    pub(super) async fn connect(&self) -> Result<Socket, BoxError> {
+        let connecting = self.carrier.clone().connect(self.origin.clone());
+        let connected = tokio::time::timeout(self.timeout, connecting).await;
+        connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+}
+
+/// For hyper's client.
 impl Service<Uri> for Connector {
-    type Response = Socket;
+    type Response = TokioIo<Socket>;
     type Error = BoxError;
-    type Future = Pin<Box<dyn Future<Output = Result<Socket, BoxError>> + Send>>;
+    type Future = Pin<Box<dyn Future<Output = Result<TokioIo<Socket>, BoxError>> + Send>>;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, _: Uri) -> Self::Future {
-        let Self { origin, carrier, timeout } = self.clone();
-        Box::pin(async move {
-            let connecting = carrier.connect(origin);
-            let connected = tokio::time::timeout(timeout, connecting).await;
-            connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
-        })
+        let connector = self.clone();
+        Box::pin(async move { connector.connect().await.map(TokioIo::new) })
     }
 }
 
 /// A connection to the upstream.
 pub(super) enum Socket {
-    Tcp(TokioIo<TcpStream>),
+    Tcp(TcpStream),
     // Boxed: connections without TLS do not pay for its size.
-    Tls(Box<TokioIo<TlsStream<TcpStream>>>),
-    Dialed(TokioIo<Box<dyn Wire>>),
+    Tls(Box<TlsStream<TcpStream>>),
+    Dialed(Box<dyn Wire>),
 }
 
 impl Connection for Socket {
@@ -158,7 +168,7 @@ impl Connection for Socket {
         match self {
             Socket::Tcp(tcp) => tcp.connected(),
             Socket::Tls(tls) => {
-                let (tcp, session) = tls.inner().get_ref();
+                let (tcp, session) = tls.get_ref();
                 match session.alpn_protocol() {
                     Some(tls::HTTP2) => tcp.connected().negotiated_h2(),
                     Some(_) | None => tcp.connected(),
@@ -174,22 +184,19 @@ macro_rules! on_socket {
     ($socket:expr, $io:ident => $call:expr) => {
         match $socket.get_mut() {
             Socket::Tcp($io) => $call,
-            Socket::Tls($io) => {
-                let $io = $io.as_mut();
-                $call
-            }
+            Socket::Tls($io) => $call,
             Socket::Dialed($io) => $call,
         }
     };
 }
 
-impl Read for Socket {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: ReadBufCursor<'_>) -> Poll<io::Result<()>> {
+impl AsyncRead for Socket {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         on_socket!(self, io => Pin::new(io).poll_read(cx, buffer))
     }
 }
 
-impl Write for Socket {
+impl AsyncWrite for Socket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         on_socket!(self, io => Pin::new(io).poll_write(cx, bytes))
     }

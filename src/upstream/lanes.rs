@@ -1,19 +1,25 @@
 //! The pooled clients.
 //!
-//! Over HTTP/1.1 every call has a connection of its own, and one client pools them all. Over HTTP/2 calls share a connection, and
-//! servers allow so many on one; a call beyond that would wait in silence behind streams that may last for hours. So there are
-//! as many clients as it takes for none to have more calls than a connection carries.
+//! Over HTTP/1.1 every call has a connection of its own. Without TLS it is spoken to by our own client, but for bodies that pass
+//! through; everything else is hyper's. Over HTTP/2 calls share a connection, and servers allow so many on one; a call beyond
+//! that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients as it takes for
+//! none to have more calls than a connection carries.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use http::{Request, Response};
-use hyper_util::client::legacy::{Client, Error};
+use http::header::HOST;
+use http::uri::Authority;
+use http::{Request, Response, Uri};
+use hyper_util::client::legacy::{self, Client};
 use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::connect::Connector;
-use super::request::Body;
+use super::http1;
+use super::received::Received;
+use super::request::{Body, Taken, Template};
+use crate::event_log::Stream;
 use crate::incoming::{Incoming, Slot};
 
 /// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).
@@ -44,8 +50,34 @@ pub(super) struct Lanes {
     connector: Connector,
     version: Version,
     pool_idle: Duration,
+    http1: Option<http1::Client>,
     first: Lane,
     more: Mutex<Vec<Lane>>,
+}
+
+/// Why there is no answer.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    #[error(transparent)]
+    Http1(#[from] http1::Error),
+    #[error(transparent)]
+    Hyper(#[from] legacy::Error),
+}
+
+impl Error {
+    /// Whether it is certain that nothing of the request left.
+    pub(super) fn is_unsent(&self) -> bool {
+        match self {
+            Error::Http1(http1::Error::Connect(_) | http1::Error::Unsent(_)) => true,
+            Error::Http1(http1::Error::Broken(_) | http1::Error::Malformed(_)) => false,
+            Error::Hyper(error) => error.is_connect(),
+        }
+    }
+
+    /// Whether something came that is no answer.
+    pub(super) fn is_garbage(&self) -> bool {
+        matches!(self, Error::Http1(http1::Error::Malformed(_)))
+    }
 }
 
 #[derive(Clone)]
@@ -55,24 +87,48 @@ struct Lane {
 }
 
 impl Lanes {
-    /// Nothing is connected yet.
-    pub(super) fn new(connector: Connector, version: Version, pool_idle: Duration) -> Self {
+    /// To the server that requests which name no host are for. Nothing is connected yet.
+    pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
         let first = lane(&connector, version, pool_idle);
-        Self { connector, version, pool_idle, first, more: Mutex::default() }
+        let is_ours = version == Version::Http1 && !connector.is_tls();
+        let http1 = is_ours.then(|| http1::Client::new(connector.clone(), host.to_owned(), pool_idle));
+        Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
 
-    /// Whether a request may go out as HTTP/2.
-    pub(super) fn may_be_http2(&self) -> bool {
-        self.version != Version::Http1
+    /// Sends a request and waits for the head. `taken` and `sent` are told when its bytes may have left.
+    pub(super) async fn send(
+        &self,
+        template: &Template,
+        target: Uri,
+        taken: &Taken,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<Received>, Error> {
+        let Some(client) = &self.http1 else { return self.forward(template.to_request(target, taken, sent)).await };
+        let request = http1::Request {
+            method: template.method(),
+            target: target.path_and_query().map_or("/", |target| target.as_str()),
+            headers: template.headers(),
+            body: template.body(),
+        };
+        let on_sent = || {
+            taken.take();
+            sent.into_iter().for_each(|stream| stream.note_sent());
+        };
+        let answered = client.send(request, on_sent).await?;
+        Ok(answered.map(|body| Received::Http1(Box::new(body))))
     }
 
-    /// Sends a request and waits for the head.
-    pub(super) async fn request(&self, request: Request<Body>) -> Result<Response<Incoming>, Error> {
+    /// Sends a request whose body passes through, and waits for the head.
+    pub(super) async fn forward(&self, mut request: Request<Body>) -> Result<Response<Received>, Error> {
         let (client, slot) = match self.version {
             Version::Http1 => (self.first.client.clone(), None),
-            Version::Http2 | Version::Agreed => self.free_client(),
+            Version::Http2 | Version::Agreed => {
+                host_to_authority(&mut request);
+                self.free_client()
+            }
         };
-        Ok(Incoming::of_response(client.request(request).await?, slot))
+        let answered = Incoming::of_response(client.request(request).await?, slot);
+        Ok(answered.map(Received::Hyper))
     }
 
     fn free_client(&self) -> (Client<Connector, Body>, Option<Slot>) {
@@ -104,4 +160,18 @@ fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
             .http2_only(version == Version::Http2);
     }
     Lane { client: builder.build(connector.clone()), calls: Arc::default() }
+}
+
+/// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to
+/// have, hyper writes what that one wants from the authority.
+fn host_to_authority(request: &mut Request<Body>) {
+    let Some(host) = request.headers_mut().remove(HOST) else { return };
+    let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {
+        return;
+    };
+    let mut parts = request.uri().clone().into_parts();
+    parts.authority = Some(authority);
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
+    }
 }

@@ -7,12 +7,14 @@
 mod body;
 mod connect;
 mod forwarded;
+mod http1;
 mod lanes;
 mod learned;
 mod own;
 mod probe;
 mod pump;
 mod reader;
+mod received;
 mod request;
 mod source;
 mod tokens;
@@ -26,7 +28,6 @@ use http::header::{HOST, LOCATION};
 use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
-use tower_service::Service;
 
 pub use body::whole;
 use connect::{Connector, Way};
@@ -37,13 +38,13 @@ pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
 pub use probe::Probed;
 pub use pump::{Call, Pump};
+pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};
 pub use tokens::Tokens;
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
-use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::tls;
@@ -88,7 +89,7 @@ impl Upstream {
             (false, true) => lanes::Version::Http2,
             (false, false) => lanes::Version::Http1,
         };
-        let lanes = Lanes::new(connector.clone(), version, config.pool_idle);
+        let lanes = Lanes::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
         let host = match &config.host {
             HostHeader::Upstream => HeaderValue::from_str(config.url.authority().as_str()).ok(),
             HostHeader::Client => None,
@@ -119,8 +120,7 @@ impl Upstream {
 
     /// Whether the upstream has ever accepted a connection: tries one where none is known of.
     pub async fn is_ready(&self) -> bool {
-        if !self.reached.load(Ordering::Relaxed) && self.connector.clone().call(origin(&self.config.url)).await.is_ok()
-        {
+        if !self.reached.load(Ordering::Relaxed) && self.connector.connect().await.is_ok() {
             self.reached.store(true, Ordering::Relaxed);
         }
         self.reached.load(Ordering::Relaxed)
@@ -159,15 +159,14 @@ impl Upstream {
 
     /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
     /// request whose bytes were written is never sent again.
-    pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Incoming>, Failure> {
+    pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Received>, Failure> {
         let mut target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => endpoint.clone(),
             (query, _) => self.uri(&self.endpoint_target(query))?,
         };
         for _ in 0..=MAX_REDIRECTS {
             let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
-            let request = template.to_request(target, &taken, sent);
-            let response = self.exchange(request, &taken).await?;
+            let response = self.answer(self.lanes.send(template, target, &taken, sent), &taken).await?;
             match self.redirect_target(&response) {
                 Some(next) => target = self.uri(&next)?,
                 None => return Ok(response),
@@ -177,24 +176,24 @@ impl Upstream {
     }
 
     /// Sends a request for any path as it is, body and all, and waits for the head.
-    pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Incoming>, Failure> {
+    pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Received>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers_mut().remove(HOST);
         headers::remove_hop_by_hop(request.headers_mut());
         self.address(request.headers_mut(), client_host.as_ref(), client);
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
-        let mut response = self.exchange(request, &Taken::passing()).await?;
+        let mut response = self.answer(self.lanes.forward(request), &Taken::passing()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
         self.rewrite_location(response.headers_mut());
         Ok(response)
     }
 
-    async fn exchange(&self, mut request: Request<Body>, taken: &Taken) -> Result<Response<Incoming>, Failure> {
-        if self.lanes.may_be_http2() {
-            host_to_authority(&mut request);
-        }
-        let sending = self.lanes.request(request);
+    async fn answer(
+        &self,
+        sending: impl Future<Output = Result<Response<Received>, lanes::Error>>,
+        taken: &Taken,
+    ) -> Result<Response<Received>, Failure> {
         let answered = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
@@ -203,13 +202,14 @@ impl Upstream {
             // Nobody asked for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(response)) => return Ok(response),
-            Ok(Err(error)) if error.is_connect() || !taken.is_taken() => {
+            Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {
                 let timed_out = source_is_timeout(&error);
                 let code = if timed_out { ErrorCode::UpstreamTimeout } else { ErrorCode::Unreachable };
                 return Err(Failure::before_run(code));
             }
             // The server promises that it did nothing with it.
             Ok(Err(error)) if is_refused_stream(&error) => return Err(Failure::before_run(ErrorCode::UpstreamBroke)),
+            Ok(Err(error)) if error.is_garbage() => ErrorCode::UpstreamGarbage,
             Ok(Err(_)) => ErrorCode::UpstreamBroke,
             Err(code) => code,
         };
@@ -237,7 +237,7 @@ impl Upstream {
     }
 
     /// Where a redirect that keeps method and body leads, if that is within the upstream's origin.
-    fn redirect_target(&self, response: &Response<Incoming>) -> Option<String> {
+    fn redirect_target(&self, response: &Response<Received>) -> Option<String> {
         match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
             _ => return None,
@@ -281,20 +281,6 @@ impl Upstream {
 fn origin(url: &UpstreamUrl) -> Uri {
     let parts = Uri::builder().scheme(url.scheme()).authority(url.authority().clone()).path_and_query("/");
     parts.build().expect("the parts were taken from a URL")
-}
-
-/// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to
-/// have, hyper writes what that one wants from the authority.
-fn host_to_authority(request: &mut Request<Body>) {
-    let Some(host) = request.headers_mut().remove(HOST) else { return };
-    let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {
-        return;
-    };
-    let mut parts = request.uri().clone().into_parts();
-    parts.authority = Some(authority);
-    if let Ok(uri) = Uri::from_parts(parts) {
-        *request.uri_mut() = uri;
-    }
 }
 
 fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {

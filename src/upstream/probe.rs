@@ -10,8 +10,8 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
+use super::Received;
 use super::{Forwarded, Template, Upstream, own};
-use crate::incoming::Incoming;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
 use crate::random;
@@ -31,7 +31,7 @@ pub enum Probed {
     /// Nothing: the upstream answers something else. It may not take the question, or not in this session.
     Inconclusive,
     /// The upstream refuses the token, in its own words, to this question.
-    Refused(Box<(Template, Response<Incoming>)>),
+    Refused(Box<(Template, Response<Received>)>),
     /// There was no answer that says anything.
     Unknown,
 }

@@ -16,10 +16,9 @@ use super::body::{keep, passing_body};
 use super::own;
 use super::reader::{EventReader, Gathered};
 use super::source::{Collected, Input, Source};
-use super::{Credentials, Template, Upstream};
+use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::event_log::{EventLog, Head, Plain, Principal, Subject, Writer};
-use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
@@ -295,7 +294,7 @@ impl Pump {
         }
     }
 
-    async fn take_head(&mut self, mut response: Response<Incoming>) {
+    async fn take_head(&mut self, mut response: Response<Received>) {
         self.metrics.observe_upstream_head(clock::now().saturating_duration_since(self.began));
         self.learn(&response);
         headers::remove_hop_by_hop(response.headers_mut());
@@ -307,7 +306,7 @@ impl Pump {
     }
 
     /// The upstream goes on with the stream, or will not.
-    async fn take_reopened(&mut self, response: Response<Incoming>) {
+    async fn take_reopened(&mut self, response: Response<Received>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
             self.source = Source::Reading(Box::new(EventReader::new(response.into_body(), self.call.max_event_bytes)));
@@ -331,7 +330,7 @@ impl Pump {
         self.end(ending).await;
     }
 
-    async fn take_stream(&mut self, response: Response<Incoming>) {
+    async fn take_stream(&mut self, response: Response<Received>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
             return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
@@ -345,7 +344,7 @@ impl Pump {
     }
 
     /// An answer that is no stream: passed as it is, or made a message where the client has a stream already.
-    async fn take_answer(&mut self, response: Response<Incoming>) {
+    async fn take_answer(&mut self, response: Response<Received>) {
         self.source = Source::Idle;
         let json = headers::is_json(response.headers());
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
@@ -359,7 +358,7 @@ impl Pump {
     }
 
     /// The client takes SSE only: a JSON answer becomes one event.
-    async fn convert_answer(&mut self, response: Response<Incoming>) {
+    async fn convert_answer(&mut self, response: Response<Received>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
             return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
@@ -374,7 +373,7 @@ impl Pump {
     }
 
     /// The body is read like any other input, so that timers and cancels go on.
-    fn collect_answer(&mut self, status: StatusCode, json: bool, body: Incoming) {
+    fn collect_answer(&mut self, status: StatusCode, json: bool, body: Received) {
         let limit = self.call.max_event_bytes;
         self.source = Source::collecting(status, json.then_some(body), limit);
     }
@@ -424,7 +423,7 @@ impl Pump {
         }
     }
 
-    async fn pass_answer(&mut self, response: Response<Incoming>) {
+    async fn pass_answer(&mut self, response: Response<Received>) {
         let (mut parts, mut body) = response.into_parts();
         if says_nothing_ran(parts.status) {
             // A retry of a call that was refused as a whole is a new call.
@@ -464,7 +463,7 @@ impl Pump {
 
     // ── what an answer teaches ────────────────────────────────────────────────────────────────────────────────────────
 
-    fn learn(&mut self, response: &Response<Incoming>) {
+    fn learn(&mut self, response: &Response<Received>) {
         let learned = self.upstream.learned();
         if response.status().is_success() {
             learned.note_accepted(self.call.credentials, clock::now());

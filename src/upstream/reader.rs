@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 
+use super::Received;
 use crate::clock;
-use crate::incoming::Incoming;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 
@@ -19,13 +19,13 @@ const BURST: Duration = Duration::from_micros(200);
 /// One SSE response of the upstream.
 #[derive(Debug)]
 pub(super) struct EventReader {
-    body: Incoming,
+    body: Received,
     decoder: Decoder,
     last_piece: Option<Instant>,
 }
 
 impl EventReader {
-    pub(super) fn new(body: Incoming, max_event_bytes: usize) -> Self {
+    pub(super) fn new(body: Received, max_event_bytes: usize) -> Self {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
     }
 
@@ -50,14 +50,15 @@ impl EventReader {
     pub(super) async fn gather(&mut self, first: Bytes) -> Gathered {
         let mut taken = first.len();
         let now = clock::now();
-        let mut gives_way = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
+        let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
+        let mut gives_way = in_burst && !self.body.is_gathered();
         let mut gathered = Gathered::default();
         gathered.decode(&mut self.decoder, &first);
         while taken < GATHER_MAX && gathered.error.is_none() {
             match futures_now(self.next()).await {
                 Some(Ok(more)) => {
                     taken += more.len();
-                    gives_way = true;
+                    gives_way = !self.body.is_gathered();
                     gathered.decode(&mut self.decoder, &more);
                 }
                 Some(Err(ending)) => {

@@ -48,6 +48,16 @@ impl Template {
         self.body.is_empty()
     }
 
+    /// Its method.
+    pub(super) fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Its body.
+    pub(super) fn body(&self) -> &Bytes {
+        &self.body
+    }
+
     /// Its headers.
     pub fn headers(&self) -> &HeaderMap {
         &self.headers
@@ -111,7 +121,7 @@ impl Taken {
         self.0.load(Ordering::Relaxed)
     }
 
-    fn take(&self) {
+    pub(super) fn take(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 }

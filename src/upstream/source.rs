@@ -6,10 +6,10 @@ use std::pin::Pin;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
+use super::Received;
 use super::body::collect;
 use super::pump::refused_by;
 use super::reader::EventReader;
-use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
@@ -17,7 +17,7 @@ use crate::protocol::stream::Ending;
 pub(super) enum Source {
     /// A request whose head is awaited; `again` is one that goes on with a stream.
     Sending {
-        answer: Pin<Box<dyn Future<Output = Result<Response<Incoming>, Failure>> + Send>>,
+        answer: Pin<Box<dyn Future<Output = Result<Response<Received>, Failure>> + Send>>,
         again: bool,
     },
     Reading(Box<EventReader>),
@@ -28,7 +28,7 @@ pub(super) enum Source {
 }
 
 pub(super) enum Input {
-    Head { answer: Result<Response<Incoming>, Failure>, again: bool },
+    Head { answer: Result<Response<Received>, Failure>, again: bool },
     Piece(Bytes),
     End(Ending),
     Body(Collected),
@@ -42,7 +42,7 @@ pub(super) struct Collected {
 
 impl Source {
     /// The body of an answer that becomes a message; `None` for one that can be none.
-    pub(super) fn collecting(status: StatusCode, json: Option<Incoming>, limit: usize) -> Self {
+    pub(super) fn collecting(status: StatusCode, json: Option<Received>, limit: usize) -> Self {
         Source::Collecting(Box::pin(async move {
             let body = match json {
                 Some(body) => collect(body, limit).await,

@@ -1,0 +1,114 @@
+//! The body of a response, read by whoever wants it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Bytes, BytesMut};
+use http_body::{Frame, SizeHint};
+
+use super::pool::Pool;
+use super::wire::Wire;
+use crate::event_log::BoxError;
+use crate::protocol::http1::{Decoder, Error, Head};
+use crate::upstream::connect::Socket;
+
+/// The body of a response. Its connection is given back as soon as the last byte is here, and closed when the body is dropped
+/// before.
+pub struct Body {
+    content: Content,
+    /// `None` once the body is whole or broken.
+    wire: Option<Wire<Socket>>,
+    /// Whether the connection may carry another request.
+    keeps: bool,
+    pool: Arc<Pool<Socket>>,
+}
+
+impl std::fmt::Debug for Body {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Body").field("decoder", &self.content.decoder).finish_non_exhaustive()
+    }
+}
+
+/// What has come of a body.
+struct Content {
+    decoder: Decoder,
+    /// Decoded, and not handed out.
+    ready: BytesMut,
+}
+
+impl Content {
+    /// Whether all of `piece` was the body's: nobody asked for more than one response.
+    fn handle(&mut self, piece: &[u8]) -> Result<bool, Error> {
+        self.ready.reserve(piece.len());
+        Ok(self.decoder.decode(piece, &mut self.ready)? == piece.len())
+    }
+}
+
+impl Body {
+    /// Of a response with this head; the bytes `behind` it came with it.
+    pub(super) fn new(wire: Wire<Socket>, head: &Head, behind: &[u8], pool: Arc<Pool<Socket>>) -> Result<Self, Error> {
+        let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
+        let keeps = content.handle(behind)? && head.keeps;
+        let mut body = Self { content, wire: Some(wire), keeps, pool };
+        body.settle();
+        Ok(body)
+    }
+
+    /// A whole body needs its connection no more.
+    fn settle(&mut self) {
+        if !self.content.decoder.is_complete() {
+            return;
+        }
+        if let Some(socket) = self.wire.take().and_then(Wire::into_idle)
+            && self.keeps
+        {
+            self.pool.put(socket);
+        }
+    }
+
+    fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        let Self { content, wire: Some(wire), keeps, .. } = self else {
+            return Poll::Ready(Err(Error::Short.into()));
+        };
+        match ready!(wire.poll_read(cx, |piece| content.handle(piece)))? {
+            Some(whole) => *keeps &= whole?,
+            None => {
+                *keeps = false;
+                content.decoder.handle_eof()?;
+            }
+        }
+        self.settle();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        while self.content.ready.is_empty() {
+            if self.content.decoder.is_complete() {
+                return Poll::Ready(None);
+            }
+            if let Err(error) = ready!(self.poll_more(cx)) {
+                self.wire = None;
+                return Poll::Ready(Some(Err(error)));
+            }
+        }
+        let piece = std::mem::take(&mut self.content.ready);
+        Poll::Ready(Some(Ok(Frame::data(piece.freeze()))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.content.ready.is_empty() && self.content.decoder.is_complete()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self.content.decoder.left() {
+            Some(left) => SizeHint::with_exact(left.saturating_add(self.content.ready.len() as u64)),
+            None => SizeHint::default(),
+        }
+    }
+}

@@ -1,0 +1,196 @@
+use std::collections::VecDeque;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::{StatusCode, Uri};
+use http_body_util::BodyExt;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+
+use super::*;
+use crate::upstream::connect::{Dial, Dialing, Way};
+
+const IDLE: Duration = Duration::from_secs(4);
+/// What a pipe carries before somebody reads it.
+const PIPE: usize = 1024;
+
+/// Hands out the ends of pipes.
+#[derive(Default)]
+struct Pipes(Mutex<VecDeque<DuplexStream>>);
+
+impl Dial for Pipes {
+    fn dial(&self, _: &Uri) -> Dialing {
+        let pipe = self.0.lock().unwrap().pop_front();
+        Box::pin(async move {
+            let pipe = pipe.ok_or(io::Error::from(io::ErrorKind::ConnectionRefused))?;
+            Ok(Box::new(pipe) as Box<dyn crate::upstream::Wire>)
+        })
+    }
+}
+
+/// A client, and the server's ends of the connections it will make.
+fn client<const N: usize>() -> (Client, [DuplexStream; N]) {
+    let pipes = Arc::new(Pipes::default());
+    let servers = std::array::from_fn(|_| {
+        let (ours, theirs) = tokio::io::duplex(PIPE);
+        pipes.0.lock().unwrap().push_back(ours);
+        theirs
+    });
+    let connector = Connector::new(Way::Dialed(pipes), Uri::from_static("http://there"), IDLE).unwrap();
+    (Client::new(connector, "there".into(), IDLE), servers)
+}
+
+fn request(body: &Bytes) -> Request<'_> {
+    static HEADERS: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
+    Request { method: &Method::POST, target: "/mcp", headers: &HEADERS, body }
+}
+
+/// Reads a request whose body ends with `end`.
+async fn take_request(server: &mut DuplexStream, end: &[u8]) {
+    let mut seen = Vec::new();
+    while !seen.ends_with(end) {
+        assert_ne!(server.read_buf(&mut seen).await.unwrap(), 0, "the request ended early");
+    }
+    assert!(seen.starts_with(b"POST /mcp HTTP/1.1\r\nhost: there\r\n\r\n"));
+}
+
+async fn answer(server: &mut DuplexStream, answer: &str) {
+    take_request(server, b"ask").await;
+    server.write_all(answer.as_bytes()).await.unwrap();
+}
+
+async fn ask(client: &Client) -> Result<Bytes, BoxError> {
+    let response = client.send(request(&Bytes::from_static(b"ask")), || ()).await?;
+    assert_eq!(response.status(), StatusCode::OK);
+    Ok(response.into_body().collect().await?.to_bytes())
+}
+
+async fn ask_once(client: &Client, server: &mut DuplexStream, text: &str) -> Result<Bytes, BoxError> {
+    tokio::join!(ask(client), answer(server, text)).0
+}
+
+const ANSWER: &str = "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok";
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_is_used_again_until_it_has_been_idle_too_long() {
+    let (client, [mut first, mut second]) = client();
+    assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+    tokio::time::advance(IDLE - Duration::from_millis(1)).await;
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n";
+    assert_eq!(ask_once(&client, &mut first, chunked).await.unwrap(), "ok");
+    // Nobody asks, and it is closed all the same.
+    let mut end = Vec::new();
+    assert_eq!(first.read_to_end(&mut end).await.unwrap(), 0);
+    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_connection_used_last_is_used_next() {
+    let (client, [mut first, mut second]) = client();
+    let at_once = async { tokio::join!(biased; ask(&client), ask(&client)) };
+    let serving = async { tokio::join!(answer(&mut first, ANSWER), answer(&mut second, ANSWER)) };
+    let ((one, two), _) = tokio::join!(at_once, serving);
+    assert_eq!((one.unwrap(), two.unwrap()), (Bytes::from_static(b"ok"), Bytes::from_static(b"ok")));
+    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connection_the_server_closed_or_spoke_on_is_not_used_again() {
+    for said in ["", "HTTP/1.1 200 OK\r\n"] {
+        let (client, [mut first, mut second]) = client();
+        assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+        first.write_all(said.as_bytes()).await.unwrap();
+        if said.is_empty() {
+            drop(first);
+        }
+        assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_came_behind_a_response_spoils_the_connection_and_nothing_else() {
+    for text in [
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil",
+        "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
+    ] {
+        let (client, [mut first, mut second]) = client();
+        assert_eq!(ask_once(&client, &mut first, text).await.unwrap(), "ok");
+        assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_that_left_is_not_sent_again() {
+    let (client, [mut first, second]) = client();
+    let sent = AtomicUsize::new(0);
+    let serving = async {
+        take_request(&mut first, b"ask").await;
+        drop(first);
+    };
+    let body = Bytes::from_static(b"ask");
+    let on_sent = || {
+        sent.fetch_add(1, Ordering::Relaxed);
+    };
+    let (answered, ()) = tokio::join!(client.send(request(&body), on_sent), serving);
+    assert!(matches!(answered, Err(Error::Broken(_))), "{answered:?}");
+    assert_eq!(sent.into_inner(), 1);
+    drop(client);
+    let mut second = second;
+    assert_eq!(second.read_to_end(&mut Vec::new()).await.unwrap(), 0, "it was sent to another connection");
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_nothing_listens_nothing_was_sent() {
+    let (client, []) = client();
+    let answered = client.send(request(&Bytes::new()), || panic!("it was sent")).await;
+    assert!(matches!(answered, Err(Error::Connect(_))), "{answered:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_server_may_answer_before_it_has_read_all() {
+    let (client, [mut first, mut second]) = client();
+    let large = Bytes::from(vec![b'x'; 20 * PIPE]);
+    let serving = async {
+        let mut some = [0; 100];
+        first.read_exact(&mut some).await.unwrap();
+        first.write_all(b"HTTP/1.1 413 Content Too Large\r\nContent-Length: 2\r\n\r\nno").await.unwrap();
+    };
+    let (answered, ()) = tokio::join!(client.send(request(&large), || ()), serving);
+    let answered = answered.unwrap();
+    assert_eq!(answered.status(), StatusCode::PAYLOAD_TOO_LARGE);
+    assert_eq!(answered.into_body().collect().await.unwrap().to_bytes(), "no");
+    // The rest of the request would be read as the next one.
+    assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_request_is_written_while_its_answer_is_awaited() {
+    let (client, [mut first]) = client();
+    let large = Bytes::from([vec![b'x'; 20 * PIPE], b"ask".to_vec()].concat());
+    let (answered, ()) = tokio::join!(client.send(request(&large), || ()), answer(&mut first, ANSWER));
+    assert_eq!(answered.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
+    assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_body_cut_short_fails_after_what_had_come() {
+    let (client, [mut first]) = client();
+    let serving = async {
+        answer(&mut first, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok").await;
+        drop(first);
+    };
+    let body = Bytes::from_static(b"ask");
+    let (answered, ()) = tokio::join!(client.send(request(&body), || ()), serving);
+    let mut body = answered.unwrap().into_body();
+    assert_eq!(body.frame().await.unwrap().unwrap().into_data().unwrap(), "ok");
+    assert!(body.frame().await.unwrap().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropping_a_body_closes_its_connection() {
+    let (client, [mut first]) = client();
+    let body = Bytes::from_static(b"ask");
+    let head = "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok";
+    let (answered, ()) = tokio::join!(client.send(request(&body), || ()), answer(&mut first, head));
+    drop(answered.unwrap());
+    assert_eq!(first.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+}

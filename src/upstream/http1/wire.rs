@@ -1,0 +1,131 @@
+//! One connection while a request is on it.
+
+use std::cell::RefCell;
+use std::future::poll_fn;
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use super::Error;
+use crate::protocol::http1::{Head, HeadReader};
+
+/// One read takes up to this much.
+const READ_MAX: usize = 64 * 1024;
+
+thread_local! {
+    // In use within one poll only, so that a connection that waits holds no buffer.
+    static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_MAX]);
+}
+
+/// What is still to be written of a request.
+#[derive(Debug, Default)]
+pub(super) struct Outgoing {
+    head: Bytes,
+    body: Bytes,
+}
+
+impl Outgoing {
+    pub(super) fn new(head: Bytes, body: Bytes) -> Self {
+        Self { head, body }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.head.is_empty() && self.body.is_empty()
+    }
+
+    fn advance(&mut self, written: usize) {
+        let of_head = written.min(self.head.len());
+        self.head.advance(of_head);
+        self.body.advance(written - of_head);
+    }
+
+    /// Writes once: how much is not said, but it was more than nothing.
+    fn poll_write<S>(&mut self, socket: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        S: AsyncWrite + Unpin,
+    {
+        let pieces = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
+        let pieces = if self.head.is_empty() { &pieces[1..] } else { &pieces[..] };
+        match ready!(Pin::new(socket).poll_write_vectored(cx, pieces))? {
+            0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+            written => {
+                self.advance(written);
+                Poll::Ready(Ok(()))
+            }
+        }
+    }
+}
+
+/// A connection with a request on it. Dropping it closes it.
+pub(super) struct Wire<S> {
+    socket: S,
+    outgoing: Outgoing,
+    /// The rest of the request could not be written. The server may have answered before it broke off.
+    is_deaf: bool,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
+    /// Writes the first bytes of a request.
+    ///
+    /// # Errors
+    /// With the request when none of it left.
+    pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
+        match poll_fn(|cx| outgoing.poll_write(&mut socket, cx)).await {
+            Ok(()) => Ok(Self { socket, outgoing, is_deaf: false }),
+            Err(error) => Err((outgoing, error)),
+        }
+    }
+
+    /// The head of the response, and what came behind it in the same read. The rest of the request is written meanwhile.
+    pub(super) fn poll_head(
+        &mut self,
+        reader: &mut HeadReader,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(Head, Vec<u8>), Error>> {
+        loop {
+            let read = |piece: &[u8]| {
+                let found = reader.handle_piece(piece)?;
+                Ok::<_, Error>(found.map(|(head, behind)| (head, behind.to_vec())))
+            };
+            match ready!(self.poll_read(cx, read)).map_err(Error::Broken)? {
+                Some(found) => match found? {
+                    Some(found) => return Poll::Ready(Ok(found)),
+                    None => continue,
+                },
+                None => return Poll::Ready(Err(Error::Broken(io::ErrorKind::UnexpectedEof.into()))),
+            }
+        }
+    }
+
+    /// Reads once, and hands what came to `take`. `None`: the server has ended the connection.
+    pub(super) fn poll_read<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        take: impl FnOnce(&[u8]) -> T,
+    ) -> Poll<io::Result<Option<T>>> {
+        self.write_on(cx);
+        SCRATCH.with_borrow_mut(|scratch| {
+            let mut buffer = ReadBuf::new(scratch);
+            ready!(Pin::new(&mut self.socket).poll_read(cx, &mut buffer))?;
+            Poll::Ready(Ok(Some(buffer.filled()).filter(|piece| !piece.is_empty()).map(take)))
+        })
+    }
+
+    fn write_on(&mut self, cx: &mut Context<'_>) {
+        while !self.is_deaf && !self.outgoing.is_empty() {
+            match self.outgoing.poll_write(&mut self.socket, cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => self.is_deaf = true,
+                Poll::Pending => return,
+            }
+        }
+    }
+
+    /// The connection for another request; `None` while this one is not whole.
+    pub(super) fn into_idle(self) -> Option<S> {
+        (self.outgoing.is_empty() && !self.is_deaf).then_some(self.socket)
+    }
+}

@@ -1,0 +1,53 @@
+//! The body of an answer, whichever client receives it.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use super::http1;
+use crate::event_log::BoxError;
+use crate::incoming::Incoming;
+
+/// The body of the upstream's answer.
+#[derive(Debug)]
+pub enum Received {
+    /// Read by its reader.
+    Http1(Box<http1::Body>),
+    /// Read by the connection's task in hyper.
+    Hyper(Incoming),
+}
+
+impl Received {
+    /// Whether each piece is all that was ready: the other kind hands over one read at a time, through another task.
+    pub(super) fn is_gathered(&self) -> bool {
+        matches!(self, Received::Http1(_))
+    }
+}
+
+impl Body for Received {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        match &mut *self {
+            Received::Http1(body) => Pin::new(body).poll_frame(cx),
+            Received::Hyper(body) => Pin::new(body).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Received::Http1(body) => body.is_end_stream(),
+            Received::Hyper(body) => body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match self {
+            Received::Http1(body) => body.size_hint(),
+            Received::Hyper(body) => body.size_hint(),
+        }
+    }
+}
