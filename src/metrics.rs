@@ -42,6 +42,8 @@ pub struct Metrics {
     trimmed: IntCounter,
     pauses: IntCounter,
     resumes_delayed: IntCounter,
+    sessions_kept: IntGauge,
+    session_evictions: IntCounter,
 }
 
 /// How a resume was answered.
@@ -137,6 +139,11 @@ impl Metrics {
             trimmed: add.counter("trimmed_events_total", "Events dropped from the front of a stream, to make room.")?,
             pauses: add.counter("upstream_pauses_total", "Streams that kept their upstream waiting for room.")?,
             resumes_delayed: add.counter("resumes_delayed_total", "Resumes that waited because others came before.")?,
+            sessions_kept: add.gauge("sessions_kept", "Records of sessions.")?,
+            session_evictions: add.counter(
+                "evicted_sessions_total",
+                "Records of sessions opened elsewhere that were forgotten early, to make room.",
+            )?,
             registry,
         })
     }
@@ -334,6 +341,21 @@ impl Metrics {
     /// A resume has to wait.
     pub fn observe_delayed_resume(&self) {
         self.resumes_delayed.inc();
+    }
+
+    /// A session is recorded.
+    pub fn observe_session(&self) {
+        self.sessions_kept.inc();
+    }
+
+    /// Its record is gone.
+    pub fn observe_session_end(&self) {
+        self.sessions_kept.dec();
+    }
+
+    /// A session that was opened elsewhere was forgotten early.
+    pub fn observe_session_eviction(&self) {
+        self.session_evictions.inc();
     }
 
     /// A downstream connection was accepted.

@@ -91,8 +91,8 @@ impl EventLog {
             identity: Arc::new(identity),
             bounds,
             store,
-            room: Arc::new(Room::new(Shares::new(allowance, metrics))),
-            sessions: Sessions::default(),
+            room: Arc::new(Room::new(Shares::new(allowance, metrics.clone()))),
+            sessions: Sessions::new(metrics),
             retries: Arc::default(),
             sweeper: Sweeper::default(),
         }

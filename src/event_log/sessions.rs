@@ -2,9 +2,11 @@
 //!
 //! Owned here: what an `initialize` that went through the proxy said, and the session's streams, by which its cancels, answers
 //! and its end find them. A session that was opened elsewhere (before a restart, with a token that was refreshed since) has a
-//! record as well, from its first POST on, and lacks only what `initialize` said. The upstream stays the judge of a session.
-//! Absent: sessions of the proxy's own.
+//! record as well, from its first POST on, and lacks only what `initialize` said. Anybody can name a session, so records of that kind
+//! that nothing depends on have a bound, beyond which those go first that were used longest ago. The upstream stays the judge of a
+//! session. Absent: sessions of the proxy's own.
 
+use std::fmt;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,6 +18,7 @@ use dashmap::DashMap;
 
 use super::{Principal, Stream};
 use crate::clock;
+use crate::metrics::Metrics;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Answer, Phase};
@@ -24,6 +27,8 @@ use crate::protocol::stream::{Answer, Phase};
 const IDLE: Duration = Duration::from_secs(3600);
 /// The same for one that was opened elsewhere: without a stream there is nothing in its record, and anybody can name a session.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
+/// Records of sessions that were opened elsewhere, beside those that are in use. A record has up to 1.5 KiB.
+const UNOPENED_MAX: usize = 16_384;
 
 /// One session.
 #[derive(Debug)]
@@ -31,6 +36,7 @@ pub struct Session {
     principal: Principal,
     /// What `initialize` said; `None`: it did not pass here.
     opened: Option<Opened>,
+    census: Arc<Census>,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
@@ -77,9 +83,17 @@ struct State {
 }
 
 impl Session {
-    fn new(principal: Principal, opened: Option<Opened>) -> Arc<Self> {
+    fn new(principal: Principal, opened: Option<Opened>, census: Arc<Census>) -> Arc<Self> {
+        census.enter(opened.is_some());
         let state = State { streams: Vec::new(), returned: false, used: clock::now() };
-        Arc::new(Self { principal, opened, state: Mutex::new(state), turns: Arc::default(), held: Arc::default() })
+        Arc::new(Self {
+            principal,
+            opened,
+            census,
+            state: Mutex::new(state),
+            turns: Arc::default(),
+            held: Arc::default(),
+        })
     }
 
     /// Whose record it is.
@@ -156,25 +170,72 @@ impl Session {
         state.streams.iter().filter_map(Weak::upgrade).collect()
     }
 
+    fn has_streams(&self) -> bool {
+        self.lock().streams.iter().any(|stream| stream.strong_count() > 0)
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.census.leave(self.opened.is_some());
+    }
+}
+
+/// How many records there are, those that were forgotten while somebody still uses them included.
+struct Census {
+    unopened: AtomicUsize,
+    metrics: Arc<Metrics>,
+}
+
+impl Census {
+    fn enter(&self, is_opened: bool) {
+        self.unopened.fetch_add(usize::from(!is_opened), Ordering::Relaxed);
+        self.metrics.observe_session();
+    }
+
+    fn leave(&self, is_opened: bool) {
+        self.unopened.fetch_sub(usize::from(!is_opened), Ordering::Relaxed);
+        self.metrics.observe_session_end();
+    }
+}
+
+impl fmt::Debug for Census {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Census").field("unopened", &self.unopened).finish_non_exhaustive()
+    }
+}
+
 /// All sessions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Sessions {
     sessions: DashMap<Key, Arc<Session>>,
     /// Standalone streams need no record: a GET names its session.
     standalone: DashMap<Key, Arc<Stream>>,
+    census: Arc<Census>,
+    /// Once so many records of sessions that were opened elsewhere are there, some are forgotten.
+    evict_at: AtomicUsize,
 }
 
 type Key = (SessionId, Principal);
 
 impl Sessions {
+    /// None yet.
+    pub fn new(metrics: Arc<Metrics>) -> Self {
+        Self {
+            sessions: DashMap::new(),
+            standalone: DashMap::new(),
+            census: Arc::new(Census { unopened: AtomicUsize::new(0), metrics }),
+            evict_at: AtomicUsize::new(UNOPENED_MAX),
+        }
+    }
+
     /// Records a session that the upstream has just assigned.
     pub fn record(&self, id: SessionId, principal: Principal, version: ProtocolVersion, logging: bool) {
-        let session = Session::new(principal, Some(Opened { version, logging }));
+        let session = Session::new(principal, Some(Opened { version, logging }), self.census.clone());
         self.sessions.insert((id, principal), session);
     }
 
@@ -185,12 +246,43 @@ impl Sessions {
         Some(session)
     }
 
-    /// The same; a session that was opened elsewhere gets a record now.
+    /// The same; a session that was opened elsewhere gets a record now. May forget others that were.
     pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
+            self.keep_bound();
             let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, None)).clone()
+            entry.or_insert_with(|| Session::new(*principal, None, self.census.clone())).clone()
         })
+    }
+
+    /// Where too many sessions have a record that were opened elsewhere, forgets half of those that are not in use, the ones that
+    /// were used longest ago. A search is as long as the map, so there is one for every half of [`UNOPENED_MAX`] new records.
+    fn keep_bound(&self) {
+        let evict_at = self.evict_at.load(Ordering::Relaxed);
+        let is_due = self.census.unopened.load(Ordering::Relaxed) >= evict_at;
+        // While one searches, nobody else does.
+        let begins =
+            || self.evict_at.compare_exchange(evict_at, usize::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if !is_due || !begins() {
+            return;
+        }
+        let unused = self.sessions.iter().filter(|entry| self.may_evict(entry.key(), entry.value()));
+        let mut unused: Vec<_> = unused.map(|entry| (entry.lock().used, entry.key().clone())).collect();
+        unused.sort_unstable_by(|(a, (a_id, _)), (b, (b_id, _))| (a, a_id).cmp(&(b, b_id)));
+        unused.truncate(unused.len().saturating_sub(UNOPENED_MAX / 2));
+        for (_, key) in &unused {
+            if self.sessions.remove_if(key, |key, session| self.may_evict(key, session)).is_some() {
+                self.census.metrics.observe_session_eviction();
+            }
+        }
+        let left = self.census.unopened.load(Ordering::Relaxed);
+        self.evict_at.store(left + UNOPENED_MAX / 2, Ordering::Relaxed);
+    }
+
+    /// Whether nothing is lost with the record but that its client knows how to resume.
+    fn may_evict(&self, key: &Key, session: &Arc<Session>) -> bool {
+        let is_held = Arc::strong_count(session) > 1;
+        session.opened.is_none() && !is_held && !session.has_streams() && !self.standalone.contains_key(key)
     }
 
     /// Forgets a session and hands it out, so that its streams can be ended.
@@ -253,11 +345,12 @@ impl Sessions {
         self.sessions.retain(|key, session| {
             let listens = self.standalone.contains_key(key);
             let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
-            let state = session.lock();
-            listens
-                || now.saturating_duration_since(state.used) < idle
-                || state.streams.iter().any(|stream| stream.strong_count() > 0)
+            let used = session.lock().used;
+            listens || now.saturating_duration_since(used) < idle || session.has_streams()
         });
+        // Room that was made for what was in use goes with it.
+        let left = self.census.unopened.load(Ordering::Relaxed);
+        self.evict_at.fetch_min(UNOPENED_MAX.max(left + UNOPENED_MAX / 2), Ordering::Relaxed);
     }
 
     /// How many are known.

@@ -3,6 +3,7 @@
 mod property;
 mod reading;
 mod retention;
+mod sessions;
 mod sharing;
 mod slow;
 mod storing;

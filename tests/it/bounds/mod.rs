@@ -7,6 +7,7 @@ mod connections;
 mod heads;
 mod memory;
 mod resumes;
+mod sessions;
 
 use crate::support::*;
 use mcp_resume::config::Config;

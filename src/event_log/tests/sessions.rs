@@ -1,0 +1,82 @@
+//! Records of sessions: which ones a flood of made-up names may cost, and which not.
+
+use super::*;
+use crate::protocol::headers::{ProtocolVersion, SessionId};
+
+/// As many sessions that were opened elsewhere as have a record beside those in use.
+const BOUND: usize = 16_384;
+
+fn name(text: &str) -> SessionId {
+    SessionId::parse(text).unwrap()
+}
+
+/// So many made-up sessions, each other than any before `from`.
+fn flood(log: &EventLog, from: usize, many: usize) {
+    (from..from + many).for_each(|n| drop(log.sessions().find_or_record(&name(&format!("made-up-{n}")), &someone())));
+}
+
+fn someone() -> Principal {
+    Principal::Known([1; 16])
+}
+
+fn is_known(log: &EventLog, text: &str) -> bool {
+    log.sessions().find(&name(text), &someone()).is_some()
+}
+
+#[test]
+fn made_up_sessions_have_a_bound_and_the_oldest_go_first() {
+    let log = log_with(None);
+    flood(&log, 0, BOUND);
+    assert_eq!(log.sessions().len(), BOUND);
+    assert!(is_known(&log, "made-up-0"), "used again, and so the newest");
+    for round in 1..=10 {
+        flood(&log, round * BOUND, BOUND);
+        assert!(log.sessions().len() <= BOUND, "{}", log.sessions().len());
+    }
+    assert!(is_known(&log, &format!("made-up-{}", 11 * BOUND - 1)));
+    assert!(!is_known(&log, "made-up-1"));
+}
+
+#[test]
+fn a_session_that_was_used_again_outlives_older_ones() {
+    let log = log_with(None);
+    flood(&log, 0, BOUND);
+    assert!(is_known(&log, "made-up-7"));
+    flood(&log, BOUND, 1);
+    assert!(log.sessions().len() < BOUND, "{}", log.sessions().len());
+    assert!(is_known(&log, "made-up-7"));
+    assert!(!is_known(&log, "made-up-6") && !is_known(&log, "made-up-8"));
+}
+
+#[test]
+fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
+    let log = log_with(None);
+    let version = ProtocolVersion::parse("2025-11-25").unwrap();
+    log.sessions().record(name("opened"), someone(), version.clone(), true);
+    let held = log.sessions().find_or_record(&name("held"), &someone());
+    let stream = create(&log, 0);
+    log.sessions().find_or_record(&name("with-a-stream"), &someone()).add_stream(&stream);
+    let standalone = create(&log, 0);
+    drop(log.sessions().find_or_record(&name("listening"), &someone()));
+    assert!(log.sessions().set_standalone(&name("listening"), &someone(), &standalone).is_none());
+    flood(&log, 0, 3 * BOUND);
+    assert_eq!(log.sessions().find(&name("opened"), &someone()).unwrap().version(), Some(&version));
+    assert!(Arc::ptr_eq(&held, &log.sessions().find(&name("held"), &someone()).unwrap()));
+    assert_eq!(log.sessions().find(&name("with-a-stream"), &someone()).unwrap().streams().len(), 1);
+    assert!(is_known(&log, "listening"));
+}
+
+#[test]
+fn what_is_in_use_takes_no_room_from_the_others() {
+    let log = log_with(None);
+    let in_use: Vec<_> =
+        (0..BOUND).map(|n| log.sessions().find_or_record(&name(&format!("used-{n}")), &someone())).collect();
+    flood(&log, 0, BOUND / 2);
+    assert!(is_known(&log, "made-up-0"));
+    flood(&log, BOUND, 3 * BOUND);
+    assert!(log.sessions().len() <= 2 * BOUND, "{}", log.sessions().len());
+    drop(in_use);
+    log.sessions().sweep(clock::now());
+    flood(&log, 5 * BOUND, 3 * BOUND);
+    assert!(log.sessions().len() <= BOUND + BOUND / 2, "{}", log.sessions().len());
+}

@@ -1,0 +1,58 @@
+//! Sessions that nobody opened.
+
+use super::*;
+use crate::answers::{answer, question};
+use mcp_resume::config::Prime;
+
+/// More than have a record.
+const MANY: usize = 20_000;
+
+#[tokio::test]
+async fn made_up_sessions_cost_no_other_what_is_known_of_it() {
+    let (mut upstream, proxy, session) = bounded(|c| c.delivery.prime = Prime::Since20251125).await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    // Opened before a restart, and in use.
+    let old = Session::opened_elsewhere(V2025_11, "s-old", Some("Bearer neighbour"));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &old.post(call(1))).await;
+    sse.event(question("q")).await;
+    assert_eq!(response.event().await.bytes(), question("q").as_bytes());
+
+    let mut attacker = Client::connect(proxy.addr).await;
+    for batch in 0..MANY / 100 {
+        let made_up = |n: usize| session.post("no JSON").with("Mcp-Session-Id", &format!("made-up-{n}"));
+        let batch: Vec<_> = (batch * 100..(batch + 1) * 100).map(|n| made_up(n).bytes(proxy.addr)).collect();
+        attacker.send(&batch.concat()).await;
+        for _ in 0..100 {
+            let mut refused = attacker.response().await;
+            assert_eq!(refused.status, 400);
+            refused.body().await;
+            attacker = refused.into_client();
+        }
+        neighbour.hears().await;
+    }
+    let kept = metric(&proxy, "mcp_resume_sessions_kept").await;
+    assert!((8_192.0..=16_400.0).contains(&kept), "{kept}");
+    let evicted = metric(&proxy, "mcp_resume_evicted_sessions_total").await;
+    assert_eq!(kept + evicted, MANY as f64 + 3.0);
+
+    // Only the record says that this session's client is one that is primed.
+    let unsaid = neighbour.session.post(call(2)).without("MCP-Protocol-Version");
+    let (of_unsaid, mut primed) = begin(&proxy, &mut upstream, &unsaid).await;
+    primed.prime().await;
+    of_unsaid.finish(result(2)).await;
+    assert_eq!(primed.event().await.bytes(), result(2).as_bytes());
+    // Only the record finds the stream that asked, and knows of the answer.
+    let pending = old.post(answer("q")).start(proxy.addr).await;
+    upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    assert_eq!(old.post(answer("q")).send(proxy.addr).await.status, 202);
+    assert!(upstream.is_quiet());
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    // Whoever was forgotten is served as before.
+    let back = session.post(call(3)).with("Mcp-Session-Id", "made-up-0");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &back).await;
+    sse.finish(result(3)).await;
+    assert_eq!(response.event().await.bytes(), result(3).as_bytes());
+    neighbour.moves_out().await;
+}
