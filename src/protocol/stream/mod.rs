@@ -19,11 +19,14 @@
 mod asks;
 mod batch;
 mod debts;
+mod look;
 mod policy;
 mod reader;
+mod seal;
 mod states;
 #[cfg(test)]
 mod tests;
+mod timers;
 mod upstream;
 
 use std::collections::VecDeque;
@@ -39,7 +42,6 @@ pub use upstream::Ending;
 use upstream::{Next, Upstream};
 
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::Era;
 use crate::protocol::ids::{AttachId, Seq, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::sse;
@@ -278,7 +280,7 @@ impl Machine {
         self.give_up(Outcome::Expired, Failure::after_send(code), now);
     }
 
-    // ── the log and the clock ─────────────────────────────────────────────────────────────────────────────────────────
+    // ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     /// The store accepted the batch that [`Self::poll_batch`] handed out: its events may be read now.
     pub fn handle_stored(&mut self, now: Instant) {
@@ -316,32 +318,6 @@ impl Machine {
         }
     }
 
-    /// Time has passed: whatever was due by `now` happens.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if due(self.commit_at) {
-            self.open(true);
-        }
-        if due(self.upstream.reopen_at()) {
-            self.effects.push_back(Effect::Reopen(self.upstream.reopen()));
-        }
-        if due(self.linger_until) || due(self.cancel_until) {
-            let outcome = self.settled_outcome();
-            self.begin_seal(outcome, now);
-        }
-        if due(self.call_deadline()) {
-            self.announce_cancel();
-            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
-        }
-        if due(self.full_deadline()) {
-            self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now);
-        }
-        if due(self.abandon_at()) {
-            self.announce_cancel();
-            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
-        }
-    }
-
     /// The next batch to store, in order. `None` while one is being stored or nothing is staged.
     pub fn poll_batch(&mut self) -> Option<Batch> {
         if self.storing > 0 || self.staged.is_empty() {
@@ -356,159 +332,6 @@ impl Machine {
     /// The next thing to do.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
-    }
-
-    /// When [`Self::handle_timeout`] has something to do. `None` for a sealed stream, whose retention is
-    /// [`Self::readable_until`].
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        if self.is_sealed() {
-            return None;
-        }
-        [
-            self.commit_at,
-            self.upstream.reopen_at(),
-            self.linger_until,
-            self.cancel_until,
-            self.call_deadline(),
-            self.full_deadline(),
-            self.abandon_at(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
-    }
-
-    // ── looking ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    /// Where the stream stands.
-    pub fn phase(&self) -> Phase {
-        self.phase
-    }
-
-    /// Why the proxy ended the stream before its upstream did.
-    pub fn failure(&self) -> Option<Failure> {
-        self.failure
-    }
-
-    /// Whether the response head is the proxy's own.
-    pub fn is_committed(&self) -> bool {
-        self.committed
-    }
-
-    /// Whether the proxy begins the response by itself at `now`.
-    pub fn commits_by(&self, now: Instant) -> bool {
-        self.commit_at.is_some_and(|at| at <= now)
-    }
-
-    /// Whether no response is owed any more, and those that came may be read.
-    pub fn is_answered(&self) -> bool {
-        self.debts.is_settled() && self.debts.last_response().is_none_or(|seq| seq <= self.tail)
-    }
-
-    /// Whether the stream has ended.
-    pub fn is_sealed(&self) -> bool {
-        matches!(self.phase, Phase::Sealed { .. })
-    }
-
-    /// Whether the client has cancelled it, so that no token opens it any more.
-    pub fn is_cancelled(&self) -> bool {
-        self.cancelled
-    }
-
-    /// Whether its last message is known to have arrived.
-    pub fn is_delivered(&self) -> bool {
-        self.delivered
-    }
-
-    /// Whether the upstream must not be read now: the bounds are full of unwritten events.
-    pub fn is_paused(&self) -> bool {
-        self.policy.pauses && self.full_since.is_some()
-    }
-
-    /// The last number that may be read.
-    pub fn tail(&self) -> Seq {
-        self.tail
-    }
-
-    /// The last number that is gone.
-    pub fn trimmed(&self) -> Seq {
-        self.trimmed
-    }
-
-    /// The last event that may go when room is needed: what was confirmed, then what was written to a connection. A stream
-    /// that never pauses gives up its oldest.
-    pub fn releasable(&self) -> Seq {
-        if self.policy.pauses { self.reader.releasable() } else { self.tail }
-    }
-
-    /// Who reads it.
-    pub fn reader(&self) -> &Reader {
-        &self.reader
-    }
-
-    /// What the connection that was just taken over is told: to wait a multiple of the `retry` that was last told.
-    pub fn takeover_retry(&self) -> Duration {
-        self.reader.takeover_retry(self.last_retry)
-    }
-
-    /// What it owes.
-    pub fn debts(&self) -> &Debts {
-        &self.debts
-    }
-
-    /// What the server asked.
-    pub fn asks(&self) -> &Asks {
-        &self.asks
-    }
-
-    /// What it lives by.
-    pub fn policy(&self) -> &Policy {
-        &self.policy
-    }
-
-    /// Until when a stream that is over stays: `retention` after its seal and its last reader, whichever is later. `None`
-    /// while it is unsealed or being read. An answer that passed has no seal.
-    pub fn readable_until(&self) -> Option<Instant> {
-        if self.reader.is_attached() {
-            return None;
-        }
-        let left = self.reader.since();
-        match self.phase {
-            Phase::Sealed { at, .. } => Some(at.max(left) + self.policy.retention),
-            Phase::Passed => Some(left + self.policy.retention),
-            Phase::Waiting | Phase::Open => None,
-        }
-    }
-
-    /// Until when somebody may be expected to come for what a stream that is over holds, if a client takes at most `patience` to
-    /// come back. `None` where nobody is: it was delivered, cancelled, or nobody has an id of it. While it is read: now.
-    pub fn expects_reader(&self, patience: Duration, now: Instant) -> Option<Instant> {
-        let Phase::Sealed { outcome, at } = self.phase else { return None };
-        let wanted = self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.delivered;
-        match self.reader.is_attached() {
-            _ if !wanted || !self.reader.is_primed() => None,
-            true => Some(now),
-            false => Some(at.max(self.reader.since()) + patience).filter(|until| *until > now),
-        }
-    }
-
-    /// Where `cursor` lies. A cursor is the last event a client has, 0 for none. A sealed stream ends where no event is left
-    /// that a replay would write.
-    pub fn place(&self, cursor: Seq) -> Place {
-        if cursor > self.tail || cursor < self.trimmed {
-            return Place::Lost;
-        }
-        match self.phase {
-            Phase::Sealed { .. } if self.is_spent_after(cursor) => Place::AtEnd,
-            // No stream, so no place in it.
-            Phase::Passed => Place::Lost,
-            Phase::Sealed { .. } | Phase::Waiting | Phase::Open => Place::After(cursor),
-        }
-    }
-
-    /// Whether the events after `cursor` are nothing but questions that were answered.
-    fn is_spent_after(&self, cursor: Seq) -> bool {
-        (cursor.0 + 1..=self.tail.0).all(|seq| self.asks.is_answered(Seq(seq)))
     }
 
     // ── decisions ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -541,94 +364,5 @@ impl Machine {
             }
             Message::Response { id: None, .. } | Message::Notification { .. } => {}
         }
-    }
-
-    /// How a stream ends whose debts are settled.
-    fn settled_outcome(&self) -> Outcome {
-        if self.debts.is_cancelled() { Outcome::Cancelled } else { Outcome::Completed }
-    }
-
-    /// A request stream whose every response came or was cancelled: whatever happens now, it has not failed.
-    fn owes_nothing(&self) -> bool {
-        self.policy.kind == StreamKind::Request && self.debts.is_settled()
-    }
-
-    /// The proxy ends the stream, with an error for whatever it still owes.
-    fn give_up(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
-        if self.is_sealed() || self.sealing.is_some() {
-            return;
-        }
-        if self.owes_nothing() {
-            return self.begin_seal(self.settled_outcome(), now);
-        }
-        self.failure = Some(failure);
-        self.stage_errors(failure);
-        self.begin_seal(outcome, now);
-    }
-
-    /// Invariant 7: an error for every response that is still owed.
-    fn stage_errors(&mut self, failure: Failure) {
-        if self.phase != Phase::Open || self.sealing.is_some() {
-            return;
-        }
-        let due: Vec<RequestId> = self.debts.due().cloned().collect();
-        for id in due {
-            let seq = self.staged.push(b"message", &failure.to_message(Some(&id)));
-            self.debts.answer(&id, seq, true);
-        }
-    }
-
-    fn announce_cancel(&mut self) {
-        let due: Vec<RequestId> = self.debts.due().cloned().collect();
-        if self.policy.announces_cancel && !due.is_empty() && self.sealing.is_none() {
-            self.effects.push_back(Effect::AnnounceCancel(due));
-        }
-    }
-
-    fn begin_seal(&mut self, outcome: Outcome, now: Instant) {
-        if self.is_sealed() || self.sealing.is_some() {
-            return;
-        }
-        self.sealing = Some(outcome);
-        self.commit_at = None;
-        self.linger_until = None;
-        self.cancel_until = None;
-        self.call_until = None;
-        self.full_since = None;
-        self.upstream.closed();
-        self.effects.push_back(Effect::Close);
-        self.finish_seal(now);
-    }
-
-    /// Invariant 2 holds for the end too: a stream is sealed when its last event is with the store.
-    fn finish_seal(&mut self, now: Instant) {
-        if let Some(outcome) = self.sealing
-            && self.storing == 0
-            && self.staged.is_empty()
-            && !self.is_sealed()
-        {
-            self.phase = Phase::Sealed { outcome, at: now };
-        }
-    }
-
-    fn call_deadline(&self) -> Option<Instant> {
-        self.call_until.filter(|_| !self.debts.is_settled() && self.phase != Phase::Passed)
-    }
-
-    fn full_deadline(&self) -> Option<Instant> {
-        self.full_since.filter(|_| self.policy.pauses).map(|since| since + self.policy.full_wait)
-    }
-
-    /// When a stream that nobody reads is given up.
-    fn abandon_at(&self) -> Option<Instant> {
-        if self.reader.is_attached() || self.sealing.is_some() || self.phase == Phase::Passed {
-            return None;
-        }
-        let wait = match self.policy.era {
-            Era::Legacy => self.policy.max_wait,
-            Era::Modern if !self.reader.is_primed() && !self.policy.keyed => Some(Duration::ZERO),
-            Era::Modern => Some(self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1))),
-        };
-        wait.map(|wait| self.reader.since() + wait)
     }
 }
