@@ -216,7 +216,6 @@ impl Ingress {
             template: Arc::new(template),
             accept,
             credentials: self.credentials(asked),
-            principal: asked.binding.principal,
             subject: asked.binding.subject,
             initializes,
             max_event_bytes: self.config.streams.max_event_bytes,

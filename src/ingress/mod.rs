@@ -180,8 +180,11 @@ impl Ingress {
     }
 
     fn credentials(&self, asked: &Asked) -> Credentials {
-        let query = self.credentials.of_query(asked.parts.uri.query());
-        (self.credentials.of(&asked.parts.headers), asked.binding.principal, query)
+        Credentials {
+            headers: self.credentials.of(&asked.parts.headers),
+            principal: asked.binding.principal,
+            query: self.credentials.of_query(asked.parts.uri.query()),
+        }
     }
 
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {

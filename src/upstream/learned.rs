@@ -15,8 +15,16 @@ const TRUST: Duration = Duration::from_secs(600);
 /// More callers or origins than this are not remembered: those get the upstream's own heads, late or not.
 const MAX_REMEMBERED: usize = 65_536;
 
-/// What a caller shows: the usual credentials, whatever the operator tells principals by, and its query.
-pub type Credentials = (Principal, Principal, Principal);
+/// What a caller shows, as the upstream may judge it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Credentials {
+    /// The usual headers.
+    pub headers: Principal,
+    /// Whatever the operator tells callers by.
+    pub principal: Principal,
+    /// Its query.
+    pub query: Principal,
+}
 
 /// Credentials that were accepted, and CORS headers by origin.
 #[derive(Debug, Default)]
@@ -85,7 +93,8 @@ mod tests {
     #[test]
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
         let (learned, now) = (Learned::default(), clock::now());
-        let known = |byte| (Principal::Known([byte; 16]), Principal::Anonymous, Principal::Anonymous);
+        let other = Principal::Anonymous;
+        let known = |byte| Credentials { headers: Principal::Known([byte; 16]), principal: other, query: other };
         assert!(!learned.accepts(&known(1), now));
         learned.note_accepted(known(1), now);
         assert!(learned.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));

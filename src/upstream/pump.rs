@@ -18,7 +18,7 @@ use super::reader::{EventReader, Gathered};
 use super::source::{Collected, Input, Source};
 use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Plain, Principal, Subject, Writer};
+use crate::event_log::{EventLog, Head, Plain, Subject, Writer};
 use crate::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
@@ -42,10 +42,8 @@ pub struct Call {
     pub template: Arc<Template>,
     /// What the client takes.
     pub accept: headers::Accept,
-    /// Whose credentials it carries.
-    pub credentials: Credentials,
     /// Who it comes from.
-    pub principal: Principal,
+    pub credentials: Credentials,
     /// Whom that one's token claims to speak for.
     pub subject: Option<Subject>,
     /// It carries `initialize`: its answer makes a session.
@@ -468,7 +466,7 @@ impl Pump {
         if response.status().is_success() {
             learned.note_accepted(self.call.credentials, clock::now());
             if let Some(subject) = self.call.subject {
-                learned.tokens().note_accepted(subject, self.call.principal, clock::now());
+                learned.tokens().note_accepted(subject, self.call.credentials.principal, clock::now());
             }
         } else if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             learned.note_refused(&self.call.credentials);
@@ -487,7 +485,7 @@ impl Pump {
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {
-            self.log.sessions().record(session.clone(), self.call.principal, version, initialized.logging);
+            self.log.sessions().record(session.clone(), self.call.credentials.principal, version, initialized.logging);
         }
     }
 }
