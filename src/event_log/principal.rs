@@ -1,5 +1,8 @@
 //! Who a request comes from, as far as a proxy can tell: a keyed hash of the credential, never the credential.
 
+use std::sync::Arc;
+
+use dashmap::DashMap;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -9,6 +12,8 @@ use crate::config::PrincipalSource;
 use crate::protocol::jwt::Claims;
 
 const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+/// The subjects of so many tokens are remembered. One more, and all are looked for anew.
+const SUBJECTS_MAX: usize = 4096;
 
 /// The caller a stream belongs to. Equal credentials give equal principals within one process (or one key).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -35,12 +40,15 @@ impl Subject {
 pub struct Principals {
     source: PrincipalSource,
     key: [u8; 32],
+    /// What was found in tokens, by their principals: a token comes with every request of its caller, and decoding it costs more
+    /// than all else that is done to tell who that is.
+    subjects: Arc<DashMap<Principal, Subject>>,
 }
 
 impl Principals {
     /// Reads the credential from where `source` says and hashes it with `key`.
     pub fn new(source: PrincipalSource, key: [u8; 32]) -> Self {
-        Self { source, key }
+        Self { source, key, subjects: Arc::default() }
     }
 
     /// The principal of a request.
@@ -66,14 +74,29 @@ impl Principals {
         query.map_or(Principal::Anonymous, |query| self.known("query", query.as_bytes()))
     }
 
-    /// The subject a request claims, where its principal is that of an `Authorization` and that is a JWT.
-    pub fn subject_of(&self, headers: &HeaderMap) -> Option<Subject> {
+    /// The subject a request of `principal` claims, where that is the principal of an `Authorization` and that is a JWT.
+    pub fn subject_of(&self, principal: &Principal, headers: &HeaderMap) -> Option<Subject> {
         if self.source != PrincipalSource::Auto {
             return None;
         }
         let mut said = headers.get_all(AUTHORIZATION).iter();
         let (authorization, second) = (said.next()?, said.next());
-        let Claims { iss, sub } = Claims::of(authorization).filter(|_| second.is_none())?;
+        if second.is_some() {
+            return None;
+        }
+        if let Some(known) = self.subjects.get(principal) {
+            return Some(*known);
+        }
+        let subject = self.claimed(authorization)?;
+        if self.subjects.len() >= SUBJECTS_MAX {
+            self.subjects.clear();
+        }
+        self.subjects.insert(*principal, subject);
+        Some(subject)
+    }
+
+    fn claimed(&self, authorization: &HeaderValue) -> Option<Subject> {
+        let Claims { iss, sub } = Claims::of(authorization)?;
         let issuer_bytes = (iss.len() as u64).to_be_bytes();
         // No place has such a name.
         Some(Subject(self.hash(&[b"\0subject\0", &issuer_bytes, iss.as_bytes(), sub.as_bytes()])))
@@ -129,7 +152,10 @@ mod tests {
                 let payload = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(payload);
                 all.append(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer e30.{payload}.c2ln")).unwrap());
             }
-            Principals::new(source, [7; 32]).subject_of(&all)
+            let principals = Principals::new(source, [7; 32]);
+            let found = principals.subject_of(&principals.of(&all), &all);
+            assert_eq!(found, principals.subject_of(&principals.of(&all), &all), "the same each time");
+            found
         };
         let of = |payload: &str| subject(PrincipalSource::Auto, &[payload]);
         let one = of(r#"{"iss":"i","sub":"u","exp":1}"#);
@@ -151,6 +177,28 @@ mod tests {
         {
             assert_eq!(subject(source, &[same]), None);
         }
+    }
+
+    #[test]
+    fn a_flood_of_tokens_costs_no_more_than_so_many_and_changes_nobodys_subject() {
+        use base64::Engine;
+        let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
+        let subject = |sub: usize, signature: usize| {
+            let payload =
+                base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(format!(r#"{{"iss":"i","sub":"{sub}"}}"#));
+            let token = HeaderValue::from_str(&format!("Bearer e30.{payload}.c{signature}")).unwrap();
+            let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
+            principals.subject_of(&principals.of(&headers), &headers)
+        };
+        let first: Vec<_> = (0..10).map(|sub| subject(sub, 0)).collect();
+        for sub in 0..2 * SUBJECTS_MAX {
+            subject(sub, 1);
+            assert!(principals.subjects.len() <= SUBJECTS_MAX);
+        }
+        let again: Vec<_> = (0..10).map(|sub| subject(sub, 0)).collect();
+        assert!(first.iter().all(Option::is_some));
+        assert_eq!(first, again);
+        assert_ne!(first[0], first[1]);
     }
 
     #[test]

@@ -159,7 +159,7 @@ impl Ingress {
 
     fn identify(&self, parts: Parts, connection: Arc<Connection>) -> Asked {
         let principal = self.principals.of(&parts.headers);
-        let subject = self.principals.subject_of(&parts.headers);
+        let subject = self.principals.subject_of(&principal, &parts.headers);
         let id = SessionId::from_headers(&parts.headers);
         let sessions = self.log.sessions();
         let session = match &id {
