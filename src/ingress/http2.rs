@@ -23,11 +23,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tracing::debug;
 
-use super::connection::{Connection, Settling};
 use super::serve::{HEAD_TIMEOUT, Handle, Visit};
 use crate::clock::{self, Alarm};
 use crate::event_log::{BoxBody, BoxError};
-use crate::incoming::Incoming;
 use crate::protocol::headers;
 
 /// What every HTTP/2 connection begins with ([RFC 9113 §3.4]).
@@ -82,14 +80,13 @@ where
     H: Handle<F>,
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
-    let Visit { peer, scheme, header_bytes, handle, mut stopping } = visit;
-    let connection = Arc::new(Connection::new(peer, scheme));
-    let mut settling = Settling::new(connection.receipts().clone());
+    let header_bytes = visit.header_bytes;
+    let (answer, mut settling, stop) = visit.begin();
     let requests = Arc::new(Requests::default());
     let begun = requests.clone();
     let service = service_fn(move |request| {
         let running = Running::begin(&begun);
-        let answer = handle(connection.clone(), Incoming::of_request(as_http1(request)));
+        let answer = answer(as_http1(request));
         async move { Ok::<_, Infallible>(as_http2(answer.await, running)) }
     });
     let mut hyper = pin!(
@@ -106,7 +103,7 @@ where
             .max_local_error_reset_streams(MAX_MISTAKES)
             .serve_connection(TokioIo::new(Rewound { ahead, io }), service)
     );
-    let mut stop = pin!(async move { stopping.changed().await });
+    let mut stop = pin!(stop);
     let mut idle = Alarm::new();
     let mut is_stopping = false;
     let ended = poll_fn(|cx| {
@@ -285,6 +282,8 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
+    use crate::incoming::Incoming;
+    use crate::ingress::Connection;
     use crate::upstream::whole;
 
     /// A SETTINGS frame without settings.

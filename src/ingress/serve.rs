@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use bytes::BytesMut;
 use http::{Request, Response};
+use hyper::body;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -220,6 +221,20 @@ pub(super) struct Visit<H> {
     pub(super) stopping: watch::Receiver<()>,
 }
 
+impl<H> Visit<H> {
+    /// Begins to serve: what answers the connection's requests, what confirms its responses, and the word to stop.
+    pub(super) fn begin<F>(self) -> (impl Fn(Request<body::Incoming>) -> F, Settling, impl Future<Output = ()>)
+    where
+        H: Handle<F>,
+    {
+        let Self { peer, scheme, handle, mut stopping, .. } = self;
+        let connection = Arc::new(Connection::new(peer, scheme));
+        let settling = Settling::new(connection.receipts().clone());
+        let answer = move |request| handle(connection.clone(), Incoming::of_request(request));
+        (answer, settling, async move { drop(stopping.changed().await) })
+    }
+}
+
 async fn serve_tls<Io, H, F>(io: Io, certificates: Arc<Certificates>, mut visit: Visit<H>)
 where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -268,12 +283,11 @@ where
     H: Handle<F>,
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
-    let Visit { peer, scheme, header_bytes, handle, mut stopping } = visit;
-    let connection = Arc::new(Connection::new(peer, scheme));
-    let mut settling = Settling::new(connection.receipts().clone());
+    let header_bytes = visit.header_bytes;
+    let (answer, mut settling, stop) = visit.begin();
     let (socket, watch) = watched(io, ahead);
     let service = service_fn(move |request| {
-        let answer = handle(connection.clone(), Incoming::of_request(request));
+        let answer = answer(request);
         async move { Ok::<_, Infallible>(answer.await) }
     });
     let mut hyper = pin!(
@@ -284,7 +298,7 @@ where
             .max_buf_size(header_bytes)
             .serve_connection(TokioIo::new(socket), service)
     );
-    let mut stop = pin!(async move { stopping.changed().await });
+    let mut stop = pin!(stop);
     let mut is_stopping = false;
     let ended = poll_fn(|cx| {
         if !is_stopping && stop.as_mut().poll(cx).is_ready() {
