@@ -1,6 +1,6 @@
 //! The binary from outside: its answers to a wrong or idle command line, its exit codes, its check, its demo.
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::process::{Command, Output, Stdio};
 
@@ -92,6 +92,93 @@ fn serving_says_where_and_ends_with_0_once_it_is_asked_to() {
         let mut more = String::new();
         stdout.read_to_string(&mut more).expect("text");
         assert_eq!(more, "", "a line for each listener, and nothing else");
+    }
+}
+
+/// A server that answers each call with an event stream which it breaks off once the client has left.
+#[cfg(unix)]
+fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
+    let listener = TcpListener::bind(FREE).expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let (has_left, left) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let mut connection = connection.expect("a connection");
+            let mut request = Vec::new();
+            while !request.ends_with(CALL.as_bytes()) {
+                let mut piece = [0; 1024];
+                let read = connection.read(&mut piece).expect("a request");
+                request.extend_from_slice(&piece[..read]);
+            }
+            let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n";
+            connection.write_all(head).expect("the proxy reads");
+            left.recv().expect("the test goes on");
+        }
+    });
+    (address, has_left)
+}
+
+#[cfg(unix)]
+const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
+
+/// The client of a call leaves, and then its server does: the lines that are logged of both.
+#[cfg(unix)]
+fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 2] {
+    let (server, has_left) = fickle_server();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+        .args(["serve", "--upstream", &format!("http://{server}/mcp"), "--listen", FREE, "--admin", ""])
+        .env("MCP_RESUME_LOG__FORMAT", format)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut announced = String::new();
+    BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut announced).expect("a line");
+    let address = announced.split("http://").nth(1).and_then(|url| url.split('/').next()).expect("an address");
+    let mut client = TcpStream::connect(address).expect("it listens there");
+    let trace = traceparent.map_or(String::new(), |trace| format!("traceparent: {trace}\r\n"));
+    let head = format!(
+        "POST /mcp HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{trace}\
+         Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n\r\n{CALL}",
+        CALL.len()
+    );
+    client.write_all(head.as_bytes()).expect("the proxy reads");
+    let mut answer = Vec::new();
+    while !String::from_utf8_lossy(&answer).contains("retry: ") {
+        let mut piece = [0; 1024];
+        let read = client.read(&mut piece).expect("an answer");
+        assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
+        answer.extend_from_slice(&piece[..read]);
+    }
+    drop(client);
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map(|line| line.expect("text"));
+    let left = lines.find(|line| line.contains("client disconnected")).expect("a line");
+    has_left.send(()).expect("the server runs");
+    let failed = lines.find(|line| line.contains("stream failed")).expect("a line");
+    child.kill().expect("it runs");
+    child.wait().expect("a status");
+    [left, failed]
+}
+
+#[test]
+#[cfg(unix)]
+fn log_lines_name_the_trace_of_their_request() {
+    let trace = "0af7651916cd43dd8448eb211c80319c";
+    let good = format!("00-{trace}-b7ad6b7169203331-01");
+    for line in lines_of_a_call("text", Some(&good)) {
+        assert!(line.contains(&format!(" request{{trace_id={trace}}}: ")), "{line}");
+    }
+    for line in lines_of_a_call("json", Some(&good)) {
+        let line: serde_json::Value = serde_json::from_str(&line).expect("JSON");
+        assert_eq!(line["span"]["trace_id"], trace, "{line}");
+    }
+    let bad = good.replace(trace, &"0".repeat(32));
+    for format in ["text", "json"] {
+        for traceparent in [None, Some(bad.as_str())] {
+            for line in lines_of_a_call(format, traceparent) {
+                assert!(!line.contains("trace_id") && !line.contains("request{"), "{line}");
+            }
+        }
     }
 }
 

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
-use tracing::{info, warn};
+use tracing::{Instrument, info, warn};
 
 use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
@@ -84,7 +84,7 @@ impl Ingress {
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let delivery = Delivery { template, session, elders, answered, cancelled, held };
-        tokio::spawn(self.clone().deliver(delivery, queued, reply));
+        tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         replied.await.unwrap_or_else(|_| self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))
     }
 

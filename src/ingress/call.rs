@@ -10,6 +10,7 @@ use bytes::Bytes;
 use http::header::ORIGIN;
 use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
+use tracing::Instrument;
 
 use super::refreshed::Unproven;
 use super::{Asked, Connection, Ingress, respond};
@@ -223,9 +224,9 @@ impl Ingress {
         let writer = self.log.writer(stream);
         let pump = Pump::new(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
         match stream.look(|machine| machine.policy().kind) {
-            StreamKind::Request => drop(self.drain.calls().spawn(pump.run())),
+            StreamKind::Request => drop(self.drain.calls().spawn(pump.run().in_current_span())),
             // It never ends by itself, so that nothing can wait for it.
-            StreamKind::Standalone => drop(tokio::spawn(pump.run())),
+            StreamKind::Standalone => drop(tokio::spawn(pump.run().in_current_span())),
         }
     }
 

@@ -15,6 +15,7 @@ pub mod respond;
 mod resume;
 mod seats;
 mod serve;
+mod trace;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use http::header::{ORIGIN, UPGRADE};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 use hyper::body::Body;
+use tracing::Instrument;
 
 pub use connection::Connection;
 pub use seats::Seats;
@@ -79,7 +81,11 @@ impl Ingress {
             connection.receipts().confirm_all();
         }
         let origin = request.headers().get(ORIGIN).cloned();
-        let mut response = self.clone().dispatch(connection, request).await;
+        let span = trace::span(request.headers());
+        let mut response = match &span {
+            None => self.clone().dispatch(connection, request).await,
+            Some(span) => Box::pin(self.clone().dispatch(connection, request)).instrument(span.clone()).await,
+        };
         if let Some(origin) = origin
             && respond::is_ours(&response)
         {
@@ -87,7 +93,10 @@ impl Ingress {
             response.headers_mut().extend(known);
             headers::expose_ours(response.headers_mut());
         }
-        response
+        match span {
+            None => response,
+            Some(span) => response.map(|body| trace::within(span, body)),
+        }
     }
 
     /// A call's future stays small: the rarer ways are boxed, because every request pays for the largest.

@@ -131,7 +131,7 @@ fn is_visible_ascii(text: &str, max_bytes: usize) -> bool {
 }
 
 /// The header's value, unless there are several to choose from.
-fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
+pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?;
     values.next().is_none().then_some(value)?.to_str().ok()

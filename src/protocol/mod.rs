@@ -14,3 +14,4 @@ pub mod jsonrpc;
 pub mod jwt;
 pub mod sse;
 pub mod stream;
+pub mod trace;

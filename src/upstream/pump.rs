@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 use http::header::CONTENT_ENCODING;
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
-use tracing::{debug, info};
+use tracing::{Instrument, debug, info};
 
 use super::body::{keep, passing_body};
 use super::own;
@@ -199,7 +199,7 @@ impl Pump {
     fn refuse_ask(&self, id: &RequestId) {
         let (upstream, stream) = (self.upstream.clone(), self.writer.stream().clone());
         let template = own::post(&self.call.template, own::refusal(id));
-        tokio::spawn(async move {
+        let sending = async move {
             let mut pause = BACKOFF.0;
             while let Err(failure) = upstream.send(&template, None).await {
                 debug!(?failure, "the refusal of a question did not reach the upstream");
@@ -209,18 +209,20 @@ impl Pump {
                 clock::sleep_until(clock::now() + pause).await;
                 pause = (pause * 2).min(BACKOFF.1);
             }
-        });
+        };
+        tokio::spawn(sending.in_current_span());
     }
 
     /// Posts a message of our own beside the call; what becomes of it changes nothing.
     fn post_aside(&self, message: Vec<u8>) {
         let upstream = self.upstream.clone();
         let template = own::post(&self.call.template, message);
-        tokio::spawn(async move {
+        let sending = async move {
             if let Err(failure) = upstream.send(&template, None).await {
                 debug!(?failure, "a message of the proxy's own did not reach the upstream");
             }
-        });
+        };
+        tokio::spawn(sending.in_current_span());
     }
 
     // ── what the upstream sends ───────────────────────────────────────────────────────────────────────────────────────
