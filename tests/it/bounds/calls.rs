@@ -1,8 +1,27 @@
-//! Streams of a caller, and calls that it has left.
-//!
-//! A place is left here for resets of HTTP/2 streams, which are calls that are left as well.
+//! Streams of a caller, and calls that it has left, over HTTP/1.1 by breaking connections and over HTTP/2 by resetting streams.
 
 use super::*;
+use crate::support::frames::{self, ENHANCE_YOUR_CALM, Framer};
+use std::cell::Cell;
+
+/// The calls that have reached the upstream.
+async fn calls(upstream: &mut Upstream) -> Vec<Call> {
+    let mut calls = Vec::new();
+    while !upstream.is_quiet() {
+        calls.push(upstream.expect("tools/call").await);
+    }
+    calls
+}
+
+/// Nothing is kept any more, once the time for it has passed.
+async fn is_empty(proxy: &Proxy) {
+    pass(std::time::Duration::from_secs(3600)).await;
+    for level in ["streams_open", "streams_attached", "calls_detached", "streams_kept", "held_bytes"] {
+        let sample = format!("mcp_resume_{level}");
+        let is_empty = async { while metric(proxy, &sample).await > 0.0 {} };
+        within(level, is_empty).await;
+    }
+}
 
 #[tokio::test]
 async fn more_streams_than_a_caller_may_have_are_429() {
@@ -80,12 +99,76 @@ async fn posts_that_are_reset_at_once_cost_as_many_calls_as_may_be_left() {
         }
         neighbour.hears().await;
     }
-    let mut calls = 0;
-    while !upstream.is_quiet() {
-        assert_eq!(upstream.next().await.rpc_method(), "tools/call");
-        calls += 1;
-    }
+    let calls = calls(&mut upstream).await.len();
     // Ten at a time are read before the first of them is known to have left.
     assert!((MAY..=MAY + 10).contains(&calls), "{calls} calls");
     neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn streams_that_are_reset_before_they_are_looked_at_end_their_connection() {
+    const CONNECTIONS: u64 = 20;
+    const STREAMS: u64 = 2000;
+    let (mut upstream, proxy, session) = bounded(|_| {}).await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let is_over = Cell::new(false);
+    let flood = async {
+        for _ in 0..CONNECTIONS {
+            let mut client = Framer::connect(proxy.addr).await;
+            let mut bytes = Vec::new();
+            for id in 0..STREAMS {
+                let (opened, stream) = client.open(&session.post(call(id)));
+                bytes.extend(opened);
+                bytes.extend(frames::reset(stream));
+            }
+            // The proxy hangs up before it has read them all.
+            let _ = client.send(&bytes).await;
+            assert_eq!(client.ended().await, Some(ENHANCE_YOUR_CALM));
+        }
+        is_over.set(true);
+    };
+    let watch = async {
+        while !is_over.get() {
+            neighbour.hears().await;
+        }
+    };
+    tokio::join!(flood, watch);
+    // Where a read ends between a request and its reset, the request is looked at.
+    let calls = calls(&mut upstream).await.len() as u64;
+    assert!(calls <= CONNECTIONS, "{calls} calls");
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn posts_whose_streams_are_reset_cost_as_many_calls_as_may_be_left_and_leave_nothing() {
+    const MAY: usize = 30;
+    let (mut upstream, proxy, session) = bounded(|c| c.limits.detached_calls_per_principal = MAY).await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let mut client = Framer::connect(proxy.addr).await;
+    let mut id = 0;
+    while metric(&proxy, &rejects("too_many_detached")).await < 1000.0 {
+        // On one connection, and looked at before they are reset.
+        let mut opened = Vec::new();
+        assert!(id < 5000, "nobody is refused");
+        for _ in 0..10 {
+            id += 1;
+            let (bytes, stream) = client.open(&session.post(call(id)));
+            client.send(&bytes).await.expect("an open connection");
+            opened.push(stream);
+        }
+        neighbour.hears().await;
+        for stream in opened {
+            client.send(&frames::reset(stream)).await.expect("an open connection");
+        }
+        neighbour.hears().await;
+    }
+    let calls = calls(&mut upstream).await;
+    assert!((MAY..=MAY + 10).contains(&calls.len()), "{} calls", calls.len());
+    assert_eq!(metric(&proxy, "mcp_resume_calls_detached").await, calls.len() as f64);
+    for call in calls {
+        let id = call.json_body()["id"].clone();
+        call.json(200, result(id)).await;
+    }
+    neighbour.moves_out().await;
+    is_empty(&proxy).await;
 }

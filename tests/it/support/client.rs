@@ -90,14 +90,26 @@ impl Request {
         }
         head.push_str("\r\n");
         let mut bytes = head.into_bytes();
-        bytes.extend_from_slice(self.body.as_deref().unwrap_or_default());
+        bytes.extend_from_slice(self.body());
         bytes
+    }
+
+    /// Its method and its target.
+    pub(crate) fn line(&self) -> (&str, &str) {
+        (&self.method, &self.target)
+    }
+
+    pub(crate) fn headers(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.headers.iter().map(|(name, value)| (name.as_str(), value.as_str()))
+    }
+
+    pub(crate) fn body(&self) -> &[u8] {
+        self.body.as_deref().unwrap_or_default()
     }
 
     /// The id of the JSON-RPC request it carries.
     pub(crate) fn rpc_id(&self) -> Value {
-        let body = self.body.as_deref().unwrap_or_default();
-        let message: Value = serde_json::from_slice(body).expect("a JSON body");
+        let message: Value = serde_json::from_slice(self.body()).expect("a JSON body");
         message["id"].clone()
     }
 

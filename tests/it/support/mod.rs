@@ -3,6 +3,7 @@
 //! Nothing here sleeps. Tests wait for events and fail when one does not come in [`LIMIT`].
 
 pub(crate) mod client;
+pub(crate) mod frames;
 pub(crate) mod jwt;
 pub(crate) mod mcp;
 pub(crate) mod pki;
