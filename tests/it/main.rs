@@ -23,6 +23,7 @@ mod exchange;
 mod flow;
 mod kit;
 mod matrix;
+mod metrics;
 mod modern;
 mod origin;
 mod pairings;

@@ -76,10 +76,3 @@ async fn assert_refused(mut response: Response, status: u16, fault: &str) {
 fn rejects(reason: &str) -> String {
     format!("mcp_resume_rejects_total{{reason=\"{reason}\"}}")
 }
-
-/// So much time passes at once, for everybody.
-async fn pass(time: std::time::Duration) {
-    tokio::time::pause();
-    tokio::time::advance(time).await;
-    tokio::time::resume();
-}

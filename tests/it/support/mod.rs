@@ -74,3 +74,10 @@ pub(crate) async fn metric(proxy: &Proxy, sample: &str) -> f64 {
     let value = page.lines().find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '));
     value.map_or(0.0, |value| value.parse().expect("a number"))
 }
+
+/// So much time passes at once, for everybody.
+pub(crate) async fn pass(time: Duration) {
+    tokio::time::pause();
+    tokio::time::advance(time).await;
+    tokio::time::resume();
+}
