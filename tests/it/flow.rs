@@ -167,3 +167,23 @@ async fn a_request_sent_behind_a_running_answer_waits_for_its_turn() {
     upstream.expect("tools/call").await.json(200, result(2)).await;
     assert_eq!(client.response().await.body().await, result(2).as_bytes());
 }
+
+#[tokio::test]
+async fn a_long_answer_that_is_not_read_has_not_arrived_however_long_its_connection_stays() {
+    let (mut upstream, proxy, session) = stage().await;
+    let request = session.post(call(1)).with("Accept", "application/json");
+    let pending = request.start(proxy.addr).await;
+    // Far more than sockets and buffers hold.
+    let long = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#, "long ".repeat(2_500_000));
+    upstream.expect("tools/call").await.sse().await.finish(&long).await;
+    // Its head is read, and nothing else.
+    let response = pending.response().await;
+    settle(&proxy, &mut upstream).await;
+    pass(LIMIT * 6).await;
+    settle(&proxy, &mut upstream).await;
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let mut again = request.send(proxy.addr).await;
+    assert!(again.body().await == long.as_bytes());
+    assert!(upstream.is_quiet());
+}
