@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -19,11 +20,14 @@ enum Held {
     Stolen,
     Absent,
     Forged,
-    /// One's own that is over.
+    /// One's own that is over: of an event, with the process that made it.
     Expired,
+    /// An event of one's own that the process itself has forgotten, its retention being over.
+    Forgotten,
 }
 
 const ALL: [Held; 5] = [Held::Own, Held::Stolen, Held::Absent, Held::Forged, Held::Expired];
+const EVENTS: [Held; 6] = [Held::Own, Held::Stolen, Held::Absent, Held::Forged, Held::Expired, Held::Forgotten];
 
 /// What one does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,7 +80,7 @@ impl Attempt {
 
     /// Every attempt, as far as the deed looks at what is held.
     fn all(deed: Deed) -> Vec<Attempt> {
-        let events: &[Held] = if matches!(deed, Deed::Resume | Deed::Retry) { &ALL } else { &[Held::Stolen] };
+        let events: &[Held] = if matches!(deed, Deed::Resume | Deed::Retry) { &EVENTS } else { &[Held::Stolen] };
         let keys: &[Held] = if deed == Deed::RetryByKey { &ALL } else { &[Held::Absent] };
         let mut all = Vec::new();
         for &event in events {
@@ -121,6 +125,8 @@ struct Things {
     key: String,
     /// The place before the first event of its call without a key.
     event: String,
+    /// The same of a call that is forgotten.
+    forgotten: String,
 }
 
 fn retried() -> String {
@@ -129,6 +135,11 @@ fn retried() -> String {
 
 fn retried_by_key() -> String {
     call("keyed")
+}
+
+/// Of the same id, and answered at once.
+fn soon_over() -> String {
+    call_tool("plain", "soon over")
 }
 
 fn cancel() -> String {
@@ -171,6 +182,9 @@ impl Server {
                 seen.lock().unwrap().push(rpc.clone());
                 let token = call.header("authorization").unwrap_or("nobody").to_owned();
                 match rpc.as_str() {
+                    "tools/call" if call.body == soon_over().as_bytes() => {
+                        call.sse().await.finish(result("plain")).await
+                    }
                     "tools/call" if !is_ready.load(Ordering::SeqCst) => {
                         let call_id = call.json_body()["id"].clone();
                         let sse = call.sse().await;
@@ -217,9 +231,11 @@ impl Stage {
             session: format!("session-of-{name}"),
             key: format!("key-of-{name}"),
             event: String::new(),
+            forgotten: String::new(),
         };
         let (mut thief, mut victim) = (things("thief"), things("victim"));
         let server = Server::start(upstream, [thief.token.clone(), victim.token.clone()]);
+        thief.forgotten = thief.event_of_a_forgotten_call(&proxy).await;
         for caller in [&mut thief, &mut victim] {
             let keyed = caller.ask(Request::post(retried_by_key())).with("Idempotency-Key", &caller.key);
             for request in [keyed, caller.ask(Request::post(retried()))] {
@@ -259,6 +275,7 @@ impl Stage {
             Held::Absent => None,
             Held::Forged => Some(forged.to_owned()),
             Held::Expired => Some(expired.to_owned()),
+            Held::Forgotten => Some(self.thief.forgotten.clone()),
         };
         let mut request = match attempt.deed {
             Deed::Resume => Request::get(),
@@ -305,7 +322,8 @@ impl Stage {
             body = body.replace(&secret(token), "SECRET");
         }
         let theirs = EventId::of(&self.victim.event);
-        for event in [theirs.forged(), theirs, EventId::of(&self.thief.event), EventId::of(&self.expired)] {
+        let ours = [&self.thief.event, &self.thief.forgotten, &self.expired].map(|event| EventId::of(event));
+        for event in [theirs.forged(), theirs].into_iter().chain(ours) {
             body = body.replace(&event.handle, "HANDLE");
         }
         body
@@ -355,6 +373,18 @@ impl Things {
             .with("MCP-Protocol-Version", V2025_11)
             .with("Mcp-Session-Id", &self.session)
             .with("Authorization", &self.token)
+    }
+
+    /// Of a call that is over, and whose time to be read is over as well.
+    async fn event_of_a_forgotten_call(&self, proxy: &Proxy) -> String {
+        let mut response = self.ask(Request::post(soon_over())).send(proxy.addr).await.sse();
+        let event = response.prime().await.id().to_owned();
+        assert_eq!(response.event().await.bytes(), result("plain").as_bytes());
+        response.ends().await;
+        assert_eq!(metric(proxy, "mcp_resume_streams_kept").await, 1.0);
+        pass(Duration::from_secs(3600)).await;
+        within("it is forgotten", async { while metric(proxy, "mcp_resume_streams_kept").await > 0.0 {} }).await;
+        event
     }
 }
 
