@@ -1,6 +1,8 @@
 //! Connections.
 
 use super::*;
+use crate::support::pki::Pki;
+use crate::support::spoken::{Speaker, Speech, Talker, speak};
 
 #[tokio::test]
 async fn a_connection_too_many_is_told_so_and_closed() {
@@ -45,4 +47,45 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
     let last = held.pop().expect("a connection");
     assert_eq!(last.drain().await, b"");
     neighbour.moves_out().await;
+}
+
+/// A word would have to be said in TLS, and nobody beyond the bound is worth a handshake.
+#[tokio::test]
+async fn a_connection_too_many_for_a_tls_listener_is_closed_without_a_word() {
+    let pki = Pki::new();
+    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
+    let change = speak(Speech::Http1Tls, Speech::Http1, &pki);
+    let proxy = Proxy::to_url(&speaker.url(), |c| {
+        change(c);
+        c.limits.connections = 2;
+        c.admin.address = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    let talker = || Talker::connect(proxy.addr, Speech::Http1Tls, &pki);
+    let mut neighbour = talker().await;
+    let answer = neighbour.send("POST", &[], call(1));
+    let saying = speaker.next().await.sse();
+    let mut heard = answer.head().await;
+    heard.prime().await;
+    let last = talker().await;
+    for n in 1..=50 {
+        let mut client = Client::connect(proxy.addr).await;
+        if n % 2 == 0 {
+            // The head of a ClientHello, whether the proxy reads it or not.
+            let _ = client.try_send(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03").await;
+        }
+        assert_eq!(client.drain().await, b"");
+        saying.event(progress(n));
+        assert_eq!(heard.event().await, progress(n).as_bytes());
+    }
+    assert_eq!(metric(&proxy, &rejects("too_many_connections")).await, 50.0);
+    last.reset().await;
+    // The neighbour's, and the one that asks.
+    within("a seat is free", async { while metric(&proxy, "mcp_resume_connections").await > 2.0 {} }).await;
+    let mut next = talker().await;
+    let answer = next.send("POST", &[], call(2));
+    speaker.next().await.json(result(2));
+    assert_eq!(answer.head().await.body().await, result(2).as_bytes());
+    saying.finish(result(1));
+    assert_eq!(heard.events().await, [result(1).into_bytes()]);
 }
