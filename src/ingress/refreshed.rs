@@ -16,7 +16,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{EventId, Seq};
 use crate::protocol::jsonrpc::{Message, RequestId};
-use crate::upstream::Probed;
+use crate::upstream::{Asking, Probed};
 
 /// Why a caller that claims what it asks for is told so, and not that it is not there.
 pub(super) enum Unproven {
@@ -93,10 +93,21 @@ impl Ingress {
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
     }
 
-    /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago.
+    /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago; of several
+    /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
+    /// answer another request otherwise.
     async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
         let tokens = self.upstream.learned().tokens();
         let caller = asked.binding.principal;
+        let asking = match tokens.ask(caller) {
+            Ok(asking) => Some(asking),
+            Err(theirs) => {
+                if !theirs.is_answered().await {
+                    return Err(Unproven::Unasked);
+                }
+                None
+            }
+        };
         if let Some(is_genuine) = tokens.shown(&caller, clock::now()) {
             return Ok(is_genuine);
         }
@@ -110,7 +121,10 @@ impl Ingress {
                 let (question, response) = *refusal;
                 return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
             }
-            Probed::Unknown => return Err(Unproven::Unasked),
+            Probed::Unknown => {
+                asking.into_iter().for_each(Asking::end_unanswered);
+                return Err(Unproven::Unasked);
+            }
         };
         tokens.note_shown(caller, is_genuine, clock::now());
         Ok(is_genuine)

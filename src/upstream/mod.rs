@@ -41,7 +41,7 @@ pub use pump::{Call, Pump};
 pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};
-pub use tokens::Tokens;
+pub use tokens::{Asking, Tokens, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;

@@ -2,11 +2,14 @@
 //!
 //! Owned here: by subject, the principals whose calls the upstream accepted while they claimed it, which is where to look for
 //! what a refreshed token's caller began with an older one; and for a short while, what a probe showed of a token. The first
-//! is a hint and grants nothing; the second does. Absent: the probe, and whose a stream is.
+//! is a hint and grants nothing; the second does. Of many requests with one token, one asks at a time. Absent: the probe, and
+//! whose a stream is.
 
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use dashmap::mapref::entry::Entry;
+use tokio::sync::watch;
 
 use crate::event_log::{Principal, Subject};
 
@@ -26,6 +29,38 @@ const MAX_SHOWN: usize = 16_384;
 pub struct Tokens {
     accepted: DashMap<Subject, Vec<(Principal, Instant)>>,
     shown: DashMap<Principal, (bool, Instant)>,
+    /// The tokens that the upstream is being asked about: as many as there are requests at most.
+    asking: DashMap<Principal, watch::Receiver<()>>,
+}
+
+/// A question about a token that is under way. Dropped, it is over, and those who wait for it go on.
+pub struct Asking<'a> {
+    tokens: &'a Tokens,
+    principal: Principal,
+    over: watch::Sender<()>,
+}
+
+impl Asking<'_> {
+    /// There was no answer that says anything: whoever waits need not ask as well.
+    pub fn end_unanswered(self) {
+        self.over.send_replace(());
+    }
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        self.tokens.asking.remove(&self.principal);
+    }
+}
+
+/// Another request's question about the same token.
+pub struct Waiting(watch::Receiver<()>);
+
+impl Waiting {
+    /// Waits until it is over; whether it was answered, or given up by a client that left.
+    pub async fn is_answered(mut self) -> bool {
+        self.0.changed().await.is_err()
+    }
 }
 
 impl Tokens {
@@ -67,6 +102,18 @@ impl Tokens {
         let shown = self.shown.get(principal)?;
         let (is_genuine, at) = *shown;
         (now.saturating_duration_since(at) < SHOWN).then_some(is_genuine)
+    }
+
+    /// The turn to ask about the token of `principal`, unless somebody is at it.
+    pub fn ask(&self, principal: Principal) -> Result<Asking<'_>, Waiting> {
+        match self.asking.entry(principal) {
+            Entry::Occupied(theirs) => Err(Waiting(theirs.get().clone())),
+            Entry::Vacant(vacant) => {
+                let (over, waiting) = watch::channel(());
+                vacant.insert(waiting);
+                Ok(Asking { tokens: self, principal, over })
+            }
+        }
     }
 }
 

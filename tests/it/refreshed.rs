@@ -204,6 +204,70 @@ async fn a_server_that_cannot_be_asked_is_asked_again_later() {
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
 }
 
+/// Two of its requests at once, of which the first is asking about it; the calls they come back to.
+async fn two_at_once(on: &mut Refreshed) -> ([(Sse, EventId); 2], [Client; 2], Call) {
+    let first = on.left().await;
+    let (sse, mut response) = begin(&on.proxy, &mut on.upstream, &on.old.post(call(2))).await;
+    let second = (sse, EventId::of(response.prime().await.id()));
+    response.reset();
+    settle(&on.proxy, &mut on.upstream).await;
+    let one = on.new.resume(&first.1.at(0)).start(on.proxy.addr).await;
+    let question = on.upstream.question().await;
+    let other = on.new.resume(&second.1.at(0)).start(on.proxy.addr).await;
+    // It has come, and asks nothing.
+    settle(&on.proxy, &mut on.upstream).await;
+    ([first, second], [one, other], question)
+}
+
+#[tokio::test]
+async fn of_two_requests_at_once_one_asks_and_both_know() {
+    for judge in [Judge::Verifies, Judge::Accepts] {
+        let mut on = Refreshed::start().await;
+        let (_calls, clients, question) = two_at_once(&mut on).await;
+        question.json(200, "{}").await;
+        match judge {
+            Judge::Verifies => {
+                on.upstream.question().await.status(401).await;
+                on.upstream.question().await.json(200, "{}").await;
+            }
+            Judge::Accepts => on.upstream.question().await.json(200, "{}").await,
+        }
+        for client in clients {
+            let mut response = client.response().await.sse();
+            match judge {
+                Judge::Verifies => assert_eq!(EventId::of(response.prime().await.id()).seq, "0"),
+                Judge::Accepts => assert_eq!(response.event().await.json()["error"]["code"], GONE),
+            }
+        }
+        settle(&on.proxy, &mut on.upstream).await;
+    }
+}
+
+#[tokio::test]
+async fn of_two_requests_at_once_both_know_that_there_is_no_answer() {
+    let mut on = Refreshed::start().await;
+    let (_calls, clients, question) = two_at_once(&mut on).await;
+    question.status(500).await;
+    for client in clients {
+        assert_eq!(client.response().await.status, 503);
+    }
+    settle(&on.proxy, &mut on.upstream).await;
+}
+
+#[tokio::test]
+async fn whoever_waited_for_one_that_left_asks_itself() {
+    let mut on = Refreshed::start().await;
+    let (calls, [one, other], question) = two_at_once(&mut on).await;
+    one.reset();
+    question.closed().await;
+    on.upstream.judge(&on.token, Judge::Verifies).await;
+    let mut response = other.response().await.sse();
+    let [_, (sse, place)] = calls;
+    sse.finish(result(2)).await;
+    assert_eq!(response.event().await.id(), place.at(1));
+    response.ends().await;
+}
+
 #[tokio::test]
 async fn nobody_is_asked_about_another_claim_another_session_or_no_claim() {
     let mut on = Refreshed::start().await;
