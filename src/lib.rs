@@ -22,6 +22,7 @@ pub mod clock;
 pub mod config;
 pub mod delivery;
 pub mod demo;
+pub mod dialect;
 pub mod event_log;
 pub mod incoming;
 pub mod ingress;

@@ -13,10 +13,11 @@ use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
-    Admin, Auth, Config, Delivery, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime, PrincipalSource,
-    Problems, Replica, Streams, Tool, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, Auth, Config, Delivery, Dialects, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime,
+    PrincipalSource, Problems, Replica, Streams, Tool, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
+use crate::protocol::dialect::Declared;
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
 const YEAR: u64 = 365 * 24 * 60 * 60;
@@ -61,6 +62,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     }
     let streams = streams(reader);
     let delivery = delivery(&mut reader.section("delivery"));
+    let dialects = dialects(&mut reader.section("dialects"));
     let names = reader.tools();
     let tools = names.into_iter().map(|name| {
         let tool = tool(&mut reader.section(tool_section(&name)));
@@ -74,7 +76,7 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let replica = replica(&mut reader.section("replica"));
     let log = log(&mut reader.section("log"));
     let upstream = upstream?;
-    Some(Config { listen, upstream, streams, delivery, tools, auth, limits, replica, admin, log })
+    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, replica, admin, log })
 }
 
 /// `cert` and `key` of a section: both or none.
@@ -222,6 +224,16 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
         max_connection: s.secs("max_connection_secs", 0..=YEAR).and_then(none_if_zero),
         mode: s.one_of("mode", &MODES).unwrap_or(Mode::Stream),
         poll_retry: s.millis("poll_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
+    }
+}
+
+fn dialects(s: &mut Section<'_>) -> Dialects {
+    Dialects {
+        declared: Declared {
+            resumable_requests: s.boolean("resumable_requests").unwrap_or(true),
+            resumable_streams: s.boolean("resumable_streams").unwrap_or(true),
+        },
+        min_wait: s.secs("min_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(1)),
     }
 }
 

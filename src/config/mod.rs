@@ -33,6 +33,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
+use crate::protocol::dialect::Declared;
 
 /// Everything `serve` is told. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +46,8 @@ pub struct Config {
     pub streams: Streams,
     /// How events reach clients.
     pub delivery: Delivery,
+    /// Which resumption proposals are spoken beside the specification's own.
+    pub dialects: Dialects,
     /// Overrides by tool name; [`Config::call`] resolves them.
     pub tools: HashMap<String, Tool>,
     /// Who a caller is.
@@ -192,6 +195,15 @@ pub enum Mode {
     Stream,
     /// It is closed once what is stored was written; the client polls for the rest.
     Poll,
+}
+
+/// Which resumption proposals are spoken, and what their clients are told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dialects {
+    /// Those a client declares in `initialize`.
+    pub declared: Declared,
+    /// The least a client is asked to wait before it comes back; zero says nothing.
+    pub min_wait: Duration,
 }
 
 /// Overrides for calls of one tool; `None` leaves the general value.

@@ -36,6 +36,8 @@ pub struct Plan {
     pub polls: bool,
     /// The client is told that it lost events: by a comment, and by this message without a number unless it is empty.
     pub preface: Option<Vec<u8>>,
+    /// A message without a number behind the stream's last one: it belongs to this connection.
+    pub closing: Option<Vec<u8>>,
 }
 
 /// Where a connection begins.
@@ -145,7 +147,7 @@ impl Follow {
                     }
                 }
                 Poll::Ready(ReadOutcome::Ended) => {
-                    self.end();
+                    self.end(out);
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::TakenOver(retry)) => {
@@ -181,8 +183,11 @@ impl Follow {
         false
     }
 
-    fn end(&mut self) {
+    fn end(&mut self, out: &mut BytesMut) {
         self.ended = true;
+        if let Some(message) = self.plan.closing.take() {
+            sse::encode_event(out, b"message", &message);
+        }
         if let Some(receipt) = self.receipt.take() {
             receipt.ended(&self.receipts);
         }

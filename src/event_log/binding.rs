@@ -27,8 +27,12 @@ impl Binding {
 
     /// Whether it would be the caller's if the caller's token is what it claims to be: another principal claimed the same.
     pub fn is_claimed_by(&self, caller: &Binding) -> bool {
-        let same = self.subject.is_some() && self.subject == caller.subject;
-        same && self.principal != caller.principal && self.has_session_of(caller)
+        self.has_subject_of(caller) && self.principal != caller.principal && self.has_session_of(caller)
+    }
+
+    /// Whether both claim to speak for the same.
+    pub fn has_subject_of(&self, caller: &Binding) -> bool {
+        self.subject.is_some() && self.subject == caller.subject
     }
 
     fn has_session_of(&self, caller: &Binding) -> bool {

@@ -31,7 +31,7 @@ pub use head::{Head, Plain};
 pub use inner::Bounds;
 pub use principal::{Principal, Principals, Subject};
 pub use retries::{Fingerprint, Match, Registration, Retries};
-pub use sessions::{QueuedTurn, Session, Sessions, Turn};
+pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn};
 pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
 pub use stream::{Spec, Stream};
 pub use summary::Summary;
@@ -39,7 +39,10 @@ pub use writer::Writer;
 
 use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{AttachId, EventId, Keyring, Owner, Seq, StoreEpoch, StreamId};
+use crate::protocol::headers::SessionId;
+use crate::protocol::ids::{
+    AttachId, EventId, IssuedSession, Keyring, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId,
+};
 use crate::simulation::{self, Bug};
 use crate::store::Store;
 use crate::{clock, random};
@@ -76,6 +79,7 @@ pub struct EventLog {
     sessions: Sessions,
     retries: Arc<Retries>,
     sweeper: Sweeper,
+    nobodys_secret: [u8; 16],
 }
 
 impl EventLog {
@@ -95,6 +99,7 @@ impl EventLog {
             sessions: Sessions::new(metrics),
             retries: Arc::default(),
             sweeper: Sweeper::default(),
+            nobodys_secret: random::bytes(),
         }
     }
 
@@ -163,6 +168,26 @@ impl EventLog {
         self.find_where(id, |owner| owner.is_claimed_by(binding))
     }
 
+    /// The stream that a resume token opens for this caller, in whichever session: tokens outlive those. Forged, foreign, cancelled,
+    /// abandoned and forgotten look the same from outside, in time as well.
+    pub fn find_by_token(&self, token: &ResumeToken, binding: &Binding) -> Option<Arc<Stream>> {
+        self.find_opened(token, |owner| owner.principal == binding.principal)
+    }
+
+    /// The same where the caller may have it only if its own token is what it claims to be.
+    pub fn find_claimed_by_token(&self, token: &ResumeToken, binding: &Binding) -> Option<Arc<Stream>> {
+        self.find_opened(token, |owner| owner.has_subject_of(binding) && owner.principal != binding.principal)
+    }
+
+    fn find_opened(&self, token: &ResumeToken, admits: impl Fn(&Binding) -> bool) -> Option<Arc<Stream>> {
+        let found = self.find_where(token.handle(), admits).map(|(stream, _)| stream);
+        // Whoever has no stream to compare with compares with one that nobody has.
+        let nobodys = Secret::from_bytes(self.nobodys_secret);
+        let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&nobodys);
+        let opens = token.is_opened_by(secret);
+        found.filter(|stream| opens && !stream.look(|machine| machine.is_revoked()))
+    }
+
     fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
@@ -179,6 +204,16 @@ impl EventLog {
     /// The records of sessions.
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
+    }
+
+    /// A name for a session that the upstream did not name.
+    pub fn issue_session(&self, session: &IssuedSession) -> Option<SessionId> {
+        session.seal(&self.identity.keys, random::bytes())
+    }
+
+    /// What a session's name says, if a proxy with one of our keys issued it.
+    pub fn open_issued(&self, id: &SessionId) -> Option<IssuedSession> {
+        IssuedSession::open(id, &self.identity.keys)
     }
 
     /// The calls that a retry may match.

@@ -19,6 +19,7 @@ use dashmap::DashMap;
 use super::{Principal, Stream};
 use crate::clock;
 use crate::metrics::Metrics;
+use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Answer, Phase};
@@ -42,10 +43,15 @@ pub struct Session {
     held: Arc<AtomicUsize>,
 }
 
-#[derive(Debug)]
-struct Opened {
-    version: ProtocolVersion,
-    logging: bool,
+/// What an `initialize` and its answer say.
+#[derive(Clone, Debug)]
+pub struct Opened {
+    /// The revision that was agreed on.
+    pub version: ProtocolVersion,
+    /// Whether the server declared `logging`.
+    pub logging: bool,
+    /// The dialects the client declared.
+    pub declared: Declared,
 }
 
 /// The right to go before the session's later POSTs; they wait until it is dropped.
@@ -109,6 +115,11 @@ impl Session {
     /// Whether its server is known to have declared `logging`, so that a warning message has a place to go.
     pub fn logs(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.logging)
+    }
+
+    /// The dialects its client is known to have declared.
+    pub fn declared(&self) -> Declared {
+        self.opened.as_ref().map(|opened| opened.declared).unwrap_or_default()
     }
 
     /// Whether its client has ever resumed a stream: it knows how.
@@ -233,10 +244,18 @@ impl Sessions {
         }
     }
 
-    /// Records a session that the upstream has just assigned.
-    pub fn record(&self, id: SessionId, principal: Principal, version: ProtocolVersion, logging: bool) {
-        let session = Session::new(principal, Some(Opened { version, logging }), self.census.clone());
+    /// Records a session that has just been assigned.
+    pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
+        let session = Session::new(principal, Some(opened), self.census.clone());
         self.sessions.insert((id, principal), session);
+    }
+
+    /// The record of a session of the proxy's own, which says itself what is to be known of it.
+    pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
+        self.find(id, principal).unwrap_or_else(|| {
+            let entry = self.sessions.entry((id.clone(), *principal));
+            entry.or_insert_with(|| Session::new(*principal, Some(opened), self.census.clone())).clone()
+        })
     }
 
     /// The record of a session for this principal.

@@ -22,11 +22,13 @@ use super::retries::{Fingerprint, Registration};
 use super::share::{Part, Share};
 use super::summary::Summary;
 use crate::clock;
+use crate::protocol::dialect::Status;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{AttachId, Handle, Seq, StreamId};
+use crate::protocol::ids::{AttachId, Handle, ResumeToken, Secret, Seq, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
-use crate::protocol::stream::{Answer, Batch, Debt, Machine, Phase, Policy};
+use crate::protocol::stream::{Answer, Batch, Debt, Frame, Machine, Phase, Policy};
+use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::Store;
 
@@ -62,6 +64,7 @@ pub struct Stream {
     created: Instant,
     batch: bool,
     handle: OnceLock<Handle>,
+    secret: OnceLock<Secret>,
     binding: Binding,
     pub(super) bounds: Bounds,
     /// What to make of a client that may be asked to poll.
@@ -104,6 +107,7 @@ impl Stream {
             created: now,
             batch: spec.batch,
             handle: OnceLock::new(),
+            secret: OnceLock::new(),
             binding: spec.binding,
             bounds,
             polls: spec.polls,
@@ -132,6 +136,51 @@ impl Stream {
                 self.look(|machine| (machine.policy().kind, machine.debts().ids().cloned().collect::<Vec<_>>()));
             Handle::mint(keys, kind, *owner, *epoch, self.id, &ids, self.batch)
         })
+    }
+
+    /// Its resume token, made when it is first wanted. Opens the stream for its principal, so never to be logged. Not to be called
+    /// under the stream's lock.
+    pub fn resume_token(&self) -> String {
+        let secret = self.secret.get_or_init(|| Secret::from_bytes(random::bytes()));
+        ResumeToken::write(self.handle(), secret)
+    }
+
+    /// Its token's secret, where it was ever given one.
+    pub(super) fn secret(&self) -> Option<&Secret> {
+        self.secret.get()
+    }
+
+    /// What is to stand around its messages. To be told before its pump begins.
+    pub fn frame(&self, frame: Frame) {
+        self.lock().machine.handle_frame(frame);
+    }
+
+    /// Where it stands, for a client that asks without reading: its timers begin anew.
+    pub fn status(&self, after: Option<Seq>) -> Status {
+        let mut inner = self.lock();
+        inner.machine.handle_touch(clock::now());
+        let status = inner.machine.status(after);
+        drop(inner);
+        self.pump.notify_one();
+        status
+    }
+
+    /// A client came back by POST, with `cursor` where it named one: it has everything up to there, which goes. Returns where it
+    /// goes on.
+    pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
+        let mut inner = self.lock();
+        inner.machine.handle_return_by_token(cursor, clock::now());
+        if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
+            inner.tail.trim(cursor);
+            inner.machine.handle_trimmed(cursor);
+            let left = inner.tail.byte_len();
+            inner.part.set_events(left);
+        }
+        inner.fit_paused(self.bounds);
+        let after = inner.machine.undelivered_after();
+        drop(inner);
+        self.pump.notify_one();
+        after
     }
 
     /// Who may have it.

@@ -17,13 +17,15 @@ use super::{Asked, Connection, Ingress, respond};
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
+use crate::dialect;
 use crate::event_log::{
     self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream,
 };
 use crate::protocol::classify;
+use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, Accept, Era, names};
-use crate::protocol::ids::{EventId, Seq, StreamKind};
+use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
+use crate::protocol::ids::{IssuedSession, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
 use crate::upstream::{self, Pump, Template};
@@ -38,6 +40,8 @@ struct Posted {
     accept: Accept,
     body: Bytes,
     retry: Retry,
+    /// What an `initialize` asks for.
+    initialize: Option<IssuedSession>,
 }
 
 /// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, and
@@ -67,6 +71,7 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.wait_turn().await;
         }
+        let (initialize, body) = self.take_declared(&call, body);
         let retry = retry_of(&asked, &asked.binding, &call, &body);
         let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         let mut elder = None;
@@ -80,7 +85,7 @@ impl Ingress {
             earlier = elder.clone();
         }
         wait_for_detach(earlier).await;
-        let posted = Posted { asked, call, accept, body, retry };
+        let posted = Posted { asked, call, accept, body, retry, initialize };
         match self.begin(&posted, elder) {
             Ok((attachment, beginning)) => {
                 let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
@@ -88,6 +93,31 @@ impl Ingress {
                 self.reply(Reply { call, accept, session, connection, beginning }, attachment).await
             }
             Err(code) => self.refuse_call(code, &posted.call),
+        }
+    }
+
+    /// What an `initialize` asks for, and its body as the upstream gets it: without the dialects that are the proxy's.
+    fn take_declared(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
+        if !call.initializes {
+            return (None, body);
+        }
+        let spoken = self.config.dialects.declared;
+        let declared = match call.era() {
+            Era::Legacy => Declared::of_initialize(&body).and(spoken),
+            Era::Modern => Declared::default(),
+        };
+        let version = jsonrpc::requested_version(&body).and_then(|version| ProtocolVersion::parse(&version));
+        let initialize = IssuedSession { version: version.unwrap_or(ProtocolVersion::DEFAULT), declared };
+        let body = declared.taken_out_of(&body).map_or(body, Bytes::from);
+        (Some(initialize), body)
+    }
+
+    /// Says on a new stream how it may be resumed, to a client of whose session it is known that it wants to hear it.
+    pub(super) fn announce(&self, session: Option<&Session>, stream: &Stream, among: Declared) {
+        let declared = session.map(Session::declared).unwrap_or_default().and(among).and(self.config.dialects.declared);
+        if declared.is_any() {
+            let max_wait = stream.look(|machine| machine.policy().max_wait);
+            dialect::announce(stream, declared, Waits::new(self.config.dialects.min_wait, max_wait));
         }
     }
 
@@ -198,9 +228,12 @@ impl Ingress {
         let Asked { parts, session, connection, .. } = &posted.asked;
         if let Some(session) = session {
             session.add_stream(stream);
+            if posted.call.era() == Era::Legacy && posted.accept.sse && !posted.call.opens {
+                self.announce(Some(session), stream, Declared::ALL);
+            }
         }
         let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
-        self.pump(&posted.asked, template, posted.accept, posted.call.initializes, stream);
+        self.pump(&posted.asked, template, posted.accept, posted.initialize.clone(), stream);
         (attachment, Beginning { start: Start::First, has_gap: false })
     }
 
@@ -210,7 +243,7 @@ impl Ingress {
         asked: &Asked,
         template: Template,
         accept: Accept,
-        initializes: bool,
+        initialize: Option<IssuedSession>,
         stream: &Arc<Stream>,
     ) {
         let call = upstream::Call {
@@ -218,7 +251,7 @@ impl Ingress {
             accept,
             credentials: self.credentials(asked),
             subject: asked.binding.subject,
-            initializes,
+            initialize,
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);
@@ -233,11 +266,7 @@ impl Ingress {
     /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
     fn return_to(&self, asked: &Asked, stream: &Arc<Stream>) -> (Attachment, Beginning) {
         self.metrics.observe_retry();
-        let named = asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
-        let cursor = named
-            .and_then(|id| self.log.find(&id, stream.binding()))
-            .filter(|(found, _)| Arc::ptr_eq(found, stream))
-            .map(|(_, cursor)| cursor);
+        let cursor = self.cursor_in(asked, stream);
         stream.note_retry(cursor);
         let first_kept = stream.look(|machine| machine.trimmed());
         let wanted = cursor.unwrap_or(Seq(0));

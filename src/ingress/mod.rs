@@ -8,6 +8,7 @@ mod answers;
 mod body;
 mod call;
 pub mod connection;
+mod dialects;
 mod forward;
 mod http2;
 mod refreshed;
@@ -32,12 +33,13 @@ pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
 
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
-use crate::event_log::{Binding, BoxBody, EventLog, Holding, Principals, Session, Share, Sharer, Stream};
+use crate::event_log::{Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Stream};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
+use crate::protocol::ids::IssuedSession;
 use crate::shutdown::Drain;
 use crate::upstream::{Credentials, Upstream};
 
@@ -68,6 +70,8 @@ struct Asked {
     parts: Parts,
     binding: Binding,
     session: Option<Arc<Session>>,
+    /// Whether the session is one of the proxy's own.
+    is_issued: bool,
     /// What its sender holds.
     share: Arc<Share>,
     connection: Arc<Connection>,
@@ -145,10 +149,10 @@ impl Ingress {
                 Err(code) => self.refuse(code),
             },
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Answers(_) if body.is_end_stream() => {
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) if body.is_end_stream() => {
                 self.forward_read(asked, Bytes::new()).await
             }
-            Route::Forward | Route::Call(_) | Route::Answers(_) => {
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => {
                 self.forward_to_endpoint(asked.parts, body, asked.connection.forwarded()).await
             }
         }
@@ -156,8 +160,9 @@ impl Ingress {
 
     async fn post(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
         let version = asked.session.as_deref().and_then(Session::version);
-        match classify::post(&asked.parts.headers, &body, version) {
+        match classify::post(&asked.parts.headers, &body, version, self.config.dialects.declared) {
             Route::Call(call) => self.call(asked, call, body).await,
+            Route::Dialect(request) => Box::pin(self.dialect(asked, request, body)).await,
             Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
             Route::Refuse(code) => self.refuse(code),
             Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
@@ -166,20 +171,36 @@ impl Ingress {
         }
     }
 
-    fn identify(&self, parts: Parts, connection: Arc<Connection>) -> Asked {
+    fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Asked {
         let principal = self.principals.of(&parts.headers);
         let subject = self.principals.subject_of(&principal, &parts.headers);
-        let id = SessionId::from_headers(&parts.headers);
+        let (id, issued) = self.session_of(&mut parts);
+        let is_issued = issued.is_some();
         let sessions = self.log.sessions();
-        let session = match &id {
-            Some(id) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),
-            Some(id) => sessions.find(id, &principal),
-            None => None,
+        let session = match (&id, issued) {
+            (Some(id), Some(IssuedSession { version, declared })) => {
+                Some(sessions.find_or_open(id, &principal, Opened { version, logging: false, declared }))
+            }
+            (Some(id), None) if parts.method == Method::POST => Some(sessions.find_or_record(id, &principal)),
+            (Some(id), None) => sessions.find(id, &principal),
+            (None, _) => None,
         };
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
         let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.peer());
         let share = self.log.share(sharer);
-        Asked { parts, binding: Binding { principal, subject, session: id }, session, share, connection }
+        Asked { parts, binding: Binding { principal, subject, session: id }, session, is_issued, share, connection }
+    }
+
+    /// The session a request names. One of the proxy's own is never named upstream, and one that nobody with our keys issued is as
+    /// good as none.
+    fn session_of(&self, parts: &mut Parts) -> (Option<SessionId>, Option<IssuedSession>) {
+        let Some(id) = SessionId::from_headers(&parts.headers) else { return (None, None) };
+        if !IssuedSession::is_claimed_by(&id) {
+            return (Some(id), None);
+        }
+        parts.headers.remove(headers::names::MCP_SESSION_ID);
+        let issued = self.log.open_issued(&id);
+        (Some(id).filter(|_| issued.is_some()), issued)
     }
 
     /// The whole body.
@@ -213,7 +234,7 @@ impl Ingress {
         let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
         let returns = || {
             returning
-                || session.is_some_and(Session::has_returned)
+                || session.is_some_and(|session| session.has_returned() || session.declared().is_any())
                 || stream.look(|machine| machine.reader().has_returned())
         };
         let primes = delivery.prime == Prime::All || is_new_enough || returns();
@@ -228,6 +249,7 @@ impl Ingress {
             max_connection: delivery.max_connection.filter(|_| comes_back),
             polls,
             preface: None,
+            closing: None,
         }
     }
 }

@@ -14,7 +14,7 @@ use crate::clock;
 use crate::event_log::{Binding, BoxBody, Session, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
-use crate::protocol::ids::{EventId, Seq};
+use crate::protocol::ids::{EventId, ResumeToken, Seq};
 use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::upstream::{Asking, Probed};
 
@@ -43,6 +43,17 @@ impl Ingress {
             Some((stream, cursor)) => {
                 let era = stream.look(|machine| machine.policy().era);
                 Ok(self.proves(asked, era).await?.then_some((stream, cursor)))
+            }
+            None => Ok(None),
+        }
+    }
+
+    /// The stream that a resume token opens and this caller's older token opened.
+    pub(super) async fn find_elder_by_token(&self, asked: &Asked, token: &ResumeToken) -> Told<Option<Arc<Stream>>> {
+        match self.log.find_claimed_by_token(token, &asked.binding) {
+            Some(stream) => {
+                let era = stream.look(|machine| machine.policy().era);
+                Ok(self.proves(asked, era).await?.then_some(stream))
             }
             None => Ok(None),
         }

@@ -13,6 +13,7 @@ use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
 use crate::metrics::Resumed;
+use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
@@ -59,7 +60,7 @@ impl Ingress {
 
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
     /// up, so that a hostile cursor waits as long as a good one.
-    async fn wait_for_place(&self, asked: &Asked) {
+    pub(super) async fn wait_for_place(&self, asked: &Asked) {
         let now = clock::now();
         let at = asked.share.next_resume(now);
         if at > now {
@@ -89,15 +90,23 @@ impl Ingress {
     /// Follows `stream` after `cursor` for a client that comes back.
     fn attach(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
         let attachment = stream.attach(event_log::new_attach(), cursor);
-        let body = self.follow_again(asked, attachment, Start::After(cursor), None);
+        let body = self.follow_again(asked, attachment, Start::After(cursor), None, None);
         respond::stream(body)
     }
 
-    fn follow_again(&self, asked: &Asked, attachment: Attachment, start: Start, preface: Option<Vec<u8>>) -> Follow {
+    pub(super) fn follow_again(
+        &self,
+        asked: &Asked,
+        attachment: Attachment,
+        start: Start,
+        preface: Option<Vec<u8>>,
+        closing: Option<Vec<u8>>,
+    ) -> Follow {
         let stream = attachment.stream().clone();
         let returning = matches!(start, Start::After(_));
         let version = self.said_version(asked);
-        let plan = Plan { preface, ..self.plan(&stream, version.as_ref(), asked.session.as_deref(), returning) };
+        let plan =
+            Plan { preface, closing, ..self.plan(&stream, version.as_ref(), asked.session.as_deref(), returning) };
         let receipt = Receipt::new(self.log.clone(), stream);
         let receipts = asked.connection.receipts().clone();
         Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, start)
@@ -191,9 +200,10 @@ impl Ingress {
             };
             return self.join_standalone(asked, &living, cursor, preface).await;
         }
+        self.announce(asked.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
-        self.pump(asked, template, Accept { json: true, sse: true }, false, &stream);
+        self.pump(asked, template, Accept { json: true, sse: true }, None, &stream);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(asked, head, attachment, Start::First, preface)
     }
@@ -237,12 +247,12 @@ impl Ingress {
                 respond::failure(failure, &[], false)
             }
             Head::Stream(status, head) => {
-                let body = self.follow_again(asked, attachment, start, preface);
+                let body = self.follow_again(asked, attachment, start, preface, None);
                 respond::stream_with(status, head.as_ref().clone(), body)
             }
             // A newer GET took over before there was a head: this one ends at once.
             Head::TakenOver | Head::Committed | Head::Waiting => {
-                let body = self.follow_again(asked, attachment, start, preface);
+                let body = self.follow_again(asked, attachment, start, preface, None);
                 respond::stream(body)
             }
         }
@@ -275,6 +285,9 @@ impl Ingress {
     pub(super) async fn delete(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
+        if asked.is_issued {
+            return self.end_issued(&asked);
+        }
         let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
         let elders = match self.elder_sessions(&asked, has_streams).await {
             Ok(elders) => elders,
@@ -291,6 +304,16 @@ impl Ingress {
             elders.iter().for_each(|elder| drop(sessions.remove(id, elder.principal())));
         }
         response
+    }
+
+    /// DELETE of a session of the proxy's own, of which the upstream knows nothing.
+    fn end_issued(&self, asked: &Asked) -> Response<BoxBody> {
+        let sessions = self.log.sessions();
+        if let (Some(id), Some(session)) = (&asked.binding.session, &asked.session) {
+            sessions.streams(id, session).iter().for_each(|stream| stream.expire(ErrorCode::Abandoned));
+            drop(sessions.remove(id, &asked.binding.principal));
+        }
+        respond::status(StatusCode::OK)
     }
 
     /// The revision a GET speaks: its own word, else its session's.

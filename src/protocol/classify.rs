@@ -5,6 +5,7 @@
 
 use http::{HeaderMap, Method};
 
+use super::dialect::{self, Declared};
 use super::error::ErrorCode;
 use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
@@ -24,6 +25,8 @@ pub enum Route {
     Call(Call),
     /// A POST of responses and notifications only: the client's answers.
     Answers(Vec<Message>),
+    /// A POST with a request of a dialect, which the proxy answers.
+    Dialect(Dialect),
     /// A GET that comes back to a stream.
     Resume(EventId),
     /// A GET that wants the session's standalone stream.
@@ -51,6 +54,15 @@ pub struct Call {
     pub listens: bool,
     /// It is `tools/call`.
     pub calls_tool: bool,
+}
+
+/// A request that the proxy answers itself.
+#[derive(Debug)]
+pub struct Dialect {
+    /// Its id.
+    pub id: RequestId,
+    /// What it asks for.
+    pub method: dialect::Method,
 }
 
 impl Call {
@@ -92,8 +104,9 @@ fn said_era(headers: &HeaderMap) -> Era {
     }
 }
 
-/// Routes a POST by its head and JSON body. `session_version` is the revision of its session's record.
-pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolVersion>) -> Route {
+/// Routes a POST by its head and JSON body. `session_version` is the revision of its session's record, `spoken` the dialects that
+/// the proxy speaks.
+pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolVersion>, spoken: Declared) -> Route {
     let messages = match jsonrpc::peek(body) {
         Ok(messages) => messages,
         Err(PeekError::NotJson) => return Route::Refuse(ErrorCode::NotJson),
@@ -101,6 +114,9 @@ pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolV
             return Route::Refuse(ErrorCode::BadRequest);
         }
     };
+    if let Some(route) = dialect(messages.messages(), spoken) {
+        return route;
+    }
     let ids = request_ids(messages.messages());
     if ids.is_empty() {
         return Route::Answers(match messages {
@@ -113,6 +129,19 @@ pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolV
         // Header and `_meta` disagree: the server refuses that in its own words.
         None => Route::Forward,
     }
+}
+
+/// A message of a dialect: alone and with an id, or not at all.
+fn dialect(messages: &[Message], spoken: Declared) -> Option<Route> {
+    let method = messages.iter().find_map(|message| match message {
+        Message::Request { method, .. } | Message::Notification { method } => dialect::Method::parse(method, spoken),
+        Message::Response { .. } => None,
+    })?;
+    Some(match messages {
+        [Message::Request { id, .. }] => Route::Dialect(Dialect { id: id.clone(), method }),
+        [_] => Route::Refuse(ErrorCode::BadRequest),
+        _ => Route::Refuse(ErrorCode::NotInBatch),
+    })
 }
 
 fn call(messages: &Body, ids: Vec<RequestId>, version: ProtocolVersion) -> Call {

@@ -88,11 +88,15 @@ pub enum ErrorCode {
     ProxyFull,
     /// There are `limits.connections` connections.
     TooManyConnections,
+    /// A resume token, or what was named with it, that opens nothing for this caller.
+    TokenRefused,
+    /// A request of a resumption proposal in an array with other messages.
+    NotInBatch,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 28] = [
+    pub const ALL: [ErrorCode; 30] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -121,13 +125,15 @@ impl ErrorCode {
         ErrorCode::ShareFull,
         ErrorCode::ProxyFull,
         ErrorCode::TooManyConnections,
+        ErrorCode::TokenRefused,
+        ErrorCode::NotInBatch,
     ];
 
     /// The status of a reply whose head is not written yet.
     pub const fn http_status(self) -> u16 {
         match self {
-            ErrorCode::NotJson | ErrorCode::BadRequest => 400,
-            ErrorCode::StreamLost => 200,
+            ErrorCode::NotJson | ErrorCode::BadRequest | ErrorCode::NotInBatch => 400,
+            ErrorCode::StreamLost | ErrorCode::TokenRefused => 200,
             ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooSlow => 408,
@@ -174,7 +180,9 @@ impl ErrorCode {
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections => -32013,
             ErrorCode::NotJson => -32700,
+            ErrorCode::TokenRefused => -32602,
             ErrorCode::BadRequest
+            | ErrorCode::NotInBatch
             | ErrorCode::KeyReused
             | ErrorCode::NotAcceptable
             | ErrorCode::UpgradeRefused
@@ -214,6 +222,8 @@ impl ErrorCode {
             ErrorCode::ShareFull => "this caller's share of the proxy's memory is full",
             ErrorCode::ProxyFull => "the proxy's memory is full",
             ErrorCode::TooManyConnections => "the proxy has too many connections",
+            ErrorCode::TokenRefused => "the resume token opens nothing here",
+            ErrorCode::NotInBatch => "this request cannot be sent in an array with others",
         }
     }
 
@@ -236,6 +246,8 @@ impl ErrorCode {
             | ErrorCode::BoundReached
             | ErrorCode::NotJson
             | ErrorCode::BadRequest
+            | ErrorCode::TokenRefused
+            | ErrorCode::NotInBatch
             | ErrorCode::BodyTooLarge
             | ErrorCode::HeadTooLarge
             | ErrorCode::BodyTooSlow
@@ -281,6 +293,8 @@ impl ErrorCode {
             ErrorCode::ShareFull => "share_full",
             ErrorCode::ProxyFull => "proxy_full",
             ErrorCode::TooManyConnections => "too_many_connections",
+            ErrorCode::TokenRefused => "token_refused",
+            ErrorCode::NotInBatch => "not_in_batch",
         }
     }
 }
@@ -336,7 +350,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::TooManyConnections;
+        let last = ErrorCode::NotInBatch;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -26,11 +26,15 @@ use sha2::{Digest, Sha256};
 use super::jsonrpc::RequestId;
 
 mod keyring;
+mod session;
 #[cfg(test)]
 mod tests;
+mod token;
 
 pub use keyring::Keyring;
 use keyring::MAC_BYTES;
+pub use session::IssuedSession;
+pub use token::{ResumeToken, Secret};
 
 /// The longest request id, in bytes of its text, that the handle of a single request holds.
 const MAX_ID_BYTES: usize = 64;
@@ -223,14 +227,20 @@ impl EventId {
             return None;
         }
         let (handle, place) = std::str::from_utf8(text).ok()?.split_once('.')?;
+        let cursor = parse_place(place)?;
+        Some(Self { cursor, ..Self::of_handle(handle)? })
+    }
+
+    /// The place before the first event of the stream that a handle names, as it stands in a stream URL or a resume token; `None`
+    /// as in [`Self::parse`].
+    pub fn of_handle(handle: &str) -> Option<Self> {
         let is_base64url = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
         let right_size = (MIN_HANDLE_LEN..=MAX_HANDLE_LEN).contains(&handle.len());
         if !right_size || !handle.bytes().all(is_base64url) {
             return None;
         }
-        let cursor = parse_place(place)?;
         let content = URL_SAFE_NO_PAD.decode(handle).ok().and_then(Content::parse);
-        Some(Self { handle: handle.into(), cursor, content })
+        Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), content })
     }
 
     /// What kind of stream the handle claims to name; `None` if it cannot be read.

@@ -3,8 +3,8 @@
 //! Payloads are walked over, never built: no value is allocated for what nobody asked about, and invalid UTF-8 or deep
 //! nesting in it is no error. Bytes that were peeked at are forwarded as they came.
 //!
-//! Deliberately absent: any judgement of `params` and `result`, and any rewriting. The only messages written here are
-//! the proxy's own errors.
+//! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out. The only
+//! messages written here are the proxy's own errors.
 
 use std::fmt;
 use std::sync::LazyLock;
@@ -13,8 +13,11 @@ use memchr::memmem::Finder;
 use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+mod edit;
 #[cfg(test)]
 mod tests;
+
+pub use edit::{member, without_members};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -142,6 +145,11 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
 /// `params.requestId`, which names the request that a `notifications/cancelled` cancels.
 pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
     find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
+}
+
+/// `params.protocolVersion`, which an `initialize` asks for.
+pub fn requested_version(bytes: &[u8]) -> Option<String> {
+    find(bytes, &["params", "protocolVersion"]).and_then(string)
 }
 
 /// `params.name`, which names the tool of a `tools/call`.

@@ -18,11 +18,11 @@ use super::reader::{EventReader, Gathered};
 use super::source::{Collected, Input, Source};
 use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
-use crate::event_log::{EventLog, Head, Plain, Subject, Writer};
+use crate::event_log::{EventLog, Head, Opened, Plain, Subject, Writer};
 use crate::metrics::Metrics;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
-use crate::protocol::ids::StreamKind;
+use crate::protocol::ids::{IssuedSession, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::{Effect, Ending, Phase};
 
@@ -46,8 +46,8 @@ pub struct Call {
     pub credentials: Credentials,
     /// Whom that one's token claims to speak for.
     pub subject: Option<Subject>,
-    /// It carries `initialize`: its answer makes a session.
-    pub initializes: bool,
+    /// It carries `initialize`, of which this is known: its answer makes a session.
+    pub initialize: Option<IssuedSession>,
     /// The largest event, and the largest JSON answer that can become one.
     pub max_event_bytes: usize,
 }
@@ -246,7 +246,7 @@ impl Pump {
     async fn take_piece(&mut self, piece: Bytes) {
         let Source::Reading(reader) = &mut self.source else { return };
         let Gathered { events, error, ending } = reader.gather(piece).await;
-        if self.call.initializes {
+        if self.call.initialize.is_some() {
             events.iter().for_each(|event| self.note_initialized(&event.data));
         }
         let bytes = events.iter().map(|event| event.data.len()).sum();
@@ -297,6 +297,7 @@ impl Pump {
     async fn take_head(&mut self, mut response: Response<Received>) {
         self.metrics.observe_upstream_head(clock::now().saturating_duration_since(self.began));
         self.learn(&response);
+        self.open_session(&mut response);
         headers::remove_hop_by_hop(response.headers_mut());
         if response.status().is_success() && headers::is_sse(response.headers()) {
             self.take_stream(response).await;
@@ -384,7 +385,7 @@ impl Pump {
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_answer(body).ok_or(refused));
         if let Ok(body) = &body
-            && self.call.initializes
+            && self.call.initialize.is_some()
         {
             self.note_initialized(body);
         }
@@ -433,15 +434,15 @@ impl Pump {
         headers::expose_ours(&mut parts.headers);
         let mut kept = BytesMut::new();
         // What opens a session is read whole: the record must be there before the client uses it.
-        let (limit, wait) = match self.call.initializes {
-            true => (self.call.max_event_bytes, INITIALIZE_WAIT),
-            false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
+        let (limit, wait) = match self.call.initialize {
+            Some(_) => (self.call.max_event_bytes, INITIALIZE_WAIT),
+            None => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
         };
         let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit)).await;
         let kept = kept.freeze();
         let plain = match complete {
             Ok(Ok(true)) => {
-                if self.call.initializes {
+                if self.call.initialize.is_some() {
                     self.note_initialized(&kept);
                 }
                 Plain::kept(parts.status, headers::unpinned(&parts.headers), kept)
@@ -476,8 +477,21 @@ impl Pump {
         if let Some(origin) = self.call.template.headers().get(http::header::ORIGIN) {
             learned.note_cors(origin, response.headers());
         }
-        if self.call.initializes {
-            self.opened_session = SessionId::from_headers(response.headers());
+    }
+
+    /// The session that the answer to `initialize` names. Where the upstream names none, a client that declared a dialect gets one of
+    /// the proxy's own: what it declared must be known of its calls.
+    fn open_session(&mut self, response: &mut Response<Received>) {
+        let Some(initialize) = &self.call.initialize else { return };
+        self.opened_session = SessionId::from_headers(response.headers());
+        if self.opened_session.is_some() || !initialize.declared.is_any() || !response.status().is_success() {
+            return;
+        }
+        let issued = self.log.issue_session(initialize);
+        let named = issued.as_ref().and_then(|id| HeaderValue::from_str(id.as_str()).ok());
+        if let Some(name) = named {
+            response.headers_mut().insert(headers::names::MCP_SESSION_ID, name);
+            self.opened_session = issued;
         }
     }
 
@@ -487,7 +501,9 @@ impl Pump {
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {
-            self.log.sessions().record(session.clone(), self.call.credentials.principal, version, initialized.logging);
+            let declared = self.call.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
+            let opened = Opened { version, logging: initialized.logging, declared };
+            self.log.sessions().record(session.clone(), self.call.credentials.principal, opened);
         }
     }
 }

@@ -18,6 +18,7 @@ mod check;
 mod closing;
 mod commit;
 mod cut;
+mod dialects;
 mod drain;
 mod exchange;
 mod flow;

@@ -52,7 +52,11 @@ fn a_session_that_was_used_again_outlives_older_ones() {
 fn no_flood_costs_a_session_that_was_opened_here_or_is_in_use() {
     let log = log_with(None);
     let version = ProtocolVersion::parse("2025-11-25").unwrap();
-    log.sessions().record(name("opened"), someone(), version.clone(), true);
+    log.sessions().record(
+        name("opened"),
+        someone(),
+        Opened { version: version.clone(), logging: true, declared: Declared::default() },
+    );
     let held = log.sessions().find_or_record(&name("held"), &someone());
     let stream = create(&log, 0);
     log.sessions().find_or_record(&name("with-a-stream"), &someone()).add_stream(&stream);

@@ -78,6 +78,18 @@ impl Asks {
         self.asked.iter().any(|ask| !ask.answered)
     }
 
+    /// The events that are requests which were all answered, each once.
+    pub fn answered(&self) -> impl Iterator<Item = Seq> {
+        let mut events: Vec<Seq> = self.asked.iter().map(|ask| ask.seq).filter(|seq| self.is_answered(*seq)).collect();
+        events.dedup();
+        events.into_iter()
+    }
+
+    /// Whether any request behind `seq` waits for an answer.
+    pub fn has_outstanding_after(&self, seq: Seq) -> bool {
+        self.asked.iter().any(|ask| !ask.answered && ask.seq > seq)
+    }
+
     /// Whether the event at `seq` is a request that was answered, which no replay repeats. An array counts once all of it
     /// was, and not at all with other messages in it: those are owed to the client.
     pub fn is_answered(&self, seq: Seq) -> bool {

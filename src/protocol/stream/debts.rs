@@ -18,12 +18,12 @@ pub enum Debt {
 #[derive(Debug)]
 pub struct Debts {
     owed: Vec<(RequestId, Debt)>,
-    errors: usize,
+    last_error: Option<Seq>,
 }
 
 impl Debts {
     pub(super) fn new(ids: Vec<RequestId>) -> Self {
-        Self { owed: ids.into_iter().map(|id| (id, Debt::Due)).collect(), errors: 0 }
+        Self { owed: ids.into_iter().map(|id| (id, Debt::Due)).collect(), last_error: None }
     }
 
     /// Every id with its state, in the order of the request.
@@ -81,7 +81,12 @@ impl Debts {
 
     /// Whether some response was a JSON-RPC error, ours included.
     pub fn has_error(&self) -> bool {
-        self.errors > 0
+        self.last_error.is_some()
+    }
+
+    /// Where the last response stands that was an error.
+    pub fn last_error(&self) -> Option<Seq> {
+        self.last_error
     }
 
     /// Notes the response at `seq`: for the first request of that id that has none.
@@ -89,7 +94,7 @@ impl Debts {
         let unanswered = self.owed.iter_mut().find(|(owed, debt)| owed == id && !matches!(debt, Debt::Answered(_)));
         if let Some((_, debt)) = unanswered {
             *debt = Debt::Answered(seq);
-            self.errors += usize::from(is_error);
+            self.last_error = self.last_error.max(Some(seq).filter(|_| is_error));
         }
     }
 

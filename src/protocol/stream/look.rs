@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::states::{Outcome, Phase, Place};
 use super::{Asks, Debts, Machine, Policy, Reader};
-use crate::protocol::error::Failure;
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{Seq, StreamKind};
 
 impl Machine {
@@ -41,6 +41,11 @@ impl Machine {
     /// Whether the client has cancelled it, so that no token opens it any more.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled
+    }
+
+    /// Whether its tokens open it no more: it was cancelled, or nobody came back in time.
+    pub fn is_revoked(&self) -> bool {
+        self.cancelled || self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned)
     }
 
     /// Whether its last message is known to have arrived.

@@ -19,6 +19,7 @@
 mod asks;
 mod batch;
 mod debts;
+mod frame;
 mod look;
 mod policy;
 mod reader;
@@ -35,6 +36,8 @@ use std::time::{Duration, Instant};
 pub use asks::{Answer, Asks};
 pub use batch::Batch;
 pub use debts::{Debt, Debts};
+pub use frame::Frame;
+use frame::Framed;
 pub use policy::Policy;
 pub use reader::Reader;
 pub use states::{Effect, Outcome, Phase, Place};
@@ -74,6 +77,8 @@ pub struct Machine {
     full_since: Option<Instant>,
     delivered: bool,
     cancelled: bool,
+    /// What stands around the messages of the upstream. `None` for most streams.
+    framed: Option<Box<Framed>>,
     effects: VecDeque<Effect>,
 }
 
@@ -101,6 +106,7 @@ impl Machine {
             full_since: None,
             delivered: false,
             cancelled: false,
+            framed: None,
             effects: VecDeque::new(),
             policy,
         }
@@ -295,6 +301,7 @@ impl Machine {
     pub fn handle_refused(&mut self, now: Instant) {
         self.storing = 0;
         self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
+        self.framed = None;
         self.failure = Some(Failure::after_send(ErrorCode::StoreFailed));
         self.begin_seal(Outcome::Failed, now);
         self.finish_seal(now);
@@ -346,6 +353,7 @@ impl Machine {
         if opens {
             self.phase = Phase::Open;
             self.committed = committed;
+            self.stage_opening();
         }
         opens
     }

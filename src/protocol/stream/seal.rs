@@ -55,6 +55,7 @@ impl Machine {
         if self.is_sealed() || self.sealing.is_some() {
             return;
         }
+        self.stage_closing();
         self.sealing = Some(outcome);
         self.commit_at = None;
         self.linger_until = None;

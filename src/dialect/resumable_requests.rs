@@ -1,0 +1,34 @@
+//! Resumable requests, [SEP-975]: a token for each request, and a status without the messages.
+//!
+//! [SEP-975]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/925
+
+use std::sync::Arc;
+
+use super::Resumption;
+use crate::event_log::Stream;
+use crate::protocol::dialect::{self, Waits};
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::Frame;
+
+/// A policy for every request of the stream, before anything else. The standalone stream answers none and gets none.
+pub(super) fn announce(frame: &mut Frame, stream: &Stream, waits: Waits) {
+    let requests: Vec<RequestId> = stream.look(|machine| machine.debts().ids().cloned().collect());
+    let token = stream.resume_token();
+    frame.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
+}
+
+/// `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, else after the last that was
+/// confirmed, up to the original response.
+pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Option<Resumption> {
+    answers(&stream, id).then(|| Resumption::new(stream, cursor, None))
+}
+
+/// `requests/getStatus` under `id`, of a client that has everything up to `cursor`. Fetches and confirms nothing.
+pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Option<Seq>) -> Option<Vec<u8>> {
+    answers(stream, request).then(|| dialect::request_status(id, request, stream.status(cursor)))
+}
+
+fn answers(stream: &Stream, request: &RequestId) -> bool {
+    stream.look(|machine| machine.debts().ids().any(|id| id == request))
+}

@@ -1,0 +1,39 @@
+//! Resumable streams, [#899]: streams that say when they begin and end, the standalone one included.
+//!
+//! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
+
+use std::sync::Arc;
+
+use super::Resumption;
+use crate::event_log::Stream;
+use crate::protocol::dialect::{self, Waits};
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::Frame;
+
+/// The stream's name and token first, its end last. A stream that answers several requests, or none, names none.
+pub(super) fn announce(frame: &mut Frame, stream: &Stream, waits: Waits) {
+    let requests: Vec<RequestId> = stream.look(|machine| machine.debts().ids().cloned().collect());
+    let request = match requests.as_slice() {
+        [only] => Some(only),
+        [] | [_, _, ..] => None,
+    };
+    let name = stream.id().to_string();
+    frame.opening.push(dialect::stream_create(&name, &stream.resume_token(), request, waits));
+    frame.closing = Some(dialect::stream_end(&name));
+}
+
+/// `stream/resume` under `id`: the messages after `cursor`, else after the last that was confirmed, up to the stream's end, and
+/// then this request's own empty result.
+pub fn resume(stream: Arc<Stream>, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Resumption> {
+    is_named(&stream, name).then(|| Resumption::new(stream, cursor, Some(dialect::resumed(id))))
+}
+
+/// `stream/poll` under `id`, of a client that has everything up to `cursor`. Fetches and confirms nothing.
+pub fn poll(stream: &Stream, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Vec<u8>> {
+    is_named(stream, name).then(|| dialect::stream_status(id, name, stream.status(cursor)))
+}
+
+fn is_named(stream: &Stream, name: &str) -> bool {
+    stream.id().to_string() == name
+}

@@ -1,0 +1,108 @@
+//! POSTs with a request of a dialect: a token finds the stream, the dialect says what becomes of it.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+
+use super::refreshed::Unproven;
+use super::{Asked, Ingress, respond};
+use crate::delivery::Start;
+use crate::dialect::{Resumption, resumable_requests, resumable_streams};
+use crate::event_log::{self, BoxBody, Stream};
+use crate::metrics::Resumed;
+use crate::protocol::classify::Dialect;
+use crate::protocol::dialect::{Method, Params};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, names};
+use crate::protocol::ids::{EventId, ResumeToken, Seq};
+
+/// What a dialect answers with.
+enum Answer {
+    Resumption(Resumption),
+    Status(Vec<u8>),
+}
+
+impl Ingress {
+    pub(super) async fn dialect(self: Arc<Self>, asked: Asked, request: Dialect, body: Bytes) -> Response<BoxBody> {
+        let accept = headers::accept(&asked.parts.headers);
+        let streams = matches!(request.method, Method::ResumeRequest | Method::ResumeStream);
+        if (streams && !accept.sse) || (!streams && !accept.json) {
+            return self.refuse_dialect(ErrorCode::NotAcceptable, &request);
+        }
+        self.wait_for_place(&asked).await;
+        let params = Params::of(&body);
+        let found = match self.find_by_token(&asked, &params).await {
+            Ok(found) => found,
+            Err(Unproven::Unasked) => return self.refuse_dialect(ErrorCode::TokenUnproven, &request),
+            Err(unproven) => return self.tell(unproven),
+        };
+        let answer = found.and_then(|stream| self.ask(&asked, &request, &params, stream));
+        match answer {
+            Some(Answer::Resumption(resumption)) => self.deliver_resumption(&asked, resumption),
+            Some(Answer::Status(message)) => respond::json(StatusCode::OK, message.into()),
+            None => {
+                self.metrics.observe_resume(Resumed::Lost);
+                self.refuse_dialect(ErrorCode::TokenRefused, &request)
+            }
+        }
+    }
+
+    fn ask(
+        &self,
+        asked: &Asked,
+        Dialect { id, method }: &Dialect,
+        params: &Params,
+        stream: Arc<Stream>,
+    ) -> Option<Answer> {
+        let cursor = self.cursor_in(asked, &stream);
+        match method {
+            Method::ResumeRequest => resumable_requests::resume(stream, id, cursor).map(Answer::Resumption),
+            Method::GetRequestStatus => {
+                resumable_requests::status(&stream, id, params.request_id.as_ref()?, cursor).map(Answer::Status)
+            }
+            Method::ResumeStream => {
+                let name = params.stream_id.as_deref()?;
+                resumable_streams::resume(stream, id, name, cursor).map(Answer::Resumption)
+            }
+            Method::PollStream => {
+                resumable_streams::poll(&stream, id, params.stream_id.as_deref()?, cursor).map(Answer::Status)
+            }
+        }
+    }
+
+    /// The stream that the request's token opens, for the caller with this credential or an older one.
+    async fn find_by_token(&self, asked: &Asked, params: &Params) -> Result<Option<Arc<Stream>>, Unproven> {
+        let Some(token) = params.resume_token.as_deref().and_then(ResumeToken::parse) else { return Ok(None) };
+        match self.log.find_by_token(&token, &asked.binding) {
+            Some(stream) => Ok(Some(stream)),
+            None => self.find_elder_by_token(asked, &token).await,
+        }
+    }
+
+    /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.
+    pub(super) fn cursor_in(&self, asked: &Asked, stream: &Arc<Stream>) -> Option<Seq> {
+        let named = asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))?;
+        let (found, cursor) = self.log.find(&named, stream.binding())?;
+        Arc::ptr_eq(&found, stream).then_some(cursor)
+    }
+
+    fn deliver_resumption(&self, asked: &Asked, resumption: Resumption) -> Response<BoxBody> {
+        let Resumption { stream, after, has_gap, closing } = resumption;
+        self.metrics.observe_resume(Resumed::Served);
+        if has_gap {
+            self.metrics.observe_gap();
+        }
+        if let Some(session) = &asked.session {
+            session.note_return();
+        }
+        let attachment = stream.attach(event_log::new_attach(), after);
+        let preface = has_gap.then(Vec::new);
+        respond::stream(self.follow_again(asked, attachment, Start::After(after), preface, closing))
+    }
+
+    fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {
+        self.metrics.observe_reject(code);
+        respond::failure(Failure::before_run(code), std::slice::from_ref(&request.id), false)
+    }
+}

@@ -1,0 +1,104 @@
+//! Sessions of the proxy's own, for clients of servers that assign none: a sealed record, so that every replica with the key
+//! knows it, and nobody has to keep it.
+//!
+//! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`. There is no secret in it; whoever
+//! knows it may speak in the session, as with any.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+
+use super::Keyring;
+use super::keyring::MAC_BYTES;
+use crate::protocol::dialect::Declared;
+use crate::protocol::headers::{ProtocolVersion, SessionId};
+
+const PREFIX: &str = "mr1.";
+/// No handle begins with this byte, so that neither can pass for the other under one key.
+const MARK: u8 = b's';
+const NONCE_BYTES: usize = 12;
+const RESUMABLE_REQUESTS: u8 = 1;
+const RESUMABLE_STREAMS: u8 = 2;
+
+/// What is known of a session that the proxy issued.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IssuedSession {
+    /// The revision its client asked for.
+    pub version: ProtocolVersion,
+    /// The dialects its client declared.
+    pub declared: Declared,
+}
+
+impl IssuedSession {
+    /// Its name. `nonce` makes it one of its own.
+    pub fn seal(&self, keys: &Keyring, nonce: [u8; NONCE_BYTES]) -> Option<SessionId> {
+        let Declared { resumable_requests, resumable_streams } = self.declared;
+        let requests = if resumable_requests { RESUMABLE_REQUESTS } else { 0 };
+        let streams = if resumable_streams { RESUMABLE_STREAMS } else { 0 };
+        let flags = requests | streams;
+        let mut bytes = vec![MARK, flags];
+        bytes.extend_from_slice(self.version.as_str().as_bytes());
+        bytes.extend_from_slice(&nonce);
+        let mac = keys.sign(&bytes);
+        bytes.extend_from_slice(&mac);
+        SessionId::parse(&format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)))
+    }
+
+    /// Whether a session's name says that the proxy issued it.
+    pub fn is_claimed_by(id: &SessionId) -> bool {
+        id.as_str().starts_with(PREFIX)
+    }
+
+    /// What the name of a session says, if one of `keys` sealed it.
+    pub fn open(id: &SessionId, keys: &Keyring) -> Option<Self> {
+        let bytes = URL_SAFE_NO_PAD.decode(id.as_str().strip_prefix(PREFIX)?).ok()?;
+        let (sealed, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;
+        if !keys.accepts(sealed, mac) {
+            return None;
+        }
+        let (&[mark, flags], rest) = sealed.split_first_chunk()?;
+        let (version, _) = rest.split_at_checked(rest.len().checked_sub(NONCE_BYTES)?)?;
+        let version = ProtocolVersion::parse(std::str::from_utf8(version).ok()?)?;
+        let declared = Declared {
+            resumable_requests: flags & RESUMABLE_REQUESTS != 0,
+            resumable_streams: flags & RESUMABLE_STREAMS != 0,
+        };
+        (mark == MARK).then_some(Self { version, declared })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn issued() -> IssuedSession {
+        let declared = Declared { resumable_requests: false, resumable_streams: true };
+        IssuedSession { version: ProtocolVersion::DEFAULT, declared }
+    }
+
+    #[test]
+    fn a_sealed_record_opens_with_its_key_alone() {
+        let keys = Keyring::new([1; 32], Vec::new());
+        let id = issued().seal(&keys, [9; 12]).unwrap();
+        assert!(IssuedSession::is_claimed_by(&id));
+        assert_eq!(IssuedSession::open(&id, &keys), Some(issued()));
+        assert_ne!(id.as_str(), issued().seal(&keys, [8; 12]).unwrap().as_str());
+        let rotated = Keyring::new([2; 32], vec![[1; 32]]);
+        assert_eq!(IssuedSession::open(&id, &rotated), Some(issued()));
+        assert_eq!(IssuedSession::open(&id, &Keyring::new([2; 32], Vec::new())), None);
+    }
+
+    #[test]
+    fn one_changed_character_is_not_believed() {
+        let keys = Keyring::new([1; 32], Vec::new());
+        let text = issued().seal(&keys, [9; 12]).unwrap().as_str().to_owned();
+        for at in PREFIX.len()..text.len() {
+            let mut bytes = text.clone().into_bytes();
+            bytes[at] = if bytes[at] == b'A' { b'B' } else { b'A' };
+            let changed = SessionId::parse(std::str::from_utf8(&bytes).unwrap()).unwrap();
+            assert_eq!(IssuedSession::open(&changed, &keys), None, "{at}");
+        }
+        for text in ["mr1.", "mr1.AAAA", "mr1.!!", "mr2.AAAA"] {
+            assert_eq!(IssuedSession::open(&SessionId::parse(text).unwrap(), &keys), None);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Resume tokens: a stream's handle, which finds it, and a secret, which opens it.
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use subtle::ConstantTimeEq;
+
+use super::{EventId, Handle};
+
+/// 128 random bits, drawn by the caller and kept with the stream.
+#[derive(Clone)]
+pub struct Secret([u8; 16]);
+
+impl Secret {
+    /// These bits.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(bytes)
+    }
+}
+
+/// Masked: it opens a stream.
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Secret(..)")
+    }
+}
+
+/// A resume token as a client sent it: `<handle>~<secret>`, well-formed, not yet believed.
+#[derive(Debug)]
+pub struct ResumeToken {
+    handle: EventId,
+    secret: Secret,
+}
+
+impl ResumeToken {
+    /// The wire form of the token of the stream with this handle.
+    pub fn write(handle: &Handle, secret: &Secret) -> String {
+        format!("{}~{}", handle.as_str(), URL_SAFE_NO_PAD.encode(secret.0))
+    }
+
+    /// Reads a token; `None` if it is not of our format.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (handle, secret) = text.split_once('~')?;
+        let secret = URL_SAFE_NO_PAD.decode(secret).ok()?.try_into().ok()?;
+        Some(Self { handle: EventId::of_handle(handle)?, secret: Secret(secret) })
+    }
+
+    /// Which stream it claims to open, as the place before that one's first event.
+    pub fn handle(&self) -> &EventId {
+        &self.handle
+    }
+
+    /// Whether its secret is this one; takes the same time wherever they differ.
+    pub fn is_opened_by(&self, secret: &Secret) -> bool {
+        self.secret.0.ct_eq(&secret.0).into()
+    }
+}

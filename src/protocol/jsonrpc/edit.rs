@@ -1,0 +1,65 @@
+//! Members taken out of a message on its way up; every other byte stays as it came.
+
+use std::fmt;
+
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
+use serde_json::value::RawValue;
+
+use super::{find, from_slice};
+
+/// The value at a path of members, as JSON text.
+pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a str> {
+    find(bytes, path).map(RawValue::get)
+}
+
+/// `bytes` without the members `names` of the object at `path`, however often they stand there. `None` where there is no such
+/// object or none of them in it.
+pub fn without_members(bytes: &[u8], path: &'static [&'static str], names: &[&str]) -> Option<Vec<u8>> {
+    let object = find(bytes, path)?.get();
+    let members = from_slice(object.as_bytes(), Members)?;
+    let kept: Vec<_> = members.iter().filter(|(name, _)| !names.contains(&name.as_str())).collect();
+    if kept.len() == members.len() {
+        return None;
+    }
+    let start = object.as_ptr().addr() - bytes.as_ptr().addr();
+    let mut edited = bytes[..start].to_vec();
+    edited.push(b'{');
+    for (index, (name, value)) in kept.into_iter().enumerate() {
+        if index > 0 {
+            edited.push(b',');
+        }
+        edited.extend_from_slice(serde_json::Value::from(name.as_str()).to_string().as_bytes());
+        edited.push(b':');
+        edited.extend_from_slice(value.get().as_bytes());
+    }
+    edited.push(b'}');
+    edited.extend_from_slice(&bytes[start + object.len()..]);
+    Some(edited)
+}
+
+/// The members of an object in their order.
+struct Members;
+
+impl<'de> DeserializeSeed<'de> for Members {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Members {
+    type Value = Vec<(String, &'de RawValue)>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+        let mut members = Vec::new();
+        while let Some(member) = map.next_entry()? {
+            members.push(member);
+        }
+        Ok(members)
+    }
+}
