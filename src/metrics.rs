@@ -46,6 +46,17 @@ pub struct Metrics {
     session_evictions: IntCounter,
 }
 
+/// By what a client comes back to a stream.
+#[derive(Clone, Copy, Debug)]
+pub enum Dialect {
+    /// The header of the specification.
+    LastEventId,
+    /// The methods of SEP-975.
+    ResumableRequests,
+    /// The methods of #899.
+    ResumableStreams,
+}
+
 /// How a resume was answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Resumed {
@@ -87,10 +98,10 @@ impl Metrics {
                 .counter("delivered_events_total", "Events written downstream, again or for the first time.")?,
             bytes_out: add
                 .counter("delivered_bytes_total", "Bytes of stream written downstream, heartbeats included.")?,
-            resumes: add.family(
+            resumes: add.families(
                 "resumes_total",
-                "Requests that came back to a stream by event ID, by outcome.",
-                "outcome",
+                "Requests that came back to a stream, by what they named it by and by outcome.",
+                &["dialect", "outcome"],
             )?,
             retries: add.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
             takeovers: add.counter("takeovers_total", "Connections whose stream a newer one took over.")?,
@@ -222,14 +233,19 @@ impl Metrics {
         self.attached.dec();
     }
 
-    /// A client came back by event ID.
-    pub fn observe_resume(&self, outcome: Resumed) {
+    /// A client came back to a stream.
+    pub fn observe_resume(&self, dialect: Dialect, outcome: Resumed) {
+        let dialect = match dialect {
+            Dialect::LastEventId => "last_event_id",
+            Dialect::ResumableRequests => "resumable_requests",
+            Dialect::ResumableStreams => "resumable_streams",
+        };
         let outcome = match outcome {
             Resumed::Served => "served",
             Resumed::AtEnd => "at_end",
             Resumed::Lost => "lost",
         };
-        self.resumes.with_label_values(&[outcome]).inc();
+        self.resumes.with_label_values(&[dialect, outcome]).inc();
     }
 
     /// A client left early.
@@ -379,7 +395,11 @@ impl Registrar<'_> {
     }
 
     fn family(&self, name: &str, help: &str, label: &str) -> Result<IntCounterVec, prometheus::Error> {
-        let family = IntCounterVec::new(Opts::new(name, help), &[label])?;
+        self.families(name, help, &[label])
+    }
+
+    fn families(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
         self.0.register(Box::new(family.clone()))?;
         Ok(family)
     }

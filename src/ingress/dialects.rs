@@ -10,7 +10,7 @@ use super::{Asked, Ingress, respond};
 use crate::delivery::Start;
 use crate::dialect::{Resumption, resumable_requests, resumable_streams};
 use crate::event_log::{self, BoxBody, Stream};
-use crate::metrics::Resumed;
+use crate::metrics::{self, Resumed};
 use crate::protocol::classify::Dialect;
 use crate::protocol::dialect::{Method, Params};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -39,10 +39,10 @@ impl Ingress {
         };
         let answer = found.and_then(|stream| self.ask(&asked, &request, &params, stream));
         match answer {
-            Some(Answer::Resumption(resumption)) => self.deliver_resumption(&asked, resumption),
+            Some(Answer::Resumption(resumption)) => self.deliver_resumption(&asked, label(&request), resumption),
             Some(Answer::Status(message)) => respond::json(StatusCode::OK, message.into()),
             None => {
-                self.metrics.observe_resume(Resumed::Lost);
+                self.metrics.observe_resume(label(&request), Resumed::Lost);
                 self.refuse_dialect(ErrorCode::TokenRefused, &request)
             }
         }
@@ -87,9 +87,9 @@ impl Ingress {
         Arc::ptr_eq(&found, stream).then_some(cursor)
     }
 
-    fn deliver_resumption(&self, asked: &Asked, resumption: Resumption) -> Response<BoxBody> {
+    fn deliver_resumption(&self, asked: &Asked, by: metrics::Dialect, resumption: Resumption) -> Response<BoxBody> {
         let Resumption { stream, after, has_gap, closing } = resumption;
-        self.metrics.observe_resume(Resumed::Served);
+        self.metrics.observe_resume(by, Resumed::Served);
         if has_gap {
             self.metrics.observe_gap();
         }
@@ -104,5 +104,12 @@ impl Ingress {
     fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {
         self.metrics.observe_reject(code);
         respond::failure(Failure::before_run(code), std::slice::from_ref(&request.id), false)
+    }
+}
+
+fn label(request: &Dialect) -> metrics::Dialect {
+    match request.method {
+        Method::ResumeRequest | Method::GetRequestStatus => metrics::Dialect::ResumableRequests,
+        Method::ResumeStream | Method::PollStream => metrics::Dialect::ResumableStreams,
     }
 }

@@ -12,7 +12,7 @@ use super::{Asked, Ingress, respond};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
-use crate::metrics::Resumed;
+use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
@@ -52,7 +52,7 @@ impl Ingress {
             }
             Some((_, _, Place::Lost)) | None if is_standalone => self.standalone_lost(asked).await,
             Some((_, _, Place::Lost)) | None => {
-                self.metrics.observe_resume(Resumed::Lost);
+                self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
                 respond::stream(whole(lost_event(&id)).map_err(Into::into))
             }
         }
@@ -70,12 +70,12 @@ impl Ingress {
     }
 
     fn at_end(&self) -> Response<BoxBody> {
-        self.metrics.observe_resume(Resumed::AtEnd);
+        self.metrics.observe_resume(Dialect::LastEventId, Resumed::AtEnd);
         respond::status(StatusCode::NO_CONTENT)
     }
 
     fn resume_at(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
-        self.metrics.observe_resume(Resumed::Served);
+        self.metrics.observe_resume(Dialect::LastEventId, Resumed::Served);
         let cursor = match simulation::has(Bug::TrustsWhatWasWritten) {
             true => stream.look(|machine| machine.reader().written().max(cursor)),
             false => cursor,
@@ -150,7 +150,7 @@ impl Ingress {
 
     /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
     async fn standalone_lost(self: Arc<Self>, asked: Asked) -> Response<BoxBody> {
-        self.metrics.observe_resume(Resumed::Lost);
+        self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
         let Some(id) = &asked.binding.session else {
             return self.forward_read(asked, Bytes::new()).await;
         };

@@ -63,6 +63,10 @@ async fn a_resume_and_its_outcome_show_in_the_metrics() {
     let after = page(&proxy, "/metrics").await;
     let resumes = |(_, text): &(u16, String)| sum(text, "resumes");
     assert_eq!(resumes(&after) - resumes(&before), 2.0, "{}", after.1);
+    for outcome in ["lost", "served"] {
+        let sample = format!("mcp_resume_resumes_total{{dialect=\"last_event_id\",outcome=\"{outcome}\"}} 1\n");
+        assert!(after.1.contains(&sample), "{}", after.1);
+    }
     for secret in [place.handle.as_str(), session.id.as_str()] {
         assert!(!after.1.contains(secret), "{secret} in the metrics");
     }

@@ -173,7 +173,7 @@ def counters(port, key):
 
 
 def metric(port, series):
-    """One number of the admin listener's metrics page, such as `retries_total` or `resumes_total{outcome="lost"}`."""
+    """One number of the admin listener's metrics page, such as `resumes_total{dialect="last_event_id",outcome="lost"}`."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as page:
         for line in page.read().decode().splitlines():
             if line.startswith(f"mcp_resume_{series} "):

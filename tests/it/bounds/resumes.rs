@@ -42,7 +42,8 @@ async fn hostile_cursors_at_full_speed_all_get_the_same_and_nobody_else_notices(
         }
     };
     tokio::join!(attack, watch);
-    assert_eq!(metric(&proxy, "mcp_resume_resumes_total{outcome=\"lost\"}").await, 2000.0);
+    let lost = "mcp_resume_resumes_total{dialect=\"last_event_id\",outcome=\"lost\"}";
+    assert_eq!(metric(&proxy, lost).await, 2000.0);
     neighbour.moves_out().await;
 }
 
