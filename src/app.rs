@@ -24,7 +24,7 @@ use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
 use crate::shutdown::Drain;
-use crate::tls::{self, Certificates};
+use crate::tls::{self, Certificates, ClientFiles, Files, Reload, Side, Source};
 use crate::upstream::{Dial, Upstream};
 
 /// Connections that wait for one worker.
@@ -32,7 +32,7 @@ const HANDED_MAX: usize = 1024;
 /// After the drain, connections get so long to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 
-/// So often the listener's certificate is looked at.
+/// So often the files of TLS are looked at.
 const RENEWAL: Duration = Duration::from_secs(5);
 
 /// Connections of the admin listener: probes and a few collectors.
@@ -96,6 +96,11 @@ impl Server {
     /// What the data listener proves itself by, if it speaks TLS.
     pub fn certificates(&self) -> Option<&Arc<Certificates>> {
         self.certificates.as_ref()
+    }
+
+    /// What the upstream is believed by and shown, if it is spoken to in TLS.
+    pub fn upstream_files(&self) -> Option<&Arc<ClientFiles>> {
+        self.ingress.upstream.tls_files()
     }
 
     /// Where the admin listener listens, if there is one.
@@ -195,9 +200,11 @@ async fn attend(
     shutdown: impl Future<Output = ()>,
 ) {
     let (log, drain) = (ingress.log.clone(), ingress.drain.clone());
+    let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
+    let files: Vec<Reading> = files.collect();
+    let renewing = (!files.is_empty()).then(|| tokio::spawn(renew(files, ingress.metrics.clone())));
     let sweeping = tokio::spawn(async move { log.sweep().await });
     let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
-    let renewing = certificates.map(|certificates| tokio::spawn(renew(certificates)));
     shutdown.await;
     drain.run().await;
     // What never ends by itself.
@@ -212,8 +219,19 @@ async fn attend(
     renewing.inspect(JoinHandle::abort);
 }
 
-/// Looks for a new certificate every now and then, and when told to by SIGHUP.
-async fn renew(certificates: Arc<Certificates>) {
+/// Reads some files again.
+type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
+
+fn reading<S>(files: Arc<Files<S>>) -> Reading
+where
+    S: Source + Send + Sync + 'static,
+    S::Made: Send,
+{
+    Arc::new(move || (S::SIDE, files.reload()))
+}
+
+/// Looks for new certificates every now and then, and when told to by SIGHUP.
+async fn renew(files: Vec<Reading>, metrics: Arc<Metrics>) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {
@@ -228,10 +246,12 @@ async fn renew(certificates: Arc<Certificates>) {
         }
         #[cfg(not(unix))]
         next.await;
-        let certificates = certificates.clone();
-        let reading = tokio::task::spawn_blocking(move || certificates.reload());
-        // It has said in the log what there is to say.
-        let _ = reading.await;
+        for read in &files {
+            let read = read.clone();
+            if let Ok((side, reload)) = tokio::task::spawn_blocking(move || read()).await {
+                metrics.observe_reload(side, reload);
+            }
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, I
 
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Outcome;
+use crate::tls::{Reload, Side};
 use crate::upstream::Probed;
 
 /// All counters of one process.
@@ -42,6 +43,7 @@ pub struct Metrics {
     trimmed: IntCounter,
     pauses: IntCounter,
     resumes_delayed: IntCounter,
+    reloads: IntCounterVec,
     sessions_kept: IntGauge,
     session_evictions: IntCounter,
 }
@@ -150,6 +152,11 @@ impl Metrics {
             trimmed: add.counter("trimmed_events_total", "Events dropped from the front of a stream, to make room.")?,
             pauses: add.counter("upstream_pauses_total", "Streams that kept their upstream waiting for room.")?,
             resumes_delayed: add.counter("resumes_delayed_total", "Resumes that waited because others came before.")?,
+            reloads: add.families(
+                "certificate_reloads_total",
+                "Times that the files of TLS had changed, by whose they are and whether they could be used.",
+                &["of", "outcome"],
+            )?,
             sessions_kept: add.gauge("sessions_kept", "Records of sessions.")?,
             session_evictions: add.counter(
                 "evicted_sessions_total",
@@ -357,6 +364,16 @@ impl Metrics {
     /// A resume has to wait.
     pub fn observe_delayed_resume(&self) {
         self.resumes_delayed.inc();
+    }
+
+    /// The files of TLS were looked at.
+    pub fn observe_reload(&self, side: Side, reload: Reload) {
+        let outcome = match reload {
+            Reload::Unchanged => return,
+            Reload::Taken => "taken",
+            Reload::Refused => "refused",
+        };
+        self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
     }
 
     /// A session is recorded.

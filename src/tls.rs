@@ -1,7 +1,7 @@
 //! TLS on both sides: PEM files in, rustls configurations out.
 //!
-//! Owned here: what is believed, what is shown, and the listener's certificate, which can change while it serves. Absent:
-//! sockets and handshakes.
+//! Owned here: what is believed and what is shown, both of which can change while they are in use. Absent: sockets and
+//! handshakes, and when the files are looked at.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -65,10 +65,7 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// How the upstream is spoken to.
-///
-/// # Errors
-/// When a file cannot be read or used, or the system believes nobody.
-pub fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
+fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     let believed = match &tls.ca {
         Some(path) => certificates(path, &read(path)?)?,
@@ -96,14 +93,45 @@ pub fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// The listener's certificate. Read again while it serves; a pair that cannot be used changes nothing.
-pub struct Certificates {
-    pair: KeyPair,
-    current: Mutex<Current>,
+/// What the listener proves itself by.
+pub type Certificates = Files<KeyPair>;
+/// What the upstream is believed by, and what it is shown.
+pub type ClientFiles = Files<UpstreamTls>;
+
+/// What is made of PEM files. They are read again while they are in use; what cannot be used changes nothing.
+pub struct Files<S: Source> {
+    source: S,
+    current: Mutex<Current<S::Made>>,
 }
 
-struct Current {
-    acceptor: TlsAcceptor,
+/// The names of files, and what they are for.
+pub trait Source {
+    /// What new connections get.
+    type Made: Clone;
+    /// Whose they are.
+    const SIDE: Side;
+
+    /// Where they are.
+    fn paths(&self) -> Vec<&Path>;
+
+    /// Reads them.
+    ///
+    /// # Errors
+    /// When they cannot be read or used.
+    fn make(&self) -> Result<Self::Made, Error>;
+}
+
+/// Which connections files are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Those of clients.
+    Listener,
+    /// Those to the server.
+    Upstream,
+}
+
+struct Current<M> {
+    made: M,
     /// Of what was read last, good or not: each is judged once.
     seen: [u8; 32],
 }
@@ -113,66 +141,102 @@ struct Current {
 pub enum Reload {
     /// They are as they were.
     Unchanged,
-    /// New connections get the new certificate.
+    /// New connections get what is new.
     Taken,
-    /// They changed and cannot be used: the old certificate stays.
+    /// They changed and cannot be used: the old ones stay.
     Refused,
 }
 
-impl Certificates {
-    /// Reads both files.
+impl<S: Source> Files<S> {
+    /// Reads them all.
     ///
     /// # Errors
     /// When they cannot be read or used.
-    pub fn load(pair: KeyPair) -> Result<Self, Error> {
-        let (seen, acceptor) = read_acceptor(&pair);
-        Ok(Self { current: Mutex::new(Current { acceptor: acceptor?, seen }), pair })
+    pub fn load(source: S) -> Result<Self, Error> {
+        // Looked at before they are read: whatever is written between the two is seen the next time.
+        let seen = digest(&source);
+        let made = source.make()?;
+        Ok(Self { current: Mutex::new(Current { made, seen }), source })
     }
 
     /// For one connection.
-    pub fn acceptor(&self) -> TlsAcceptor {
-        self.lock().acceptor.clone()
+    pub fn current(&self) -> S::Made {
+        self.lock().made.clone()
     }
 
-    /// Reads both files again. Blocks while it reads; says in the log what changed.
+    /// Reads them all again. Blocks while it reads; says in the log what changed.
     pub fn reload(&self) -> Reload {
-        let (seen, acceptor) = read_acceptor(&self.pair);
-        let mut current = self.lock();
-        if std::mem::replace(&mut current.seen, seen) == seen {
+        let seen = digest(&self.source);
+        if std::mem::replace(&mut self.lock().seen, seen) == seen {
             return Reload::Unchanged;
         }
-        match acceptor {
-            Ok(acceptor) => {
-                current.acceptor = acceptor;
-                info!("the listener's certificate has changed");
+        let of = S::SIDE.as_str();
+        match self.source.make() {
+            Ok(made) => {
+                self.lock().made = made;
+                info!(of, "certificates have changed");
                 Reload::Taken
             }
             Err(error) => {
-                warn!(%error, "the listener's new certificate cannot be used, the old one stays");
+                warn!(of, %error, "new certificates cannot be used, the old ones stay");
                 Reload::Refused
             }
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Current> {
+    fn lock(&self) -> MutexGuard<'_, Current<S::Made>> {
         self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What makes a pair the same as another, and what becomes of it.
-fn read_acceptor(pair: &KeyPair) -> ([u8; 32], Result<TlsAcceptor, Error>) {
+impl Side {
+    /// Its word in logs and metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Side::Listener => "listener",
+            Side::Upstream => "upstream",
+        }
+    }
+}
+
+/// What makes files the same as others.
+fn digest(source: &impl Source) -> [u8; 32] {
     let mut seen = Sha256::new();
-    let mut take = |path: &PathBuf| {
-        let bytes = read(path);
-        match &bytes {
+    for path in source.paths() {
+        match read(path) {
             Ok(bytes) => seen.update(Sha256::digest(bytes)),
             Err(error) => seen.update(Sha256::digest(error.to_string())),
         }
-        bytes
-    };
-    let (cert, key) = (take(&pair.cert), take(&pair.key));
-    let acceptor = cert.and_then(|cert| acceptor(pair, &cert, &key?));
-    (seen.finalize().into(), acceptor)
+    }
+    seen.finalize().into()
+}
+
+impl Source for KeyPair {
+    type Made = TlsAcceptor;
+    const SIDE: Side = Side::Listener;
+
+    fn paths(&self) -> Vec<&Path> {
+        vec![&self.cert, &self.key]
+    }
+
+    fn make(&self) -> Result<TlsAcceptor, Error> {
+        acceptor(self, &read(&self.cert)?, &read(&self.key)?)
+    }
+}
+
+/// The system's authorities are in files that are not looked at: they are read again with the others.
+impl Source for UpstreamTls {
+    type Made = Arc<ClientConfig>;
+    const SIDE: Side = Side::Upstream;
+
+    fn paths(&self) -> Vec<&Path> {
+        let identity = self.identity.iter().flat_map(|pair| [&pair.cert, &pair.key]);
+        self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
+    }
+
+    fn make(&self) -> Result<Arc<ClientConfig>, Error> {
+        client(self).map(Arc::new)
+    }
 }
 
 fn acceptor(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<TlsAcceptor, Error> {

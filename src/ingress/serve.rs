@@ -241,7 +241,7 @@ where
     H: Handle<F>,
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
-    let shaking = tokio::time::timeout(HEAD_TIMEOUT, certificates.acceptor().accept(io));
+    let shaking = tokio::time::timeout(HEAD_TIMEOUT, certificates.current().accept(io));
     let shaken = tokio::select! {
         shaken = shaking => shaken,
         _ = visit.stopping.changed() => return,

@@ -14,14 +14,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
-use tokio_rustls::rustls::ClientConfig;
 use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 use tracing::warn;
 
 use crate::config;
 use crate::event_log::BoxError;
-use crate::tls;
+use crate::tls::{self, ClientFiles};
 
 /// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -48,14 +47,14 @@ impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 pub(super) enum Way {
     Tcp,
     /// TLS over TCP.
-    Tls(Arc<ClientConfig>),
+    Tls(Arc<ClientFiles>),
     Dialed(Arc<dyn Dial>),
 }
 
 impl Way {
     /// TLS as it was configured.
     pub(super) fn tls(config: &config::UpstreamTls) -> Result<Self, tls::Error> {
-        Ok(Way::Tls(Arc::new(tls::client(config)?)))
+        Ok(Way::Tls(Arc::new(ClientFiles::load(config.clone())?)))
     }
 }
 
@@ -77,7 +76,7 @@ enum Carrier {
 
 #[derive(Clone)]
 struct Tls {
-    connector: TlsConnector,
+    files: Arc<ClientFiles>,
     name: ServerName<'static>,
 }
 
@@ -86,14 +85,22 @@ impl Connector {
     pub(super) fn new(way: Way, origin: Uri, timeout: Duration) -> Result<Self, tls::Error> {
         let carrier = match way {
             Way::Tcp => Carrier::Tcp(tcp(timeout)),
-            Way::Tls(config) => {
+            Way::Tls(files) => {
                 let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(host).map_err(|_| tls::Error::Name)?;
-                Carrier::Tls(tcp(timeout), Box::new(Tls { connector: config.into(), name }))
+                Carrier::Tls(tcp(timeout), Box::new(Tls { files, name }))
             }
             Way::Dialed(dialer) => Carrier::Dialed(dialer),
         };
         Ok(Self { origin, carrier, timeout })
+    }
+
+    /// What TLS is made with, where it is.
+    pub(super) fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
+        match &self.carrier {
+            Carrier::Tls(_, tls) => Some(&tls.files),
+            Carrier::Tcp(_) | Carrier::Dialed(_) => None,
+        }
     }
 }
 
@@ -116,7 +123,7 @@ impl Carrier {
             Carrier::Tcp(tcp) => Ok(Socket::Tcp(tcp.call(target).await?.into_inner())),
             Carrier::Tls(tcp, tls) => {
                 let tcp = tcp.call(target).await?.into_inner();
-                let shaken = tls.connector.connect(tls.name.clone(), tcp).await;
+                let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| warn!(%error, "the TLS handshake with the upstream failed"))?;
                 Ok(Socket::Tls(Box::new(stream)))
             }

@@ -47,7 +47,7 @@ use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
-use crate::tls;
+use crate::tls::{self, ClientFiles};
 
 /// Redirects followed for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
@@ -111,6 +111,11 @@ impl Upstream {
     /// What its answers have taught us.
     pub fn learned(&self) -> &Learned {
         &self.learned
+    }
+
+    /// What it is believed by and shown, if it is spoken to in TLS. New connections get what is new.
+    pub fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
+        self.connector.tls_files()
     }
 
     /// The path of the endpoint, on both sides.

@@ -7,6 +7,8 @@ use mcp_resume::app::Server;
 use mcp_resume::config::Config;
 use mcp_resume::tls::Reload;
 use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
 
 async fn shown(proxy: &Proxy, pki: &Pki) -> Vec<u8> {
     Talker::connect(proxy.addr, Speech::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
@@ -146,6 +148,94 @@ async fn an_upstream_gets_the_client_certificate_it_asks_for() {
         let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, up, &pki)).await;
         assert_eq!(Request::post(call(1)).send(proxy.addr).await.status, 502, "{up:?}: without one");
     }
+}
+
+/// A call that goes through; its connection to the upstream stays busy as long as what is returned lives.
+async fn calls(proxy: &Proxy, speaker: &mut Speaker) -> Saying {
+    let pending = Request::post(call(1)).start(proxy.addr).await;
+    let saying = speaker.next().await.sse();
+    saying.event(progress(1));
+    assert_eq!(pending.response().await.sse().event().await.bytes(), progress(1).as_bytes());
+    saying
+}
+
+#[tokio::test]
+async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
+    let (pki, files) = (Pki::new(), Pki::new());
+    let mut speaker = Speaker::start_asking(Speech::Http1Tls, &pki, true).await;
+    let change = speak(Speech::Http1, Speech::Http1Tls, &files);
+    let proxy = Proxy::to_url(&speaker.url(), |config| {
+        change(config);
+        config.upstream.tls.identity = Some(files.pair());
+    })
+    .await;
+    let in_use = proxy.upstream_files.clone().expect("TLS");
+    let copy = |from: PathBuf, to: PathBuf| {
+        fs::copy(from, to).expect("a copy");
+    };
+    let fails = || async { Request::post(call(1)).send(proxy.addr).await.status == 502 };
+    assert_eq!(in_use.reload(), Reload::Unchanged);
+    assert!(fails().await, "the server is not believed");
+
+    copy(pki.ca(), files.ca());
+    assert_eq!(in_use.reload(), Reload::Taken);
+    assert!(fails().await, "the proxy is not believed");
+
+    // As between two writes: the certificate is there and the key is another's.
+    copy(pki.pair().cert, files.pair().cert);
+    assert_eq!(in_use.reload(), Reload::Refused);
+    assert_eq!(in_use.reload(), Reload::Unchanged, "a bad pair is told once");
+    copy(pki.pair().key, files.pair().key);
+    assert_eq!(in_use.reload(), Reload::Taken);
+    let first = calls(&proxy, &mut speaker).await;
+
+    // What cannot be used changes nothing for connections yet to be made.
+    fs::write(files.ca(), "no authority").expect("a file");
+    assert_eq!(in_use.reload(), Reload::Refused);
+    let second = calls(&proxy, &mut speaker).await;
+    fs::remove_file(files.pair().key).expect("a file");
+    assert_eq!(in_use.reload(), Reload::Refused);
+    let third = calls(&proxy, &mut speaker).await;
+
+    // Another authority that can be used is taken at its word; whoever was there before stays.
+    let other = Pki::new();
+    copy(other.ca(), files.ca());
+    copy(other.pair().cert, files.pair().cert);
+    copy(other.pair().key, files.pair().key);
+    assert_eq!(in_use.reload(), Reload::Taken);
+    assert!(fails().await, "the server is believed no longer");
+    for saying in [first, second, third] {
+        saying.finish(result(1));
+    }
+}
+
+#[tokio::test]
+async fn the_files_of_both_sides_are_looked_at_and_counted() {
+    let pki = Pki::new();
+    let speaker = Speaker::start(Speech::Http1Tls, &pki).await;
+    let change = speak(Speech::Http1Tls, Speech::Http1Tls, &pki);
+    let proxy = Proxy::to_url(&speaker.url(), |config| {
+        change(config);
+        config.upstream.tls.identity = Some(pki.pair());
+        with_admin(config);
+    })
+    .await;
+    let becomes = async |outcome: &str| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        tokio::time::resume();
+        for of in ["listener", "upstream"] {
+            let sample = format!("mcp_resume_certificate_reloads_total{{of=\"{of}\",outcome=\"{outcome}\"}}");
+            let counted = async { while metric(&proxy, &sample).await == 0.0 {} };
+            within(&sample, counted).await;
+        }
+    };
+    // It runs, and so looks at the files from now on.
+    assert_eq!(readiness(&proxy).await, 200);
+    pki.issue();
+    becomes("taken").await;
+    fs::write(pki.pair().cert, "no certificate").expect("a file");
+    becomes("refused").await;
 }
 
 /// What every HTTP/2 client begins with, and an empty SETTINGS frame.

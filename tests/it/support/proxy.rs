@@ -4,7 +4,7 @@ use super::upstream::Upstream;
 use super::within;
 use mcp_resume::app::Server;
 use mcp_resume::config::Config;
-use mcp_resume::tls::Certificates;
+use mcp_resume::tls::{Certificates, ClientFiles};
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -21,6 +21,8 @@ pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
     /// What its data listener proves itself by, if it speaks TLS.
     pub(crate) certificates: Option<Arc<Certificates>>,
+    /// What it believes its upstream by and shows it, if it speaks TLS to it.
+    pub(crate) upstream_files: Option<Arc<ClientFiles>>,
     /// Where the admin listener listens, if the configuration asks for one.
     pub(crate) admin: Option<SocketAddr>,
     shutdown: oneshot::Sender<()>,
@@ -39,6 +41,7 @@ impl Proxy {
         let server = Server::bind(config).await.expect("a bound server");
         let (addr, admin) = (server.local_addr(), server.admin_addr());
         let certificates = server.certificates().cloned();
+        let upstream_files = server.upstream_files().cloned();
         let (shutdown, asked) = oneshot::channel();
         let running = tokio::spawn(async move {
             let asked = async {
@@ -50,7 +53,7 @@ impl Proxy {
             };
             ran.expect("the server runs");
         });
-        Proxy { addr, certificates, admin, shutdown, running }
+        Proxy { addr, certificates, upstream_files, admin, shutdown, running }
     }
 
     /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
@@ -79,7 +82,14 @@ impl Proxy {
                 assert_eq!(child.wait().await.expect("a status").code(), Some(0));
             }
         });
-        Proxy { addr: addresses[0], certificates: None, admin: Some(addresses[1]), shutdown, running }
+        Proxy {
+            addr: addresses[0],
+            certificates: None,
+            upstream_files: None,
+            admin: Some(addresses[1]),
+            shutdown,
+            running,
+        }
     }
 
     /// Asks it to stop and waits until it has.
