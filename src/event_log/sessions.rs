@@ -335,7 +335,8 @@ impl Sessions {
         None
     }
 
-    /// Gives an answer to the session's oldest outstanding request of that id, and says on which stream that was.
+    /// Gives an answer to the session's oldest outstanding request of that id, and says on which stream that was. One of a
+    /// stream that is over comes last: nobody waits for it.
     pub fn answer(&self, id: &SessionId, session: &Session, request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
         let streams = self.streams(id, session);
         let since = |stream: &Arc<Stream>| stream.look(|machine| machine.waits_for_answer(request));
@@ -347,10 +348,13 @@ impl Sessions {
                 return (Answer::First, Some(stream.clone()));
             }
         }
-        match streams.into_iter().find(|stream| stream.answer(request) == Answer::Again) {
-            Some(stream) => (Answer::Again, Some(stream)),
-            None => (Answer::Unknown, None),
+        if let Some(stream) = streams.iter().find(|stream| stream.look(|machine| machine.asks().has_answered(request)))
+        {
+            return (Answer::Again, Some(stream.clone()));
         }
+        let answers = streams.into_iter().map(|stream| (stream.answer(request), Some(stream)));
+        let answered = { answers }.find(|(answer, _)| *answer != Answer::Unknown);
+        answered.unwrap_or((Answer::Unknown, None))
     }
 
     /// Every stream of a session that still lives, the standalone one included.

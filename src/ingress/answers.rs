@@ -242,7 +242,7 @@ fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
         match outcomes.into_iter().find(|(outcome, _)| *outcome != Answer::Unknown) {
             Some((Answer::First, Some(stream))) => answered.push((stream, id.clone())),
             Some((Answer::Again, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
-            Some((Answer::First | Answer::Again | Answer::Unknown, _)) | None => {}
+            Some((Answer::First | Answer::Again | Answer::Late | Answer::Unknown, _)) | None => {}
         }
     }
     (answered, repeated)

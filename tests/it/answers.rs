@@ -98,6 +98,57 @@ async fn a_second_answer_is_acknowledged_and_dropped() {
 }
 
 #[tokio::test]
+async fn a_question_that_is_answered_when_its_stream_is_over_is_not_asked_again() {
+    for status in [202, 404] {
+        let (mut upstream, proxy, session) = stage().await;
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+        let place = EventId::of(response.prime().await.id());
+        sse.event(question("q")).await;
+        sse.event(question("r")).await;
+        sse.finish(result(1)).await;
+        let (events, end) = response.events().await;
+        assert_eq!((events.len(), end), (3, End::Complete));
+        // Nobody waits for it: what becomes of it is between the client and the server.
+        let pending = session.post(answer("q")).start(proxy.addr).await;
+        upstream.expect("response").await.status(status).await;
+        assert_eq!(pending.response().await.status, status);
+        held(&proxy, &session, answer("q")).await;
+        assert!(upstream.is_quiet());
+        let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+        let event = back.event().await;
+        assert_eq!((event.id(), event.bytes()), (place.at(2).as_str(), question("r").as_bytes()));
+        assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+        back.ends().await;
+    }
+}
+
+#[tokio::test]
+async fn an_answer_goes_to_the_call_that_waits_before_one_that_is_over() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut over) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(over.prime().await.id());
+    sse.event(question("q")).await;
+    sse.finish(result(1)).await;
+    over.events().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    let waiting = EventId::of(response.prime().await.id());
+    sse.event(question("q")).await;
+    response.event().await;
+    answers(&proxy, &mut upstream, &session, "q").await;
+    held(&proxy, &session, answer("q")).await;
+    response.reset();
+    sse.finish(result(2)).await;
+    // The one was answered, the other was not.
+    let mut back = session.resume(&waiting.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), result(2).as_bytes());
+    back.ends().await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), question("q").as_bytes());
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+}
+
+#[tokio::test]
 async fn an_answer_to_nothing_we_know_is_forwarded() {
     let (mut upstream, proxy, session) = stage().await;
     answers(&proxy, &mut upstream, &session, "unknown").await;

@@ -177,11 +177,8 @@ impl Model {
 
     /// A client's answer came upstream.
     pub(crate) fn answer(&mut self, key: Key, ask: &str) -> Result<(), String> {
-        let call = self.call(key);
-        // Once the call is over nobody waits for an answer, and what comes passes.
-        let waits = call.open > 0;
-        let times = call.arrived.entry(ask.to_owned()).or_default();
-        *times += usize::from(waits);
+        let times = self.call(key).arrived.entry(ask.to_owned()).or_default();
+        *times += 1;
         if *times > 1 { Err(format!("{key:?}: the answer to {ask} came upstream twice")) } else { Ok(()) }
     }
 
@@ -212,12 +209,9 @@ impl Model {
         self.call(key).last_there = Some(begun);
     }
 
-    /// The client knows that its answer was taken. One that came when the call was over was nobody's answer.
+    /// The client knows that its answer was taken.
     pub(crate) fn acknowledge(&mut self, key: Key, ask: &str, now: Instant) {
-        let call = self.call(key);
-        if call.arrived.get(ask).is_some_and(|times| *times > 0) {
-            call.acknowledged.entry(ask.to_owned()).or_insert(now);
-        }
+        self.call(key).acknowledged.entry(ask.to_owned()).or_insert(now);
     }
 
     /// An event came on a response.

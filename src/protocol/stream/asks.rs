@@ -12,6 +12,9 @@ pub enum Answer {
     First,
     /// Answered before: acknowledge it and drop it.
     Again,
+    /// The first answer, when the stream is over: nobody waits for it, so that the upstream may say what it likes. No replay
+    /// asks again.
+    Late,
     /// No such request on this stream.
     Unknown,
 }
@@ -71,6 +74,11 @@ impl Asks {
     /// Whether a request of this id was ever asked here.
     pub fn knows(&self, id: &RequestId) -> bool {
         self.asked.iter().any(|ask| ask.id == *id)
+    }
+
+    /// Whether every request of this id was answered, and there is one.
+    pub fn has_answered(&self, id: &RequestId) -> bool {
+        self.knows(id) && self.outstanding(id).is_none()
     }
 
     /// Whether any request waits for an answer.

@@ -260,12 +260,12 @@ impl Machine {
         self.asks.outstanding_since(id).filter(|_| !self.is_sealed())
     }
 
-    /// The client answers a server→client request of this stream. Nobody waits for the answer to one of a stream that is over.
+    /// The client answers a server→client request of this stream.
     pub fn handle_answer(&mut self, id: &RequestId) -> Answer {
-        if self.is_sealed() && self.asks.outstanding(id).is_some() {
-            return Answer::Unknown;
+        match self.asks.answer(id) {
+            Answer::First if self.is_sealed() => Answer::Late,
+            answer => answer,
         }
-        self.asks.answer(id)
     }
 
     /// The response must begin now, whatever the upstream does: an id is about to be written. False when it cannot, because

@@ -58,12 +58,9 @@ impl Model {
         for (ask, answered) in self.events.iter_mut().flat_map(|event| &mut event.asks) {
             if ask_id(*ask) == *id {
                 if !*answered {
-                    // Nobody waits for it any more.
-                    if self.sealed_at.is_some() {
-                        return Answer::Unknown;
-                    }
                     *answered = true;
-                    return Answer::First;
+                    // Nobody waits for it any more.
+                    return if self.sealed_at.is_some() { Answer::Late } else { Answer::First };
                 }
                 outcome = Answer::Again;
             }
