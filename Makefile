@@ -54,7 +54,7 @@ $(DENY):
 		--target-dir target/tools/build cargo-deny
 	rm -rf target/tools/build
 
-# Beside nginx, which must be installed, and the direct path; about ten minutes.
+# Beside nginx, which must be installed, and the direct path; about twelve minutes.
 bench:
 	cargo build --release --workspace --locked
 	bench/run

@@ -1,7 +1,7 @@
 //! The scripted upstream: an MCP server as fast as this can be made, whose one tool does what its arguments say.
 //!
 //! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. It keeps no state but the
-//! next session id.
+//! next session id and a count of its tool's runs, which `GET /runs` tells.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -35,9 +35,14 @@ pub(crate) async fn run() -> Result<()> {
         "acks": acks.local_addr()?.to_string(),
     });
     println!("{ready}");
+    serve(mcp, acks).await
+}
+
+/// Serves MCP on one port and takes acknowledgements on the other; runs until it is dropped.
+pub(crate) async fn serve(mcp: TcpListener, acks: TcpListener) -> Result<()> {
     let windows = Windows::default();
     tokio::spawn(windows.clone().serve(acks));
-    let server = Arc::new(Server { windows, sessions: AtomicU64::new(1) });
+    let server = Arc::new(Server { windows, ..Server::default() });
     loop {
         let (io, _) = mcp.accept().await?;
         let server = Arc::clone(&server);
@@ -49,15 +54,20 @@ pub(crate) async fn run() -> Result<()> {
     }
 }
 
-fn listen() -> Result<TcpListener> {
+/// A free port of 127.0.0.1.
+pub(crate) fn listen() -> Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;
     socket.bind(SocketAddr::from(([127, 0, 0, 1], 0)))?;
     Ok(socket.listen(BACKLOG)?)
 }
 
+#[derive(Default)]
 struct Server {
     windows: Windows,
     sessions: AtomicU64,
+    /// Runs of the tool that answers with events, and those of them whose answer went out.
+    begun: AtomicU64,
+    ended: AtomicU64,
 }
 
 impl Server {
@@ -69,6 +79,7 @@ impl Server {
             match (head.method.as_str(), head.path.as_str()) {
                 ("POST", "/mcp") => self.post(&mut conn, &body).await?,
                 ("DELETE", "/mcp") => conn.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await?,
+                ("GET", "/runs") => self.runs(&mut conn).await?,
                 (_, "/mcp") => conn.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n").await?,
                 _ => conn.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await?,
             }
@@ -93,8 +104,10 @@ impl Server {
             }
             Mode::Idle => idle(conn, id, &script).await,
             Mode::Events => {
+                self.begun.fetch_add(1, Ordering::Relaxed);
                 let outcome = self.events(conn, id, &script).await;
                 self.windows.close(script.ack);
+                self.ended.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
                 outcome
             }
         }
@@ -105,6 +118,11 @@ impl Server {
         let json = serde_json::json!({"jsonrpc": "2.0", "id": id, "result": {
             "protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "bench", "version": "0"}}});
         reply(conn, &format!("Mcp-Session-Id: bench-{session}\r\n"), json.to_string().as_bytes()).await
+    }
+
+    async fn runs(&self, conn: &mut Conn) -> Result<()> {
+        let (begun, ended) = (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
+        reply(conn, "", serde_json::json!({ "begun": begun, "ended": ended }).to_string().as_bytes()).await
     }
 
     async fn events(&self, conn: &mut Conn, id: u64, script: &Script) -> Result<()> {

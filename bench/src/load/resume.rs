@@ -1,4 +1,7 @@
-//! Many clients with running calls, all reset at one time, all back at once with their last event ID.
+//! Many clients with running calls, all reset at one time, all back at once.
+//!
+//! Each does what a stock client can. One that has an event ID asks for what followed it. One that has none has lost its call:
+//! its user makes it again, here without a moment's thought, and the tool runs once more from its beginning.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -19,21 +22,39 @@ const BEGINNING: usize = 128;
 /// What a stock client does: a second try, a second later, then it gives up.
 const TRIES: usize = 2;
 const RETRY: Duration = Duration::from_secs(1);
+/// The request ids of a call and of the one that repeats it.
+const FIRST: u64 = 1;
+const AGAIN: u64 = 2;
 
 #[derive(Clone, ClapArgs)]
 pub(super) struct Args {
     /// Clients, each with one running call
-    #[arg(long, default_value_t = 1000)]
+    #[arg(long, default_value_t = 2000)]
     clients: usize,
     /// Events in each call
     #[arg(long, default_value_t = 10)]
     events: u64,
+    /// Events every client has read before the cut
+    #[arg(long, default_value_t = 3)]
+    seen: u64,
     /// Milliseconds between two of them
     #[arg(long, default_value_t = 1000)]
     interval_ms: u64,
     /// Bytes of JSON in an event
     #[arg(long, default_value_t = 200)]
     bytes: usize,
+}
+
+impl Args {
+    fn script(&self) -> Script {
+        Script {
+            mode: Mode::Events,
+            events: self.events,
+            interval_ms: self.interval_ms,
+            bytes: self.bytes,
+            ..Script::default()
+        }
+    }
 }
 
 /// What all clients wait for together.
@@ -55,71 +76,116 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     for _ in 0..args.clients {
         tasks.spawn(client(target.clone(), args.clone(), Arc::clone(&meeting)));
     }
-    let results = join_all(tasks).await?;
-    let retried = results.iter().filter(|r| r.tries > 1).count();
-    let missed: u64 = results.iter().map(|r| r.replayed).sum();
-    let mut times: Vec<u64> = results.iter().map(|r| r.back_after).collect();
+    figures(&args, &join_all(tasks).await?)
+}
+
+fn figures(args: &Args, clients: &[Back]) -> Result<Value> {
+    let count = |which: fn(&&Back) -> bool| clients.iter().filter(which).count();
+    let sum = |of: fn(&Back) -> u64| clients.iter().map(of).sum::<u64>();
+    let times = |of: fn(&Back) -> u64| percentiles(&mut clients.iter().map(of).collect::<Vec<_>>(), USUAL);
     Ok(json!({
         "load": "resume", "clients": args.clients, "total": args.events * args.clients as u64,
-        "retried": retried, "in_first_read": missed,
-        "back_us": percentiles(&mut times, USUAL)?,
+        "resumed": count(|c| !c.lost_call), "lost_calls": count(|c| c.lost_call),
+        "lost_events": sum(|c| c.lost_events), "repeated_events": sum(|c| c.repeated_events),
+        "retried": count(|c| c.tries > 1), "in_first_read": sum(|c| c.in_first_read),
+        "first_byte_us": times(|c| c.first_byte)?, "back_us": times(|c| c.back)?, "caught_up_us": times(|c| c.caught_up)?,
     }))
 }
 
+/// How one client fared. Times are nanoseconds from the cut, which is one instant for all.
 struct Back {
-    /// Nanoseconds from the cut to the first event of the resumed connection.
-    back_after: u64,
+    /// It had no event ID: its call is gone, and was made again.
+    lost_call: bool,
+    /// Events of the call that was running at the cut which no connection brought.
+    lost_events: u64,
+    /// Events that came a second time, from a second run of the tool.
+    repeated_events: u64,
     tries: usize,
-    /// Progress notifications the first read of the resumed connection brought.
-    replayed: u64,
+    /// Progress notifications the first read of the new connection brought.
+    in_first_read: u64,
+    /// Until the head of the new connection's response.
+    first_byte: u64,
+    /// Until the first event of the new connection.
+    back: u64,
+    /// Until a running call has brought all that the client had at the cut: for a resumed one its first event, for one made
+    /// again as many events as were there before.
+    caught_up: u64,
 }
 
 async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Back> {
-    let script = Script {
-        mode: Mode::Events,
-        events: args.events,
-        interval_ms: args.interval_ms,
-        bytes: args.bytes,
-        ..Script::default()
-    };
+    let (client, reader) = reading(&target, &args, &meeting).await?;
+    meeting.reading.wait().await;
+    let cut = *meeting.cut.get_or_init(Instant::now);
+    let since_cut = || u64::try_from(cut.elapsed().as_nanos());
+    let gone = client.cut()?;
+    let way = Way::of(&reader, &args);
+    let (mut client, tries) = come_back(&gone, &way).await?;
+    let first_byte = since_cut()?;
+    let (had, lost_call) = (reader.events, matches!(way, Way::CallAgain(_)));
+    let mut reader = if lost_call { Reader::new(AGAIN) } else { reader };
+    reader.forget_partial();
+    let (ids, events) = (reader.ids, reader.events);
+    let mut in_first_read = 0;
+    while (reader.ids, reader.events) == (ids, events) {
+        in_first_read += client.read(&mut reader).await?.ok_or("a new connection ended without an event")?;
+    }
+    let back = since_cut()?;
+    while reader.events < had {
+        client.read(&mut reader).await?.ok_or("a call made again ended early")?;
+    }
+    let caught_up = since_cut()?;
+    while client.read(&mut reader).await?.is_some() {}
+    reader.finish()?;
+    let got = if lost_call { had } else { reader.events };
+    let repeated_events = if lost_call { had } else { 0 };
+    let lost_events = args.events - got;
+    Ok(Back { lost_call, lost_events, repeated_events, tries, in_first_read, first_byte, back, caught_up })
+}
+
+/// A client whose call has brought its first events, once all have begun.
+async fn reading(target: &Target, args: &Args, meeting: &Meeting) -> Result<(Client, Reader)> {
     let mut client = {
         let _permit = meeting.beginning.acquire().await?;
-        Client::open(&target, READ_SIZE).await?
+        Client::open(target, READ_SIZE).await?
     };
     meeting.initialized.wait().await;
-    let mut reader = Reader::new(1);
+    let mut reader = Reader::new(FIRST);
     {
         let _permit = meeting.beginning.acquire().await?;
-        client.stream(1, &script).await?;
+        client.stream(FIRST, &args.script()).await?;
     }
-    while reader.events == 0 {
+    while reader.events < args.seen {
         if client.read(&mut reader).await?.is_none() {
             return Err("a call ended before the cut: give it more events".into());
         }
     }
-    meeting.reading.wait().await;
-    let cut = *meeting.cut.get_or_init(Instant::now);
-    let gone = client.cut()?;
-    reader.forget_partial();
-    let (mut client, tries) = come_back(&gone, &reader.cursor).await?;
-    let before = reader.ids;
-    let mut replayed = 0;
-    while reader.ids == before {
-        replayed += client.read(&mut reader).await?.ok_or("a resumed connection ended without an event")?;
-    }
-    let back_after = u64::try_from(cut.elapsed().as_nanos())?;
-    while client.read(&mut reader).await?.is_some() {}
-    reader.finish()?;
-    Ok(Back { back_after, tries, replayed })
+    Ok((client, reader))
 }
 
-/// The resumed connection, its head read, and how many tries it took.
-async fn come_back(gone: &Gone, cursor: &str) -> Result<(Client, usize)> {
+/// What a client without a connection can do.
+enum Way {
+    /// Ask for what followed this event ID.
+    Resume(String),
+    /// Make the call again.
+    CallAgain(Script),
+}
+
+impl Way {
+    fn of(reader: &Reader, args: &Args) -> Self {
+        if reader.cursor.is_empty() { Self::CallAgain(args.script()) } else { Self::Resume(reader.cursor.clone()) }
+    }
+}
+
+/// The new connection, its head read, and how many tries it took.
+async fn come_back(gone: &Gone, way: &Way) -> Result<(Client, usize)> {
     let mut tries = 1;
     loop {
         let attempt = async {
             let mut client = gone.come_back(READ_SIZE).await?;
-            client.resume(cursor).await?;
+            match way {
+                Way::Resume(cursor) => client.resume(cursor).await?,
+                Way::CallAgain(script) => client.stream(AGAIN, script).await?,
+            }
             Ok(client)
         };
         match attempt.await {
@@ -130,5 +196,43 @@ async fn come_back(gone: &Gone, cursor: &str) -> Result<(Client, usize)> {
                 tokio::time::sleep(RETRY).await;
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::upstream;
+    use crate::wire::Conn;
+
+    const CLIENTS: usize = 8;
+    const EVENTS: u64 = 100;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_without_an_event_id_loses_its_call_and_the_tool_runs_again() -> Result<()> {
+        let (mcp, acks) = (upstream::listen()?, upstream::listen()?);
+        let target = Target::parse(&format!("http://{}/mcp", mcp.local_addr()?))?;
+        let server = tokio::spawn(upstream::serve(mcp, acks));
+        let args = Args { clients: CLIENTS, events: EVENTS, seen: 2, interval_ms: 1000, bytes: 100 };
+        let figures = run(target.clone(), args).await?;
+        assert_eq!(figures["resumed"], 0, "{figures}");
+        assert_eq!(figures["lost_calls"], CLIENTS, "{figures}");
+        let (lost, repeated) = (figures["lost_events"].as_u64(), figures["repeated_events"].as_u64());
+        let all = EVENTS * CLIENTS as u64;
+        assert_eq!(lost.zip(repeated).map(|(lost, repeated)| lost + repeated), Some(all), "{figures}");
+        assert!(lost > Some(0) && repeated >= Some(2 * CLIENTS as u64), "{figures}");
+        assert_eq!(runs(&target).await?, json!({ "begun": 2 * CLIENTS, "ended": CLIENTS }));
+        server.abort();
+        Ok(())
+    }
+
+    /// The upstream's count of what its tool did.
+    async fn runs(target: &Target) -> Result<Value> {
+        let mut conn = Conn::connect(target.addr, READ_SIZE).await?;
+        conn.write(b"GET /runs HTTP/1.1\r\nHost: bench\r\n\r\n").await?;
+        conn.response().await?;
+        let mut json = Vec::new();
+        conn.rest(&mut json).await?;
+        Ok(serde_json::from_slice(&json)?)
     }
 }
