@@ -1,4 +1,4 @@
-.PHONY: build demo setup test sim fuzz lint fmt deny bench
+.PHONY: build demo setup test sim fuzz lint fmt deny bench instructions
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -58,3 +58,8 @@ $(DENY):
 bench:
 	cargo build --release --workspace --locked
 	bench/run
+
+# What an event costs between the sockets, against the committed figures; needs valgrind, and no quiet machine.
+instructions:
+	cargo build --release --locked -p mcp-resume-operations
+	bench/instructions

@@ -1,0 +1,194 @@
+//! Operations of the event log and of delivery, with the memory store.
+
+use bytes::Bytes;
+use http_body::Body as _;
+use mcp_resume::delivery::{Follow, Plan, Receipt, Receipts, Start};
+use mcp_resume::event_log::{
+    Allowance, Attachment, Binding, Bounds, EventLog, Identity, Principal, Sharer, Spec, Stream, Writer, new_attach,
+};
+use mcp_resume::metrics::Metrics;
+use mcp_resume::protocol::error::ErrorCode;
+use mcp_resume::protocol::headers::Era;
+use mcp_resume::protocol::ids::{self, EventId, Keyring, Owner, Seq, StoreEpoch, StreamKind};
+use mcp_resume::protocol::jsonrpc::RequestId;
+use mcp_resume::protocol::stream::{Machine, Policy};
+use std::future::Future;
+use std::hint::black_box;
+use std::mem::forget;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use crate::{MOST, Result, expect, progress};
+
+/// Events that a client which comes back has missed.
+const MISSED: usize = 100;
+
+pub(crate) fn append(times: usize) -> Result<()> {
+    let proxy = Proxy::new()?;
+    let (stream, writer) = proxy.open()?;
+    let message = progress(1);
+    for _ in 0..times {
+        tell(&writer, says(black_box(&message)))?;
+    }
+    let stored = stream.look(|machine| machine.tail().0);
+    forget((proxy, stream, writer));
+    expect(usize::try_from(stored)?, times)
+}
+
+pub(crate) fn follow(times: usize) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let _guard = runtime.enter();
+    let proxy = Proxy::new()?;
+    let message = progress(1);
+    let (mut bodies, mut writers) = (Vec::with_capacity(MOST), Vec::with_capacity(MOST));
+    for _ in 0..MOST {
+        let (stream, writer) = proxy.open()?;
+        let mut body = proxy.follow(stream.attach(new_attach(), Seq(0)), Start::First);
+        // Primed, then waiting at the tail: a connection before a lone event.
+        expect(messages(&mut body, &message)?, 0)?;
+        tell(&writer, says(&message))?;
+        bodies.push(body);
+        writers.push(writer);
+    }
+    let mut delivered = 0;
+    for body in bodies.iter_mut().take(times) {
+        delivered += messages(black_box(body), &message)?.min(1);
+    }
+    forget((proxy, bodies, writers));
+    expect(delivered, times)
+}
+
+pub(crate) fn resume(times: usize) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build()?;
+    let _guard = runtime.enter();
+    let proxy = Proxy::new()?;
+    let (stream, writer) = proxy.open()?;
+    proxy.log.publish_once(&stream);
+    let message = progress(1);
+    for _ in 0..MISSED {
+        tell(&writer, says(&message))?;
+    }
+    let mut id = String::new();
+    ids::write_event_id(&mut id, stream.handle(), Seq(0), None)?;
+    let mut delivered = 0;
+    for _ in 0..times {
+        let id = EventId::parse(black_box(id.as_bytes())).ok_or("not an event ID")?;
+        let (stream, cursor) = proxy.log.find(&id, &binding()).ok_or("no such stream")?;
+        let mut body = proxy.follow(stream.attach(new_attach(), cursor), Start::After(cursor));
+        delivered += messages(&mut body, &message)?.min(MISSED);
+    }
+    forget((proxy, stream, writer));
+    expect(delivered, MISSED * times)
+}
+
+/// What of the proxy stands behind its sockets.
+struct Proxy {
+    log: Arc<EventLog>,
+    metrics: Arc<Metrics>,
+    receipts: Arc<Receipts>,
+}
+
+impl Proxy {
+    fn new() -> Result<Self> {
+        let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
+        let metrics = Arc::new(Metrics::new()?);
+        let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.clone(), None);
+        Ok(Self { log: Arc::new(log), metrics, receipts: Arc::default() })
+    }
+
+    /// A stream whose upstream has begun to answer, and its writer.
+    fn open(&self) -> Result<(Arc<Stream>, Writer)> {
+        let share = self.log.share(Sharer::Known([1; 16]));
+        let part = self.log.admit(&share, 0).map_err(ErrorCode::label)?;
+        let stream = self.log.create(spec(), part);
+        let writer = self.log.writer(&stream);
+        tell(&writer, |machine, _| machine.handle_stream_head())?;
+        Ok((stream, writer))
+    }
+
+    fn follow(&self, attachment: Attachment, start: Start) -> Follow {
+        let receipt = Receipt::new(self.log.clone(), attachment.stream().clone());
+        Follow::new(attachment, receipt, self.receipts.clone(), self.metrics.clone(), plan(), start)
+    }
+}
+
+/// Bounds that nothing here reaches.
+const BOUNDS: Bounds = Bounds { max_bytes: 1 << 30, max_events: 1 << 20 };
+const ALLOWANCE: Allowance = Allowance {
+    max_bytes: 1 << 30,
+    max_bytes_total: 1 << 31,
+    max_streams: 2 * MOST,
+    max_detached: 2 * MOST,
+    resumes_per_sec: 1000,
+    delivered_retention: Duration::from_secs(30),
+};
+
+fn binding() -> Binding {
+    Binding { principal: Principal::Anonymous, subject: None, session: None }
+}
+
+/// A tool call of the legacy era.
+fn spec() -> Spec {
+    let policy = Policy {
+        kind: StreamKind::Request,
+        era: Era::Legacy,
+        max_wait: Some(Duration::from_secs(600)),
+        modern_grace: None,
+        keyed: false,
+        retention: Duration::from_secs(300),
+        call_timeout: None,
+        cancel_grace: Duration::from_secs(5),
+        full_wait: Duration::from_secs(30),
+        linger: Duration::from_secs(1),
+        commit_after: None,
+        retry: Duration::from_secs(1),
+        pauses: true,
+        resume_hard_cuts: false,
+        refuses_asks: false,
+        announces_cancel: true,
+    };
+    Spec {
+        policy,
+        binding: binding(),
+        ids: vec![RequestId::Number("1".into())],
+        batch: false,
+        polls: false,
+        body: None,
+    }
+}
+
+fn plan() -> Plan {
+    Plan {
+        primes: true,
+        retry: Duration::from_secs(1),
+        // Whatever valgrind makes of a second, nothing here becomes due.
+        heartbeat: Duration::from_secs(3600),
+        max_connection: None,
+        polls: false,
+        preface: None,
+    }
+}
+
+/// What the machine is told of one message.
+fn says(message: &str) -> impl FnOnce(&mut Machine, Instant) {
+    |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
+}
+
+/// The memory store has taken an update when it is first polled.
+fn tell<R>(writer: &Writer, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Result<R> {
+    match pin!(writer.update(tell)).poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(result) => Ok(result),
+        Poll::Pending => Err("an update had to wait".into()),
+    }
+}
+
+/// Takes the next piece of `body`; how many messages of the size of `message` it may hold.
+fn messages(body: &mut Follow, message: &str) -> Result<usize> {
+    match Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(Some(Ok(frame))) => Ok(frame.data_ref().map_or(0, Bytes::len) / message.len()),
+        Poll::Ready(Some(Err(error))) => Err(error),
+        Poll::Ready(None) | Poll::Pending => Err("a response had nothing to say".into()),
+    }
+}
