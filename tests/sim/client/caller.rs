@@ -1,0 +1,213 @@
+//! One call: POST, lose the connection, come back, until there is no more.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::json;
+use tokio::time::timeout;
+
+use super::beside::{cancel, hang};
+use super::connection::{Connection, LONGEST, Sender};
+use super::exchange::Errand;
+use crate::model::{Key, Reading};
+use crate::network::Dialer;
+use crate::plan::{Call, Fault, Form};
+use crate::rng::Rng;
+use crate::wire::Events;
+use crate::world::World;
+
+/// One call of a client.
+pub(super) struct Caller {
+    pub(super) world: Arc<World>,
+    pub(super) dialer: Dialer,
+    pub(super) key: Key,
+    pub(super) call: Call,
+    rng: Rng,
+    /// A connection that can be used again.
+    idle: Option<Connection>,
+    /// The event IDs it has seen, the last of which is its cursor.
+    pub(super) ids: Vec<String>,
+    /// The highest number it has seen.
+    pub(super) highest: u64,
+    pub(super) retry: Duration,
+    pub(super) is_answered: bool,
+    /// It was told that there is nothing to come back to.
+    pub(super) is_lost: bool,
+    pub(super) spied: bool,
+}
+
+/// How an exchange ended.
+pub(super) enum Ended {
+    /// There is no more to come.
+    Over,
+    /// Something is left; something new came.
+    Early { progress: bool },
+}
+
+impl Caller {
+    pub(super) fn new(world: &Arc<World>, dialer: &Dialer, key: Key, call: Call, rng: Rng) -> Self {
+        Caller {
+            world: world.clone(),
+            dialer: dialer.clone(),
+            key,
+            rng,
+            idle: None,
+            ids: Vec::new(),
+            highest: 0,
+            retry: world.plan.config.delivery.retry,
+            is_answered: false,
+            is_lost: false,
+            spied: !call.is_spied_on,
+            call,
+        }
+    }
+
+    /// Listens to the session's own stream for a while.
+    pub(super) async fn listen(mut self, lasts: Duration) {
+        let world = self.world.clone();
+        // Whatever it is doing then, it is gone.
+        let _ = timeout(lasts, self.talk()).await;
+        world.reach("the session's own stream");
+    }
+
+    pub(super) async fn run(mut self) {
+        self.world.sleep(self.call.starts).await;
+        if let Some(after) = self.call.cancels {
+            tokio::spawn(cancel(self.world.clone(), self.dialer.clone(), self.key, after));
+        }
+        let patience = self.call.patience.unwrap_or(LONGEST * 3 + self.world.jumped());
+        let talked = timeout(patience, self.talk()).await;
+        match talked {
+            Ok(()) => self.revisit().await,
+            Err(_) if self.call.patience.is_none() => self.world.blame(format!("{:?} never ended", self.key)),
+            Err(_) => {}
+        }
+    }
+
+    async fn talk(&mut self) {
+        let mut left = self.call.tries;
+        let mut faults = self.call.faults.clone().into_iter();
+        loop {
+            let fault = faults.next().unwrap_or(Fault::None);
+            match self.exchange(fault).await {
+                Some(Ended::Over) | None => return,
+                Some(Ended::Early { progress: true }) => left = self.call.tries,
+                Some(Ended::Early { progress: false }) => {}
+            }
+            let cancelled = self.world.model().call(self.key).cancelled;
+            let is_lost = self.ids.is_empty() && self.key.1 > 0 && (!self.call.reposts || cancelled);
+            if left == 0 || is_lost || self.world.is_blamed() {
+                return;
+            }
+            left -= 1;
+            let pause = self.retry * self.call.haste / 1000;
+            self.world.sleep(pause.max(Duration::from_millis(10))).await;
+        }
+    }
+
+    /// Asks for what is left of the finished stream, later and later.
+    async fn revisit(&mut self) {
+        if self.ids.is_empty() || self.world.plan.is_tight() || !self.is_answered {
+            return;
+        }
+        self.call.keeps_connection = false;
+        self.idle = None;
+        for pause in self.call.revisits.clone() {
+            self.world.sleep(pause).await;
+            let keep = 1 + self.rng.below(self.ids.len());
+            self.ids.truncate(keep);
+            let ended = self.exchange(Fault::None).await;
+            self.world.reach("a visit to a finished stream");
+            if !matches!(ended, Some(Ended::Over)) || self.is_lost {
+                return;
+            }
+        }
+    }
+
+    fn request(&mut self) -> (String, Option<u64>) {
+        let sender = Sender { json_only: self.call.json_only, ..Sender::of(&self.world, self.key.0) };
+        if self.key.1 > 0 && self.rng.percent(self.call.forgets) && self.ids.len() > 1 {
+            let keep = 1 + self.rng.below(self.ids.len());
+            self.ids.truncate(keep);
+        }
+        if self.key.1 == 0 && (self.ids.is_empty() || self.rng.percent(self.call.forgets)) {
+            return (sender.head("GET", "\r\n"), None);
+        }
+        if let Some(id) = self.ids.last() {
+            let seq = id.split('.').nth(1).and_then(|seq| seq.parse().ok());
+            return (sender.get(id), seq);
+        }
+        let arguments = json!({ "client": self.key.0 });
+        let mut params = json!({ "name": "slow", "arguments": arguments });
+        if self.world.plan.is_modern(self.key) {
+            params["_meta"] = json!({ "io.modelcontextprotocol/protocolVersion": "2026-07-28" });
+        }
+        let body = json!({ "jsonrpc": "2.0", "id": self.key.1, "method": "tools/call", "params": params });
+        let posted_before = self.world.model().call(self.key).connections > 0;
+        let cursor = if posted_before { None } else { Some(0) };
+        let key = match self.call.has_key {
+            true => format!("Idempotency-Key: k{}\r\n", self.key.1),
+            false => String::new(),
+        };
+        if posted_before {
+            self.world.reach("the same POST again");
+        }
+        (sender.post_with(&key, &body.to_string()), cursor)
+    }
+
+    async fn exchange(&mut self, fault: Fault) -> Option<Ended> {
+        let world = self.world.clone();
+        let (request, cursor) = self.request();
+        let is_post = self.ids.is_empty() && self.key.1 > 0;
+        let number = world.model().connect(self.key, world.now());
+        let name = format!("c{}.{}.{number}", self.key.0, self.key.1);
+        // An answer that was read slowly counts as delivered, and a call whose reader still hangs there is none to return to.
+        let unsure =
+            matches!(fault, Fault::Hang(..) | Fault::Slow(..)) || !world.plan.jumps.is_empty() || world.plan.is_tight();
+        let may_fail = !matches!(self.call.script.form, Form::Stream(..)) || world.plan.refuses.is_some();
+        let may_run_again = unsure || may_fail;
+        if may_run_again {
+            world.model().call(self.key).may_repeat = true;
+        }
+        let mut connection = match self.idle.take() {
+            Some(idle) => idle.under(name),
+            None => Connection::open(&world, &self.dialer, name)?,
+        };
+        let begun = world.now();
+        let errand = Errand { request: &request, cursor, is_post, number, fault: &fault };
+        let ended = self.converse(&mut connection, &errand).await;
+        connection.log(&world);
+        // A request that was not whole has told nobody that the client is there.
+        if !matches!(fault, Fault::CutRequest(_)) {
+            world.model().leave(self.key, begun);
+        }
+        match ended {
+            Told::Whole(ended) => {
+                self.idle = self.call.keeps_connection.then_some(connection);
+                Some(ended)
+            }
+            Told::Cut(progress) => {
+                let cut = matches!(fault, Fault::CutRequest(_));
+                world.reach(if cut { "a request cut by the client" } else { "a response cut by the client" });
+                Some(match self.is_lost || (self.is_answered && !self.call.thorough) {
+                    true => Ended::Over,
+                    false => Ended::Early { progress },
+                })
+            }
+            Told::Hung(progress, reading, events, hold) => {
+                tokio::spawn(hang(world, connection, self.key, reading, events, hold));
+                Some(Ended::Early { progress })
+            }
+            Told::Wrong => None,
+        }
+    }
+}
+
+/// How a connection was used.
+pub(super) enum Told {
+    /// The response came to its end.
+    Whole(Ended),
+    Cut(bool),
+    Hung(bool, Option<Reading>, Events, Duration),
+    Wrong,
+}
