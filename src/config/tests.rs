@@ -70,7 +70,7 @@ stray = 1
 retry_ms = "fast"
 retry = 2
 mode = "push"
-[dialects]
+[flavours]
 stream_url = true
 [streams]
 max_wait_secs = -1
@@ -102,7 +102,7 @@ level = "inof"
         "c.toml:4: delivery.retry_ms: must be a whole number, not a text in quotes",
         "c.toml:5: delivery.retry: unknown key; [delivery] has commit_after_ms, prime, retry_ms",
         "c.toml:6: delivery.mode: must be \"stream\" or \"poll\", not \"push\"",
-        "c.toml:7: dialects: unknown section; there are admin, auth, ",
+        "c.toml:7: flavours: unknown section; there are admin, auth, ",
         "c.toml:10: streams.max_wait_secs: must be a whole number from 0 to 31536000",
         "c.toml:11: streams.linger_ms: must be a whole number, not a fraction",
         "c.toml:12: streams.max_events: must be a whole number, not one this large",

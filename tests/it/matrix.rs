@@ -309,6 +309,8 @@ impl Stage {
         let page = String::from_utf8(page).unwrap();
         let samples = page.lines().filter(|line| !line.starts_with('#'));
         let steady = samples.filter(|line| !line.contains("_seconds") && !line.contains("_connections"));
+        // A session that the caller has not used before has no record yet.
+        let steady = steady.filter(|line| !line.contains("sessions_kept"));
         steady
             .filter_map(|line| line.rsplit_once(' '))
             .map(|(name, value)| (name.to_owned(), value.to_owned()))

@@ -1,6 +1,9 @@
 //! Every metric, each moved by a test of its own.
 
 use crate::answers::{answer, question};
+use crate::bounds::sessions::make_up;
+use crate::support::pki::Pki;
+use crate::support::spoken::{Speaker, Speech, speak};
 use crate::support::*;
 use mcp_resume::config::Config;
 use std::cell::RefCell;
@@ -18,10 +21,11 @@ impl Meter {
         self.read_sample(proxy, self.name.to_owned()).await
     }
 
-    /// Of a family: the one with this label.
-    async fn of(&self, proxy: &Proxy, label: &str) -> f64 {
-        let (name, value) = label.split_once('=').expect("a label");
-        self.read_sample(proxy, format!("{}{{{name}=\"{value}\"}}", self.name)).await
+    /// Of a family: the one with these labels, separated by commas.
+    async fn of(&self, proxy: &Proxy, labels: &str) -> f64 {
+        let labels = labels.split(',').map(|label| label.split_once('=').expect("a label"));
+        let labels: Vec<_> = labels.map(|(name, value)| format!("{name}=\"{value}\"")).collect();
+        self.read_sample(proxy, format!("{}{{{}}}", self.name, labels.join(","))).await
     }
 
     /// Of a histogram: how often something was observed.
@@ -86,6 +90,9 @@ every_metric! {
     "trimmed_events_total" is moved by a_full_stream_that_was_read;
     "upstream_pauses_total" is moved by a_full_stream_that_nobody_reads;
     "resumes_delayed_total" is moved by a_resume_behind_too_many;
+    "certificate_reloads_total" is moved by certificates_of_both_sides_that_change;
+    "sessions_kept" is moved by a_session_that_is_named;
+    "evicted_sessions_total" is moved by sessions_that_are_made_up;
 }
 
 #[test]
@@ -312,9 +319,9 @@ async fn every_answer_to_a_resume(resumes: &Meter) {
     let (mut upstream, proxy, session) = observed().await;
     let (place, _) = four_events(&proxy, &mut upstream, &session).await;
     for (id, outcome, status) in [
-        (place.at(1), "outcome=served", 200),
-        (place.at(4), "outcome=at_end", 204),
-        (place.forged().at(1), "outcome=lost", 200),
+        (place.at(1), "dialect=last_event_id,outcome=served", 200),
+        (place.at(4), "dialect=last_event_id,outcome=at_end", 204),
+        (place.forged().at(1), "dialect=last_event_id,outcome=lost", 200),
     ] {
         assert_eq!(resumes.of(&proxy, outcome).await, 0.0, "{outcome}");
         assert_eq!(session.resume(&id).send(proxy.addr).await.status, status);
@@ -530,4 +537,50 @@ async fn a_full_stream_that_nobody_reads(pauses: &Meter) {
         () = within("the upstream waits", watch) => {}
     }
     assert_eq!(pauses.read(&proxy).await, 1.0);
+}
+
+async fn a_session_that_is_named(kept: &Meter) {
+    let (_upstream, proxy, session) = observed().await;
+    assert_eq!(kept.read(&proxy).await, 1.0);
+    make_up(&proxy, &session, 0..3).await;
+    assert_eq!(kept.read(&proxy).await, 4.0);
+    make_up(&proxy, &session, 0..3).await;
+    assert_eq!(kept.read(&proxy).await, 4.0, "each has one record");
+}
+
+async fn sessions_that_are_made_up(evicted: &Meter) {
+    let (_upstream, proxy, session) = observed().await;
+    make_up(&proxy, &session, 0..16_384).await;
+    assert_eq!(evicted.read(&proxy).await, 0.0);
+    make_up(&proxy, &session, 16_384..16_385).await;
+    assert_eq!(evicted.read(&proxy).await, 8_192.0);
+}
+
+async fn certificates_of_both_sides_that_change(reloads: &Meter) {
+    let pki = Pki::new();
+    let speaker = Speaker::start(Speech::Http1Tls, &pki).await;
+    let change = speak(Speech::Http1Tls, Speech::Http1Tls, &pki);
+    let proxy = Proxy::to_url(&speaker.url(), |config| {
+        change(config);
+        config.upstream.tls.identity = Some(pki.pair());
+        config.admin.address = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    // It runs, and so looks at the files from now on.
+    assert_eq!(reloads.of(&proxy, "of=upstream,outcome=taken").await, 0.0);
+    let becomes = async |outcome: &str| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        tokio::time::resume();
+        for of in ["listener", "upstream"] {
+            let labels = format!("of={of},outcome={outcome}");
+            let counted = async { while reloads.of(&proxy, &labels).await == 0.0 {} };
+            within(&labels, counted).await;
+            assert_eq!(reloads.of(&proxy, &labels).await, 1.0, "{labels}");
+        }
+    };
+    pki.issue();
+    becomes("taken").await;
+    std::fs::write(pki.pair().cert, "no certificate").expect("a file");
+    becomes("refused").await;
 }

@@ -8,7 +8,6 @@ use mcp_resume::config::Config;
 use mcp_resume::tls::Reload;
 use std::fs;
 use std::path::PathBuf;
-use std::time::Duration;
 
 async fn shown(proxy: &Proxy, pki: &Pki) -> Vec<u8> {
     Talker::connect(proxy.addr, Speech::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
@@ -207,35 +206,6 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     for saying in [first, second, third] {
         saying.finish(result(1));
     }
-}
-
-#[tokio::test]
-async fn the_files_of_both_sides_are_looked_at_and_counted() {
-    let pki = Pki::new();
-    let speaker = Speaker::start(Speech::Http1Tls, &pki).await;
-    let change = speak(Speech::Http1Tls, Speech::Http1Tls, &pki);
-    let proxy = Proxy::to_url(&speaker.url(), |config| {
-        change(config);
-        config.upstream.tls.identity = Some(pki.pair());
-        with_admin(config);
-    })
-    .await;
-    let becomes = async |outcome: &str| {
-        tokio::time::pause();
-        tokio::time::advance(Duration::from_secs(6)).await;
-        tokio::time::resume();
-        for of in ["listener", "upstream"] {
-            let sample = format!("mcp_resume_certificate_reloads_total{{of=\"{of}\",outcome=\"{outcome}\"}}");
-            let counted = async { while metric(&proxy, &sample).await == 0.0 {} };
-            within(&sample, counted).await;
-        }
-    };
-    // It runs, and so looks at the files from now on.
-    assert_eq!(readiness(&proxy).await, 200);
-    pki.issue();
-    becomes("taken").await;
-    fs::write(pki.pair().cert, "no certificate").expect("a file");
-    becomes("refused").await;
 }
 
 /// What every HTTP/2 client begins with, and an empty SETTINGS frame.

@@ -168,6 +168,7 @@ fn plan() -> Plan {
         max_connection: None,
         polls: false,
         preface: None,
+        closing: None,
     }
 }
 

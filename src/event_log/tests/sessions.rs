@@ -1,6 +1,7 @@
 //! Records of sessions: which ones a flood of made-up names may cost, and which not.
 
 use super::*;
+use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 
 /// As many sessions that were opened elsewhere as have a record beside those in use.

@@ -7,7 +7,7 @@ mod connections;
 mod heads;
 mod memory;
 mod resumes;
-mod sessions;
+pub(crate) mod sessions;
 
 use crate::support::*;
 use mcp_resume::config::Config;
