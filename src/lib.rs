@@ -12,8 +12,8 @@
 //!
 //! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`ingress`] is downstream
 //! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
-//! [`delivery`] the response bodies. [`app`] puts them together; [`demo`] shows them at work, [`check`] looks
-//! at a configuration and at a server before.
+//! [`delivery`] the response bodies, [`dialect`] the resumption proposals as adapters over the log. [`app`] puts them together;
+//! [`demo`] shows them at work, [`check`] looks at a configuration and at a server before.
 
 pub mod admin;
 pub mod app;

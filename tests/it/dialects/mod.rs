@@ -2,6 +2,7 @@
 
 mod requests;
 mod streams;
+mod together;
 
 use serde_json::{Value, json};
 
