@@ -9,6 +9,7 @@ const SESSION: [(&str, &str); 2] = [("mcp-session-id", "s-1"), ("mcp-protocol-ve
 /// A proxy between two that speak so.
 struct Stage {
     down: Speech,
+    up: Speech,
     pki: Pki,
     proxy: Proxy,
     speaker: Speaker,
@@ -19,7 +20,7 @@ impl Stage {
         let pki = Pki::new();
         let speaker = Speaker::start(up, &pki).await;
         let proxy = Proxy::to_url(&speaker.url(), speak(down, up, &pki)).await;
-        Stage { down, pki, proxy, speaker }
+        Stage { down, up, pki, proxy, speaker }
     }
 
     async fn talker(&self) -> Talker {
@@ -58,9 +59,26 @@ impl Stage {
     }
 }
 
-/// Every pairing, with its name for a failure.
+/// Every pairing.
 fn pairings() -> impl Iterator<Item = (Speech, Speech)> {
     Speech::ALL.into_iter().flat_map(|down| Speech::ALL.into_iter().map(move |up| (down, up)))
+}
+
+/// Those whose client can reset a stream.
+fn with_streams() -> impl Iterator<Item = (Speech, Speech)> {
+    pairings().filter(|(down, _)| down.is_http2())
+}
+
+/// Runs `test` over each of these, with a connection of the client's; a failure is printed below the name of its pairing.
+/// Whatever happens, the tool runs once.
+async fn over(pairings: impl Iterator<Item = (Speech, Speech)>, test: impl AsyncFn(&mut Stage, Talker)) {
+    for (down, up) in pairings {
+        println!("{down:?} before {up:?}");
+        let mut stage = Stage::set(down, up).await;
+        let talker = stage.talker().await;
+        test(&mut stage, talker).await;
+        assert!(stage.is_quiet(), "the tool ran twice");
+    }
 }
 
 fn payloads(messages: &[String]) -> Vec<Vec<u8>> {
@@ -74,43 +92,37 @@ fn long_result(id: u64) -> String {
 
 #[tokio::test]
 async fn a_call_cut_after_an_event_is_resumed_whole() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let (saying, mut heard) = stage.begin(&mut talker, 1).await;
         saying.event(progress(1));
-        assert_eq!(heard.event().await, progress(1).as_bytes(), "{down:?} {up:?}");
+        assert_eq!(heard.event().await, progress(1).as_bytes());
         talker.reset().await;
         saying.event(progress(2));
         saying.finish(result(1));
         let mut back = stage.resume(&mut stage.talker().await, &heard.last_id).await;
-        assert_eq!(back.events().await, payloads(&[progress(2), result(1)]), "{down:?} {up:?}");
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_eq!(back.events().await, payloads(&[progress(2), result(1)]));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_call_cut_before_any_event_is_resumed_whole() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let (saying, heard) = stage.begin(&mut talker, 1).await;
         talker.reset().await;
         let mut again = stage.talker().await;
         let mut back = stage.resume(&mut again, &heard.last_id).await;
         saying.event(progress(1));
-        assert_eq!(back.event().await, progress(1).as_bytes(), "{down:?} {up:?}");
+        assert_eq!(back.event().await, progress(1).as_bytes());
         saying.finish(result(1));
-        assert_eq!(back.events().await, payloads(&[result(1)]), "{down:?} {up:?}");
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_eq!(back.events().await, payloads(&[result(1)]));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_call_cut_before_its_head_is_found_again_by_the_same_request() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let answer = talker.send("POST", &SESSION, call(1));
         let asked = stage.speaker.next().await;
         drop(answer);
@@ -121,85 +133,74 @@ async fn a_call_cut_before_its_head_is_found_again_by_the_same_request() {
         asked.sse().finish(result(1));
         let mut heard = answer.head().await;
         heard.prime().await;
-        assert_eq!(heard.events().await, payloads(&[result(1)]), "{down:?} {up:?}");
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_eq!(heard.events().await, payloads(&[result(1)]));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_result_cut_on_its_way_is_resumed_whole() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let (saying, mut heard) = stage.begin(&mut talker, 1).await;
         saying.finish(long_result(1));
         assert!(heard.piece().await.is_some_and(|piece| !piece.is_empty()));
         talker.reset().await;
         let mut back = stage.resume(&mut stage.talker().await, &heard.last_id).await;
         let same = back.events().await == payloads(&[long_result(1)]);
-        assert!(same, "{down:?} {up:?}");
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert!(same);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_json_answer_cut_on_its_way_is_given_again() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let answer = talker.send("POST", &SESSION, call(1));
         let whole = result(1);
         stage.speaker.next().await.json(whole.clone());
         let heard = answer.head().await;
-        assert_eq!(heard.head.status, 200, "{down:?} {up:?}");
+        assert_eq!(heard.head.status, 200);
         drop(heard);
         talker.reset().await;
         stage.settle().await;
         let mut again = stage.talker().await;
         let heard = again.send("POST", &SESSION, call(1)).head().await;
-        assert_eq!(heard.body().await, whole.as_bytes(), "{down:?} {up:?}");
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_eq!(heard.body().await, whole.as_bytes());
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_reset_stream_leaves_the_others_of_its_connection_alone() {
-    for down in [Speech::Http2, Speech::Http2Tls] {
-        for up in Speech::ALL {
-            let mut stage = Stage::set(down, up).await;
-            let mut talker = stage.talker().await;
-            let (left, mut heard) = stage.begin(&mut talker, 1).await;
-            let (stays, mut other) = stage.begin(&mut talker, 2).await;
-            left.event(progress(1));
-            assert_eq!(heard.event().await, progress(1).as_bytes(), "{down:?} {up:?}");
-            let last_id = heard.last_id.clone();
-            drop(heard);
-            stays.finish(result(2));
-            assert_eq!(other.events().await, payloads(&[result(2)]), "{down:?} {up:?}");
-            left.finish(result(1));
-            let mut back = stage.resume(&mut talker, &last_id).await;
-            assert_eq!(back.events().await, payloads(&[result(1)]), "{down:?} {up:?}");
-            assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-        }
-    }
+    over(with_streams(), async |stage, mut talker| {
+        let (left, mut heard) = stage.begin(&mut talker, 1).await;
+        let (stays, mut other) = stage.begin(&mut talker, 2).await;
+        left.event(progress(1));
+        assert_eq!(heard.event().await, progress(1).as_bytes());
+        let last_id = heard.last_id.clone();
+        drop(heard);
+        stays.finish(result(2));
+        assert_eq!(other.events().await, payloads(&[result(2)]));
+        left.finish(result(1));
+        let mut back = stage.resume(&mut talker, &last_id).await;
+        assert_eq!(back.events().await, payloads(&[result(1)]));
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn a_stream_reset_while_its_result_is_on_its_way_is_resumed_whole() {
-    for down in [Speech::Http2, Speech::Http2Tls] {
-        for up in Speech::ALL {
-            let mut stage = Stage::set(down, up).await;
-            let mut talker = stage.talker().await;
-            let (saying, mut heard) = stage.begin(&mut talker, 1).await;
-            saying.finish(long_result(1));
-            assert!(heard.piece().await.is_some_and(|piece| !piece.is_empty()));
-            let last_id = heard.last_id.clone();
-            drop(heard);
-            let mut back = stage.resume(&mut talker, &last_id).await;
-            let same = back.events().await == payloads(&[long_result(1)]);
-            assert!(same, "{down:?} {up:?}");
-        }
-    }
+    over(with_streams(), async |stage, mut talker| {
+        let (saying, mut heard) = stage.begin(&mut talker, 1).await;
+        saying.finish(long_result(1));
+        assert!(heard.piece().await.is_some_and(|piece| !piece.is_empty()));
+        let last_id = heard.last_id.clone();
+        drop(heard);
+        let mut back = stage.resume(&mut talker, &last_id).await;
+        let same = back.events().await == payloads(&[long_result(1)]);
+        assert!(same);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -230,30 +231,26 @@ async fn a_modern_client_that_resets_its_stream_and_stays_away_has_cancelled() {
 
 #[tokio::test]
 async fn an_upstream_that_is_cut_after_an_event_fails_the_call_and_is_not_asked_again() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let (saying, mut heard) = stage.begin(&mut talker, 1).await;
         saying.event(progress(1));
-        assert_eq!(heard.event().await, progress(1).as_bytes(), "{down:?} {up:?}");
+        assert_eq!(heard.event().await, progress(1).as_bytes());
         saying.reset();
-        assert_failed(&heard.event().await, true, &format!("{down:?} {up:?}"));
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_failed(&heard.event().await, true);
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn an_upstream_that_is_cut_before_its_head_is_502_and_not_asked_again() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let answer = talker.send("POST", &SESSION, call(1));
         stage.speaker.next().await.reset();
         let heard = answer.head().await;
-        assert_eq!(heard.head.status, 502, "{down:?} {up:?}");
-        assert_failed(&heard.body().await, true, &format!("{down:?} {up:?}"));
-        assert!(stage.is_quiet(), "{down:?} {up:?}: the tool ran twice");
-    }
+        assert_eq!(heard.head.status, 502);
+        assert_failed(&heard.body().await, true);
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -261,18 +258,19 @@ async fn an_upstream_that_resets_a_stream_has_not_ended_it() {
     for up in [Speech::Http2, Speech::Http2Tls] {
         // The second is what hyper takes for an end.
         for reason in [h2::Reason::INTERNAL_ERROR, h2::Reason::CANCEL] {
+            println!("{up:?} {reason:?}");
             let mut stage = Stage::set(Speech::Http1, up).await;
             let mut talker = stage.talker().await;
             let (saying, mut heard) = stage.begin(&mut talker, 1).await;
             let mut other_talker = stage.talker().await;
             let (stays, mut other) = stage.begin(&mut other_talker, 2).await;
             saying.event(progress(1));
-            assert_eq!(heard.event().await, progress(1).as_bytes(), "{up:?}");
+            assert_eq!(heard.event().await, progress(1).as_bytes());
             saying.reset_stream(reason);
-            assert_failed(&heard.event().await, true, &format!("{up:?} {reason:?}"));
+            assert_failed(&heard.event().await, true);
             stays.finish(result(2));
-            assert_eq!(other.events().await, payloads(&[result(2)]), "{up:?}");
-            assert!(stage.is_quiet(), "{up:?}: the tool ran twice");
+            assert_eq!(other.events().await, payloads(&[result(2)]));
+            assert!(stage.is_quiet(), "the tool ran twice");
         }
     }
 }
@@ -281,56 +279,56 @@ async fn an_upstream_that_resets_a_stream_has_not_ended_it() {
 async fn a_request_that_the_upstream_refused_did_not_run_and_is_not_sent_again() {
     for up in [Speech::Http2, Speech::Http2Tls] {
         for (reason, may_have_run) in [(h2::Reason::REFUSED_STREAM, false), (h2::Reason::INTERNAL_ERROR, true)] {
+            println!("{up:?} {reason:?}");
             let mut stage = Stage::set(Speech::Http1, up).await;
             let mut talker = stage.talker().await;
             let answer = talker.send("POST", &SESSION, call(1));
             stage.speaker.next().await.reset_stream(reason);
             let heard = answer.head().await;
-            assert_eq!(heard.head.status, 502, "{up:?} {reason:?}");
-            assert_failed(&heard.body().await, may_have_run, &format!("{up:?} {reason:?}"));
-            assert!(stage.is_quiet(), "{up:?}: sent again");
+            assert_eq!(heard.head.status, 502);
+            assert_failed(&heard.body().await, may_have_run);
+            assert!(stage.is_quiet(), "sent again");
         }
     }
 }
 
 #[track_caller]
-fn assert_failed(message: &[u8], may_have_run: bool, what: &str) {
+fn assert_failed(message: &[u8], may_have_run: bool) {
     let message: serde_json::Value = serde_json::from_slice(message).expect("JSON");
     assert_fault(&message, 1, UPSTREAM_FAILED, "upstream");
-    assert_eq!(message["error"]["data"]["mayHaveRun"], may_have_run, "{what}");
+    assert_eq!(message["error"]["data"]["mayHaveRun"], may_have_run);
 }
 
 #[tokio::test]
 async fn host_and_forwarded_headers_say_the_same_over_every_pairing() {
-    for (down, up) in pairings() {
-        let mut stage = Stage::set(down, up).await;
-        let mut talker = stage.talker().await;
+    over(pairings(), async |stage, mut talker| {
         let cookies = [("cookie", "a=1"), ("cookie", "b=2")];
         let answer = talker.send("POST", &[&SESSION[..], &cookies].concat(), call(1));
         let asked = stage.speaker.next().await;
         let header = |name: &str| asked.head.headers.get(name).map(|value| value.to_str().unwrap().to_owned());
         let authority = stage.speaker.authority();
-        match up.is_http2() {
+        match stage.up.is_http2() {
             true => {
-                assert_eq!(asked.head.uri.authority().unwrap().as_str(), authority, "{down:?} {up:?}");
-                assert_eq!(header("host"), None, "{down:?} {up:?}");
+                assert_eq!(asked.head.uri.authority().unwrap().as_str(), authority);
+                assert_eq!(header("host"), None);
             }
-            false => assert_eq!(header("host"), Some(authority), "{down:?} {up:?}"),
+            false => assert_eq!(header("host"), Some(authority)),
         }
-        let scheme = if down.is_tls() { "https" } else { "http" };
-        assert_eq!(header("x-forwarded-proto").as_deref(), Some(scheme), "{down:?} {up:?}");
-        assert_eq!(header("x-forwarded-host"), Some(stage.proxy.addr.to_string()), "{down:?} {up:?}");
-        assert!(header("forwarded").unwrap().contains(&format!("proto={scheme};")), "{down:?} {up:?}");
-        if down.is_http2() {
-            assert_eq!(header("cookie").as_deref(), Some("a=1; b=2"), "{down:?} {up:?}");
+        let scheme = if stage.down.is_tls() { "https" } else { "http" };
+        assert_eq!(header("x-forwarded-proto").as_deref(), Some(scheme));
+        assert_eq!(header("x-forwarded-host"), Some(stage.proxy.addr.to_string()));
+        assert!(header("forwarded").unwrap().contains(&format!("proto={scheme};")));
+        if stage.down.is_http2() {
+            assert_eq!(header("cookie").as_deref(), Some("a=1; b=2"));
         }
         asked.json(result(1));
         let heard = answer.head().await;
         for hop_by_hop in ["connection", "keep-alive", "transfer-encoding"] {
-            assert!(!heard.head.headers.contains_key(hop_by_hop), "{down:?} {up:?}: {hop_by_hop}");
+            assert!(!heard.head.headers.contains_key(hop_by_hop), "{hop_by_hop}");
         }
-        assert_eq!(heard.body().await, result(1).as_bytes(), "{down:?} {up:?}");
-    }
+        assert_eq!(heard.body().await, result(1).as_bytes());
+    })
+    .await;
 }
 
 #[tokio::test]

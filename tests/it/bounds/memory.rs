@@ -14,6 +14,31 @@ fn small_share(c: &mut Config) {
     c.streams.max_bytes_per_principal = 256 * KIB;
 }
 
+/// A call whose client knows where it begins, and has left.
+async fn left(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> (Sse, EventId) {
+    let (sse, mut response) = begin(proxy, upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    settle(proxy, upstream).await;
+    (sse, place)
+}
+
+/// More events than sockets and bounds hold: they are written to the end only because the proxy closes the call, and all the
+/// while the neighbour hears its own.
+async fn flood_until_closed(sse: &Sse, many: usize, neighbour: &mut Neighbour) {
+    let flood = async {
+        for n in 1..=many {
+            sse.event(sized(n, 10_000)).await;
+        }
+    };
+    let watch = async {
+        while !sse.is_closed() {
+            neighbour.hears().await;
+        }
+    };
+    tokio::join!(flood, watch);
+}
+
 #[tokio::test]
 async fn a_slow_reader_gets_everything_and_delays_no_other() {
     let (mut upstream, proxy, session) = bounded(small_streams).await;
@@ -48,18 +73,7 @@ async fn a_client_that_reads_nothing_has_its_call_failed_and_can_read_that_later
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
-    let flood = async {
-        // More than sockets and bounds hold: written to the end only because the proxy closes the call.
-        for n in 1..=10_000 {
-            sse.event(sized(n, 10_000)).await;
-        }
-    };
-    let watch = async {
-        while !sse.is_closed() {
-            neighbour.hears().await;
-        }
-    };
-    tokio::join!(flood, watch);
+    flood_until_closed(&sse, 10_000, &mut neighbour).await;
     assert!(metric(&proxy, "mcp_resume_upstream_pauses_total").await > 0.0);
     // What lies in the sockets is read by the way, and then the rest of what was kept.
     let mut last = 0;
@@ -119,21 +133,8 @@ async fn a_full_stream_that_nobody_reads_keeps_all_it_has_and_fails() {
     })
     .await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    response.reset();
-    settle(&proxy, &mut upstream).await;
-    let flood = async {
-        for n in 1..=3000 {
-            sse.event(sized(n, 10_000)).await;
-        }
-    };
-    let watch = async {
-        while !sse.is_closed() {
-            neighbour.hears().await;
-        }
-    };
-    tokio::join!(flood, watch);
+    let (sse, place) = left(&proxy, &mut upstream, &session).await;
+    flood_until_closed(&sse, 3000, &mut neighbour).await;
     let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
     let (events, end) = back.events().await;
     assert_eq!(end, End::Complete);
@@ -156,21 +157,8 @@ async fn a_caller_over_its_share_is_429_until_it_has_read_what_is_kept_for_it() 
     })
     .await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    response.reset();
-    settle(&proxy, &mut upstream).await;
-    let flood = async {
-        for n in 1..=3000 {
-            sse.event(sized(n, 10_000)).await;
-        }
-    };
-    let watch = async {
-        while !sse.is_closed() {
-            neighbour.hears().await;
-        }
-    };
-    tokio::join!(flood, watch);
+    let (sse, place) = left(&proxy, &mut upstream, &session).await;
+    flood_until_closed(&sse, 3000, &mut neighbour).await;
     for id in 2..20 {
         assert_refused(session.post(call(id)).send(proxy.addr).await, 429, "client").await;
         neighbour.hears().await;
@@ -200,10 +188,7 @@ async fn a_full_process_refuses_whoever_holds_much_and_nobody_else() {
     })
     .await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    response.prime().await;
-    response.reset();
-    settle(&proxy, &mut upstream).await;
+    let (sse, _) = left(&proxy, &mut upstream, &session).await;
     let flood = async {
         for n in 1..=10_000 {
             sse.event(sized(n, 10_000)).await;
