@@ -41,12 +41,12 @@ struct Response {
 
 impl Response {
     /// How much is read next, and after how long; or what befalls the connection now.
-    fn next_read(&mut self, fault: &Fault) -> Result<(usize, Duration), Told> {
+    fn next_read(&mut self, fault: &Fault) -> Result<(usize, Duration), Box<Told>> {
         match fault {
-            Fault::Cut(at) if self.taken >= *at => Err(Told::Cut(self.progress)),
-            Fault::CutAfterEvents(count) if self.seen >= *count => Err(Told::Cut(self.progress)),
+            Fault::Cut(at) if self.taken >= *at => Err(Told::Cut(self.progress).into()),
+            Fault::CutAfterEvents(count) if self.seen >= *count => Err(Told::Cut(self.progress).into()),
             Fault::Hang(at, hold) if self.taken >= *at => {
-                Err(Told::Hung(self.progress, self.reading.take(), std::mem::take(&mut self.events), *hold))
+                Err(Told::Hung(self.progress, self.reading.take(), std::mem::take(&mut self.events), *hold).into())
             }
             Fault::Cut(at) | Fault::Hang(at, _) => Ok((at - self.taken, Duration::ZERO)),
             Fault::Slow(size, pause) if self.reads < SLOW_READS => Ok((*size, *pause)),
@@ -79,7 +79,7 @@ impl Caller {
             }
             let (most, pause) = match response.next_read(errand.fault) {
                 Ok(next) => next,
-                Err(told) => return told,
+                Err(told) => return *told,
             };
             if !pause.is_zero() {
                 world.sleep(pause).await;
