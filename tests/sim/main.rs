@@ -176,6 +176,8 @@ fn the_seeds_reach_every_kind_of_event() {
         "the upstream failed",
         "the call was given up",
         "bounds",
+        "bounds of bytes",
+        "a batch",
         "a question answered",
         "an answer passed over",
         "a cancel",
@@ -204,7 +206,8 @@ fn a_question_to_a_client_without_streams_is_refused_once_the_upstream_takes_con
     plan.refuses = Some((second / 2, second * 3));
     let client = plan.clients.remove(0);
     let mut call = client.calls[0].clone();
-    call.script.form = Form::Stream(vec![Step::Ask(second), Step::Answer(second)], Ending::End);
+    call.script.form = Form::Stream(vec![Step::Ask(second), Step::Answer(second, vec![0])], Ending::End);
+    call.script.requests = 1;
     call.script.before_head = Duration::ZERO;
     let faults = Vec::new();
     let calls = vec![Call { starts: Duration::ZERO, json_only: true, faults, cancels: None, patience: None, ..call }];

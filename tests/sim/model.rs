@@ -20,7 +20,13 @@ pub(crate) type Key = (usize, usize);
 pub(crate) enum Kind {
     Notice,
     Ask(String),
-    Answer,
+    /// To these requests of the call.
+    Answer(Vec<usize>),
+}
+
+/// The id of a request of a call. Those of a batch have ids of both types.
+pub(crate) fn id_of(key: Key, request: usize) -> Value {
+    if request == 0 { key.1.into() } else { format!("{}.{request}", key.1).into() }
 }
 
 struct Sent {
@@ -85,7 +91,8 @@ pub(crate) enum Taken {
     Nothing,
     Notice,
     Ask(String),
-    Answer,
+    /// To these requests, by the upstream or by the proxy.
+    Answer(Vec<usize>),
     Lost,
     Farewell,
 }
@@ -244,7 +251,7 @@ impl Model {
                 if !alone {
                     return told("a lost stream's event behind others");
                 }
-                return self.error(plan, key, &event.data, None, now).map(|()| Taken::Lost);
+                return self.error(plan, key, &event.data, None, now).map(|_| Taken::Lost);
             }
             [handle, seq] => (*handle, seq.parse::<u64>()),
             [handle, seq, _attach] if event.data.is_empty() => (*handle, seq.parse::<u64>()),
@@ -316,12 +323,11 @@ impl Model {
             self.reached.push("an answer passed over");
         }
         let Some(event) = sent.get(seq as usize - 1).filter(|event| event.data == data) else {
-            let last = sent.len() as u64 + 1;
-            if seq > last {
+            let last = sent.len() + plan.requests(key);
+            if seq > last as u64 {
                 return tell("a number that cannot be");
             }
-            self.error(plan, key, data, Some((run, seq)), now)?;
-            return Ok(Taken::Answer);
+            return self.error(plan, key, data, Some((run, seq)), now).map(Taken::Answer);
         };
         if let Some((newest, since)) = call.readers.get(handle)
             && *newest > reading.connection
@@ -339,7 +345,7 @@ impl Model {
                 tell("a question that was answered is asked again")
             }
             Kind::Ask(ask) => Ok(Taken::Ask(ask.clone())),
-            Kind::Answer => Ok(Taken::Answer),
+            Kind::Answer(requests) => Ok(Taken::Answer(requests.clone())),
         }
     }
 
@@ -369,7 +375,7 @@ impl Model {
         if status < 500 && !(json_only && status == 200) {
             return Err(format!("{key:?}: {status} out of nowhere: {body:.200}"));
         }
-        self.error(plan, key, body, None, now)
+        self.error(plan, key, body, None, now).map(|_| ())
     }
 
     /// A response ended well, and no answer was in it.
@@ -403,7 +409,7 @@ impl Model {
         }
     }
 
-    /// An error that the proxy made: its reason has to be there.
+    /// An error that the proxy made: its reason has to be there. The requests that it answers.
     fn error(
         &mut self,
         plan: &Plan,
@@ -411,7 +417,7 @@ impl Model {
         data: &str,
         at: Option<(usize, u64)>,
         now: Instant,
-    ) -> Result<(), String> {
+    ) -> Result<Vec<usize>, String> {
         let deleted = self.deleted.contains(&key.0);
         let is_over =
             self.is_over || plan.refuses.is_some_and(|(from, _)| now.saturating_duration_since(self.began) >= from);
@@ -423,10 +429,16 @@ impl Model {
         let timed_out = streams.call_timeout.is_some_and(|most| since(call.begun) >= most);
         let abandoned = wait.is_some_and(|wait| away >= wait);
         let failed = is_over || call.runs.is_empty() || call.runs.iter().any(|run| run.failed);
-        // What the upstream said before it failed comes before the error.
-        let is_next = at.is_none_or(|(run, seq)| seq == call.runs[run].sent.len() as u64 + 1);
+        let named = named(plan, key, data);
+        // What the upstream said before it failed comes before the errors: one for each request it left unanswered.
+        let are_next = at.is_none_or(|(run, seq)| {
+            let sent = &call.runs[run].sent;
+            let place = seq.checked_sub(sent.len() as u64 + 1).map(|place| place as usize);
+            let mut left = (0..plan.requests(key)).filter(|request| !is_answered(sent, *request));
+            place.and_then(|place| left.nth(place)).is_some_and(|left| named == [left])
+        });
         let has_reason = match code(data) {
-            Some(-32010) => failed && is_next,
+            Some(-32010) => failed && are_next,
             Some(-32011) => timed_out || abandoned || deleted,
             Some(-32012) => away >= streams.retention || plan.is_tight() || (plan.is_modern(key) && abandoned),
             Some(-32013) => plan.is_tight(),
@@ -435,12 +447,15 @@ impl Model {
         self.reached.push(match code(data) {
             Some(-32011) => "the call was given up",
             Some(-32012) => "a lost stream",
+            Some(-32013) if plan.is_short_of_bytes() => "bounds of bytes",
             Some(-32013) => "bounds",
             _ => "the upstream failed",
         });
-        let names = serde_json::from_str::<Value>(data).is_ok_and(|error| error["id"] == key.1);
+        // In its place a single error; instead of the whole, one for each.
+        let wanted = if at.is_some() { 1 } else { plan.requests(key) };
+        let names = named.len() == wanted && named.iter().collect::<BTreeSet<_>>().len() == wanted;
         match has_reason && names {
-            true => Ok(()),
+            true => Ok(named),
             false => Err(format!("{key:?}: an error without a reason (away for {away:?}): {data:.300}")),
         }
     }
@@ -448,16 +463,43 @@ impl Model {
 
 fn is_answer(call: &Call, body: &str) -> bool {
     let mut sent = call.runs.iter().flat_map(|run| &run.sent);
-    sent.any(|sent| sent.kind == Kind::Answer && sent.data == body)
+    sent.any(|sent| matches!(sent.kind, Kind::Answer(_)) && sent.data == body)
 }
 
+fn is_answered(sent: &[Sent], request: usize) -> bool {
+    sent.iter().any(|sent| matches!(&sent.kind, Kind::Answer(requests) if requests.contains(&request)))
+}
+
+/// The messages in `data`: one, or the array of a batch.
+fn messages(data: &str) -> Vec<Value> {
+    match serde_json::from_str(data) {
+        Ok(Value::Array(messages)) => messages,
+        Ok(message) => vec![message],
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The requests of the call that `data` names, in its order; nothing where it names another.
+fn named(plan: &Plan, key: Key, data: &str) -> Vec<usize> {
+    let request = |message: Value| (0..plan.requests(key)).find(|request| id_of(key, *request) == message["id"]);
+    messages(data).into_iter().map(request).collect::<Option<_>>().unwrap_or_default()
+}
+
+/// What all of the messages in `data` say.
 fn code(data: &str) -> Option<i64> {
-    serde_json::from_str::<Value>(data).ok()?["error"]["code"].as_i64()
+    let mut codes = messages(data).into_iter().map(|message| message["error"]["code"].as_i64());
+    let first = codes.next()??;
+    codes.all(|code| code == Some(first)).then_some(first)
 }
 
 impl Plan {
     pub(crate) fn is_modern(&self, key: Key) -> bool {
         self.clients[key.0].version == "2026-07-28"
+    }
+
+    /// How many requests a call's POST carries.
+    fn requests(&self, key: Key) -> usize {
+        key.1.checked_sub(1).map_or(1, |call| self.clients[key.0].calls[call].script.requests)
     }
 
     /// Whether every response to this client begins with an id.

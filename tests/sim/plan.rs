@@ -106,6 +106,8 @@ pub(crate) struct Script {
     pub(crate) between_pieces: Duration,
     /// Events carry ids of the upstream's own.
     pub(crate) has_ids: bool,
+    /// The requests in the POST: more than one are a batch.
+    pub(crate) requests: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -127,8 +129,8 @@ pub(crate) enum Step {
     Ask(Duration),
     /// The response ends on purpose; the rest is had by a GET with the last id.
     Leave(Duration),
-    /// The answer.
-    Answer(Duration),
+    /// The answers to these requests of the call, in one event.
+    Answer(Duration, Vec<usize>),
 }
 
 /// How the upstream's response ends behind its last step.
@@ -145,11 +147,15 @@ impl Plan {
     pub(crate) fn draw(seed: u64) -> Self {
         let rng = &mut Rng::new(seed);
         let config = config(rng);
-        let clients = (0..1 + rng.below(3)).map(|_| client(rng, &config)).collect();
-        let jumps = match rng.percent(20) {
+        let mut clients: Vec<Client> = (0..1 + rng.below(3)).map(|_| client(rng, &config)).collect();
+        let jumps: Vec<_> = match rng.percent(20) {
             true => (0..1 + rng.below(2)).map(|_| (rng.millis(20_000), rng.millis(30_000))).collect(),
             false => Vec::new(),
         };
+        // A session's own stream that is given up while the clock jumps begins anew: the model does not follow it there.
+        if !jumps.is_empty() && config.streams.max_wait.is_some_and(|wait| wait < Duration::from_secs(100)) {
+            clients.iter_mut().for_each(|client| client.listens = None);
+        }
         let pipes = (rng.pick(&[64, 1024, 65_536, 65_536]), rng.pick(&[256, 65_536, 65_536]));
         let refuses = rng.percent(15).then(|| {
             let from = rng.millis(5000);
@@ -160,7 +166,11 @@ impl Plan {
 
     /// Bounds so small that a call may be held up or lose what was written.
     pub(crate) fn is_tight(&self) -> bool {
-        self.config.streams.max_events < 100
+        is_tight(&self.config)
+    }
+
+    pub(crate) fn is_short_of_bytes(&self) -> bool {
+        is_short_of_bytes(&self.config)
     }
 }
 
@@ -190,13 +200,28 @@ impl Listening {
 }
 
 impl Script {
+    /// Whether every request is answered.
     pub(crate) fn has_answer(&self) -> bool {
         match &self.form {
             Form::Json(_) | Form::Status(_, true) => true,
             Form::Status(_, false) | Form::Dies => false,
-            Form::Stream(steps, _) => steps.iter().any(|step| matches!(step, Step::Answer(_))),
+            Form::Stream(steps, _) => {
+                let answered = steps.iter().map(|step| match step {
+                    Step::Answer(_, requests) => requests.len(),
+                    Step::Event(..) | Step::Ask(_) | Step::Leave(_) => 0,
+                });
+                answered.sum::<usize>() == self.requests
+            }
         }
     }
+}
+
+fn is_tight(config: &Config) -> bool {
+    config.streams.max_events < 100 || is_short_of_bytes(config)
+}
+
+fn is_short_of_bytes(config: &Config) -> bool {
+    config.streams.max_bytes < 100 * 1024
 }
 
 fn config(rng: &mut Rng) -> Config {
@@ -220,12 +245,17 @@ fn config(rng: &mut Rng) -> Config {
     if rng.percent(15) {
         streams.max_events = 2 + rng.below(5);
     }
+    if rng.percent(12) {
+        // An event always fits.
+        streams.max_event_bytes = 8 * 1024;
+        streams.max_bytes = rng.pick(&[8, 12, 20]) * 1024;
+    }
     config
 }
 
 fn client(rng: &mut Rng, config: &Config) -> Client {
     let version = rng.pick(&["2025-03-26", "2025-06-18", "2025-11-25", "2025-11-25", "2025-11-25", "2026-07-28"]);
-    let calls = (0..1 + rng.below(3)).map(|_| call(rng, config, version == "2026-07-28")).collect();
+    let calls = (0..1 + rng.below(3)).map(|_| call(rng, config, version)).collect();
     let listens = (version != "2026-07-28" && rng.percent(35)).then(|| listening(rng));
     let deletes = rng.percent(30) || (listens.is_some() && config.streams.max_wait.is_none());
     Client { version, calls, opens_by_stream: rng.percent(30), listens, deletes }
@@ -247,20 +277,24 @@ fn listening(rng: &mut Rng) -> Listening {
             piece: rng.pick(&[30, 100_000]),
             between_pieces: Duration::ZERO,
             has_ids: rng.percent(50),
+            requests: 0,
         },
         forgets: rng.pick(&[0, 30]),
         lasts: Duration::from_secs(5) + rng.millis(20_000),
     }
 }
 
-fn call(rng: &mut Rng, config: &Config, is_modern: bool) -> Call {
-    let script = script(rng, is_modern);
+fn call(rng: &mut Rng, config: &Config, version: &str) -> Call {
+    let is_modern = version == "2026-07-28";
+    // Only the first revision has batches.
+    let requests = if version == "2025-03-26" && rng.percent(50) { 2 + rng.below(3) } else { 1 };
+    let script = script(rng, is_modern, requests, is_tight(config));
     let is_endless = match &script.form {
         Form::Stream(_, Ending::Stall) => true,
         Form::Stream(steps, _) => steps.iter().any(|step| matches!(step, Step::Ask(_))),
         Form::Json(_) | Form::Status(..) | Form::Dies => false,
     };
-    let cancels = (!is_modern && rng.percent(10)).then(|| rng.millis(4000));
+    let cancels = (!is_modern && requests == 1 && rng.percent(10)).then(|| rng.millis(4000));
     let gives_up = (is_endless && !script.has_answer()) || rng.percent(5);
     let length = 700 + 160 * steps(&script);
     let has_key = rng.percent(12);
@@ -268,7 +302,11 @@ fn call(rng: &mut Rng, config: &Config, is_modern: bool) -> Call {
         starts: rng.millis(1500),
         faults: (0..rng.below(5)).map(|_| fault(rng, length)).collect(),
         tries: rng.pick(&[3, 1000, 1000, 1000]),
-        haste: rng.pick(&[0, 500, 1000, 1000, 1500]),
+        haste: match is_tight(config) {
+            // Long enough for the upstream to be kept waiting in vain.
+            true => rng.pick(&[0, 1000, 4000, 7000]),
+            false => rng.pick(&[0, 500, 1000, 1000, 1500]),
+        },
         reposts: (!is_modern || has_key) && rng.percent(80),
         forgets: rng.pick(&[0, 0, 30]),
         thorough: rng.percent(50),
@@ -282,7 +320,7 @@ fn call(rng: &mut Rng, config: &Config, is_modern: bool) -> Call {
             false => Vec::new(),
         },
         is_spied_on: rng.percent(20),
-        json_only: rng.percent(8),
+        json_only: requests == 1 && rng.percent(8),
         has_key,
         answers_after: rng.millis(300),
         answers_twice: rng.percent(30),
@@ -308,12 +346,12 @@ fn fault(rng: &mut Rng, length: usize) -> Fault {
     }
 }
 
-fn script(rng: &mut Rng, is_modern: bool) -> Script {
+fn script(rng: &mut Rng, is_modern: bool, requests: usize, fills_bounds: bool) -> Script {
     let form = match rng.below(20) {
         0 | 1 => Form::Json(rng.pick(&[0, 10, 5000])),
         2 => Form::Status(rng.pick(&[400, 401, 404, 500, 503]), rng.percent(50)),
         3 => Form::Dies,
-        _ => stream(rng, is_modern),
+        _ => stream(rng, is_modern, requests, fills_bounds),
     };
     Script {
         before_head: rng.pick(&[
@@ -326,17 +364,38 @@ fn script(rng: &mut Rng, is_modern: bool) -> Script {
         has_ids: matches!(&form, Form::Stream(steps, _) if steps.iter().any(|step| matches!(step, Step::Leave(_))))
             || rng.percent(20),
         form,
-        piece: rng.pick(&[1, 30, 1000, 100_000, 100_000]),
+        requests,
+        piece: if fills_bounds { 1000 } else { rng.pick(&[1, 30, 1000, 100_000, 100_000]) },
         between_pieces: rng.pick(&[Duration::ZERO, Duration::ZERO, Duration::from_millis(1)]),
     }
 }
 
-fn stream(rng: &mut Rng, is_modern: bool) -> Form {
+/// The requests, in any order and as they are answered together.
+fn answers(rng: &mut Rng, requests: usize) -> Vec<Vec<usize>> {
+    let mut answers: Vec<Vec<usize>> = Vec::new();
+    for request in 0..requests {
+        match answers.last_mut() {
+            Some(together) if rng.percent(25) => together.push(request),
+            _ => answers.insert(rng.below(answers.len() + 1), vec![request]),
+        }
+    }
+    answers
+}
+
+fn stream(rng: &mut Rng, is_modern: bool, requests: usize, fills_bounds: bool) -> Form {
     let pause = |rng: &mut Rng| {
         rng.pick(&[Duration::ZERO, Duration::from_millis(20), Duration::from_millis(400), Duration::from_millis(2500)])
     };
-    let mut steps: Vec<Step> =
-        (0..rng.below(10)).map(|_| Step::Event(pause(rng), rng.pick(&[0, 0, 40, 3000]))).collect();
+    let (events, sizes) = match fills_bounds {
+        true => (5 + rng.below(8), [40, 3000, 3000, 3000]),
+        false => (rng.below(10), [0, 0, 40, 3000]),
+    };
+    let mut steps: Vec<Step> = (0..events).map(|_| Step::Event(pause(rng), rng.pick(&sizes))).collect();
+    let mut answers = answers(rng, requests);
+    let last = answers.pop().unwrap_or_default();
+    for answer in answers {
+        steps.insert(rng.below(steps.len() + 1), Step::Answer(pause(rng), answer));
+    }
     if !is_modern && rng.percent(25) {
         steps.insert(rng.below(steps.len() + 1), Step::Ask(pause(rng)));
     }
@@ -344,12 +403,12 @@ fn stream(rng: &mut Rng, is_modern: bool) -> Form {
         steps.insert(1 + rng.below(steps.len()), Step::Leave(pause(rng)));
     }
     let ending = rng.pick(&[Ending::End, Ending::End, Ending::End, Ending::End, Ending::Cut, Ending::Stall]);
-    let answers = match ending {
+    let is_answered = match ending {
         Ending::End => rng.percent(92),
         Ending::Cut | Ending::Stall => rng.percent(30),
     };
-    if answers {
-        steps.push(Step::Answer(pause(rng)));
+    if is_answered {
+        steps.push(Step::Answer(pause(rng), last));
         if rng.percent(15) {
             steps.push(Step::Event(pause(rng), 0));
         }

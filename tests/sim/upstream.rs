@@ -6,7 +6,7 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 
-use super::model::{Key, Kind};
+use super::model::{Key, Kind, id_of};
 use super::network::Listener;
 use super::plan::{Ending, Form, Script, Step};
 use super::wire::{Head, Parser, Part};
@@ -130,6 +130,9 @@ impl Connection {
         let Ok(message) = serde_json::from_str::<Value>(body) else {
             return self.plain(405, "text/plain", "", "no such thing").await;
         };
+        if message.is_array() {
+            return self.call(head, &message[0]).await;
+        }
         match message["method"].as_str() {
             Some("initialize") => self.initialize(&message).await,
             Some("tools/call") => self.call(head, &message).await,
@@ -192,14 +195,16 @@ impl Connection {
                 Err(Closed)
             }
             Form::Json(spare) => {
-                let answer = self.make(key, run, &Kind::Answer, *spare);
-                world.model().send(key, run, answer.clone(), Kind::Answer, world.now());
+                let kind = Kind::Answer((0..script.requests).collect());
+                let answer = self.make(key, run, &kind, *spare / script.requests);
+                world.model().send(key, run, answer.clone(), kind, world.now());
                 self.plain(200, "application/json", "", &answer).await
             }
             Form::Status(status, true) => {
                 let error = json!({ "code": -32001, "message": "scripted" });
-                let answer = json!({ "jsonrpc": "2.0", "id": key.1, "error": error }).to_string();
-                world.model().send(key, run, answer.clone(), Kind::Answer, world.now());
+                let requests: Vec<usize> = (0..script.requests).collect();
+                let answer = answers(key, &requests, "error", &error);
+                world.model().send(key, run, answer.clone(), Kind::Answer(requests), world.now());
                 self.plain(*status, "application/json", "", &answer).await
             }
             Form::Status(status, false) => {
@@ -243,7 +248,7 @@ impl Connection {
                     world.model().call(key).steps += 1;
                     self.event(&listening.script, (key, 0), &Kind::Notice, *spare, id).await?;
                 }
-                Some(Step::Leave(pause) | Step::Ask(pause) | Step::Answer(pause)) => {
+                Some(Step::Leave(pause) | Step::Ask(pause) | Step::Answer(pause, _)) => {
                     self.wait(*pause).await?;
                     world.model().call(key).steps += 1;
                     // Every other time in the middle of things.
@@ -283,7 +288,7 @@ impl Connection {
             let (pause, kind, spare) = match step {
                 Step::Event(pause, spare) => (*pause, Kind::Notice, *spare),
                 Step::Ask(pause) => (*pause, Kind::Ask(format!("q.{}.{}.{run}.{number}", key.0, key.1)), 0),
-                Step::Answer(pause) => (*pause, Kind::Answer, 0),
+                Step::Answer(pause, requests) => (*pause, Kind::Answer(requests.clone()), 0),
                 Step::Leave(pause) => {
                     self.wait(*pause).await?;
                     return self.write(b"0\r\n\r\n").await;
@@ -358,7 +363,16 @@ impl Connection {
                 let params = json!({ "message": tag });
                 json!({ "jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": params }).to_string()
             }
-            Kind::Answer => json!({ "jsonrpc": "2.0", "id": key.1, "result": { "tag": tag } }).to_string(),
+            Kind::Answer(requests) => answers(key, requests, "result", &json!({ "tag": tag })),
         }
+    }
+}
+
+/// What answers these requests of a call: several are answered by an array.
+fn answers(key: Key, requests: &[usize], member: &str, value: &Value) -> String {
+    let answer = |request: &usize| json!({ "jsonrpc": "2.0", "id": id_of(key, *request), member: value });
+    match requests {
+        [only] => answer(only).to_string(),
+        all => all.iter().map(answer).collect::<Value>().to_string(),
     }
 }

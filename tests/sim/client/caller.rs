@@ -1,5 +1,6 @@
 //! One call: POST, lose the connection, come back, until there is no more.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use tokio::time::timeout;
 use super::beside::{cancel, hang};
 use super::connection::{Connection, LONGEST, Sender};
 use super::exchange::Errand;
-use crate::model::{Key, Reading};
+use crate::model::{Key, Reading, id_of};
 use crate::network::Dialer;
 use crate::plan::{Call, Fault, Form};
 use crate::rng::Rng;
@@ -30,6 +31,8 @@ pub(super) struct Caller {
     /// The highest number it has seen.
     pub(super) highest: u64,
     pub(super) retry: Duration,
+    /// Its requests that are answered, and whether they all are.
+    pub(super) answered: BTreeSet<usize>,
     pub(super) is_answered: bool,
     /// It was told that there is nothing to come back to.
     pub(super) is_lost: bool,
@@ -55,6 +58,7 @@ impl Caller {
             ids: Vec::new(),
             highest: 0,
             retry: world.plan.config.delivery.retry,
+            answered: BTreeSet::new(),
             is_answered: false,
             is_lost: false,
             spied: !call.is_spied_on,
@@ -142,7 +146,17 @@ impl Caller {
         if self.world.plan.is_modern(self.key) {
             params["_meta"] = json!({ "io.modelcontextprotocol/protocolVersion": "2026-07-28" });
         }
-        let body = json!({ "jsonrpc": "2.0", "id": self.key.1, "method": "tools/call", "params": params });
+        let request = |request| {
+            let id = id_of(self.key, request);
+            json!({ "jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params })
+        };
+        let body = match self.call.script.requests {
+            1 => request(0),
+            several => {
+                self.world.reach("a batch");
+                (0..several).map(request).collect()
+            }
+        };
         let posted_before = self.world.model().call(self.key).connections > 0;
         let cursor = if posted_before { None } else { Some(0) };
         let key = match self.call.has_key {
