@@ -8,8 +8,6 @@
 
 pub mod resumable_requests;
 pub mod resumable_streams;
-#[cfg(test)]
-mod tests;
 
 use std::sync::Arc;
 

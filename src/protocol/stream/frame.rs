@@ -5,7 +5,7 @@ use std::time::Instant;
 use super::Machine;
 use super::states::Phase;
 use crate::protocol::dialect::Status;
-use crate::protocol::ids::Seq;
+use crate::protocol::ids::{Seq, StreamKind};
 
 /// What is logged before the upstream's first message and behind its last one. Events like any other, but for one thing: they
 /// are nothing that a client waits for.
@@ -63,7 +63,10 @@ impl Machine {
     pub fn status(&self, after: Option<Seq>) -> Status {
         let confirmed = self.reader.confirmed().max(after.filter(|after| *after <= self.tail).unwrap_or_default());
         Status {
-            is_completed: self.is_answered() && self.phase != Phase::Waiting,
+            is_completed: match self.policy.kind {
+                StreamKind::Request => self.is_answered() && self.phase != Phase::Waiting,
+                StreamKind::Standalone => self.is_sealed(),
+            },
             has_failed: self.debts.has_error(),
             pending: self.pending(confirmed),
             awaits_input: self.asks.has_outstanding() && !self.is_sealed(),

@@ -43,9 +43,9 @@ impl Machine {
         self.cancelled
     }
 
-    /// Whether its tokens open it no more: it was cancelled, or nobody came back in time.
+    /// Whether its tokens open it no more: it was cancelled, nobody came back in time, or its session was deleted.
     pub fn is_revoked(&self) -> bool {
-        self.cancelled || self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned)
+        self.cancelled || self.revoked || self.failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned)
     }
 
     /// Whether its last message is known to have arrived.

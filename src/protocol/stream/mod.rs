@@ -77,6 +77,8 @@ pub struct Machine {
     full_since: Option<Instant>,
     delivered: bool,
     cancelled: bool,
+    /// No token opens it any more, whatever became of it before.
+    revoked: bool,
     /// What stands around the messages of the upstream. `None` for most streams.
     framed: Option<Box<Framed>>,
     effects: VecDeque<Effect>,
@@ -106,6 +108,7 @@ impl Machine {
             full_since: None,
             delivered: false,
             cancelled: false,
+            revoked: false,
             framed: None,
             effects: VecDeque::new(),
             policy,
@@ -283,6 +286,7 @@ impl Machine {
     /// The stream ends whatever its upstream does, with the error `code` for whatever it owes: its session was deleted, or the
     /// process ends.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
+        self.revoked |= code == ErrorCode::Abandoned;
         self.give_up(Outcome::Expired, Failure::after_send(code), now);
     }
 

@@ -137,3 +137,20 @@ async fn a_sessionless_servers_client_gets_a_session_of_the_proxys() {
     sse.closed().await;
     assert!(upstream.is_quiet(), "the upstream knows nothing of the session");
 }
+
+#[tokio::test]
+async fn the_end_of_a_session_is_the_end_of_its_tokens_even_where_the_server_was_faster() {
+    let (mut upstream, proxy, session, sse, mut response, policy) = begun(json!({ "resumableRequests": {} })).await;
+    let place = response.last_id().expect("an id").to_owned();
+    sse.reset().await;
+    assert_eq!(response.event().await.json()["error"]["code"], -32010);
+    response.ends().await;
+    let pending = session.delete().start(proxy.addr).await;
+    upstream.expect("DELETE").await.status(200).await;
+    assert_eq!(pending.response().await.status, 200);
+    let resume = session.post(ask(json!(7), "requests/resume", json!({ "resumeToken": token(&policy) })));
+    assert_eq!(resume.send(proxy.addr).await.json().await, refused(json!(7)));
+    let mut kept = session.resume(&place).send(proxy.addr).await.sse();
+    kept.prime().await;
+    assert_eq!(kept.event().await.json()["error"]["code"], -32010);
+}
