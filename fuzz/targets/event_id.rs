@@ -1,4 +1,5 @@
-//! Event IDs. Input: what a client sends as `Last-Event-ID`; its lines also serve as the request ids of a stream.
+//! Event IDs, resume tokens and names of issued sessions. Input: what a client sends as one of them; its lines also serve as the
+//! request ids of a stream.
 //!
 //! What is read is bounded and safe to send back; what was minted is read back as it was; what was changed is not
 //! believed. The corpus has IDs that the key of this target signed.
@@ -6,9 +7,10 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use mcp_resume::protocol::headers::SessionId;
 use mcp_resume::protocol::ids::{
-    AttachId, Cursor, EventId, Handle, Keyring, Owner, Requests, Seq, StoreEpoch, StreamId, StreamKind, Verified,
-    write_end_id, write_event_id,
+    AttachId, Cursor, EventId, Handle, IssuedSession, Keyring, Owner, Requests, ResumeToken, Seq, StoreEpoch, StreamId,
+    StreamKind, Verified, write_end_id, write_event_id,
 };
 use mcp_resume::protocol::jsonrpc::RequestId;
 
@@ -21,6 +23,15 @@ fuzz_target!(|bytes: &[u8]| {
         }
     }
     let text = String::from_utf8_lossy(bytes);
+    if let Some(token) = ResumeToken::parse(&text) {
+        is_safe(token.handle());
+        assert_eq!(token.handle().cursor(), Cursor::Seq(Seq(0)));
+        assert!(!format!("{token:?}").contains(text.as_ref()));
+    }
+    if let Some(issued) = SessionId::parse(&text).and_then(|id| IssuedSession::open(&id, &keys)) {
+        let again = issued.seal(&keys, [0; 12]).expect("it was sealed before");
+        assert_eq!(IssuedSession::open(&again, &keys), Some(issued));
+    }
     let ids: Vec<RequestId> =
         text.lines().map(|line| RequestId::from_json(line).unwrap_or(RequestId::String(line.into()))).collect();
     comes_back(&keys, StreamKind::Standalone, &[], false, bytes);

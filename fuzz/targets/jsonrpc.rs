@@ -8,10 +8,11 @@
 use http::{HeaderMap, HeaderValue};
 use libfuzzer_sys::fuzz_target;
 use mcp_resume::protocol::classify::{self, Route};
+use mcp_resume::protocol::dialect::Declared;
 use mcp_resume::protocol::headers::names;
 use mcp_resume::protocol::jsonrpc::{
     Body, Message, PeekError, RequestId, address_error, cancelled_request_id, error_message, initialize_result,
-    meta_protocol_version, peek, tool_name,
+    meta_protocol_version, peek, tool_name, without_members,
 };
 use serde_json::Value;
 
@@ -40,10 +41,25 @@ fuzz_target!(|bytes: &[u8]| {
                 *text = plain_number(text);
             }
             assert_eq!(found, Found::model(&value));
+            loses_only_what_is_named(bytes, value);
         }
         Ok(_) | Err(_) => {}
     }
 });
+
+/// What is taken out is gone, and everything else means what it meant.
+fn loses_only_what_is_named(bytes: &[u8], mut value: Value) {
+    let edited = without_members(bytes, &["params", "capabilities"], &["streams", ""]);
+    let object = value.pointer_mut("/params/capabilities").and_then(Value::as_object_mut);
+    let taken = object.is_some_and(|object| {
+        let named = ["streams", ""].map(|name| object.remove(name).is_some());
+        named.contains(&true)
+    });
+    assert_eq!(edited.is_some(), taken);
+    if let Some(edited) = edited {
+        assert_eq!(serde_json::from_slice::<Value>(&edited).expect("JSON"), value);
+    }
+}
 
 /// The few members that were looked at make a message that means the same.
 fn means_the_same_alone(message: &Message) {
