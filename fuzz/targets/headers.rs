@@ -12,8 +12,8 @@ use mcp_resume::config::PrincipalSource;
 use mcp_resume::event_log::Principals;
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::headers::{
-    Era, ProtocolVersion, SessionId, accept, cors_of, expose_ours, is_json, is_sse, names, names_sse,
-    remove_hop_by_hop, sse_downstream, to_upstream, unpinned,
+    Era, Line, Lines, ProtocolVersion, SessionId, accept, cors_of, end_to_end, expose_ours, is_json, is_sse, names,
+    names_sse, remove_hop_by_hop, sse_downstream, to_endpoint, to_upstream, unpinned,
 };
 use mcp_resume::protocol::ids::EventId;
 
@@ -135,14 +135,22 @@ fn rest(head: &HeaderMap, gone: &[&str]) -> HeaderMap {
     rest
 }
 
+fn collected<'a>(lines: impl Iterator<Item = Line<'a>>) -> HeaderMap {
+    lines.map(|(name, value)| (name.clone(), value.clone())).collect()
+}
+
 fn goes_up(head: &HeaderMap) {
-    let up = to_upstream(head);
+    let up = collected(to_upstream(head));
     let replaced = ["accept", "accept-encoding", "content-length", "expect", "host", "last-event-id"];
     let mut expected = rest(head, &replaced);
     expected.insert("accept", HeaderValue::from_static("application/json, text/event-stream"));
     expected.insert("accept-encoding", HeaderValue::from_static("identity"));
     assert_eq!(up, expected);
-    assert_eq!(to_upstream(&up), up);
+    assert_eq!(collected(to_upstream(&up)), up);
+    assert_eq!(Lines::from(&up).to_map(), up);
+    assert_eq!(collected(end_to_end(head)), rest(head, &["host"]));
+    let dropped = ["host", "content-length", "expect", "last-event-id"];
+    assert_eq!(collected(to_endpoint(head)), rest(head, &dropped));
 
     let mut passed = head.clone();
     remove_hop_by_hop(&mut passed);

@@ -59,7 +59,7 @@ impl Ingress {
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
     pub(super) async fn forward_read(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
-        self.send_whole(&self.upstream.pass(asked.parts, asked.connection.forwarded(), body)).await
+        self.send_whole(&self.upstream.pass(&asked.parts, asked.connection.forwarded(), body)).await
     }
 
     /// The same for a POST whose body was read.
@@ -79,7 +79,7 @@ impl Ingress {
     /// The endpoint's answer to `template` as it is, hop-by-hop headers aside.
     pub(super) fn pass_response(&self, template: &Template, response: Response<Received>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
-        self.learn_cors(template.headers().get(ORIGIN), &parts.headers);
+        self.learn_cors(template.origin(), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);

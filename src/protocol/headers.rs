@@ -9,8 +9,11 @@ use std::sync::Arc;
 use bytes::BytesMut;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 
+mod lines;
 #[cfg(test)]
 mod tests;
+
+pub use lines::Lines;
 
 /// Header names that the `http` crate does not have.
 pub mod names {
@@ -196,22 +199,13 @@ impl<'a> MediaRange<'a> {
     }
 }
 
-/// How many headers a proxy may add to a request.
-const SPARE_HEADERS: usize = 6;
-
 /// A copy that does not share memory with the buffer the headers were read into, for headers that are kept.
 pub fn unpinned(headers: &HeaderMap) -> HeaderMap {
-    unpinned_where(headers, |_| true)
-}
-
-fn unpinned_where(headers: &HeaderMap, is_kept: impl Fn(&HeaderName) -> bool) -> HeaderMap {
     let mut all = BytesMut::with_capacity(headers.values().map(HeaderValue::len).sum());
-    let kept = || headers.iter().filter(|(name, _)| is_kept(name));
-    kept().for_each(|(_, value)| all.extend_from_slice(value.as_bytes()));
+    headers.values().for_each(|value| all.extend_from_slice(value.as_bytes()));
     let mut all = all.freeze();
-    // With room for what is added on the way: a map that grows is hashed anew.
-    let mut copies = HeaderMap::with_capacity(headers.len() + SPARE_HEADERS);
-    for (name, value) in kept() {
+    let mut copies = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers {
         if let Ok(copy) = HeaderValue::from_maybe_shared(all.split_to(value.len())) {
             copies.append(name, copy);
         }
@@ -257,40 +251,47 @@ fn named_by_connection(headers: &HeaderMap) -> Vec<&str> {
 }
 
 fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
-    static ALWAYS: [HeaderName; 9] = [
-        header::CONNECTION,
-        names::KEEP_ALIVE,
-        names::PROXY_CONNECTION,
-        header::PROXY_AUTHENTICATE,
-        header::PROXY_AUTHORIZATION,
-        header::TE,
-        header::TRAILER,
-        header::TRANSFER_ENCODING,
-        header::UPGRADE,
-    ];
-    ALWAYS.contains(name) || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
+    let always = matches!(
+        name.as_str(),
+        "connection"
+            | "keep-alive"
+            | "proxy-connection"
+            | "proxy-authenticate"
+            | "proxy-authorization"
+            | "te"
+            | "trailer"
+            | "transfer-encoding"
+            | "upgrade"
+    );
+    always || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
 }
 
-/// The head of the call to the MCP endpoint that a client's request becomes. It shares no memory with the buffer that was
-/// read into.
+/// One header.
+pub type Line<'a> = (&'a HeaderName, &'a HeaderValue);
+
+/// The headers of the call to the MCP endpoint that a client's request becomes.
 ///
 /// `Accept` names both types, since servers answer 406 to less. The answer must come uncompressed, and a missing
 /// `Accept-Encoding` means that anything will do. `Last-Event-ID` is ours, and some servers answer it with 500. Body
-/// and connection are new: `Content-Length`, `Expect` and `Host` are for the caller to set.
-pub fn to_upstream(headers: &HeaderMap) -> HeaderMap {
-    static REPLACED: [HeaderName; 6] = [
-        header::ACCEPT,
-        header::ACCEPT_ENCODING,
-        header::CONTENT_LENGTH,
-        header::EXPECT,
-        header::HOST,
-        names::LAST_EVENT_ID,
-    ];
+/// and connection are new: `Content-Length` and `Host` are for the caller to say, and nobody waits for `100 Continue`.
+pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
+    static BOTH: HeaderValue = HeaderValue::from_static(BOTH_TYPES);
+    static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
+    let is_replaced = |name: &HeaderName| matches!(name.as_str(), "accept" | "accept-encoding");
+    let kept = to_endpoint(headers).filter(move |(name, _)| !is_replaced(name));
+    kept.chain([(&header::ACCEPT, &BOTH), (&header::ACCEPT_ENCODING, &IDENTITY)])
+}
+
+/// The headers of a client's request for the endpoint that passes: as they are, but for those that [`to_upstream`] leaves out.
+pub fn to_endpoint(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
+    let is_ours = |name: &HeaderName| matches!(name.as_str(), "content-length" | "expect" | "last-event-id");
+    end_to_end(headers).filter(move |(name, _)| !is_ours(name))
+}
+
+/// The headers of a request that passes: all but those that [`remove_hop_by_hop`] takes out, and `Host`.
+pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     let named = named_by_connection(headers);
-    let mut call = unpinned_where(headers, |name| !REPLACED.contains(name) && !is_hop_by_hop(name, &named));
-    call.insert(header::ACCEPT, HeaderValue::from_static(BOTH_TYPES));
-    call.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
-    call
+    headers.iter().filter(move |(name, _)| **name != header::HOST && !is_hop_by_hop(name, &named))
 }
 
 /// Turns the head of an upstream's SSE answer into ours.

@@ -5,7 +5,9 @@
 use std::net::IpAddr;
 
 use http::header::FORWARDED;
-use http::{HeaderMap, HeaderName, HeaderValue};
+use http::{HeaderName, HeaderValue};
+
+use crate::protocol::headers::{Line, Lines};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
@@ -33,33 +35,57 @@ impl Forwarded {
         Self { address, element, scheme }
     }
 
-    /// Says so in `headers`, behind what proxies before us said. `host` is the one the client asked for.
-    pub(super) fn add_to(&self, headers: &mut HeaderMap, host: Option<&HeaderValue>) {
-        match headers.contains_key(X_FORWARDED_FOR) {
-            true => append_list(headers, X_FORWARDED_FOR, &[self.address.as_bytes()]),
-            false => drop(headers.insert(X_FORWARDED_FOR, self.address.clone())),
+    /// Says so in `lines`, behind what proxies before us `said`. `host` is the one the client asked for.
+    pub(super) fn say(&self, said: &Said<'_>, host: Option<&HeaderValue>, lines: &mut Lines) {
+        match said.addresses.as_slice() {
+            [] => lines.push(&X_FORWARDED_FOR, &self.address),
+            before => push_list(lines, &X_FORWARDED_FOR, before, &[self.address.as_bytes()]),
         }
-        match host.map(|host| host.as_bytes()) {
+        match host.map(HeaderValue::as_bytes) {
             Some(name) if !name.iter().any(|byte| matches!(byte, b'"' | b'\\')) => {
-                append_list(headers, FORWARDED, &[self.element.as_bytes(), b";host=\"", name, b"\""]);
+                push_list(lines, &FORWARDED, &said.elements, &[self.element.as_bytes(), b";host=\"", name, b"\""]);
             }
-            Some(_) | None => append_list(headers, FORWARDED, &[self.element.as_bytes()]),
+            Some(_) | None => push_list(lines, &FORWARDED, &said.elements, &[self.element.as_bytes()]),
         }
-        headers.entry(X_FORWARDED_PROTO).or_insert(HeaderValue::from_static(self.scheme));
-        if let Some(host) = host {
-            headers.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
+        if !said.has_scheme {
+            lines.push(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
+        }
+        if let Some(host) = host.filter(|_| !said.has_host) {
+            lines.push(&X_FORWARDED_HOST, host);
         }
     }
 }
 
-fn append_list(headers: &mut HeaderMap, name: HeaderName, element: &[&[u8]]) {
-    let mut list: Vec<u8> = Vec::with_capacity(element.iter().map(|part| part.len()).sum());
-    for value in headers.get_all(&name) {
-        list.extend_from_slice(value.as_bytes());
-        list.extend_from_slice(b", ");
+/// What proxies before us said of for whom a request is made.
+#[derive(Default)]
+pub(super) struct Said<'a> {
+    addresses: Vec<&'a HeaderValue>,
+    elements: Vec<&'a HeaderValue>,
+    has_scheme: bool,
+    has_host: bool,
+}
+
+impl<'a> Said<'a> {
+    /// Notes a header. True when it is a list that [`Forwarded::say`] says with our part behind.
+    pub(super) fn take(&mut self, (name, value): Line<'a>) -> bool {
+        match name.as_str() {
+            "x-forwarded-for" => self.addresses.push(value),
+            "forwarded" => self.elements.push(value),
+            "x-forwarded-proto" => {
+                self.has_scheme = true;
+                return false;
+            }
+            "x-forwarded-host" => {
+                self.has_host = true;
+                return false;
+            }
+            _ => return false,
+        }
+        true
     }
-    element.iter().for_each(|part| list.extend_from_slice(part));
-    if let Ok(value) = HeaderValue::from_maybe_shared(bytes::Bytes::from(list)) {
-        headers.insert(name, value);
-    }
+}
+
+fn push_list(lines: &mut Lines, name: &HeaderName, before: &[&HeaderValue], element: &[&[u8]]) {
+    let before = before.iter().flat_map(|value| [value.as_bytes(), b", "]);
+    lines.push_pieces(name, before.chain(element.iter().copied()));
 }

@@ -107,7 +107,7 @@ impl Lanes {
         let request = http1::Request {
             method: template.method(),
             target: target.path_and_query().map_or("/", |target| target.as_str()),
-            headers: template.headers(),
+            lines: template.lines(),
             body: template.body(),
         };
         let on_sent = || {

@@ -33,6 +33,7 @@ pub use body::whole;
 use connect::{Connector, Way};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
+use forwarded::Said;
 use lanes::Lanes;
 pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
@@ -46,11 +47,13 @@ pub use tokens::{Asking, Tokens, Waiting};
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers;
+use crate::protocol::headers::{self, Line, Lines};
 use crate::tls::{self, ClientFiles};
 
 /// Redirects followed for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
+/// Few requests have more bytes of headers; for those memory is taken once more.
+const USUAL_HEAD: usize = 1024;
 
 /// The MCP server behind the proxy.
 pub struct Upstream {
@@ -138,28 +141,44 @@ impl Upstream {
 
     /// A client's POST or GET as a call to the endpoint.
     pub fn call(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
-        let mut headers = headers::to_upstream(&parts.headers);
-        self.address(&mut headers, parts.headers.get(HOST), client);
-        Template::new(parts.method.clone(), headers, parts.uri.query().map(Into::into), body)
+        self.template(parts, headers::to_upstream(&parts.headers), client, body)
     }
 
     /// A client's request for the endpoint as it is.
-    pub fn pass(&self, parts: Parts, client: &Forwarded, body: Bytes) -> Template {
-        let mut headers = parts.headers;
-        let host = headers.remove(HOST);
-        headers::remove_hop_by_hop(&mut headers);
-        // Some servers answer an event ID that is not theirs with 500.
-        headers.remove(headers::names::LAST_EVENT_ID);
-        self.address(&mut headers, host.as_ref(), client);
-        Template::new(parts.method, headers, parts.uri.query().map(Into::into), body)
+    pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
+        self.template(parts, headers::to_endpoint(&parts.headers), client, body)
     }
 
-    /// Says which host is meant, and for whom.
-    fn address(&self, headers: &mut HeaderMap, client_host: Option<&HeaderValue>, client: &Forwarded) {
-        client.add_to(headers, client_host);
+    fn template<'a>(
+        &self,
+        parts: &'a Parts,
+        kept: impl Iterator<Item = Line<'a>>,
+        client: &Forwarded,
+        body: Bytes,
+    ) -> Template {
+        let lines = self.address(kept, parts.headers.get(HOST), client);
+        Template::new(parts, lines, body)
+    }
+
+    /// The headers `kept` of a client's, with which host is meant, and for whom.
+    fn address<'a>(
+        &self,
+        kept: impl Iterator<Item = Line<'a>>,
+        client_host: Option<&HeaderValue>,
+        client: &Forwarded,
+    ) -> Lines {
+        let mut lines = Lines::with_capacity(USUAL_HEAD);
         if let Some(host) = self.host.as_ref().or(client_host) {
-            headers.insert(HOST, host.clone());
+            lines.push(&HOST, host);
         }
+        let mut said = Said::default();
+        for (name, value) in kept {
+            if !said.take((name, value)) {
+                lines.push(name, value);
+            }
+        }
+        client.say(&said, client_host, &mut lines);
+        lines
     }
 
     /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
@@ -183,9 +202,9 @@ impl Upstream {
     /// Sends a request for any path as it is, body and all, and waits for the head.
     pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Received>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
-        let client_host = request.headers_mut().remove(HOST);
-        headers::remove_hop_by_hop(request.headers_mut());
-        self.address(request.headers_mut(), client_host.as_ref(), client);
+        let client_host = request.headers().get(HOST);
+        let lines = self.address(headers::end_to_end(request.headers()), client_host, client);
+        *request.headers_mut() = lines.to_map();
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
         let mut response = self.answer(self.lanes.forward(request), &Taken::passing()).await?;

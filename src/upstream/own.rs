@@ -10,7 +10,7 @@ use crate::protocol::jsonrpc::{self, RequestId};
 pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
     let mut headers = call.own_headers();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    Template::new(Method::POST, headers, call.query().map(Into::into), body.into())
+    call.beside(Method::POST, &headers, body.into())
 }
 
 /// The notification that cancels a request nobody came back for.

@@ -474,7 +474,7 @@ impl Pump {
         } else if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
             learned.note_refused(&self.call.credentials);
         }
-        if let Some(origin) = self.call.template.headers().get(http::header::ORIGIN) {
+        if let Some(origin) = self.call.template.origin() {
             learned.note_cors(origin, response.headers());
         }
     }

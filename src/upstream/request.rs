@@ -7,18 +7,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, EXPECT};
+use http::header::{CONTENT_LENGTH, ORIGIN};
+use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::event_log::{BoxBody, BoxError, Stream};
-use crate::protocol::headers;
+use crate::protocol::headers::{self, Lines};
 
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.
 #[derive(Clone)]
 pub struct Template {
     method: Method,
-    headers: HeaderMap,
+    /// They say nothing of the body.
+    lines: Lines,
+    /// The page it comes from, where it says one.
+    origin: Option<HeaderValue>,
     query: Option<String>,
     body: Bytes,
 }
@@ -31,16 +35,17 @@ impl fmt::Debug for Template {
 }
 
 impl Template {
-    /// A request whose headers are fit for the endpoint. The framing is ours: a length without its bytes would make the server
-    /// read the next request as a body.
-    pub(super) fn new(method: Method, mut headers: HeaderMap, query: Option<String>, body: Bytes) -> Self {
-        headers.remove(EXPECT);
-        if body.is_empty() {
-            headers.remove(CONTENT_LENGTH);
-        } else {
-            headers.insert(CONTENT_LENGTH, body.len().into());
-        }
-        Self { method, headers, query, body }
+    /// A request whose headers are fit for the endpoint and say nothing of its body. That is ours to say: a length without its
+    /// bytes would make the server read the next request as a body. `parts` is the client's.
+    pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
+        let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
+        let query = parts.uri.query().map(Into::into);
+        Self { method: parts.method.clone(), lines, origin, query, body }
+    }
+
+    /// Another request in the name of this one.
+    pub(super) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
+        Self { method, lines: headers.into(), origin: self.origin.clone(), query: self.query.clone(), body }
     }
 
     /// Whether it has no body.
@@ -58,9 +63,14 @@ impl Template {
         &self.body
     }
 
-    /// Its headers.
-    pub fn headers(&self) -> &HeaderMap {
-        &self.headers
+    /// Its headers, but for those that say something of its body.
+    pub(super) fn lines(&self) -> &Lines {
+        &self.lines
+    }
+
+    /// The page it comes from, where it says one.
+    pub fn origin(&self) -> Option<&HeaderValue> {
+        self.origin.as_ref()
     }
 
     /// The client's query.
@@ -70,7 +80,7 @@ impl Template {
 
     /// The headers for another request in the name of this one: without those that speak of this one's body.
     pub fn own_headers(&self) -> HeaderMap {
-        let mut headers = self.headers.clone();
+        let mut headers = self.lines.to_map();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
         headers.remove(headers::names::MCP_METHOD);
         headers.remove(headers::names::MCP_NAME);
@@ -79,7 +89,9 @@ impl Template {
 
     /// The same with this header, in place of any of that name.
     pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
-        self.headers.insert(name, value);
+        let mut headers = self.lines.to_map();
+        headers.insert(name, value);
+        self.lines = Lines::from(&headers);
         self
     }
 
@@ -90,7 +102,7 @@ impl Template {
         if let Some(id) = last_event_id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
             headers.insert(headers::names::LAST_EVENT_ID.clone(), id);
         }
-        Self::new(Method::GET, headers, self.query.clone(), Bytes::new())
+        self.beside(Method::GET, &headers, Bytes::new())
     }
 
     pub(super) fn to_request(&self, target: Uri, taken: &Taken, sent: Option<&Arc<Stream>>) -> Request<Body> {
@@ -101,7 +113,10 @@ impl Template {
         });
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = target;
-        *request.headers_mut() = self.headers.clone();
+        *request.headers_mut() = self.lines.to_map();
+        if !self.body.is_empty() {
+            request.headers_mut().insert(CONTENT_LENGTH, self.body.len().into());
+        }
         request
     }
 }
@@ -179,9 +194,9 @@ mod tests {
 
     #[test]
     fn debug_shows_nothing_of_the_client() {
-        let headers: HeaderMap =
-            [(http::header::AUTHORIZATION, HeaderValue::from_static("Bearer hunter2"))].into_iter().collect();
-        let template = Template::new(Method::POST, headers, Some("key=hunter2".into()), Bytes::from_static(b"hunter2"));
+        let request = Request::post("/mcp?key=hunter2").header("authorization", "Bearer hunter2").body(()).unwrap();
+        let (parts, ()) = request.into_parts();
+        let template = Template::new(&parts, (&parts.headers).into(), Bytes::from_static(b"hunter2"));
         let shown = format!("{template:?}");
         assert!(shown.contains("POST") && !shown.contains("hunter2") && !shown.contains("104, 117"), "{shown}");
     }

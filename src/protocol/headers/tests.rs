@@ -148,7 +148,7 @@ fn a_call_upstream_asks_for_both_types_uncompressed_and_keeps_the_rest() {
         ("x-custom", "a"),
         ("x-custom", "b"),
     ]);
-    let headers = to_upstream(&headers);
+    let headers = to_upstream(&headers).map(|(name, value)| (name.clone(), value.clone())).collect();
     let expected = [
         ("accept", "application/json, text/event-stream"),
         ("accept-encoding", "identity"),
@@ -247,4 +247,25 @@ fn a_preflight_allows_what_clients_send_us() {
         ("access-control-expose-headers", "*"),
     ];
     assert_eq!(lines(&preflight), expected);
+}
+
+#[test]
+fn lines_are_the_headers_they_were_made_of() {
+    let headers = map(&[("a", "1"), ("b", ""), ("a", " x: y "), ("host", "h:1"), ("origin", "https://a.example")]);
+    let lines = Lines::from(&headers);
+    assert_eq!(lines.as_bytes(), b"a: 1\r\na:  x: y \r\nb: \r\nhost: h:1\r\norigin: https://a.example\r\n");
+    assert_eq!(lines.to_map(), headers);
+    assert!(lines.contains(&header::HOST) && !lines.contains(&header::ACCEPT));
+    assert_eq!(Lines::default().to_map(), HeaderMap::new());
+}
+
+#[test]
+fn a_value_in_pieces_is_one_line_or_none() {
+    let name = HeaderName::from_static("forwarded");
+    let mut lines = Lines::default();
+    lines.push_pieces(&name, ["for=a", ", ", "for=b"].map(str::as_bytes));
+    for end in ["\r", "\n", "\0"] {
+        lines.push_pieces(&name, ["for=a", end, "x: y"].map(str::as_bytes));
+    }
+    assert_eq!(lines.as_bytes(), b"forwarded: for=a, for=b\r\n");
 }

@@ -6,29 +6,24 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use memchr::memmem;
 
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
+use crate::protocol::headers::Lines;
 
-/// The head of a request to `target`. `host` is named where `headers` name none; the length of a body is said by them.
-pub fn encode_request(method: &Method, target: &str, host: &str, headers: &HeaderMap) -> Vec<u8> {
-    const LINE: usize = 32;
-    let named: usize = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4).sum();
-    let mut head = Vec::with_capacity(LINE + target.len() + host.len() + named);
-    for piece in [method.as_str(), " ", target, " HTTP/1.1\r\n"] {
-        head.extend_from_slice(piece.as_bytes());
+/// The head of a request to `target` whose body has so many bytes. `host` is named where `lines` name none.
+pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize) -> Vec<u8> {
+    // What is said besides: a version, a length, and the ends of lines.
+    const MORE: usize = 64;
+    let mut head = Vec::with_capacity(target.len() + host.len() + lines.as_bytes().len() + MORE);
+    let mut write = |piece: &[u8]| head.extend_from_slice(piece);
+    [method.as_str(), " ", target, " HTTP/1.1\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
+    if !lines.contains(&HOST) {
+        [HOST.as_str(), ": ", host, "\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
     }
-    if !headers.contains_key(HOST) {
-        write_line(&mut head, HOST.as_str(), host.as_bytes());
+    write(lines.as_bytes());
+    if body > 0 {
+        [CONTENT_LENGTH.as_str(), ": ", &body.to_string(), "\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
     }
-    for (name, value) in headers {
-        write_line(&mut head, name.as_str(), value.as_bytes());
-    }
-    head.extend_from_slice(b"\r\n");
+    write(b"\r\n");
     head
-}
-
-fn write_line(head: &mut Vec<u8>, name: &str, value: &[u8]) {
-    for piece in [name.as_bytes(), b": ", value, b"\r\n"] {
-        head.extend_from_slice(piece);
-    }
 }
 
 /// The head of a final response.

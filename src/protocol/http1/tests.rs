@@ -1,8 +1,10 @@
 use bytes::BytesMut;
-use http::{HeaderMap, Method, StatusCode};
+use http::header::HOST;
+use http::{HeaderName, HeaderValue, Method, StatusCode};
 use proptest::prelude::*;
 
 use super::*;
+use crate::protocol::headers::Lines;
 
 /// A response read from pieces: its head and body, and what is left of the bytes behind it.
 #[derive(Clone, Debug, PartialEq)]
@@ -42,13 +44,13 @@ fn response(bytes: &[u8]) -> Read {
 
 #[test]
 fn a_request_is_written_with_its_headers_and_one_host() {
-    let mut headers = HeaderMap::new();
-    headers.insert("content-length", "2".parse().unwrap());
-    let head = encode_request(&Method::POST, "/mcp?a=b", "there:80", &headers);
-    assert_eq!(head, b"POST /mcp?a=b HTTP/1.1\r\nhost: there:80\r\ncontent-length: 2\r\n\r\n");
-    headers.insert("host", "elsewhere".parse().unwrap());
-    let head = encode_request(&Method::GET, "/", "there:80", &headers);
-    assert_eq!(head, b"GET / HTTP/1.1\r\ncontent-length: 2\r\nhost: elsewhere\r\n\r\n");
+    let mut lines = Lines::default();
+    lines.push(&HeaderName::from_static("a"), &HeaderValue::from_static("b"));
+    let head = encode_request(&Method::POST, "/mcp?a=b", "there:80", &lines, 2);
+    assert_eq!(head, b"POST /mcp?a=b HTTP/1.1\r\nhost: there:80\r\na: b\r\ncontent-length: 2\r\n\r\n");
+    lines.push(&HOST, &HeaderValue::from_static("elsewhere"));
+    let head = encode_request(&Method::GET, "/", "there:80", &lines, 0);
+    assert_eq!(head, b"GET / HTTP/1.1\r\na: b\r\nhost: elsewhere\r\n\r\n");
 }
 
 #[test]

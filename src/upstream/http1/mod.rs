@@ -17,7 +17,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::{HeaderMap, Method, Response};
+use http::{Method, Response};
 
 pub(super) use body::Body;
 use pool::Pool;
@@ -25,6 +25,7 @@ use wire::{Outgoing, Wire};
 
 use super::connect::{Connector, Socket};
 use crate::event_log::BoxError;
+use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, HeadReader};
 
 /// The connections of one runtime to one origin.
@@ -38,8 +39,8 @@ pub(super) struct Client {
 pub(super) struct Request<'a> {
     pub(super) method: &'a Method,
     pub(super) target: &'a str,
-    /// They say the length of the body.
-    pub(super) headers: &'a HeaderMap,
+    /// They say nothing of the body.
+    pub(super) lines: &'a Lines,
     pub(super) body: &'a Bytes,
 }
 
@@ -67,7 +68,7 @@ impl Client {
     /// Sends a request and waits for the head of its response. `on_sent` is called once bytes of it have left; after that it is
     /// never written again. Dropping the future, or the body before its end, closes the connection.
     pub(super) async fn send(&self, request: Request<'_>, on_sent: impl FnOnce()) -> Result<Response<Body>, Error> {
-        let head = http1::encode_request(request.method, request.target, &self.host, request.headers);
+        let head = http1::encode_request(request.method, request.target, &self.host, request.lines, request.body.len());
         let outgoing = Outgoing::new(head.into(), request.body.clone());
         let wire = self.wire(outgoing).await?;
         on_sent();

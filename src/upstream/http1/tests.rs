@@ -40,8 +40,8 @@ fn client<const N: usize>() -> (Client, [DuplexStream; N]) {
 }
 
 fn request(body: &Bytes) -> Request<'_> {
-    static HEADERS: std::sync::LazyLock<HeaderMap> = std::sync::LazyLock::new(HeaderMap::new);
-    Request { method: &Method::POST, target: "/mcp", headers: &HEADERS, body }
+    static LINES: std::sync::LazyLock<Lines> = std::sync::LazyLock::new(Lines::default);
+    Request { method: &Method::POST, target: "/mcp", lines: &LINES, body }
 }
 
 /// Reads a request whose body ends with `end`.
@@ -50,7 +50,7 @@ async fn take_request(server: &mut DuplexStream, end: &[u8]) {
     while !seen.ends_with(end) {
         assert_ne!(server.read_buf(&mut seen).await.unwrap(), 0, "the request ended early");
     }
-    assert!(seen.starts_with(b"POST /mcp HTTP/1.1\r\nhost: there\r\n\r\n"));
+    assert!(seen.starts_with(b"POST /mcp HTTP/1.1\r\nhost: there\r\ncontent-length: "));
 }
 
 async fn answer(server: &mut DuplexStream, answer: &str) {
