@@ -21,6 +21,7 @@ use super::received::Received;
 use super::request::{Body, Taken, Template};
 use crate::event_log::Stream;
 use crate::incoming::{Incoming, Slot};
+use crate::protocol::headers;
 
 /// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).
 ///
@@ -95,7 +96,8 @@ impl Lanes {
         Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
 
-    /// Sends a request and waits for the head. `taken` and `sent` are told when its bytes may have left.
+    /// Sends a request and waits for the head, which shares no memory with what the connection is read into. `taken` and `sent`
+    /// are told when its bytes may have left.
     pub(super) async fn send(
         &self,
         template: &Template,
@@ -103,7 +105,11 @@ impl Lanes {
         taken: &Taken,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<Received>, Error> {
-        let Some(client) = &self.http1 else { return self.forward(template.to_request(target, taken, sent)).await };
+        let Some(client) = &self.http1 else {
+            let mut answer = self.forward(template.to_request(target, taken, sent)).await?;
+            *answer.headers_mut() = headers::unpinned(answer.headers());
+            return Ok(answer);
+        };
         let request = http1::Request {
             method: template.method(),
             target: target.path_and_query().map_or("/", |target| target.as_str()),

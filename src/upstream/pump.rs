@@ -340,7 +340,7 @@ impl Pump {
         self.source = Source::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
             self.log.publish_once(self.writer.stream());
-            self.writer.set_head(Head::Stream(parts.status, Arc::new(headers::unpinned(&parts.headers))));
+            self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
         }
     }
 
@@ -445,7 +445,7 @@ impl Pump {
                 if self.call.initialize.is_some() {
                     self.note_initialized(&kept);
                 }
-                Plain::kept(parts.status, headers::unpinned(&parts.headers), kept)
+                Plain::kept(parts.status, parts.headers, kept)
             }
             Ok(Ok(false)) | Err(_) => {
                 self.writer.stream().forget_retries();
