@@ -69,8 +69,8 @@ pub struct Stream {
     pub(super) bounds: Bounds,
     /// What to make of a client that may be asked to poll.
     polls: bool,
-    /// The body of the POST that began it, where a retry may name it by a key.
-    body: Option<Fingerprint>,
+    /// The body of the POST that began it, where a retry may name it by a key. Boxed, because few have one.
+    body: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration>>,
     /// Its principal's.
     share: Arc<Share>,
@@ -111,7 +111,7 @@ impl Stream {
             binding: spec.binding,
             bounds,
             polls: spec.polls,
-            body: spec.body,
+            body: spec.body.map(Box::new),
             registrations: Mutex::default(),
             share,
             sent: SetOnce::new(),
@@ -195,7 +195,7 @@ impl Stream {
 
     /// The body that began it, where a retry may name it by a key.
     pub fn body(&self) -> Option<Fingerprint> {
-        self.body
+        self.body.as_deref().copied()
     }
 
     /// Keeps an entry of the index of retries for as long as the stream lives.

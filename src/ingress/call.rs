@@ -255,11 +255,12 @@ impl Ingress {
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);
-        let pump = Pump::new(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
+        let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
+        let running = Box::pin(pump.run().in_current_span());
         match stream.look(|machine| machine.policy().kind) {
-            StreamKind::Request => drop(self.drain.calls().spawn(pump.run().in_current_span())),
+            StreamKind::Request => drop(self.drain.calls().spawn(running)),
             // It never ends by itself, so that nothing can wait for it.
-            StreamKind::Standalone => drop(tokio::spawn(pump.run().in_current_span())),
+            StreamKind::Standalone => drop(tokio::spawn(running)),
         }
     }
 

@@ -101,12 +101,13 @@ impl Lanes {
     pub(super) async fn send(
         &self,
         template: &Template,
-        target: Uri,
+        target: &Uri,
         taken: &Taken,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<Received>, Error> {
         let Some(client) = &self.http1 else {
-            let mut answer = self.forward(template.to_request(target, taken, sent)).await?;
+            // Boxed, because every call has room for whatever this may become.
+            let mut answer = Box::pin(self.forward(template.to_request(target.clone(), taken, sent))).await?;
             *answer.headers_mut() = headers::unpinned(answer.headers());
             return Ok(answer);
         };

@@ -19,7 +19,9 @@ mod request;
 mod source;
 mod tokens;
 
+use std::borrow::Cow;
 use std::error::Error;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -185,14 +187,17 @@ impl Upstream {
     /// request whose bytes were written is never sent again.
     pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Received>, Failure> {
         let mut target = match (template.query(), &self.endpoint) {
-            (None, Some(endpoint)) => endpoint.clone(),
-            (query, _) => self.uri(&self.endpoint_target(query))?,
+            (None, Some(endpoint)) => Cow::Borrowed(endpoint),
+            (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
         };
         for _ in 0..=MAX_REDIRECTS {
             let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
-            let response = self.answer(self.lanes.send(template, target, &taken, sent), &taken).await?;
+            let response = {
+                let sending = pin!(self.lanes.send(template, &target, &taken, sent));
+                self.answer(sending, &taken).await?
+            };
             match self.redirect_target(&response) {
-                Some(next) => target = self.uri(&next)?,
+                Some(next) => target = Cow::Owned(self.uri(&next)?),
                 None => return Ok(response),
             }
         }
@@ -207,7 +212,8 @@ impl Upstream {
         *request.headers_mut() = lines.to_map();
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
-        let mut response = self.answer(self.lanes.forward(request), &Taken::passing()).await?;
+        let sending = pin!(self.lanes.forward(request));
+        let mut response = self.answer(sending, &Taken::passing()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
         self.rewrite_location(response.headers_mut());
         Ok(response)
@@ -215,7 +221,7 @@ impl Upstream {
 
     async fn answer(
         &self,
-        sending: impl Future<Output = Result<Response<Received>, lanes::Error>>,
+        sending: Pin<&mut impl Future<Output = Result<Response<Received>, lanes::Error>>>,
         taken: &Taken,
     ) -> Result<Response<Received>, Failure> {
         let answered = match self.config.header_timeout {

@@ -74,10 +74,17 @@ impl Drop for Pump {
 
 impl Pump {
     /// Begins the call; [`Self::run`] carries it through.
-    pub fn new(upstream: Arc<Upstream>, log: Arc<EventLog>, metrics: Arc<Metrics>, writer: Writer, call: Call) -> Self {
+    pub fn begin(
+        upstream: Arc<Upstream>,
+        log: Arc<EventLog>,
+        metrics: Arc<Metrics>,
+        writer: Writer,
+        call: Call,
+    ) -> Box<Self> {
         metrics.observe_call();
         let began = clock::now();
-        let mut pump = Self {
+        // Boxed, like the rarer steps below: futures are moved whole, and what holds this one should be small.
+        let mut pump = Box::new(Self {
             upstream,
             log,
             metrics,
@@ -87,13 +94,13 @@ impl Pump {
             opened_session: None,
             began,
             alarm: Alarm::new(),
-        };
+        });
         pump.send(pump.call.template.clone(), false);
         pump
     }
 
     /// Until the stream is sealed or its answer passed.
-    pub async fn run(mut self) {
+    pub async fn run(mut self: Box<Self>) {
         self.writer.create().await;
         loop {
             self.do_effects().await;
@@ -132,7 +139,7 @@ impl Pump {
         })
     }
 
-    async fn finish(self) {
+    async fn finish(self: Box<Self>) {
         // Another task may have ended the stream since the last update, and nobody has told its reader.
         self.writer.update(|_, _| ()).await;
         let stream = self.writer.stream();
@@ -230,7 +237,7 @@ impl Pump {
     async fn take(&mut self, input: Input) {
         match input {
             Input::Head { answer: Ok(response), again: false } => self.take_head(response).await,
-            Input::Head { answer: Ok(response), again: true } => self.take_reopened(response).await,
+            Input::Head { answer: Ok(response), again: true } => Box::pin(self.take_reopened(response)).await,
             Input::Head { answer: Err(failure), again } => self.take_failure(failure, again).await,
             Input::Piece(piece) => self.take_piece(piece).await,
             Input::End(ending) => self.end(ending).await,
@@ -294,7 +301,7 @@ impl Pump {
         }
     }
 
-    async fn take_head(&mut self, mut response: Response<Received>) {
+    async fn take_head(&mut self, mut response: Box<Response<Received>>) {
         self.metrics.observe_upstream_head(clock::now().saturating_duration_since(self.began));
         self.learn(&response);
         self.open_session(&mut response);
@@ -307,7 +314,7 @@ impl Pump {
     }
 
     /// The upstream goes on with the stream, or will not.
-    async fn take_reopened(&mut self, response: Response<Received>) {
+    async fn take_reopened(&mut self, response: Box<Response<Received>>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
             self.source = Source::Reading(Box::new(EventReader::new(response.into_body(), self.call.max_event_bytes)));
@@ -331,7 +338,7 @@ impl Pump {
         self.end(ending).await;
     }
 
-    async fn take_stream(&mut self, response: Response<Received>) {
+    async fn take_stream(&mut self, response: Box<Response<Received>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
             return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
@@ -345,11 +352,11 @@ impl Pump {
     }
 
     /// An answer that is no stream: passed as it is, or made a message where the client has a stream already.
-    async fn take_answer(&mut self, response: Response<Received>) {
+    async fn take_answer(&mut self, response: Box<Response<Received>>) {
         self.source = Source::Idle;
         let json = headers::is_json(response.headers());
         if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
-            return self.convert_answer(response).await;
+            return Box::pin(self.convert_answer(response)).await;
         }
         if self.writer.update(|machine, _| machine.handle_plain_head()).await {
             self.pass_answer(response).await;
@@ -359,7 +366,7 @@ impl Pump {
     }
 
     /// The client takes SSE only: a JSON answer becomes one event.
-    async fn convert_answer(&mut self, response: Response<Received>) {
+    async fn convert_answer(&mut self, response: Box<Response<Received>>) {
         let (mut parts, body) = response.into_parts();
         if is_compressed(&parts.headers) {
             return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
@@ -424,7 +431,7 @@ impl Pump {
         }
     }
 
-    async fn pass_answer(&mut self, response: Response<Received>) {
+    async fn pass_answer(&mut self, response: Box<Response<Received>>) {
         let (mut parts, mut body) = response.into_parts();
         if says_nothing_ran(parts.status) {
             // A retry of a call that was refused as a whole is a new call.

@@ -28,7 +28,7 @@ pub(super) enum Source {
 }
 
 pub(super) enum Input {
-    Head { answer: Result<Response<Received>, Failure>, again: bool },
+    Head { answer: Result<Box<Response<Received>>, Failure>, again: bool },
     Piece(Bytes),
     End(Ending),
     Body(Collected),
@@ -57,7 +57,7 @@ impl Source {
         match self {
             Source::Sending { answer, again } => {
                 let again = *again;
-                Input::Head { answer: answer.await, again }
+                Input::Head { answer: answer.await.map(Box::new), again }
             }
             Source::Reading(reader) => match reader.next().await {
                 Ok(piece) => Input::Piece(piece),

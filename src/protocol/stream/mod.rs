@@ -52,7 +52,7 @@ use crate::protocol::sse;
 /// The state machine of one stream.
 #[derive(Debug)]
 pub struct Machine {
-    policy: Policy,
+    policy: Box<Policy>,
     phase: Phase,
     committed: bool,
     debts: Debts,
@@ -111,7 +111,7 @@ impl Machine {
             revoked: false,
             framed: None,
             effects: VecDeque::new(),
-            policy,
+            policy: Box::new(policy),
         }
     }
 

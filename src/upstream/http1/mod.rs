@@ -84,7 +84,8 @@ impl Client {
                 Err((back, _)) => outgoing = back,
             }
         }
-        let socket = self.connector.connect().await.map_err(Error::Connect)?;
+        // Boxed, because most calls find a connection.
+        let socket = Box::pin(self.connector.connect()).await.map_err(Error::Connect)?;
         Wire::begin(socket, outgoing).await.map_err(|(_, error)| Error::Unsent(error))
     }
 }
