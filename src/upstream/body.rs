@@ -18,8 +18,11 @@ use crate::protocol::stream::Ending;
 /// Collects until the end or the limit: true when it is complete.
 pub(super) async fn keep(body: &mut Received, kept: &mut BytesMut, limit: usize) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
-        if let Ok(data) = frame.map_err(|_| Ending::Broken)?.into_data() {
-            kept.extend_from_slice(&data);
+        match frame.map_err(|_| Ending::Broken)?.into_data() {
+            // Most come in one piece. Our own client's is as large as what is in it; hyper's is a slice of its read buffer.
+            Ok(data) if kept.is_empty() && body.is_gathered() => *kept = data.into(),
+            Ok(data) => kept.extend_from_slice(&data),
+            Err(_) => {}
         }
         if kept.len() > limit {
             return Ok(false);

@@ -30,6 +30,22 @@ impl std::fmt::Debug for Body {
     }
 }
 
+/// A body as it came in one read with its head.
+pub(super) struct Begun {
+    content: Content,
+    /// Whether the connection may carry another request.
+    keeps: bool,
+}
+
+impl Begun {
+    /// Of a response with this head; the bytes `behind` it came with it.
+    pub(super) fn new(head: &Head, behind: &[u8]) -> Result<Self, Error> {
+        let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
+        let keeps = content.handle(behind)? && head.keeps;
+        Ok(Self { content, keeps })
+    }
+}
+
 /// What has come of a body.
 struct Content {
     decoder: Decoder,
@@ -46,13 +62,12 @@ impl Content {
 }
 
 impl Body {
-    /// Of a response with this head; the bytes `behind` it came with it.
-    pub(super) fn new(wire: Wire<Socket>, head: &Head, behind: &[u8], pool: Arc<Pool<Socket>>) -> Result<Self, Error> {
-        let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
-        let keeps = content.handle(behind)? && head.keeps;
+    /// The rest of it comes on `wire`.
+    pub(super) fn new(wire: Wire<Socket>, begun: Begun, pool: Arc<Pool<Socket>>) -> Self {
+        let Begun { content, keeps } = begun;
         let mut body = Self { content, wire: Some(wire), keeps, pool };
         body.settle();
-        Ok(body)
+        body
     }
 
     /// A whole body needs its connection no more.

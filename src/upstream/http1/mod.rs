@@ -19,6 +19,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::{Method, Response};
 
+use body::Begun;
 pub(super) use body::Body;
 use pool::Pool;
 use wire::{Outgoing, Wire};
@@ -26,7 +27,7 @@ use wire::{Outgoing, Wire};
 use super::connect::{Connector, Socket};
 use crate::event_log::BoxError;
 use crate::protocol::headers::Lines;
-use crate::protocol::http1::{self, HeadReader};
+use crate::protocol::http1::{self, Head, HeadReader};
 
 /// The connections of one runtime to one origin.
 pub(super) struct Client {
@@ -92,8 +93,9 @@ impl Client {
 
 async fn receive(mut wire: Wire<Socket>, method: &Method, pool: Arc<Pool<Socket>>) -> Result<Response<Body>, Error> {
     let mut reader = HeadReader::new(method);
-    let (head, behind) = poll_fn(|cx| wire.poll_head(&mut reader, cx)).await?;
-    let body = Body::new(wire, &head, &behind, pool)?;
+    let begin = |head: Head, behind: &[u8]| Begun::new(&head, behind).map(|begun| (head, begun));
+    let (head, begun) = poll_fn(|cx| wire.poll_head(&mut reader, cx, begin)).await?;
+    let body = Body::new(wire, begun, pool);
     let mut response = Response::new(body);
     *response.status_mut() = head.status;
     *response.headers_mut() = head.headers;

@@ -10,7 +10,7 @@ use bytes::{Buf, Bytes};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::Error;
-use crate::protocol::http1::{Head, HeadReader};
+use crate::protocol::http1::{self, Head, HeadReader};
 
 /// One read takes up to this much.
 const READ_MAX: usize = 64 * 1024;
@@ -79,16 +79,18 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// The head of the response, and what came behind it in the same read. The rest of the request is written meanwhile.
-    pub(super) fn poll_head(
+    /// What `take` makes of the head of the response and of what came behind it in the same read. The rest of the request is
+    /// written meanwhile.
+    pub(super) fn poll_head<T>(
         &mut self,
         reader: &mut HeadReader,
         cx: &mut Context<'_>,
-    ) -> Poll<Result<(Head, Vec<u8>), Error>> {
+        take: impl Fn(Head, &[u8]) -> Result<T, http1::Error>,
+    ) -> Poll<Result<T, Error>> {
         loop {
             let read = |piece: &[u8]| {
                 let found = reader.handle_piece(piece)?;
-                Ok::<_, Error>(found.map(|(head, behind)| (head, behind.to_vec())))
+                Ok::<_, Error>(found.map(|(head, behind)| take(head, behind)).transpose()?)
             };
             match ready!(self.poll_read(cx, read)).map_err(Error::Broken)? {
                 Some(found) => match found? {
