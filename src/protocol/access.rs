@@ -84,21 +84,26 @@ impl AllowedHosts {
         }
         let mut named = headers.get_all(HOST).iter();
         let (host, second) = (named.next(), named.next());
-        let admits = |host: Option<Authority>| host.is_some_and(|host| self.admits_host(&host));
-        let admits_target = uri.authority().is_none_or(|target| admits(Some(target.clone())));
-        let admits_header = host.is_none_or(|host| admits(authority(host)));
+        let admits_target = uri.authority().is_none_or(|target| self.admits_authority(target));
+        let admits_header = host.is_none_or(|host| match plain_host(host) {
+            Some((host, port)) => self.admits_host(host, port),
+            None => authority(host).is_some_and(|host| self.admits_authority(&host)),
+        });
         second.is_none() && (host.is_some() || uri.authority().is_some()) && admits_target && admits_header
     }
 
-    fn admits_host(&self, host: &Authority) -> bool {
+    fn admits_authority(&self, authority: &Authority) -> bool {
         // Credentials in it are nobody's host, and a port that is no port would pass for any.
-        let Some(port) = port_of(host) else { return false };
-        let listed = |patterns: &[HostPattern]| patterns.iter().any(|pattern| pattern.matches(host.host(), port));
+        host_and_port(authority).is_some_and(|(host, port)| self.admits_host(host, port))
+    }
+
+    fn admits_host(&self, host: &str, port: Option<u16>) -> bool {
+        let listed = |patterns: &[HostPattern]| patterns.iter().any(|pattern| pattern.matches(host, port));
         match self {
             AllowedHosts::Any => true,
-            AllowedHosts::Loopback => is_loopback(host.host()),
+            AllowedHosts::Loopback => is_loopback(host),
             AllowedHosts::Listed(patterns) => listed(patterns),
-            AllowedHosts::LoopbackAnd(patterns) => is_loopback(host.host()) || listed(patterns),
+            AllowedHosts::LoopbackAnd(patterns) => is_loopback(host) || listed(patterns),
         }
     }
 }
@@ -248,13 +253,32 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
     host.to_str().ok()?.parse().ok()
 }
 
-/// Its port, if it says one; `None` where it is no host with or without a port.
-fn port_of(authority: &Authority) -> Option<Option<u16>> {
-    let rest = authority.as_str().strip_prefix(authority.host())?;
+/// What [`host_and_port`] says of a name or IPv4 address with or without a port, which nearly every request asks for: to read
+/// that costs a tenth of what an authority does. `None` for everything else, good or bad.
+fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
+    let text = host.to_str().ok()?;
+    let (name, port) = match text.split_once(':') {
+        Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => (name, Some(port.parse().ok()?)),
+        Some(_) => return None,
+        None => (text, None),
+    };
+    (!name.is_empty() && name.bytes().all(is_plain)).then_some((name, port))
+}
+
+/// Its host, and its port if it says one; `None` where it is no host with or without a port.
+fn host_and_port(authority: &Authority) -> Option<(&str, Option<u16>)> {
+    // Taken once: the authority looks for it anew each time.
+    let host = authority.host();
+    let rest = authority.as_str().strip_prefix(host)?;
     match rest.strip_prefix(':') {
-        None => rest.is_empty().then_some(None),
-        Some(port) => port.parse().ok().map(Some),
+        None => rest.is_empty().then_some((host, None)),
+        Some(port) => Some((host, Some(port.parse().ok()?))),
     }
+}
+
+fn port_of(authority: &Authority) -> Option<Option<u16>> {
+    host_and_port(authority).map(|(_, port)| port)
 }
 
 fn default_port(scheme: &str) -> Option<u16> {
@@ -479,5 +503,16 @@ mod tests {
             assert!(bad.parse::<OriginPattern>().is_err(), "{bad}");
         }
         assert!("*".parse::<HostPattern>().unwrap().is_any());
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_plain_host_is_read_as_an_authority_would_be(text in "[a-z0-9.:@\\[\\]%_-]{0,12}|[a-zA-Z0-9.-]{1,6}(:[0-9]{0,6})?") {
+            let host = HeaderValue::from_str(&text).unwrap();
+            if let Some(read) = plain_host(&host) {
+                let authority = authority(&host).unwrap();
+                proptest::prop_assert_eq!(Some(read), host_and_port(&authority));
+            }
+        }
     }
 }
