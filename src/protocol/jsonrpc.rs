@@ -6,6 +6,7 @@
 //! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out. The only
 //! messages written here are the proxy's own errors.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -139,7 +140,7 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
     }
-    from_slice(bytes, Find { path: PATH, in_batch: true })?.and_then(string)
+    from_slice(bytes, Find { path: PATH, in_batch: true })?.and_then(string).map(Cow::into_owned)
 }
 
 /// `params.requestId`, which names the request that a `notifications/cancelled` cancels.
@@ -149,12 +150,12 @@ pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
 
 /// `params.protocolVersion`, which an `initialize` asks for.
 pub fn requested_version(bytes: &[u8]) -> Option<String> {
-    find(bytes, &["params", "protocolVersion"]).and_then(string)
+    find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)
 }
 
 /// `params.name`, which names the tool of a `tools/call`.
 pub fn tool_name(bytes: &[u8]) -> Option<String> {
-    find(bytes, &["params", "name"]).and_then(string)
+    find(bytes, &["params", "name"]).and_then(string).map(Cow::into_owned)
 }
 
 /// What the proxy wants to know of the result of an `initialize`.
@@ -168,7 +169,7 @@ pub struct Initialized {
 
 /// Reads the result of an `initialize`; `None` if it names no revision (an error, for one).
 pub fn initialize_result(bytes: &[u8]) -> Option<Initialized> {
-    let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?;
+    let protocol_version = find(bytes, &["result", "protocolVersion"]).and_then(string)?.into_owned();
     let logging = find(bytes, &["result", "capabilities", "logging"]);
     Some(Initialized { protocol_version, logging: logging.is_some_and(|raw| raw.get() != "null") })
 }
@@ -432,6 +433,11 @@ fn from_slice<'a, T: DeserializeSeed<'a>>(bytes: &'a [u8], seed: T) -> Option<T:
     Some(value)
 }
 
-fn string(raw: &RawValue) -> Option<String> {
-    serde_json::from_str(raw.get()).ok()
+fn string(raw: &RawValue) -> Option<Cow<'_, str>> {
+    let quoted = raw.get().strip_prefix('"')?.strip_suffix('"')?;
+    // Most have no escapes, and are what they say.
+    if memchr::memchr(b'\\', quoted.as_bytes()).is_none() {
+        return Some(Cow::Borrowed(quoted));
+    }
+    serde_json::from_str(raw.get()).ok().map(Cow::Owned)
 }
