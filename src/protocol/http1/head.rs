@@ -1,9 +1,11 @@
 //! Heads: a request's written, a response's read.
 
+use std::sync::LazyLock;
+
 use bytes::Bytes;
 use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
-use memchr::memmem;
+use memchr::memmem::Finder;
 
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
 use crate::protocol::headers::Lines;
@@ -91,13 +93,18 @@ impl HeadReader {
     /// head in small pieces costs no more than one that comes whole.
     fn end_of_head(&self, piece: &[u8]) -> Option<usize> {
         const END: &[u8] = b"\r\n\r\n";
+        static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(END));
+        let within = |piece| FINDER.find(piece).map(|at| at + END.len());
+        if self.begun.is_empty() {
+            return within(piece);
+        }
         let overlap = self.begun.len().min(END.len() - 1);
         let mut seam = [0; 2 * (END.len() - 1)];
         let ahead = piece.len().min(END.len() - 1);
         seam[..overlap].copy_from_slice(&self.begun[self.begun.len() - overlap..]);
         seam[overlap..overlap + ahead].copy_from_slice(&piece[..ahead]);
-        let across = memmem::find(&seam[..overlap + ahead], END).map(|at| at + END.len() - overlap);
-        across.or_else(|| memmem::find(piece, END).map(|at| at + END.len()))
+        let across = within(&seam[..overlap + ahead]).map(|end| end - overlap);
+        across.or_else(|| within(piece))
     }
 }
 
