@@ -243,6 +243,12 @@ impl EventId {
         Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), content })
     }
 
+    /// Whether both claim to name the same stream.
+    pub fn names_stream_of(&self, other: &Self) -> bool {
+        let stream = |id: &Self| id.content.as_ref().map(|content| content.stream);
+        self.handle == other.handle || (stream(self).is_some() && stream(self) == stream(other))
+    }
+
     /// What kind of stream the handle claims to name; `None` if it cannot be read.
     pub fn unverified_kind(&self) -> Option<StreamKind> {
         Some(self.content.as_ref()?.kind)

@@ -15,4 +15,5 @@ pub mod jsonrpc;
 pub mod jwt;
 pub mod sse;
 pub mod stream;
+pub mod stream_url;
 pub mod trace;
