@@ -33,17 +33,30 @@ const LATE_MAX: Duration = Duration::from_secs(5);
 const CANCELLED: &str = "notifications/cancelled";
 
 /// One POST on its way up.
-struct Delivery {
-    template: Template,
-    session: Arc<Session>,
+pub(super) struct Delivery {
+    pub(super) template: Template,
+    /// Where there is one: whose later POSTs wait behind it.
+    pub(super) session: Option<Arc<Session>>,
     /// Its records under the caller's older tokens, where one of them matters here.
-    elders: Vec<Arc<Session>>,
+    pub(super) elders: Vec<Arc<Session>>,
     /// The server→client requests it answers, each for the first time.
-    answered: Vec<(Arc<Stream>, RequestId)>,
+    pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
-    cancelled: Vec<RequestId>,
+    pub(super) cancelled: Vec<RequestId>,
     /// Its bytes.
-    held: Holding,
+    pub(super) held: Holding,
+    /// The statuses of the upstream behind which the client may give its answers again.
+    pub(super) is_lost: fn(StatusCode) -> bool,
+}
+
+/// What became of it, for the client that waits.
+pub(super) enum Told {
+    /// It is held until the upstream takes it.
+    Held,
+    /// The upstream's own answer.
+    Passed(Response<BoxBody>),
+    /// It cannot be delivered, or nobody knows.
+    Failed(Failure),
 }
 
 impl Ingress {
@@ -83,9 +96,15 @@ impl Ingress {
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), body);
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
-        let delivery = Delivery { template, session, elders, answered, cancelled, held };
+        let is_lost = |status: StatusCode| !status.is_success();
+        let delivery = Delivery { template, session: Some(session), elders, answered, cancelled, held, is_lost };
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
-        replied.await.unwrap_or_else(|_| self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))
+        match replied.await {
+            Ok(Told::Held) => respond::status(StatusCode::ACCEPTED),
+            Ok(Told::Passed(response)) => response,
+            Ok(Told::Failed(failure)) => self.fail_forward(failure),
+            Err(_) => self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
+        }
     }
 
     /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
@@ -97,11 +116,11 @@ impl Ingress {
         stream.cancel(id);
     }
 
-    async fn deliver(
+    pub(super) async fn deliver(
         self: Arc<Self>,
         delivery: Delivery,
         queued: Option<QueuedTurn>,
-        reply: oneshot::Sender<Response<BoxBody>>,
+        reply: oneshot::Sender<Told>,
     ) {
         for id in &delivery.cancelled {
             self.cancel(&delivery, id).await;
@@ -134,7 +153,12 @@ impl Ingress {
 
 impl Delivery {
     fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
-        std::iter::once(&self.session).chain(&self.elders)
+        self.session.iter().chain(&self.elders)
+    }
+
+    /// It did not arrive: what it answers waits again.
+    pub(super) fn lose(&self) {
+        self.answered.iter().for_each(|(stream, id)| stream.answer_lost(id));
     }
 
     /// Whether there is still somebody upstream who waits for it: the calls that asked, or, for what answers no question, any
@@ -153,7 +177,7 @@ impl Delivery {
 struct Hold<'a> {
     ingress: &'a Arc<Ingress>,
     delivery: &'a Delivery,
-    reply: Option<oneshot::Sender<Response<BoxBody>>>,
+    reply: Option<oneshot::Sender<Told>>,
     turn: Option<Turn>,
 }
 
@@ -185,8 +209,8 @@ impl Hold<'_> {
 
     /// From here on it is held: later POSTs of the session wait, and the client goes on.
     async fn begin(&mut self) {
-        if self.turn.is_none() {
-            self.turn = Some(self.delivery.session.clone().take_turn().await);
+        if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
+            self.turn = Some(session.clone().take_turn().await);
         }
         self.acknowledge();
     }
@@ -195,18 +219,21 @@ impl Hold<'_> {
         if let Some(reply) = self.reply.take() {
             self.ingress.metrics.observe_held_answer();
             info!("an answer of the client is held until the upstream takes it");
-            let _ = reply.send(respond::status(StatusCode::ACCEPTED));
+            let _ = reply.send(Told::Held);
         }
     }
 
     fn finish(self, response: Response<Received>) {
         let status = response.status();
-        if !status.is_success() {
-            self.lose();
+        if (self.delivery.is_lost)(status) {
+            self.delivery.lose();
         }
         match self.reply {
             // The client may have left; its answer has arrived all the same.
-            Some(reply) => drop(reply.send(self.ingress.pass_response(&self.delivery.template, response))),
+            Some(reply) => {
+                let response = self.ingress.pass_response(&self.delivery.template, response);
+                drop(reply.send(Told::Passed(response)));
+            }
             None if status.is_success() => {}
             None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
         }
@@ -214,16 +241,12 @@ impl Hold<'_> {
 
     fn give_up(self, failure: Failure) {
         if !failure.may_have_run {
-            self.lose();
+            self.delivery.lose();
         }
         match self.reply {
-            Some(reply) => drop(reply.send(self.ingress.fail_forward(failure))),
+            Some(reply) => drop(reply.send(Told::Failed(failure))),
             None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
         }
-    }
-
-    fn lose(&self) {
-        self.delivery.answered.iter().for_each(|(stream, id)| stream.answer_lost(id));
     }
 }
 
