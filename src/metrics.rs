@@ -57,6 +57,8 @@ pub enum Dialect {
     ResumableRequests,
     /// The methods of #899.
     ResumableStreams,
+    /// The URL of SEP-1335.
+    StreamUrl,
 }
 
 /// How a resume was answered.
@@ -246,6 +248,7 @@ impl Metrics {
             Dialect::LastEventId => "last_event_id",
             Dialect::ResumableRequests => "resumable_requests",
             Dialect::ResumableStreams => "resumable_streams",
+            Dialect::StreamUrl => "stream_url",
         };
         let outcome = match outcome {
             Resumed::Served => "served",

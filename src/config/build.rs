@@ -14,7 +14,7 @@ use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
     Admin, Auth, Config, Delivery, Dialects, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime,
-    PrincipalSource, Problems, Replica, Streams, Tool, Upstream, UpstreamTls, UpstreamUrl,
+    PrincipalSource, Problems, Replica, Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::dialect::Declared;
@@ -228,12 +228,19 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
 }
 
 fn dialects(s: &mut Section<'_>) -> Dialects {
+    let turns = [("seen", Turns::Seen), ("all", Turns::All), ("off", Turns::Off)];
+    let stream_url = s.boolean("stream_url").unwrap_or(true);
+    let stream_url_turns = s.one_of("stream_url_turns", &turns).unwrap_or(Turns::Seen);
     Dialects {
         declared: Declared {
             resumable_requests: s.boolean("resumable_requests").unwrap_or(true),
             resumable_streams: s.boolean("resumable_streams").unwrap_or(true),
         },
         min_wait: s.secs("min_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(1)),
+        stream_url,
+        // The promise made on the field.
+        stream_url_turns: if stream_url { stream_url_turns } else { Turns::Off },
+        input_grace: s.millis("input_grace_ms", 0..=DAY_MS).unwrap_or(Duration::from_secs(1)),
     }
 }
 

@@ -204,6 +204,23 @@ pub struct Dialects {
     pub declared: Declared,
     /// The least a client is asked to wait before it comes back; zero says nothing.
     pub min_wait: Duration,
+    /// Every stream is told by its URL as well.
+    pub stream_url: bool,
+    /// Whose connections end when it is the client's turn; [`Turns::Off`] without `stream_url`.
+    pub stream_url_turns: Turns,
+    /// How long the server is quiet before that.
+    pub input_grace: Duration,
+}
+
+/// Whose connections end while the server waits for nothing but the client's answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turns {
+    /// Those of clients that have used a stream URL, in the session or on the stream.
+    Seen,
+    /// Everybody's.
+    All,
+    /// Nobody's.
+    Off,
 }
 
 /// Overrides for calls of one tool; `None` leaves the general value.

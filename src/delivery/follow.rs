@@ -12,10 +12,11 @@ use tracing::info;
 use super::lost::lost_on;
 use super::receipts::{Receipt, Receipts};
 use crate::clock::{self, Alarm};
-use crate::event_log::{Attachment, BoxError, ReadOutcome};
+use crate::event_log::{Attachment, BoxError, ReadOutcome, Stream};
 use crate::metrics::{Left, Metrics};
 use crate::protocol::ids::{self, Seq};
 use crate::protocol::sse;
+use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
 
 /// One piece of body takes up to about this much of what is ready.
@@ -34,6 +35,8 @@ pub struct Plan {
     pub max_connection: Option<Duration>,
     /// The response ends as soon as what is stored is written.
     pub polls: bool,
+    /// The response ends when it is the client's turn.
+    pub turns: bool,
     /// The client is told that it lost events: by a comment, and by this message without a number unless it is empty.
     pub preface: Option<Vec<u8>>,
     /// A message without a number behind the stream's last one: it belongs to this connection.
@@ -64,6 +67,8 @@ pub struct Follow {
     /// An id was written on this connection: the client can be closed on.
     has_id: bool,
     closes_at: Option<Instant>,
+    /// When it will be the client's turn, as far as is known.
+    turn_at: Option<Instant>,
     last_write: Instant,
     alarm: Alarm,
 }
@@ -95,12 +100,24 @@ impl Follow {
             ended: false,
             has_id: plan.primes,
             closes_at: plan.max_connection.map(|after| now + after),
+            turn_at: None,
             last_write: now,
             alarm: Alarm::new(),
             plan,
         };
         follow.set_alarm();
         follow
+    }
+
+    /// The same for a client that is closed on when it is its turn.
+    pub fn taking_turns(mut self, takes_turns: bool) -> Self {
+        self.plan.turns = takes_turns;
+        self
+    }
+
+    /// The stream.
+    pub fn stream(&self) -> &Arc<Stream> {
+        self.attachment.stream()
     }
 
     /// What every response begins with, in the same write as its head: without an id no client can come back.
@@ -151,6 +168,7 @@ impl Follow {
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::TakenOver(retry)) => {
+                    self.metrics.observe_takeover();
                     self.write_farewell(out, retry);
                     return Poll::Ready(());
                 }
@@ -193,9 +211,8 @@ impl Follow {
         }
     }
 
-    /// A newer connection reads the stream: this one ends gracefully, without an answer.
+    /// This response ends gracefully, without an answer.
     fn write_farewell(&mut self, out: &mut BytesMut, retry: Duration) {
-        self.metrics.observe_takeover();
         self.ended = true;
         if self.plan.primes {
             sse::encode_empty(out, None, Some(retry));
@@ -204,7 +221,18 @@ impl Follow {
         }
     }
 
-    /// Heartbeat and early close.
+    /// At the tail: looks when it will be the client's turn.
+    fn note_turn(&mut self) {
+        if self.plan.turns {
+            let turn_at = self.attachment.stream().look(Machine::turn_at);
+            if turn_at != self.turn_at {
+                self.turn_at = turn_at;
+                self.set_alarm();
+            }
+        }
+    }
+
+    /// Heartbeat, early close, and the client's turn.
     fn poll_alarm(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         while self.alarm.poll(cx).is_ready() {
             let now = clock::now();
@@ -212,10 +240,15 @@ impl Follow {
                 self.ended = true;
                 return Poll::Ready(());
             }
+            if self.plan.turns && self.attachment.begin_turn(self.cursor) {
+                self.write_farewell(out, self.plan.retry);
+                return Poll::Ready(());
+            }
             if self.last_write + self.plan.heartbeat <= now {
                 sse::encode_comment(out, "");
                 self.last_write = now;
             }
+            self.turn_at = self.attachment.stream().look(Machine::turn_at).filter(|_| self.plan.turns);
             self.set_alarm();
             if !out.is_empty() {
                 return Poll::Ready(());
@@ -228,8 +261,7 @@ impl Follow {
         let heartbeat = self.last_write + self.plan.heartbeat;
         // Without an id the end waits for one; what brings it is written without the alarm.
         let closes_at = self.closes_at.filter(|_| self.has_id);
-        let next = closes_at.map_or(heartbeat, |at| at.min(heartbeat));
-        self.alarm.set(Some(next));
+        self.alarm.set([Some(heartbeat), closes_at, self.turn_at].into_iter().flatten().min());
     }
 
     /// A connection that breaks off before its stream is over shows in log and metrics.
@@ -258,8 +290,11 @@ impl Body for Follow {
         let mut out = BytesMut::new();
         this.write_start(&mut out);
         let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
-        if !ready && this.poll_alarm(cx, &mut out).is_pending() {
-            return Poll::Pending;
+        if !ready {
+            this.note_turn();
+            if this.poll_alarm(cx, &mut out).is_pending() {
+                return Poll::Pending;
+            }
         }
         if out.is_empty() {
             return if this.ended { Poll::Ready(None) } else { Poll::Pending };

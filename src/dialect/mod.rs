@@ -8,6 +8,7 @@
 
 pub mod resumable_requests;
 pub mod resumable_streams;
+pub mod stream_url;
 
 use std::sync::Arc;
 

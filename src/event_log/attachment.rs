@@ -123,6 +123,14 @@ impl Attachment {
         Poll::Ready(ReadOutcome::Events { last, written, waited })
     }
 
+    /// Whether it is now the turn of this reader, which has everything up to `cursor`; see [`Machine::handle_turn`].
+    ///
+    /// [`Machine::handle_turn`]: crate::protocol::stream::Machine::handle_turn
+    pub fn begin_turn(&self, cursor: Seq) -> bool {
+        let mut inner = self.stream.lock();
+        inner.machine.reader().is(self.attach) && inner.machine.handle_turn(cursor, clock::now())
+    }
+
     /// An id and a `retry` were written on this connection.
     pub fn note_primed(&self, retry: Duration) {
         self.stream.lock().machine.handle_primed(retry);

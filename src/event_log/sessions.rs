@@ -85,13 +85,14 @@ impl Drop for Held {
 struct State {
     streams: Vec<Weak<Stream>>,
     returned: bool,
+    by_url: bool,
     used: Instant,
 }
 
 impl Session {
     fn new(principal: Principal, opened: Option<Opened>, census: Arc<Census>) -> Arc<Self> {
         census.enter(opened.is_some());
-        let state = State { streams: Vec::new(), returned: false, used: clock::now() };
+        let state = State { streams: Vec::new(), returned: false, by_url: false, used: clock::now() };
         Arc::new(Self {
             principal,
             opened,
@@ -130,6 +131,18 @@ impl Session {
     /// Its client has resumed a stream.
     pub fn note_return(&self) {
         self.lock().returned = true;
+    }
+
+    /// Whether its client has ever named a stream by its URL.
+    pub fn has_used_url(&self) -> bool {
+        self.lock().by_url
+    }
+
+    /// Its client has named a stream by its URL, to come back to it.
+    pub fn note_return_by_url(&self) {
+        let mut state = self.lock();
+        state.returned = true;
+        state.by_url = true;
     }
 
     /// Waits until nothing of this session is held, in the order of arrival. Costs one load when nothing is.

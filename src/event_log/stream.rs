@@ -276,6 +276,16 @@ impl Stream {
         self.take_return(|machine, now| machine.handle_return(cursor, now));
     }
 
+    /// The same by the stream's URL.
+    pub fn note_return_by_url(&self, cursor: Option<Seq>) {
+        self.take_return(|machine, now| machine.handle_return_by_url(cursor, now));
+    }
+
+    /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_turn`].
+    pub fn begin_turn(&self, cursor: Seq) -> bool {
+        self.lock().machine.handle_turn(cursor, clock::now())
+    }
+
     /// The same POST came again, with `cursor` where it named one. Whether its client would come back by GET nobody knows.
     pub fn note_retry(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_confirmed(cursor, now));
@@ -379,7 +389,7 @@ impl Stream {
 
     /// The client answers a server→client request; see [`Machine::handle_answer`].
     pub fn answer(&self, id: &RequestId) -> Answer {
-        self.lock().machine.handle_answer(id)
+        self.lock().machine.handle_answer(id, clock::now())
     }
 
     /// Begins the response now, because an id is about to be written; see [`Machine::handle_commit`].
@@ -393,7 +403,10 @@ impl Stream {
 
     /// An answer never reached the upstream.
     pub fn answer_lost(&self, id: &RequestId) {
-        self.lock().machine.handle_answer_lost(id);
+        let mut inner = self.lock();
+        inner.machine.handle_answer_lost(id);
+        // The reader may have to be told that it is its turn again.
+        inner.wake();
     }
 
     /// Ends the stream, with the error `code` for whatever it still owes: its session was deleted, or the process ends.

@@ -77,6 +77,7 @@ fn spec() -> Spec {
         cancel_grace: Duration::from_secs(5),
         full_wait: Duration::from_secs(30),
         linger: Duration::from_secs(1),
+        input_grace: Duration::from_secs(1),
         commit_after: None,
         retry: Duration::from_secs(1),
         pauses: true,

@@ -49,6 +49,7 @@ struct Posted {
 struct Reply {
     call: classify::Call,
     accept: Accept,
+    query: Option<Box<str>>,
     session: Option<Arc<Session>>,
     connection: Arc<Connection>,
     beginning: Beginning,
@@ -89,8 +90,9 @@ impl Ingress {
         match self.begin(&posted, elder) {
             Ok((attachment, beginning)) => {
                 let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
+                let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
-                self.reply(Reply { call, accept, session, connection, beginning }, attachment).await
+                self.reply(Reply { call, accept, query, session, connection, beginning }, attachment).await
             }
             Err(code) => self.refuse_call(code, &posted.call),
         }
@@ -195,6 +197,7 @@ impl Ingress {
             cancel_grace: streams.cancel_grace,
             full_wait: streams.full_wait,
             linger: streams.linger,
+            input_grace: self.config.dialects.input_grace,
             commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(posted)),
             retry: self.config.delivery.retry,
             // What nobody reads as a stream is never written, and must not fill it up.
@@ -349,16 +352,14 @@ impl Ingress {
         let version = Some(&reply.call.version);
         // A retry says nothing of whether its client would come back by GET.
         let plan = self.plan(attachment.stream(), version, reply.session.as_deref(), false);
-        let plan = Plan { preface: reply.beginning.has_gap.then(Vec::new), ..plan };
+        let turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
+        let plan = Plan { turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
         let receipts = reply.connection.receipts().clone();
         let body = Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, reply.beginning.start);
-        match head {
-            Some((status, head)) => respond::stream_with(status, head.clone(), body),
-            None => {
-                self.metrics.observe_commit();
-                respond::stream(body)
-            }
+        if head.is_none() {
+            self.metrics.observe_commit();
         }
+        self.respond_with(head.map(|(status, head)| (status, head.clone())), reply.query.as_deref(), body)
     }
 
     fn pass(&self, plain: &Plain, reply: &Reply, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {

@@ -7,6 +7,7 @@ use http::{Response, StatusCode};
 
 use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
+use crate::config::Turns;
 use crate::delivery::Start;
 use crate::dialect::{Resumption, resumable_requests, resumable_streams};
 use crate::event_log::{self, BoxBody, Stream};
@@ -87,7 +88,12 @@ impl Ingress {
         Arc::ptr_eq(&found, stream).then_some(cursor)
     }
 
-    fn deliver_resumption(&self, asked: &Asked, by: metrics::Dialect, resumption: Resumption) -> Response<BoxBody> {
+    pub(super) fn deliver_resumption(
+        &self,
+        asked: &Asked,
+        by: metrics::Dialect,
+        resumption: Resumption,
+    ) -> Response<BoxBody> {
         let Resumption { stream, after, has_gap, closing } = resumption;
         self.metrics.observe_resume(by, Resumed::Served);
         if has_gap {
@@ -98,7 +104,10 @@ impl Ingress {
         }
         let attachment = stream.attach(event_log::new_attach(), after);
         let preface = has_gap.then(Vec::new);
-        respond::stream(self.follow_again(asked, attachment, Start::After(after), preface, closing))
+        let takes_turns =
+            matches!(by, metrics::Dialect::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
+        let body = self.follow_again(asked, attachment, Start::After(after), preface, closing);
+        self.respond_with(None, asked.parts.uri.query(), body.taking_turns(takes_turns))
     }
 
     fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {

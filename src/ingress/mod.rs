@@ -16,6 +16,7 @@ pub mod respond;
 mod resume;
 mod seats;
 mod serve;
+mod stream_url;
 mod trace;
 
 use std::sync::Arc;
@@ -105,7 +106,7 @@ impl Ingress {
 
     /// A call's future stays small: the rarer ways are boxed, because every request pays for the largest.
     async fn dispatch(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         if head_bytes(&parts) > self.config.limits.header_bytes {
             return self.refuse(ErrorCode::HeadTooLarge);
         }
@@ -118,7 +119,13 @@ impl Ingress {
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
             return Box::pin(self.forward(parts, body, connection.forwarded())).await;
         }
+        let stream_url = self.take_stream_url(&mut parts.uri);
         let asked = self.identify(parts, connection);
+        if let Some(named) = stream_url
+            && matches!(asked.parts.method, Method::GET | Method::POST)
+        {
+            return Box::pin(self.by_stream_url(asked, named, body)).await;
+        }
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
             return match self.read(&asked, body).await {
                 Ok(body) => self.post(asked, body).await,
@@ -248,6 +255,7 @@ impl Ingress {
             heartbeat: delivery.heartbeat,
             max_connection: delivery.max_connection.filter(|_| comes_back),
             polls,
+            turns: false,
             preface: None,
             closing: None,
         }

@@ -29,14 +29,11 @@ impl Ingress {
         }
         self.wait_for_place(&asked).await;
         if id.cursor() == Cursor::End {
-            return self.at_end();
+            return self.at_end(Dialect::LastEventId);
         }
-        let found = match self.log.find(&id, &asked.binding) {
-            Some(found) => Some(found),
-            None => match self.find_elder(&asked, &id).await {
-                Ok(found) => found,
-                Err(unproven) => return self.tell(unproven),
-            },
+        let found = match self.find_own(&asked, &id).await {
+            Ok(found) => found,
+            Err(unproven) => return self.tell(unproven),
         };
         let placed = found.map(|(stream, cursor)| {
             let place = stream.look(|machine| machine.place(cursor));
@@ -48,9 +45,11 @@ impl Ingress {
             Some((_, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
             Some((stream, cursor, Place::AtEnd)) => {
                 stream.note_return(Some(cursor));
-                self.at_end()
+                self.at_end(Dialect::LastEventId)
             }
-            Some((_, _, Place::Lost)) | None if is_standalone => self.standalone_lost(asked).await,
+            Some((_, _, Place::Lost)) | None if is_standalone => {
+                self.standalone_lost(asked, Dialect::LastEventId).await
+            }
             Some((_, _, Place::Lost)) | None => {
                 self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
                 respond::stream(whole(lost_event(&id)).map_err(Into::into))
@@ -69,8 +68,16 @@ impl Ingress {
         }
     }
 
-    fn at_end(&self) -> Response<BoxBody> {
-        self.metrics.observe_resume(Dialect::LastEventId, Resumed::AtEnd);
+    /// The stream of an event ID and the place in it, for the caller with this credential or an older one.
+    pub(super) async fn find_own(&self, asked: &Asked, id: &EventId) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
+        match self.log.find(id, &asked.binding) {
+            Some(found) => Ok(Some(found)),
+            None => self.find_elder(asked, id).await,
+        }
+    }
+
+    pub(super) fn at_end(&self, by: Dialect) -> Response<BoxBody> {
+        self.metrics.observe_resume(by, Resumed::AtEnd);
         respond::status(StatusCode::NO_CONTENT)
     }
 
@@ -91,7 +98,7 @@ impl Ingress {
     fn attach(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
         let attachment = stream.attach(event_log::new_attach(), cursor);
         let body = self.follow_again(asked, attachment, Start::After(cursor), None, None);
-        respond::stream(body)
+        self.respond_with(None, asked.parts.uri.query(), body)
     }
 
     pub(super) fn follow_again(
@@ -149,8 +156,8 @@ impl Ingress {
     }
 
     /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
-    async fn standalone_lost(self: Arc<Self>, asked: Asked) -> Response<BoxBody> {
-        self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
+    pub(super) async fn standalone_lost(self: Arc<Self>, asked: Asked, by: Dialect) -> Response<BoxBody> {
+        self.metrics.observe_resume(by, Resumed::Lost);
         let Some(id) = &asked.binding.session else {
             return self.forward_read(asked, Bytes::new()).await;
         };
@@ -248,12 +255,12 @@ impl Ingress {
             }
             Head::Stream(status, head) => {
                 let body = self.follow_again(asked, attachment, start, preface, None);
-                respond::stream_with(status, head.as_ref().clone(), body)
+                self.respond_with(Some((status, head.as_ref().clone())), asked.parts.uri.query(), body)
             }
             // A newer GET took over before there was a head: this one ends at once.
             Head::TakenOver | Head::Committed | Head::Waiting => {
                 let body = self.follow_again(asked, attachment, start, preface, None);
-                respond::stream(body)
+                self.respond_with(None, asked.parts.uri.query(), body)
             }
         }
     }
@@ -271,6 +278,7 @@ impl Ingress {
             cancel_grace: streams.cancel_grace,
             full_wait: streams.full_wait,
             linger: streams.linger,
+            input_grace: self.config.dialects.input_grace,
             commit_after: None,
             retry: self.config.delivery.retry,
             pauses: false,

@@ -141,6 +141,9 @@ async fn the_log_holds_no_secret_at_any_level() {
     settle(&proxy, &mut upstream).await;
     let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
     back.event().await;
+    let url = format!("/mcp?key=secret-query&mcp-stream={}", place.handle);
+    let mut by_url = session.get().target(&url).send(proxy.addr).await.sse();
+    by_url.event().await;
     let mut again = request.send(proxy.addr).await.sse();
     again.event().await;
     sse.finish(result("secret-id")).await;
@@ -150,6 +153,7 @@ async fn the_log_holds_no_secret_at_any_level() {
     for (request, status) in [
         (session.resume(&place.forged().at(1)), 200),
         (session.resume("secret cursor"), 400),
+        (session.get().target("/mcp?mcp-stream=secret-handle"), 400),
         (post("secret-garbage".to_owned()), 400),
         (post(call("secret-other")).with("Idempotency-Key", "secret-idempotency"), 422),
     ] {

@@ -142,6 +142,7 @@ fn spec() -> Spec {
         cancel_grace: Duration::from_secs(5),
         full_wait: Duration::from_secs(30),
         linger: Duration::from_secs(1),
+        input_grace: Duration::from_secs(1),
         commit_after: None,
         retry: Duration::from_secs(1),
         pauses: true,
@@ -167,6 +168,7 @@ fn plan() -> Plan {
         heartbeat: Duration::from_secs(3600),
         max_connection: None,
         polls: false,
+        turns: false,
         preface: None,
         closing: None,
     }

@@ -140,7 +140,7 @@ impl Machine {
     }
 
     /// Whether the events after `cursor` are nothing but questions that were answered.
-    fn is_spent_after(&self, cursor: Seq) -> bool {
+    pub(super) fn is_spent_after(&self, cursor: Seq) -> bool {
         (cursor.0 + 1..=self.tail.0).all(|seq| self.asks.is_answered(Seq(seq)))
     }
 }

@@ -28,6 +28,7 @@ mod states;
 #[cfg(test)]
 mod tests;
 mod timers;
+mod turn;
 mod upstream;
 
 use std::collections::VecDeque;
@@ -41,6 +42,7 @@ use frame::Framed;
 pub use policy::Policy;
 pub use reader::Reader;
 pub use states::{Effect, Outcome, Phase, Place};
+use turn::Turns;
 pub use upstream::Ending;
 use upstream::{Next, Upstream};
 
@@ -79,6 +81,7 @@ pub struct Machine {
     cancelled: bool,
     /// No token opens it any more, whatever became of it before.
     revoked: bool,
+    turns: Turns,
     /// What stands around the messages of the upstream. `None` for most streams.
     framed: Option<Box<Framed>>,
     effects: VecDeque<Effect>,
@@ -109,6 +112,7 @@ impl Machine {
             delivered: false,
             cancelled: false,
             revoked: false,
+            turns: Turns { quiet_since: now, began_at: None },
             framed: None,
             effects: VecDeque::new(),
             policy: Box::new(policy),
@@ -148,6 +152,7 @@ impl Machine {
             return;
         }
         let seq = self.staged.push(name, data);
+        self.turns.quiet_since = now;
         let owed = !self.debts.is_settled();
         // What does not decode is an opaque event: only framing, size or a missing response fails a call.
         if let Ok(body) = jsonrpc::peek(data) {
@@ -225,6 +230,12 @@ impl Machine {
         self.handle_confirmed(cursor, now);
     }
 
+    /// The same by the stream's URL.
+    pub fn handle_return_by_url(&mut self, cursor: Option<Seq>, now: Instant) {
+        self.reader.note_url();
+        self.handle_return(cursor, now);
+    }
+
     /// A client asked for what follows `cursor`: whatever precedes it has arrived. Restarts the timers.
     pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail) {
@@ -264,10 +275,14 @@ impl Machine {
     }
 
     /// The client answers a server→client request of this stream.
-    pub fn handle_answer(&mut self, id: &RequestId) -> Answer {
+    pub fn handle_answer(&mut self, id: &RequestId, now: Instant) -> Answer {
         match self.asks.answer(id) {
             Answer::First if self.is_sealed() => Answer::Late,
-            answer => answer,
+            Answer::First => {
+                self.turns.quiet_since = now;
+                Answer::First
+            }
+            answer @ (Answer::Again | Answer::Late | Answer::Unknown) => answer,
         }
     }
 

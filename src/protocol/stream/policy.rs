@@ -28,6 +28,8 @@ pub struct Policy {
     pub full_wait: Duration,
     /// How long messages after the last owed response are logged.
     pub linger: Duration,
+    /// How long the upstream is quiet before it is the client's turn to answer it.
+    pub input_grace: Duration,
     /// When the proxy commits a response of its own. `None`: never.
     pub commit_after: Option<Duration>,
     /// The `retry` told to clients.

@@ -16,6 +16,7 @@ pub struct Reader {
     since: Instant,
     primed: bool,
     returned: bool,
+    by_url: bool,
     /// How far the attached connection has read.
     position: Seq,
     written: Seq,
@@ -31,6 +32,7 @@ impl Reader {
             since: now,
             primed: false,
             returned: false,
+            by_url: false,
             position: Seq(0),
             written: Seq(0),
             confirmed: Seq(0),
@@ -62,6 +64,11 @@ impl Reader {
     /// Whether a client has come back to this stream by GET before.
     pub fn has_returned(&self) -> bool {
         self.returned
+    }
+
+    /// Whether a client has named this stream by its URL before.
+    pub fn has_used_url(&self) -> bool {
+        self.by_url
     }
 
     /// The last event written to any connection. Written is not received.
@@ -116,6 +123,10 @@ impl Reader {
 
     pub(super) fn note_return(&mut self) {
         self.returned = true;
+    }
+
+    pub(super) fn note_url(&mut self) {
+        self.by_url = true;
     }
 
     /// Each event is written with its id.

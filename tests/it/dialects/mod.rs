@@ -3,6 +3,7 @@
 mod requests;
 mod streams;
 mod together;
+mod url;
 
 use serde_json::{Value, json};
 

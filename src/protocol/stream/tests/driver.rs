@@ -95,6 +95,13 @@ impl<S: Subject> Driver<S> {
             Step::Pass(millis) => return self.pass(millis),
             Step::Hand => self.hand()?,
             Step::Accept => self.accept(),
+            Step::Turn(millis) => {
+                self.hand()?;
+                self.accept();
+                self.pass(millis)?;
+                let Some(input) = self.input(step) else { return Ok(()) };
+                self.tell(&input)?;
+            }
             Step::Attach(share) => self.attach(share)?,
             Step::Read(limit) => self.read(limit)?,
             Step::ReadOld => self.read_old()?,
@@ -138,6 +145,7 @@ impl<S: Subject> Driver<S> {
             Step::Answer(ask) => Input::Answer(ask_id(*ask)),
             // With several of one id nobody can say which answer was lost.
             Step::AnswerLost(ask) if self.model.count_answered(&ask_id(*ask)) == 1 => Input::AnswerLost(ask_id(*ask)),
+            Step::Turn(_) => Input::Turn(self.connection?.cursor),
             Step::Expire if !passed => Input::Expire,
             Step::Delivered => Input::Delivered,
             Step::Full(full) => Input::Full(*full),
@@ -247,7 +255,7 @@ impl<S: Subject> Driver<S> {
         demand(Promise::Invariant(5), "whether anybody reads", wanted.attached, got.attached)?;
         demand(Promise::Invariant(7), "the responses owed", &wanted.owed, &got.owed)?;
         demand(Promise::Invariant(8), "whether requests wait", wanted.asks_wait, got.asks_wait)?;
-        let timers = |view: &View| (view.deadline, view.readable_until, view.paused);
+        let timers = |view: &View| (view.deadline, view.turn_at, view.readable_until, view.paused);
         if std::mem::discriminant(&wanted.stage) == std::mem::discriminant(&got.stage) {
             demand(Promise::Timers, "deadline, retention, pause", timers(wanted), timers(got))?;
         }

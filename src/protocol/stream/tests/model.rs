@@ -76,6 +76,8 @@ pub(super) struct Model {
     linger_until: Option<u64>,
     cancel_until: Option<u64>,
     full_since: Option<u64>,
+    quiet_since: u64,
+    last_turn: Option<u64>,
     pub(super) effects: Vec<Effect>,
 }
 
@@ -118,6 +120,8 @@ impl Model {
             linger_until: None,
             cancel_until: None,
             full_since: None,
+            quiet_since: 0,
+            last_turn: None,
             effects: vec![],
             ids,
             setup: setup.clone(),
@@ -134,7 +138,8 @@ impl Model {
             }
             Input::Fail(failure) => return Reply::Yes(self.fail_call(*failure, at)),
             Input::Cancel(id) => return Reply::Yes(self.cancel(id, at)),
-            Input::Answer(id) => return Reply::Answer(self.answer(id)),
+            Input::Answer(id) => return Reply::Answer(self.answer(id, at)),
+            Input::Turn(cursor) => return Reply::Yes(self.begin_turn(*cursor, at)),
             Input::Event { data, says, id, retry } => {
                 self.note_upstream(id.as_deref(), *retry);
                 if !data.is_empty() {
@@ -270,7 +275,7 @@ impl Model {
             owed: owed.collect(),
             has_error: self.errors,
             answered: self.is_settled() && self.answered.iter().flatten().all(|seq| *seq <= self.tail()),
-            asks_wait: self.events.iter().flat_map(|event| &event.asks).any(|(_, answered)| !answered),
+            asks_wait: self.asks_wait(),
             refused: self.refused,
             delivered: self.delivered,
             attached: self.attached.is_some(),
@@ -278,6 +283,8 @@ impl Model {
             releasable: self.releasable(),
             paused: self.setup.pauses && self.full_since.is_some(),
             deadline: self.deadline(),
+            turn_at: self.turn_at(),
+            last_turn: self.last_turn,
             readable_until: over_since.filter(|_| self.attached.is_none()).map(|over| over + self.setup.retention),
         }
     }

@@ -50,7 +50,7 @@ macro_rules! mutants {
     )+};
 }
 
-use Promise::{Invariant, Timers};
+use Promise::{Answers, Invariant, Timers};
 
 mutants! {
     /// Leaves a number out when two events come together.
@@ -272,6 +272,18 @@ mutants! {
     }
 }
 
+mutants! {
+    /// Hands the turn over while there is something the client does not have yet.
+    Answers => TurnsTooEarly, a_turn_before_the_client_has_everything_is_noticed {
+        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+            match input {
+                Input::Turn(_) => self.0.tell(&Input::Turn(self.0.machine.tail().0), at),
+                _ => self.0.tell(input, at),
+            }
+        }
+    }
+}
+
 /// A timer that is one millisecond off, for each timer there is.
 macro_rules! late_timers {
     ($($name:ident, $test:ident: $late:expr;)+) => {
@@ -297,6 +309,7 @@ late_timers! {
     LateCallTimeout, a_late_call_timeout_is_noticed: |setup| setup.call_timeout = setup.call_timeout.map(|after| after + 1);
     LateCancelGrace, a_late_cancel_grace_is_noticed: |setup| setup.cancel_grace += 1;
     LateFullWait, a_late_full_wait_is_noticed: |setup| setup.full_wait += 1;
+    LateTurn, a_late_turn_is_noticed: |setup| setup.input_grace += 1;
     LateLinger, a_late_linger_is_noticed: |setup| setup.linger += 1;
     LateCommit, a_late_commit_is_noticed: |setup| setup.commit_after = setup.commit_after.map(|after| after + 1);
 }

@@ -44,6 +44,8 @@ pub(super) enum Input {
     Cancel(RequestId),
     Answer(RequestId),
     AnswerLost(RequestId),
+    /// Whether it is the turn of a client that has so much.
+    Turn(u64),
     Expire,
     Delivered,
     Full(bool),
@@ -118,6 +120,8 @@ pub(super) struct View {
     pub(super) releasable: u64,
     pub(super) paused: bool,
     pub(super) deadline: Option<u64>,
+    pub(super) turn_at: Option<u64>,
+    pub(super) last_turn: Option<u64>,
     pub(super) readable_until: Option<u64>,
 }
 
@@ -232,7 +236,8 @@ impl Real {
             Input::Commit => return Reply::Yes(machine.handle_commit()),
             Input::Fail(failure) => return Reply::Yes(machine.handle_failure(*failure, now)),
             Input::Cancel(id) => return Reply::Yes(machine.handle_cancel(id, now)),
-            Input::Answer(id) => return Reply::Answer(machine.handle_answer(id)),
+            Input::Answer(id) => return Reply::Answer(machine.handle_answer(id, now)),
+            Input::Turn(cursor) => return Reply::Yes(machine.handle_turn(Seq(*cursor), now)),
             Input::Event { data, id, retry, .. } => {
                 let id = id.as_ref().map(|id| Bytes::from(id.clone()));
                 let (name, data) = (Bytes::from_static(b"message"), Bytes::from(data.clone()));
@@ -326,6 +331,8 @@ impl Real {
             releasable: machine.releasable().0,
             paused: machine.is_paused(),
             deadline: machine.poll_timeout().map(|at| self.millis(at)),
+            turn_at: machine.turn_at().map(|at| self.millis(at)),
+            last_turn: machine.last_turn().map(|seq| seq.0),
             readable_until: machine.readable_until().map(|at| self.millis(at)),
         }
     }

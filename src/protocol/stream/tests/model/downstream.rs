@@ -1,7 +1,8 @@
 //! What clients do to the model.
 
 use super::super::steps::ask_id;
-use super::{Model, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
+use super::{Event, Model, Place, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
+use crate::protocol::headers::Era;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Answer;
 
@@ -53,14 +54,18 @@ impl Model {
         true
     }
 
-    pub(super) fn answer(&mut self, id: &RequestId) -> Answer {
+    pub(super) fn answer(&mut self, id: &RequestId, at: u64) -> Answer {
         let mut outcome = Answer::Unknown;
         for (ask, answered) in self.events.iter_mut().flat_map(|event| &mut event.asks) {
             if ask_id(*ask) == *id {
                 if !*answered {
                     *answered = true;
                     // Nobody waits for it any more.
-                    return if self.sealed_at.is_some() { Answer::Late } else { Answer::First };
+                    if self.sealed_at.is_some() {
+                        return Answer::Late;
+                    }
+                    self.quiet_since = at;
+                    return Answer::First;
                 }
                 outcome = Answer::Again;
             }
@@ -73,6 +78,25 @@ impl Model {
         if let Some((_, answered)) = same.find(|(ask, answered)| ask_id(*ask) == *id && *answered) {
             *answered = false;
         }
+    }
+
+    pub(super) fn asks_wait(&self) -> bool {
+        self.events.iter().flat_map(|event| &event.asks).any(|(_, answered)| !answered)
+    }
+
+    /// Modern clients have no turns, and neither has a stream that is about to end.
+    pub(super) fn turn_at(&self) -> Option<u64> {
+        let goes_on = self.has_log() && self.ending.is_none() && self.quiet_end_at().is_none();
+        let waits = goes_on && self.setup.era == Era::Legacy && self.asks_wait();
+        waits.then_some(self.quiet_since + self.setup.input_grace)
+    }
+
+    pub(super) fn begin_turn(&mut self, cursor: u64, at: u64) -> bool {
+        let due = self.turn_at().is_some_and(|turn| turn <= at);
+        let stored = self.events.iter().all(|event| event.place == Place::Stored);
+        let begins = due && stored && self.events.iter().skip(cursor as usize).all(Event::is_spent);
+        self.last_turn = if begins { Some(cursor) } else { self.last_turn };
+        begins
     }
 
     /// How many requests of this id have been answered.

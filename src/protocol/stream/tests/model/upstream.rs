@@ -45,6 +45,7 @@ impl Model {
             return;
         }
         let seq = self.push(data, says);
+        self.quiet_since = at;
         let mut paid = false;
         for said in says {
             match *said {
@@ -54,7 +55,7 @@ impl Model {
                     self.errors |= error;
                 }
                 Said::Ask(ask) if self.setup.refuses_asks => {
-                    self.answer(&ask_id(ask));
+                    self.answer(&ask_id(ask), at);
                     self.effects.push(Effect::RefuseAsk(ask_id(ask)));
                 }
                 Said::Response { .. } | Said::Ask(_) | Said::Other => {}

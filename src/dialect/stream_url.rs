@@ -1,0 +1,66 @@
+//! The stream URL, [SEP-1335]: a link for each stream, and turns in place of connections that wait for the client.
+//!
+//! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::Resumption;
+use crate::event_log::Stream;
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::{Answer, Place};
+
+/// Where a client comes back to.
+#[derive(Debug)]
+pub enum Return {
+    /// There is something for it, or there may be.
+    To(Resumption),
+    /// It has everything: the stream is over, or waits for its answers.
+    AtEnd,
+    /// That place is gone.
+    Lost,
+}
+
+/// A client comes back that has everything up to `cursor`; where it does not say, up to where its last turn began, else nothing.
+/// `takes_turns`: it is told so when it is its turn.
+pub fn come_back(stream: &Arc<Stream>, cursor: Option<Seq>, takes_turns: bool) -> Return {
+    let (wanted, trimmed, place) = stream.look(|machine| {
+        let wanted = cursor.or_else(|| machine.last_turn()).unwrap_or_default();
+        (wanted, machine.trimmed(), machine.place(wanted))
+    });
+    if cursor.is_some() && place == Place::Lost {
+        return Return::Lost;
+    }
+    stream.note_return_by_url(cursor);
+    if place == Place::AtEnd || (takes_turns && stream.begin_turn(wanted)) {
+        return Return::AtEnd;
+    }
+    let after = wanted.max(trimmed);
+    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None })
+}
+
+/// What becomes of the answers that a client gives to a stream.
+#[derive(Debug, Default)]
+pub struct Answers {
+    /// To be given to the upstream, in order; with the request of this stream that each answers for the first time, where there is
+    /// one.
+    pub given: Vec<(Bytes, Option<RequestId>)>,
+    /// Given before.
+    pub repeated: usize,
+}
+
+/// Notes the answers to requests of this stream, whatever others of the same ids there are elsewhere.
+pub fn note_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answers {
+    let mut noted = Answers::default();
+    for (message, id) in answers {
+        match stream.answer(&id) {
+            Answer::First => noted.given.push((message, Some(id))),
+            // Not of this stream: the upstream's to judge.
+            Answer::Unknown => noted.given.push((message, None)),
+            Answer::Again | Answer::Late => noted.repeated += 1,
+        }
+    }
+    noted
+}

@@ -1,0 +1,246 @@
+//! Requests on a stream URL: a GET goes on with the stream, a POST brings the client's answers and goes on.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{HeaderMap, Method, Response, StatusCode, Uri};
+use http_body_util::BodyExt;
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tracing::{Instrument, warn};
+
+use super::answers::{Delivery, Told};
+use super::{Asked, Ingress, respond};
+use crate::config::Turns;
+use crate::delivery::{Follow, lost_event};
+use crate::dialect::stream_url::{self, Answers, Return};
+use crate::event_log::{BoxBody, Session, Stream};
+use crate::incoming::Incoming;
+use crate::metrics::{Dialect, Resumed};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, names};
+use crate::protocol::ids::{Cursor, EventId, StreamKind};
+use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
+use crate::protocol::stream_url::{Named, put, take};
+use crate::upstream::whole;
+
+/// The stream that a request names, and the place in it.
+struct Wanted {
+    id: EventId,
+    /// The id is that of an event.
+    has_cursor: bool,
+}
+
+impl Ingress {
+    /// Takes the stream out of a request's target: nobody else is to see it.
+    pub(super) fn take_stream_url(&self, target: &mut Uri) -> Option<Named> {
+        if self.config.dialects.stream_url { take(target) } else { None }
+    }
+
+    /// The response that follows a stream, and says by which URL it can be resumed; under the upstream's head, or one of the proxy's
+    /// own. `query` is that of the request.
+    pub(super) fn respond_with(
+        &self,
+        head: Option<(StatusCode, HeaderMap)>,
+        query: Option<&str>,
+        body: Follow,
+    ) -> Response<BoxBody> {
+        let handle = self.config.dialects.stream_url.then(|| body.stream().handle().clone());
+        let mut response = match head {
+            Some((status, head)) => respond::stream_with(status, head, body),
+            None => respond::stream(body),
+        };
+        if let Some(handle) = handle {
+            put(response.headers_mut(), query, &handle);
+        }
+        response
+    }
+
+    /// Whether a client whose call begins `stream` is closed on when it is its turn.
+    pub(super) fn takes_turns(&self, stream: &Stream, session: Option<&Session>) -> bool {
+        match self.config.dialects.stream_url_turns {
+            Turns::Off => false,
+            Turns::All => true,
+            Turns::Seen => {
+                session.is_some_and(Session::has_used_url) || stream.look(|machine| machine.reader().has_used_url())
+            }
+        }
+    }
+
+    pub(super) async fn by_stream_url(
+        self: Arc<Self>,
+        asked: Asked,
+        named: Named,
+        body: Incoming,
+    ) -> Response<BoxBody> {
+        let is_post = asked.parts.method == Method::POST;
+        let answers = match is_post {
+            true => self.read(&asked, body).await.and_then(|body| answers_in(&asked, &body)).map(Some),
+            false => Ok(None),
+        };
+        let wanted = answers.and_then(|answers| Ok((wanted(&asked, named)?, answers)));
+        match wanted {
+            Ok(_) if !headers::accept(&asked.parts.headers).sse => self.refuse(ErrorCode::NotAcceptable),
+            Ok((wanted, answers)) => self.go_on(asked, wanted, answers).await,
+            Err(code) => self.refuse(code),
+        }
+    }
+
+    /// Answers of its client first, where it has any.
+    async fn go_on(
+        self: Arc<Self>,
+        asked: Asked,
+        wanted: Wanted,
+        answers: Option<Vec<(Bytes, RequestId)>>,
+    ) -> Response<BoxBody> {
+        self.wait_for_place(&asked).await;
+        if wanted.id.cursor() == Cursor::End {
+            return self.at_end(Dialect::StreamUrl);
+        }
+        let found = match self.find_own(&asked, &wanted.id).await {
+            Ok(found) => found,
+            Err(unproven) => return self.tell(unproven),
+        };
+        let takes_turns = answers.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
+        let back = match &found {
+            Some((stream, cursor)) => {
+                let cursor = Some(*cursor).filter(|_| wanted.has_cursor);
+                stream_url::come_back(stream, cursor, takes_turns)
+            }
+            None => Return::Lost,
+        };
+        if let (Some(_), Some(session)) = (&found, &asked.session) {
+            session.note_return_by_url();
+        }
+        // A session's own stream fails no request: its client gets what there is, or the next one.
+        let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && answers.is_none();
+        match back {
+            Return::To(resumption) => {
+                if let Some(answers) = answers
+                    && let Err(refusal) = self.give(&asked, &resumption.stream, answers).await
+                {
+                    return refusal;
+                }
+                self.deliver_resumption(&asked, Dialect::StreamUrl, resumption)
+            }
+            Return::AtEnd
+                if is_standalone && found.is_some_and(|(stream, _)| stream.look(|machine| machine.is_sealed())) =>
+            {
+                self.standalone(asked).await
+            }
+            Return::AtEnd => self.at_end(Dialect::StreamUrl),
+            Return::Lost if is_standalone => self.standalone_lost(asked, Dialect::StreamUrl).await,
+            Return::Lost => {
+                self.metrics.observe_resume(Dialect::StreamUrl, Resumed::Lost);
+                respond::stream(whole(lost_event(&wanted.id)).map_err(Into::into))
+            }
+        }
+    }
+
+    /// Gives the answers to the upstream, each by itself: only the oldest revision has arrays.
+    ///
+    /// # Errors
+    /// The answer to the POST, where it must come again: none of what is left was given.
+    async fn give(
+        self: &Arc<Self>,
+        asked: &Asked,
+        stream: &Arc<Stream>,
+        answers: Vec<(Bytes, RequestId)>,
+    ) -> Result<(), Response<BoxBody>> {
+        let Answers { given, repeated } = stream_url::note_answers(stream, answers);
+        if repeated > 0 {
+            self.metrics.observe_repeated_answer();
+        }
+        let deliveries = given.into_iter().map(|(message, id)| Delivery {
+            held: asked.share.hold(message.len()),
+            template: self.upstream.call(&asked.parts, asked.connection.forwarded(), message),
+            session: asked.session.clone(),
+            elders: Vec::new(),
+            answered: id.map(|id| (stream.clone(), id)).into_iter().collect(),
+            cancelled: Vec::new(),
+            is_lost: is_for_the_client,
+        });
+        let deliveries: Vec<_> = deliveries.collect();
+        if deliveries.is_empty() {
+            return Ok(());
+        }
+        // A task of its own: a client that leaves now has still answered.
+        let giving = self.clone().deliver_all(stream.clone(), deliveries).in_current_span();
+        let broke = || self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke));
+        tokio::spawn(giving).await.unwrap_or_else(|_| Err(broke()))
+    }
+
+    async fn deliver_all(
+        self: Arc<Self>,
+        stream: Arc<Stream>,
+        deliveries: Vec<Delivery>,
+    ) -> Result<(), Response<BoxBody>> {
+        let mut left = deliveries.into_iter();
+        while let Some(delivery) = left.next() {
+            if let Err(refusal) = self.deliver_one(&stream, delivery).await {
+                left.for_each(|delivery| delivery.lose());
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    async fn deliver_one(self: &Arc<Self>, stream: &Stream, delivery: Delivery) -> Result<(), Response<BoxBody>> {
+        let queued = delivery.session.as_ref().and_then(Session::queue_turn);
+        let (reply, replied) = oneshot::channel();
+        tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
+        match replied.await {
+            Ok(Told::Passed(response)) if is_for_the_client(response.status()) => Err(response),
+            Ok(Told::Passed(response)) if !response.status().is_success() => {
+                warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
+                Ok(())
+            }
+            Ok(Told::Failed(failure)) if failure.may_have_run || stream.look(|machine| machine.is_sealed()) => {
+                warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
+                Ok(())
+            }
+            Ok(Told::Failed(failure)) => Err(self.fail_forward(failure)),
+            Ok(Told::Passed(_) | Told::Held) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// What only the client can do something about: its credentials, or its session.
+fn is_for_the_client(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
+}
+
+/// The event ID tells the stream as well, and must not tell another.
+fn wanted(asked: &Asked, named: Named) -> Result<Wanted, ErrorCode> {
+    let Named::Stream(url) = named else { return Err(ErrorCode::BadRequest) };
+    let Some(text) = asked.parts.headers.get(names::LAST_EVENT_ID) else {
+        return Ok(Wanted { id: url, has_cursor: false });
+    };
+    let id = EventId::parse(text.as_bytes()).filter(|id| id.names_stream_of(&url)).ok_or(ErrorCode::BadRequest)?;
+    Ok(Wanted { id, has_cursor: true })
+}
+
+/// The responses that a body consists of, each with the id of the request it answers.
+fn answers_in(asked: &Asked, body: &Bytes) -> Result<Vec<(Bytes, RequestId)>, ErrorCode> {
+    if !headers::is_json(&asked.parts.headers) {
+        return Err(ErrorCode::BadRequest);
+    }
+    let messages = jsonrpc::peek(body).map_err(|error| match error {
+        PeekError::NotJson => ErrorCode::NotJson,
+        PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
+    })?;
+    let texts = match &messages {
+        jsonrpc::Body::Single(_) => vec![body.clone()],
+        jsonrpc::Body::Batch(_) => {
+            let texts: Vec<&RawValue> = serde_json::from_slice(body).map_err(|_| ErrorCode::BadRequest)?;
+            texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
+        }
+    };
+    let answers = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
+        Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
+        Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
+            Err(ErrorCode::BadRequest)
+        }
+    });
+    answers.collect()
+}
