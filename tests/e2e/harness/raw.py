@@ -51,6 +51,9 @@ class Response:
         self._writer.close()
         return found
 
+    def close(self):
+        self._writer.close()
+
     def reset(self):
         """Drops the connection with a TCP reset."""
         sever(self._writer, "rst")
@@ -94,13 +97,17 @@ def call(request_id, tool, **arguments):
     return {"jsonrpc": "2.0", "id": request_id, "method": "tools/call", "params": params}
 
 
-async def open_session(port, revision="2025-11-25", **headers):
+async def open_session(port, revision="2025-11-25", capabilities=None, **headers):
     """Initialises; returns the headers that every further request of the session carries."""
-    params = {"protocolVersion": revision, "capabilities": {}, "clientInfo": {"name": "raw", "version": "1"}}
+    client = {"name": "raw", "version": "1"}
+    params = {"protocolVersion": revision, "capabilities": capabilities or {}, "clientInfo": client}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}
     answer = await ask(port, body=body, **headers)
     assert answer.status == 200
-    session = {"mcp_session_id": answer.headers["mcp-session-id"], "mcp_protocol_version": revision, **headers}
+    session = {"mcp_protocol_version": revision, **headers}
+    # A server without sessions names none.
+    if session_id := answer.headers.get("mcp-session-id"):
+        session["mcp_session_id"] = session_id
     await answer.messages()
     done = await ask(port, body={"jsonrpc": "2.0", "method": "notifications/initialized"}, **session)
     assert done.status == 202

@@ -42,6 +42,7 @@ class Cut:
 class Event:
     id: str | None
     data: str
+    retry: int | None = None
 
 
 @dataclass
@@ -67,7 +68,7 @@ class Exchange:
             parsed = json.loads(self.body)
         except ValueError:
             return []
-        return parsed if isinstance(parsed, list) else [parsed]
+        return [message for message in (parsed if isinstance(parsed, list) else [parsed]) if isinstance(message, dict)]
 
     @property
     def is_call(self):
@@ -81,7 +82,12 @@ class Exchange:
 
     @property
     def is_resume(self):
-        return self.method == "GET" and "last-event-id" in self.headers
+        """Whether this goes on with a stream, in whatever dialect that says so by more than a tool call."""
+        if "mcp-stream=" in self.path:
+            return True
+        if self.method == "GET":
+            return "last-event-id" in self.headers
+        return any(message.get("method") in ("requests/resume", "stream/resume") for message in self.messages)
 
     @property
     def is_answer(self):
@@ -95,11 +101,15 @@ class Severed(Exception):
 
 
 class Relay:
-    """`async with Relay(port, cut) as relay`: relays 127.0.0.1:`relay.port` to `port`."""
+    """`async with Relay(port, cut) as relay`: relays 127.0.0.1:`relay.port` to `port`.
 
-    def __init__(self, target, cut=None):
+    `slow_answers`: seconds that an answer to a question of the server takes, as if somebody had to think about it.
+    """
+
+    def __init__(self, target, cut=None, slow_answers=0.0):
         self.target = target
         self.cut = cut
+        self.slow_answers = slow_answers
         self.exchanges = []
         self.cuts = 0
         self._away_until = 0.0
@@ -153,9 +163,9 @@ class Relay:
         """What happened, for the report of a failed test."""
         lines = [f"{self.cuts} cuts"]
         for exchange in self.exchanges:
-            what = exchange.headers.get("last-event-id") or ", ".join(
-                str(message.get("method", "answer")) for message in exchange.messages
-            )
+            what = ", ".join(str(message.get("method", "answer")) for message in exchange.messages)
+            if cursor := exchange.headers.get("last-event-id"):
+                what += f" after {cursor}"
             ids = [*exchange.primes, *(event.id for event in exchange.events)]
             ended = "open" if exchange.ended is None else f"{exchange.ended - self._began:.2f} s"
             lines.append(
@@ -215,6 +225,8 @@ class Relay:
         body = b"".join([piece async for piece in read_body(headers, reader, request=True)])
         exchange = Exchange(method, path, headers, body, asyncio.get_running_loop().time())
         self.exchanges.append(exchange)
+        if exchange.is_answer and self.slow_answers:
+            await asyncio.sleep(self.slow_answers)
         up_writer.write(head + framed(headers, body))
         await up_writer.drain()
         return b"", exchange
@@ -342,7 +354,7 @@ def parse_head(head):
 async def read_body(headers, reader, request=False):
     """Yields the body's bytes without their framing."""
     if "chunked" in headers.get("transfer-encoding", "").lower():
-        while size := int((await reader.readline()).split(b";")[0], 16):
+        while size := await chunk_size(reader):
             yield (await reader.readexactly(size + 2))[:-2]
         while (await reader.readline()).strip():
             pass
@@ -352,6 +364,13 @@ async def read_body(headers, reader, request=False):
     elif not request:
         while piece := await reader.read(1 << 16):
             yield piece
+
+
+async def chunk_size(reader):
+    line = await reader.readline()
+    if not line.endswith(b"\n"):
+        raise asyncio.IncompleteReadError(line, None)
+    return int(line.split(b";")[0], 16)
 
 
 def chunked(headers, piece):
@@ -376,7 +395,8 @@ def parse_event(block):
             fields.setdefault(name, []).append(value.removeprefix(" "))
     if not fields:
         return None
-    return Event(fields.get("id", [None])[-1], "\n".join(fields.get("data", [])))
+    retry = fields.get("retry", [""])[-1]
+    return Event(fields.get("id", [None])[-1], "\n".join(fields.get("data", [])), int(retry) if retry else None)
 
 
 def is_response(data):
