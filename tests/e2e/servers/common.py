@@ -31,8 +31,12 @@ def run(key):
     RUNS[key]["finished"] += 1
 
 
-def add_tools(server, Context, ask):
-    """Adds the suite's tools; `ask(ctx, kind)` puts one question to the client and returns the answer's text."""
+def add_tools(server, Context, ask, plain):
+    """Adds the suite's tools.
+
+    `ask(ctx, kind)` puts one question to the client and returns the answer's text; `plain` are the settings of a tool
+    without an output schema, which these SDKs otherwise make up.
+    """
 
     @server.tool()
     async def long(steps: int, interval_ms: int, ctx: Context, key: str = "") -> str:
@@ -41,6 +45,8 @@ def add_tools(server, Context, ask):
                 await asyncio.sleep(interval_ms / 1000)
                 await ctx.report_progress(n, steps, f"step {n}")
             return f"done {steps}"
+
+    server.tool(name="plain", **plain)(long)
 
     @server.tool()
     async def quick(key: str = "") -> str:
@@ -54,6 +60,17 @@ def add_tools(server, Context, ask):
             await ctx.report_progress(1, 1, "step 1")
             await asyncio.sleep(delay_ms / 1000)
             return f"answered {await ask(ctx, kind)}"
+
+    @server.tool()
+    async def survey(ctx: Context, at_once: bool = False, key: str = "") -> str:
+        with run(key):
+            await ctx.report_progress(1, 1, "step 1")
+            kinds = ["sampling", "elicitation"]
+            if at_once:
+                words = await asyncio.gather(*(ask(ctx, kind) for kind in kinds))
+            else:
+                words = [await ask(ctx, kind) for kind in kinds]
+            return f"answered {' '.join(words)}"
 
 
 def serve(app):

@@ -20,6 +20,6 @@ async def ask(ctx, kind):
 
 
 server = FastMCP("python-fastmcp")
-add_tools(server, Context, ask)
+add_tools(server, Context, ask, plain={"output_schema": None})
 server.custom_route("/counters", methods=["GET"])(counters)
 serve(server.http_app(path="/mcp"))

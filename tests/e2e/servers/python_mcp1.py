@@ -24,6 +24,6 @@ async def ask(ctx, kind):
 
 
 server = FastMCP("python-mcp1", stateless_http=os.environ.get("STATELESS") == "1")
-add_tools(server, Context, ask)
+add_tools(server, Context, ask, plain={"structured_output": False})
 server.custom_route("/counters", methods=["GET"])(counters)
 serve(server.streamable_http_app())

@@ -22,6 +22,6 @@ async def ask(ctx, kind):
 
 
 server = MCPServer("python-mcp2")
-add_tools(server, Context, ask)
+add_tools(server, Context, ask, plain={"structured_output": False})
 server.custom_route("/counters", methods=["GET"])(counters)
 serve(server.streamable_http_app())

@@ -42,6 +42,19 @@ function build() {
         })
     );
 
+    // Two questions, one after the other or both at once.
+    const many = { at_once: z.boolean().default(false), key };
+    server.registerTool('survey', { inputSchema: many }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            await progress(1, 0, extra._meta?.progressToken, extra.signal, extra.sendNotification);
+            const kinds = ['sampling', 'elicitation'];
+            const one = kind => ask(server.server, kind, extra.requestId);
+            const words = args.at_once ? await Promise.all(kinds.map(one)) : [];
+            for (const kind of kinds.slice(words.length)) words.push(await one(kind));
+            return text(`answered ${words.join(' ')}`);
+        })
+    );
+
     // Log messages that belong to no call: they go out on the session's standalone stream.
     server.registerTool('announce', { inputSchema: timed }, (args, extra) =>
         run(args.key, extra.signal, async () => {
