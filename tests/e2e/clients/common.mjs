@@ -9,7 +9,8 @@ const { values } = parseArgs({
         args: { type: 'string', default: '{}' },
         mode: { type: 'string', default: 'legacy' },
         'timeout-ms': { type: 'string', default: '30000' },
-        'linger-ms': { type: 'string', default: '200' }
+        'linger-ms': { type: 'string', default: '200' },
+        'resume-tokens': { type: 'string', default: 'false' }
     }
 });
 
@@ -19,7 +20,8 @@ export const flags = {
     args: JSON.parse(values.args),
     mode: values.mode,
     timeout: Number(values['timeout-ms']),
-    linger: Number(values['linger-ms'])
+    linger: Number(values['linger-ms']),
+    resumeTokens: values['resume-tokens'] === 'true'
 };
 
 export const say = line => console.log(JSON.stringify(line));
@@ -38,6 +40,17 @@ export const answers = {
         return { roots: [{ uri: 'file:///rooted' }] };
     }
 };
+
+/** Runs `call(params)` for the tool; with --resume-tokens again for each token that a result carries. */
+export async function callTool(call) {
+    let given = flags.args;
+    for (;;) {
+        const result = await call({ name: flags.tool, arguments: given });
+        if (!flags.resumeTokens || !result.nextResumeToken) return result;
+        say({ event: 'slice' });
+        given = { ...flags.args, resumeToken: result.nextResumeToken };
+    }
+}
 
 /** Runs `connect`, then, within the limit, `call`, says how it ended, and leaves after the linger. */
 export async function main(connect, call) {

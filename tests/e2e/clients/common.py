@@ -12,6 +12,7 @@ parser.add_argument("--args", type=json.loads, default={})
 parser.add_argument("--mode", choices=["legacy", "modern"], default="legacy")
 parser.add_argument("--timeout-ms", type=int, default=30_000)
 parser.add_argument("--linger-ms", type=int, default=200)
+parser.add_argument("--resume-tokens", choices=["true", "false"], default="false")
 flags = parser.parse_args()
 
 
@@ -29,6 +30,18 @@ def say_result(failed, text):
         say("error", message=text)
     else:
         say("result", text=text)
+
+
+async def call_tool(call):
+    """Runs `call(tool, arguments)`; with --resume-tokens again for each token that a result carries."""
+    given = flags.args
+    while True:
+        result = await call(flags.tool, given)
+        token = (result.model_extra or {}).get("nextResumeToken")
+        if flags.resume_tokens == "false" or token is None:
+            return result
+        say("slice")
+        given = {**flags.args, "resumeToken": token}
 
 
 connected = asyncio.Event()

@@ -1,6 +1,8 @@
 """One tool call through the stock Python SDK 1.x."""
 
-from common import flags, linger, main, on_progress, say, say_connected, say_result
+from functools import partial
+
+from common import call_tool, flags, linger, main, on_progress, say, say_connected, say_result
 from mcp import ClientSession
 from mcp.client.streamable_http import streamable_http_client
 from mcp.types import CreateMessageResult, ElicitResult, ListRootsResult, Root, TextContent
@@ -38,7 +40,7 @@ async def session():
         ) as client,
     ):
         say_connected((await client.initialize()).protocolVersion)
-        result = await client.call_tool(flags.tool, flags.args, progress_callback=on_progress)
+        result = await call_tool(partial(client.call_tool, progress_callback=on_progress))
         say_result(result.isError, result.content[0].text)
         await linger()
 

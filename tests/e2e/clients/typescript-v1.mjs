@@ -8,7 +8,7 @@ import {
     ListRootsRequestSchema,
     LoggingMessageNotificationSchema
 } from '@modelcontextprotocol/sdk/types.js';
-import { answers, flags, main, say } from './common.mjs';
+import { answers, callTool, flags, main, say } from './common.mjs';
 
 const client = new Client(
     { name: 'e2e-typescript-v1', version: '1.0.0' },
@@ -27,5 +27,5 @@ await main(
         await client.connect(transport);
         return transport.protocolVersion;
     },
-    onprogress => client.callTool({ name: flags.tool, arguments: flags.args }, undefined, { onprogress })
+    onprogress => callTool(params => client.callTool(params, undefined, { onprogress }))
 );

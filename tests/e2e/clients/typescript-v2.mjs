@@ -1,7 +1,7 @@
 // One tool call through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28; it is never chosen unasked.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
-import { answers, flags, main, say } from './common.mjs';
+import { answers, callTool, flags, main, say } from './common.mjs';
 
 const options = { capabilities: { sampling: {}, elicitation: {}, roots: {} } };
 if (flags.mode === 'modern') options.versionNegotiation = { mode: { pin: '2026-07-28' } };
@@ -18,5 +18,5 @@ await main(
         await client.connect(transport);
         return client.getNegotiatedProtocolVersion?.() ?? transport.protocolVersion;
     },
-    onprogress => client.callTool({ name: flags.tool, arguments: flags.args }, { onprogress })
+    onprogress => callTool(params => client.callTool(params, { onprogress }))
 );

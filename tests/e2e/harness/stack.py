@@ -147,6 +147,14 @@ def start_program(command, **env):
     return Process(command, {"PORT": "0", **env}, ready)
 
 
+# Settings of a proxy that slices calls of the long tools, a second each.
+SLICES = {
+    "DIALECTS__RESUME_TOKENS__ENABLED": "true",
+    "DIALECTS__RESUME_TOKENS__SLICE_SECS": 1,
+    "DIALECTS__RESUME_TOKENS__TOOLS": "long,plain",
+}
+
+
 def proxy_binary():
     default = ROOT.parent.parent / "target" / "debug" / "mcp-resume"
     return os.environ.get("MCP_RESUME_BIN", str(default))
@@ -204,6 +212,10 @@ class Transcript:
         return [line["data"] for line in self._all("logged")]
 
     @property
+    def slices(self):
+        return len(self._all("slice"))
+
+    @property
     def result(self):
         return next((line["text"] for line in self._all("result")), None)
 
@@ -227,7 +239,7 @@ class Transcript:
 class Client:
     """`async with Client(…) as client`: a client under way; `await client.finish()` for its transcript."""
 
-    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200):
+    def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False):
         kind = CLIENTS[name]
         self.transcript = Transcript()
         self._command = [
@@ -238,6 +250,7 @@ class Client:
             *("--mode", era),
             *("--timeout-ms", str(timeout_ms)),
             *("--linger-ms", str(linger_ms)),
+            *(("--resume-tokens", "true") if resume_tokens else ()),
         ]
         self._limit = (timeout_ms + linger_ms) / 1000 + START_LIMIT
 
