@@ -12,7 +12,7 @@ import pytest
 
 from harness import stack
 
-pytest.register_assert_rewrite("harness.checks")
+pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps")
 
 
 @dataclass

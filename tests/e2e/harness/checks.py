@@ -16,3 +16,15 @@ def assert_runs(port, key, **expected):
     """The tool ran as often as expected: by default once, to its end."""
     assert counters(port, key) == {"started": 1, "finished": 1, "cancelled": 0} | expected
 
+
+
+def assert_got(client, steps, done):
+    """A client of a dialect got its whole call: every progress notification once and in order, then the result."""
+    assert (client.progress, client.text) == (list(range(1, steps + 1)), done), client.methods
+    ids = [got.id for got in client.got if got.id is not None]
+    assert len(set(ids)) == len(ids), "an event came twice"
+
+
+def assert_refused(status, message, request_id, code=-32602):
+    """An answer under the caller's id that tells nothing but that it is refused."""
+    assert (status, message["id"], message["error"]["code"]) == (200, request_id, code)
