@@ -1,0 +1,14 @@
+"""What the documentation shows of each dialect is what goes over the wire."""
+
+import pytest
+
+import transcript
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.mark.parametrize("dialect", transcript.DIALECTS)
+async def test_recorded_again_it_is_the_same(dialect):
+    written = transcript.place(dialect)
+    assert written.exists(), "record it: tests/e2e/transcript.py"
+    assert await transcript.record(dialect) == written.read_text()
