@@ -1,11 +1,13 @@
 //! The wire forms of the resumption proposals whose messages are JSON-RPC: [SEP-975], resumable requests, and [#899], resumable
-//! streams.
+//! streams; those of resume tokens in a module of their own.
 //!
 //! Owned here: the names, what is read of a request, what is written. Absent: which stream is meant and what it holds (the event
 //! log), and the proposals that speak by headers and URLs.
 //!
 //! [SEP-975]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/925
 //! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
+
+pub mod resume_tokens;
 
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //! Payloads are walked over, never built: no value is allocated for what nobody asked about, and invalid UTF-8 or deep
 //! nesting in it is no error. Bytes that were peeked at are forwarded as they came.
 //!
-//! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out. The only
+//! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out or replaced. The only
 //! messages written here are the proxy's own errors.
 
 use std::borrow::Cow;
@@ -18,7 +18,7 @@ mod edit;
 #[cfg(test)]
 mod tests;
 
-pub use edit::{member, without_members};
+pub use edit::{elements, member, messages, span, splice, without_members};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]

@@ -1,6 +1,7 @@
-//! Members taken out of a message on its way up; every other byte stays as it came.
+//! Members of a message taken out or replaced; every other byte stays as it came.
 
 use std::fmt;
+use std::ops::Range;
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
@@ -10,6 +11,41 @@ use super::{find, from_slice};
 /// The value at a path of members, as JSON text.
 pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a str> {
     find(bytes, path).map(RawValue::get)
+}
+
+/// The messages of a body as JSON text: those of an array, else the only one.
+pub fn messages(bytes: &[u8]) -> Vec<&str> {
+    match serde_json::from_slice::<&RawValue>(bytes) {
+        Ok(raw) if raw.get().starts_with('[') => elements(raw.get()),
+        Ok(raw) => vec![raw.get()],
+        Err(_) => Vec::new(),
+    }
+}
+
+/// The elements of an array as JSON text; none where it is no array.
+pub fn elements(array: &str) -> Vec<&str> {
+    let elements: Vec<&RawValue> = serde_json::from_str(array).unwrap_or_default();
+    elements.into_iter().map(RawValue::get).collect()
+}
+
+/// Where `part`, a piece of `whole`, stands in it.
+pub fn span(whole: &[u8], part: &str) -> Range<usize> {
+    let start = part.as_ptr().addr() - whole.as_ptr().addr();
+    start..start + part.len()
+}
+
+/// `bytes` with other text at these places, which do not overlap.
+pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8> {
+    splices.sort_by_key(|(place, _)| place.start);
+    let mut spliced = Vec::with_capacity(bytes.len() + splices.iter().map(|(_, text)| text.len()).sum::<usize>());
+    let mut copied = 0;
+    for (place, text) in splices {
+        spliced.extend_from_slice(&bytes[copied..place.start]);
+        spliced.extend_from_slice(text.as_bytes());
+        copied = place.end;
+    }
+    spliced.extend_from_slice(&bytes[copied..]);
+    spliced
 }
 
 /// `bytes` without the members `names` of the object at `path`, however often they stand there. `None` where there is no such
