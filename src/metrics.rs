@@ -57,6 +57,8 @@ pub enum Dialect {
     ResumableRequests,
     /// The methods of #899.
     ResumableStreams,
+    /// The same call with the token of #1003.
+    ResumeTokens,
     /// The URL of SEP-1335.
     StreamUrl,
 }
@@ -248,6 +250,7 @@ impl Metrics {
             Dialect::LastEventId => "last_event_id",
             Dialect::ResumableRequests => "resumable_requests",
             Dialect::ResumableStreams => "resumable_streams",
+            Dialect::ResumeTokens => "resume_tokens",
             Dialect::StreamUrl => "stream_url",
         };
         let outcome = match outcome {

@@ -2,6 +2,8 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::uri::Authority;
@@ -14,10 +16,10 @@ use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
     Admin, Auth, Config, Delivery, Dialects, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime,
-    PrincipalSource, Problems, Replica, Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    PrincipalSource, Problems, Replica, ResumeTokens, Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
-use crate::protocol::dialect::Declared;
+use crate::protocol::dialect::{Declared, resume_tokens};
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
 const YEAR: u64 = 365 * 24 * 60 * 60;
@@ -62,7 +64,8 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     }
     let streams = streams(reader);
     let delivery = delivery(&mut reader.section("delivery"));
-    let dialects = dialects(&mut reader.section("dialects"));
+    let resume_tokens = resume_tokens(reader);
+    let dialects = dialects(&mut reader.section("dialects"), resume_tokens);
     let names = reader.tools();
     let tools = names.into_iter().map(|name| {
         let tool = tool(&mut reader.section(tool_section(&name)));
@@ -227,7 +230,7 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
     }
 }
 
-fn dialects(s: &mut Section<'_>) -> Dialects {
+fn dialects(s: &mut Section<'_>, resume_tokens: Option<ResumeTokens>) -> Dialects {
     let turns = [("seen", Turns::Seen), ("all", Turns::All), ("off", Turns::Off)];
     let stream_url = s.boolean("stream_url").unwrap_or(true);
     let stream_url_turns = s.one_of("stream_url_turns", &turns).unwrap_or(Turns::Seen);
@@ -241,6 +244,37 @@ fn dialects(s: &mut Section<'_>) -> Dialects {
         // The promise made on the field.
         stream_url_turns: if stream_url { stream_url_turns } else { Turns::Off },
         input_grace: s.millis("input_grace_ms", 0..=DAY_MS).unwrap_or(Duration::from_secs(1)),
+        resume_tokens: resume_tokens.map(Arc::new),
+    }
+}
+
+fn resume_tokens(reader: &mut Reader) -> Option<ResumeTokens> {
+    const SECTION: &str = "dialects.resume_tokens";
+    let mut s = reader.section(SECTION);
+    let enabled = s.boolean("enabled").unwrap_or(false);
+    let slice = s.secs("slice_secs", 1..=YEAR).unwrap_or(Duration::from_secs(30));
+    let tools: Vec<String> = s.list("tools", 0).unwrap_or_default();
+    let methods: Vec<SlicedMethod> = s.list("methods", 0).unwrap_or_default();
+    if enabled && tools.is_empty() && methods.is_empty() {
+        let text = "is on, and neither tools nor methods names what is answered in slices".to_owned();
+        reader.clash([(SECTION, "enabled"), (SECTION, "tools")], text);
+    }
+    let methods = methods.into_iter().map(|SlicedMethod(method)| method).collect();
+    enabled.then(|| ResumeTokens { slice, tools: tools.into_iter().collect(), methods })
+}
+
+/// A method that an interim result can answer.
+struct SlicedMethod(String);
+
+impl FromStr for SlicedMethod {
+    type Err = &'static str;
+
+    fn from_str(method: &str) -> Result<Self, Self::Err> {
+        match method {
+            resume_tokens::CALLS_TOOL => Err("goes by the names in tools"),
+            method if resume_tokens::may_be_sliced(method) => Ok(Self(method.to_owned())),
+            _ => Err("cannot be answered in slices"),
+        }
     }
 }
 

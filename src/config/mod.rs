@@ -25,9 +25,10 @@ mod url;
 pub use problem::{Origin, Problem, Problems};
 pub use url::{UpstreamUrl, UrlError};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
@@ -210,6 +211,8 @@ pub struct Dialects {
     pub stream_url_turns: Turns,
     /// How long the server is quiet before that.
     pub input_grace: Duration,
+    /// What is answered in slices; `None`: nothing.
+    pub resume_tokens: Option<Arc<ResumeTokens>>,
 }
 
 /// Whose connections end while the server waits for nothing but the client's answers.
@@ -221,6 +224,17 @@ pub enum Turns {
     All,
     /// Nobody's.
     Off,
+}
+
+/// Calls that are answered in slices, each but the last with a token for the next.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResumeTokens {
+    /// How long a slice is; at least 1 s.
+    pub slice: Duration,
+    /// The tools whose calls are.
+    pub tools: HashSet<String>,
+    /// The methods whose requests are.
+    pub methods: HashSet<String>,
 }
 
 /// Overrides for calls of one tool; `None` leaves the general value.

@@ -15,8 +15,8 @@ use super::problem::{Origin, Problem};
 const PREFIX: &str = "MCP_RESUME_";
 /// The file's section of sections, one a tool.
 pub(super) const TOOLS: &str = "tools";
-/// The section within a section, as in `[listen.tls]`.
-const TLS: &str = "tls";
+/// The sections within a section, as in `[listen.tls]`.
+const INNER: [&str; 2] = ["tls", "resume_tokens"];
 
 /// Every layer's values, unchecked. Has no `Debug`: they may be secret.
 #[derive(Default)]
@@ -143,8 +143,8 @@ impl RawConfig {
         for (key, value) in table {
             let origin = file.origin(Some(key.span()));
             match value.get_ref() {
-                DeValue::Table(inner) if key.get_ref() == TLS => {
-                    let section = format!("{section}.{TLS}");
+                DeValue::Table(inner) if INNER.contains(&key.get_ref().as_ref()) => {
+                    let section = format!("{section}.{}", key.get_ref());
                     self.sections.push((section.clone(), origin));
                     self.add_table(file, &section, inner);
                 }

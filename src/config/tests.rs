@@ -250,6 +250,29 @@ fn retention_is_never_shorter_than_max_wait() {
 }
 
 #[test]
+fn what_is_answered_in_slices_is_named() {
+    let section = "[dialects.resume_tokens]\n";
+    let on = from_file(&format!("{section}enabled = true\ntools = ['a']\nmethods = ['prompts/get', 'x/y']")).unwrap();
+    let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+    let expected =
+        ResumeTokens { slice: Duration::from_secs(30), tools: names(&["a"]), methods: names(&["prompts/get", "x/y"]) };
+    assert_eq!(on.dialects.resume_tokens.as_deref(), Some(&expected));
+    let env = [
+        ("MCP_RESUME_DIALECTS__RESUME_TOKENS__ENABLED", "true"),
+        ("MCP_RESUME_DIALECTS__RESUME_TOKENS__TOOLS", "a, b"),
+    ];
+    assert_eq!(from_env(&env).unwrap().dialects.resume_tokens.unwrap().tools, names(&["a", "b"]));
+    assert_eq!(from_file(&format!("{section}tools = ['a']")).unwrap().dialects.resume_tokens, None, "off");
+    let nothing = lines(from_file(&format!("{section}enabled = true")));
+    assert_eq!(nothing.len(), 1, "{nothing:?}");
+    assert!(nothing[0].starts_with("c.toml:2: dialects.resume_tokens.enabled: is on, and neither"), "{nothing:?}");
+    let wrong = lines(from_file(&format!("{section}methods = ['tools/call', 'initialize']\nslice_secs = 0")));
+    assert_eq!(wrong.len(), 2, "{wrong:?}");
+    let texts = wrong.join("\n");
+    assert!(texts.contains("\"tools/call\" goes by the names in tools; \"initialize\" cannot be"), "{texts}");
+}
+
+#[test]
 fn values_that_do_not_go_together_are_refused_where_they_were_given() {
     let bytes = lines(from_file("[streams]\nlinger_ms = 1\nmax_event_bytes = 33554432"));
     assert!(matches!(&bytes[..], [line] if line.starts_with("c.toml:3: streams.max_event_bytes: ")));

@@ -41,6 +41,17 @@ pub struct Plan {
     pub preface: Option<Vec<u8>>,
     /// A message without a number behind the stream's last one: it belongs to this connection.
     pub closing: Option<Vec<u8>>,
+    /// The response ends with this where there is no result by then. Boxed, for nearly all have none.
+    pub interim: Option<Box<Interim>>,
+}
+
+/// What stands for a result that takes too long: a message without a number, which belongs to this connection.
+#[derive(Clone, Debug)]
+pub struct Interim {
+    /// When it is due.
+    pub at: Instant,
+    /// The message.
+    pub message: Vec<u8>,
 }
 
 /// Where a connection begins.
@@ -129,7 +140,7 @@ impl Follow {
                 Start::After(_) => Some(self.attachment.id()),
             };
             let mut id = String::new();
-            ids::write_event_id(&mut id, self.attachment.stream().handle(), self.cursor, attach)
+            ids::write_event_id(&mut id, self.attachment.handle(), self.cursor, attach)
                 .expect("a String grows as it is written to");
             sse::encode_empty(out, Some(&id), Some(self.plan.retry));
             self.attachment.note_primed(self.plan.retry);
@@ -178,7 +189,7 @@ impl Follow {
                         return Poll::Ready(());
                     }
                 }
-                Poll::Pending if self.plan.polls && self.has_id => {
+                Poll::Pending if self.plan.polls && self.has_id && !self.is_interim_due() => {
                     self.ended = true;
                     return Poll::Ready(());
                 }
@@ -192,7 +203,7 @@ impl Follow {
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
         if stream.look(|machine| machine.policy().pauses) {
-            out.extend_from_slice(&lost_on(stream.handle()));
+            out.extend_from_slice(&lost_on(self.attachment.handle()));
             self.ended = true;
             return true;
         }
@@ -209,6 +220,27 @@ impl Follow {
         if let Some(receipt) = self.receipt.take() {
             receipt.ended(&self.receipts);
         }
+    }
+
+    fn is_interim_due(&self) -> bool {
+        self.plan.interim.as_ref().is_some_and(|interim| interim.at <= clock::now())
+    }
+
+    /// The time for a result is over: true when the response ends without one.
+    fn end_with_interim(&mut self, out: &mut BytesMut) -> bool {
+        if self.ended || !self.is_interim_due() {
+            return false;
+        }
+        let Some(interim) = self.plan.interim.take() else { return false };
+        if self.attachment.stream().look(|machine| machine.debts().is_settled()) {
+            // What it was waited for is on its way.
+            self.set_alarm();
+            return false;
+        }
+        sse::encode_event(out, b"message", &interim.message);
+        self.receipts.wait_for_interim(&self.attachment, self.cursor);
+        self.ended = true;
+        true
     }
 
     /// This response ends gracefully, without an answer.
@@ -236,6 +268,9 @@ impl Follow {
     fn poll_alarm(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         while self.alarm.poll(cx).is_ready() {
             let now = clock::now();
+            if self.end_with_interim(out) {
+                return Poll::Ready(());
+            }
             if self.has_id && self.closes_at.is_some_and(|at| at <= now) {
                 self.ended = true;
                 return Poll::Ready(());
@@ -261,7 +296,8 @@ impl Follow {
         let heartbeat = self.last_write + self.plan.heartbeat;
         // Without an id the end waits for one; what brings it is written without the alarm.
         let closes_at = self.closes_at.filter(|_| self.has_id);
-        self.alarm.set([Some(heartbeat), closes_at, self.turn_at].into_iter().flatten().min());
+        let interim = self.plan.interim.as_ref().map(|interim| interim.at);
+        self.alarm.set([Some(heartbeat), closes_at, self.turn_at, interim].into_iter().flatten().min());
     }
 
     /// A connection that breaks off before its stream is over shows in log and metrics.
@@ -290,6 +326,7 @@ impl Body for Follow {
         let mut out = BytesMut::new();
         this.write_start(&mut out);
         let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
+        let ready = this.end_with_interim(&mut out) || ready;
         if !ready {
             this.note_turn();
             if this.poll_alarm(cx, &mut out).is_pending() {

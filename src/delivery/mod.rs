@@ -11,7 +11,7 @@ mod passing;
 mod receipts;
 
 pub use claim::Claim;
-pub use follow::{Follow, Plan, Start};
+pub use follow::{Follow, Interim, Plan, Start};
 pub use lost::lost_event;
 pub use passing::Passing;
 pub use receipts::{Kept, Receipt, Receipts};

@@ -14,6 +14,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use crate::clock;
 use crate::event_log::{Attachment, BoxError, EventLog, Stream};
+use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::stream::Phase;
 
 /// A connection that is open so long after a response ended has delivered it.
@@ -25,14 +26,14 @@ const PIECE: usize = 64 * 1024;
 /// The responses of one connection that ended and are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
-    waiting: Mutex<Vec<(Instant, Receipt)>>,
+    waiting: Mutex<Vec<(Instant, Waiting)>>,
 }
 
 impl Receipts {
     /// A request began: what ended before it has arrived.
     pub fn confirm_all(&self) {
         let arrived = std::mem::take(&mut *self.lock());
-        arrived.into_iter().for_each(|(_, receipt)| receipt.confirm());
+        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm());
     }
 
     /// The connection is still open at `now`.
@@ -41,7 +42,7 @@ impl Receipts {
         let settled = waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
         let arrived: Vec<_> = waiting.drain(..settled).collect();
         drop(waiting);
-        arrived.into_iter().for_each(|(_, receipt)| receipt.confirm());
+        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm());
     }
 
     /// When the oldest will have settled.
@@ -49,12 +50,47 @@ impl Receipts {
         self.lock().first().map(|(at, _)| *at + SETTLED)
     }
 
-    fn wait_for(&self, receipt: Receipt) {
-        self.lock().push((clock::now(), receipt));
+    /// The response of `attachment` ended with an interim result behind the event at `upto`.
+    pub(super) fn wait_for_interim(&self, attachment: &Attachment, upto: Seq) {
+        let (stream, attach) = (attachment.stream().clone(), attachment.id());
+        stream.note_interim(attach, upto);
+        self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Receipt)>> {
+    fn wait_for(&self, waiting: Waiting) {
+        self.lock().push((clock::now(), waiting));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Waiting)>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a response ended with.
+enum Waiting {
+    Answer(Receipt),
+    Interim(InterimReceipt),
+}
+
+impl Waiting {
+    fn confirm(self) {
+        match self {
+            Self::Answer(receipt) => receipt.confirm(),
+            Self::Interim(mut receipt) => receipt.has_arrived = true,
+        }
+    }
+}
+
+/// Tells the stream what became of an interim result. Dropped with its connection, unconfirmed, it may never have arrived.
+struct InterimReceipt {
+    stream: Arc<Stream>,
+    attach: AttachId,
+    has_arrived: bool,
+}
+
+impl Drop for InterimReceipt {
+    fn drop(&mut self) {
+        self.stream.note_interim_settled(self.attach, self.has_arrived);
     }
 }
 
@@ -83,7 +119,7 @@ impl Receipt {
 
     /// The response ended on this connection: from here on it decides.
     pub(super) fn ended(self, receipts: &Receipts) {
-        receipts.wait_for(self);
+        receipts.wait_for(Waiting::Answer(self));
     }
 }
 

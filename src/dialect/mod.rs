@@ -8,11 +8,12 @@
 
 pub mod resumable_requests;
 pub mod resumable_streams;
+pub mod resume_tokens;
 pub mod stream_url;
 
 use std::sync::Arc;
 
-use crate::event_log::Stream;
+use crate::event_log::{Slice, Stream};
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Frame;
@@ -28,6 +29,8 @@ pub struct Resumption {
     pub has_gap: bool,
     /// What follows the stream's last message on this connection alone.
     pub closing: Option<Vec<u8>>,
+    /// The call that reads it, where it is read in slices.
+    pub slice: Option<Arc<Slice>>,
 }
 
 impl Resumption {
@@ -35,7 +38,7 @@ impl Resumption {
     fn new(stream: Arc<Stream>, cursor: Option<Seq>, closing: Option<Vec<u8>>) -> Self {
         let after = stream.note_return_by_token(cursor);
         let has_gap = stream.look(|machine| machine.trimmed() > machine.reader().confirmed());
-        Self { stream, after, has_gap, closing }
+        Self { stream, after, has_gap, closing, slice: None }
     }
 }
 

@@ -38,7 +38,7 @@ pub fn come_back(stream: &Arc<Stream>, cursor: Option<Seq>, takes_turns: bool) -
         return Return::AtEnd;
     }
     let after = wanted.max(trimmed);
-    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None })
+    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None, slice: None })
 }
 
 /// What becomes of the answers that a client gives to a stream.

@@ -8,9 +8,10 @@ use bytes::BytesMut;
 
 use super::Stream;
 use super::head::Head;
+use super::slices::Slice;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{AttachId, Seq};
+use crate::protocol::ids::{AttachId, Handle, Seq};
 use crate::protocol::stream::{Phase, Place};
 use crate::simulation::{self, Bug};
 
@@ -38,11 +39,29 @@ pub enum ReadOutcome {
 pub struct Attachment {
     stream: Arc<Stream>,
     attach: AttachId,
+    /// The call that reads, where the stream is read in slices.
+    slice: Option<Arc<Slice>>,
 }
 
 impl Attachment {
     pub(super) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
-        Self { stream, attach }
+        Self { stream, attach, slice: None }
+    }
+
+    /// The same as `slice` reads the stream.
+    pub fn under(mut self, slice: Option<Arc<Slice>>) -> Self {
+        self.slice = slice;
+        self
+    }
+
+    /// The call that reads, where the stream is read in slices.
+    pub fn slice(&self) -> Option<&Slice> {
+        self.slice.as_deref()
+    }
+
+    /// What the event IDs on this connection begin with.
+    pub fn handle(&self) -> &Handle {
+        self.slice.as_ref().map_or_else(|| self.stream.handle(), |slice| slice.handle())
     }
 
     /// The stream.
@@ -92,7 +111,7 @@ impl Attachment {
 
     /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail.
     pub fn poll_read(&self, cx: &mut Context<'_>, cursor: Seq, out: &mut BytesMut, budget: usize) -> Poll<ReadOutcome> {
-        let handle = self.stream.handle();
+        let handle = self.handle();
         let mut inner = self.stream.lock();
         let inner = &mut *inner;
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
@@ -107,7 +126,7 @@ impl Attachment {
             Place::After(_) => {}
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let (last, written) = inner.write_events(handle, cursor, out, budget);
+        let (last, written) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
         if last == cursor {
             inner.reader = Some(cx.waker().clone());
             return Poll::Pending;

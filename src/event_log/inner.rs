@@ -7,6 +7,7 @@ use bytes::BytesMut;
 
 use super::head::Head;
 use super::share::Part;
+use super::slices::{Slice, Told};
 use crate::clock;
 use crate::protocol::ids::{self, Handle, Seq};
 use crate::protocol::stream::{Batch, Machine, Phase};
@@ -71,7 +72,14 @@ impl Inner {
 
     /// The last number that was dealt with, and how many events were written. Answered server→client requests are passed
     /// over: a cursor may stand on them all the same.
-    pub(super) fn write_events(&self, handle: &Handle, cursor: Seq, out: &mut BytesMut, budget: usize) -> (Seq, u64) {
+    pub(super) fn write_events(
+        &self,
+        handle: &Handle,
+        slice: Option<&Slice>,
+        cursor: Seq,
+        out: &mut BytesMut,
+        budget: usize,
+    ) -> (Seq, u64) {
         let mut last = cursor;
         let mut written = 0;
         for (seq, event) in self.tail.events_after(cursor) {
@@ -82,9 +90,17 @@ impl Inner {
                 break;
             }
             if !self.machine.asks().is_answered(seq) {
-                write_id_line(out, handle, seq);
-                out.extend_from_slice(event);
-                written += 1;
+                let told = slice.map_or(Told::AsItIs, |slice| slice.tell(event));
+                let event = match &told {
+                    Told::AsItIs => Some(event),
+                    Told::Changed(event) => Some(&event[..]),
+                    Told::Unwanted => None,
+                };
+                if let Some(event) = event {
+                    write_id_line(out, handle, seq);
+                    out.extend_from_slice(event);
+                    written += 1;
+                }
             }
             last = seq;
         }
@@ -126,6 +142,13 @@ impl Inner {
     fn unwanted(&self) -> Seq {
         let response = self.machine.debts().first_response().filter(|_| self.machine.policy().refuses_asks);
         response.map_or(self.machine.tail(), |response| Seq(response.0.saturating_sub(1)))
+    }
+
+    /// A client has the events up to `upto` and said so.
+    pub(super) fn let_go(&mut self, upto: Seq) {
+        self.tail.trim(upto);
+        self.machine.handle_trimmed(upto);
+        self.part.set_events(self.tail.byte_len());
     }
 
     /// What may go depends on who reads: after a change of readers there may be room.

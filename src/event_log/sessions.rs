@@ -180,12 +180,20 @@ impl Session {
         state.streams.push(Arc::downgrade(stream));
     }
 
-    /// The unsealed stream that owes a response for `id`.
-    pub fn stream_owing(&self, id: &RequestId) -> Option<Arc<Stream>> {
-        self.streams()
-            .into_iter()
-            .rev()
-            .find(|stream| stream.look(|machine| !machine.is_sealed() && machine.debts().due().any(|due| due == id)))
+    /// Adds one that was begun in another session, unless it is there.
+    pub fn join_stream(&self, stream: &Arc<Stream>) {
+        if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
+            self.add_stream(stream);
+        }
+    }
+
+    /// The unsealed stream that owes a response for `id`, and what the upstream calls that request.
+    pub fn stream_owing(&self, id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
+        let owing = self.streams().into_iter().rev().filter_map(|stream| {
+            let named = stream.upstream_id(id)?;
+            Some((stream, named))
+        });
+        owing.min_by_key(|(_, named)| named != id)
     }
 
     /// Every request stream of it that still lives.

@@ -20,9 +20,11 @@ use super::binding::Binding;
 use super::inner::{Bounds, Inner};
 use super::retries::{Fingerprint, Registration};
 use super::share::{Part, Share};
+use super::slices::{Slice, Slices, Slicing};
 use super::summary::Summary;
 use crate::clock;
 use crate::protocol::dialect::Status;
+use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Handle, ResumeToken, Secret, Seq, StreamId};
 use crate::protocol::jsonrpc::RequestId;
@@ -46,6 +48,8 @@ pub struct Spec {
     pub polls: bool,
     /// The body of the POST that begins it, where a retry may name it by a key.
     pub body: Option<Fingerprint>,
+    /// How it is read in slices, where it is.
+    pub slicing: Option<Slicing>,
 }
 
 /// What a step of the machine left to do.
@@ -72,6 +76,8 @@ pub struct Stream {
     /// The body of the POST that began it, where a retry may name it by a key. Boxed, because few have one.
     body: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration>>,
+    /// `None`: it is not read in slices.
+    slices: Option<Box<Slices>>,
     /// Its principal's.
     share: Arc<Share>,
     sent: SetOnce<()>,
@@ -113,6 +119,7 @@ impl Stream {
             polls: spec.polls,
             body: spec.body.map(Box::new),
             registrations: Mutex::default(),
+            slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             share,
             sent: SetOnce::new(),
             published: AtomicBool::new(false),
@@ -131,11 +138,80 @@ impl Stream {
     /// under the stream's lock.
     pub fn handle(&self) -> &Handle {
         self.handle.get_or_init(|| {
-            let Identity { owner, epoch, keys } = &*self.identity;
-            let (kind, ids) =
-                self.look(|machine| (machine.policy().kind, machine.debts().ids().cloned().collect::<Vec<_>>()));
-            Handle::mint(keys, kind, *owner, *epoch, self.id, &ids, self.batch)
+            let ids: Vec<RequestId> = self.look(|machine| machine.debts().ids().cloned().collect());
+            self.mint(&ids)
         })
+    }
+
+    fn mint(&self, ids: &[RequestId]) -> Handle {
+        let Identity { owner, epoch, keys } = &*self.identity;
+        let kind = self.look(|machine| machine.policy().kind);
+        Handle::mint(keys, kind, *owner, *epoch, self.id, ids, self.batch)
+    }
+
+    /// How it is read in slices, if it is.
+    pub fn slicing(&self) -> Option<&Slicing> {
+        self.slices.as_ref().map(|slices| &slices.slicing)
+    }
+
+    /// A call that its client calls so reads it from now on, for as long as a slice is; `None` where it is not sliced.
+    pub fn begin_slice(&self, names: Names) -> Option<Arc<Slice>> {
+        let slices = self.slices.as_ref()?;
+        let handle = self.mint(std::slice::from_ref(&names.id));
+        Some(slices.begin(names, handle, clock::now()))
+    }
+
+    /// The same for the first call, also where it comes again.
+    pub fn begin_first_slice(&self) -> Option<Arc<Slice>> {
+        self.begin_slice(self.slicing()?.first.clone())
+    }
+
+    /// The call whose event IDs have this handle; `None` where it is not sliced, or nothing is known of such a call any more.
+    pub fn find_slice(&self, handle: &str) -> Option<Arc<Slice>> {
+        self.slices.as_ref()?.find(handle)
+    }
+
+    /// What the upstream calls the unsettled request that the client calls `id`: the same, or the first id where a later slice has
+    /// this one. `None` where it has no such request.
+    pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
+        let due = |wanted: &RequestId| {
+            self.look(|machine| !machine.is_sealed() && machine.debts().due().any(|due| due == wanted))
+        };
+        if due(id) {
+            return Some(id.clone());
+        }
+        let slices = self.slices.as_ref().filter(|slices| slices.has(id))?;
+        Some(slices.slicing.first.id.clone()).filter(due)
+    }
+
+    /// A client came back with the token of an interim result, and with `cursor` where it named one: it has what either says, and
+    /// that goes. Returns where it goes on; `None` where it has everything, or there is no stream to go on with.
+    pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
+        let mut inner = self.lock();
+        let machine = &mut inner.machine;
+        let cursor = cursor.filter(|cursor| *cursor <= machine.tail()).unwrap_or_default();
+        let has = machine.reader().told().max(cursor);
+        let has_everything = machine.is_answered() && machine.debts().last_response().is_none_or(|last| last <= has);
+        if machine.is_delivered() || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
+            return None;
+        }
+        machine.handle_confirmed(Some(has), clock::now());
+        inner.let_go(has);
+        inner.fit_paused(self.bounds);
+        let after = inner.machine.undelivered_after();
+        drop(inner);
+        self.pump.notify_one();
+        Some(after)
+    }
+
+    /// The connection `attach` ends with an interim result behind the event at `upto`.
+    pub fn note_interim(&self, attach: AttachId, upto: Seq) {
+        self.lock().machine.handle_interim(attach, upto);
+    }
+
+    /// That one has arrived; or its connection ended, so that nobody knows.
+    pub fn note_interim_settled(&self, attach: AttachId, has_arrived: bool) {
+        self.lock().machine.handle_interim_settled(attach, has_arrived);
     }
 
     /// Its resume token, made when it is first wanted. Opens the stream for its principal, so never to be logged. Not to be called
@@ -171,10 +247,7 @@ impl Stream {
         let mut inner = self.lock();
         inner.machine.handle_return_by_token(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
-            inner.tail.trim(cursor);
-            inner.machine.handle_trimmed(cursor);
-            let left = inner.tail.byte_len();
-            inner.part.set_events(left);
+            inner.let_go(cursor);
         }
         inner.fit_paused(self.bounds);
         let after = inner.machine.undelivered_after();

@@ -85,7 +85,7 @@ fn spec() -> Spec {
         refuses_asks: false,
         announces_cancel: true,
     };
-    Spec { policy, binding: binding(), ids: vec![id()], batch: false, polls: false, body: None }
+    Spec { policy, binding: binding(), ids: vec![id()], batch: false, polls: false, body: None, slicing: None }
 }
 
 /// A stream whose upstream has begun to answer, and its writer.

@@ -16,6 +16,7 @@ use tracing::{Instrument, info, warn};
 use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
 use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn};
+use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
@@ -83,6 +84,7 @@ impl Ingress {
                 Err(unproven) => return self.tell(unproven),
             }
         };
+        let body = under_upstream_ids(body, &cancelled, || std::iter::once(&session).chain(&elders));
         let queued = session.queue_turn();
         let records = || std::iter::once(&session).chain(&elders);
         let (answered, repeated) = note_answers(sessions, id, records, &messages);
@@ -109,11 +111,11 @@ impl Ingress {
 
     /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
     async fn cancel(&self, delivery: &Delivery, id: &RequestId) {
-        let Some(stream) = delivery.records().find_map(|session| session.stream_owing(id)) else { return };
+        let Some((stream, id)) = delivery.records().find_map(|session| session.stream_owing(id)) else { return };
         let limit = self.config.upstream.connect_timeout;
         // A request that never leaves has nothing to be cancelled upstream.
         let _ = tokio::time::timeout(limit, stream.sent()).await;
-        stream.cancel(id);
+        stream.cancel(&id);
     }
 
     pub(super) async fn deliver(
@@ -269,6 +271,24 @@ fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
         }
     }
     (answered, repeated)
+}
+
+/// The body with the cancels of later slices under the ids that the upstream knows. The streams are found again when they are
+/// cancelled: by then some may be over.
+fn under_upstream_ids<'a, I: Iterator<Item = &'a Arc<Session>>>(
+    mut body: Bytes,
+    cancelled: &[RequestId],
+    records: impl Fn() -> I,
+) -> Bytes {
+    for id in cancelled {
+        let named = records().find_map(|session| session.stream_owing(id)).map(|(_, named)| named);
+        if let Some(named) = named.filter(|named| named != id)
+            && let Some(renamed) = resume_tokens::rename_cancelled(&body, id, &named)
+        {
+            body = renamed.into();
+        }
+    }
+    body
 }
 
 /// The requests that the body's notifications cancel.

@@ -22,13 +22,14 @@ use crate::event_log::{
     self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream,
 };
 use crate::protocol::classify;
+use crate::protocol::dialect::resume_tokens::Renamed;
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
 use crate::protocol::ids::{IssuedSession, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
-use crate::upstream::{self, Pump, Template};
+use crate::upstream::{self, Pump, Teaches, Template};
 
 /// How long a POST that looks like a retry waits for the first call's client to be gone.
 const DETACH_WAIT: Duration = Duration::from_millis(200);
@@ -40,27 +41,29 @@ struct Posted {
     accept: Accept,
     body: Bytes,
     retry: Retry,
-    /// What an `initialize` asks for.
-    initialize: Option<IssuedSession>,
+    /// What its answer teaches.
+    teaches: Teaches,
 }
 
 /// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, and
 /// hyper would need another one to see whether the client leaves.
-struct Reply {
-    call: classify::Call,
-    accept: Accept,
-    query: Option<Box<str>>,
-    session: Option<Arc<Session>>,
-    connection: Arc<Connection>,
-    beginning: Beginning,
+pub(super) struct Reply {
+    pub(super) call: classify::Call,
+    pub(super) accept: Accept,
+    pub(super) query: Option<Box<str>>,
+    pub(super) session: Option<Arc<Session>>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) beginning: Beginning,
+    /// Whether a slice that is over may be told so before the upstream has given a head.
+    pub(super) may_begin: bool,
 }
 
 /// Where the response to a call begins.
 #[derive(Clone, Copy)]
-struct Beginning {
-    start: Start,
+pub(super) struct Beginning {
+    pub(super) start: Start,
     /// Events before that were trimmed: the client is told.
-    has_gap: bool,
+    pub(super) has_gap: bool,
 }
 
 impl Ingress {
@@ -86,13 +89,16 @@ impl Ingress {
             earlier = elder.clone();
         }
         wait_for_detach(earlier).await;
-        let posted = Posted { asked, call, accept, body, retry, initialize };
+        let teaches = Teaches { initialize, tools: self.listed(&call) };
+        let posted = Posted { asked, call, accept, body, retry, teaches };
         match self.begin(&posted, elder) {
             Ok((attachment, beginning)) => {
+                // What a slice is answered with before there is a head must not hide one that matters either.
+                let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
                 let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
                 let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
-                self.reply(Reply { call, accept, query, session, connection, beginning }, attachment).await
+                self.reply(Reply { call, accept, query, session, connection, beginning, may_begin }, attachment).await
             }
             Err(code) => self.refuse_call(code, &posted.call),
         }
@@ -123,7 +129,7 @@ impl Ingress {
         }
     }
 
-    fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
+    pub(super) fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
         self.metrics.observe_reject(code);
         respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
@@ -213,21 +219,23 @@ impl Ingress {
             batch: call.batch,
             polls: limits.mode == Mode::Poll,
             body: retry.body,
+            slicing: self.slicing(call, &posted.body),
         }
     }
 
     /// A head of ours must not hide one that matters: a status a client acts on, or CORS headers a browser needs.
-    fn may_commit(&self, Posted { asked, call, accept, .. }: &Posted) -> bool {
+    fn may_commit(&self, posted: &Posted) -> bool {
+        posted.accept.sse && !posted.call.opens && self.may_begin(posted)
+    }
+
+    fn may_begin(&self, Posted { asked, .. }: &Posted) -> bool {
         let learned = self.upstream.learned();
         let credentials = self.credentials(asked);
-        accept.sse
-            && !call.opens
-            && learned.accepts(&credentials, clock::now())
-            && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
+        learned.accepts(&credentials, clock::now()) && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
     }
 
     fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> (Attachment, Beginning) {
-        let attachment = stream.attach(event_log::new_attach(), Seq(0));
+        let attachment = stream.attach(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
         let Asked { parts, session, connection, .. } = &posted.asked;
         if let Some(session) = session {
             session.add_stream(stream);
@@ -236,7 +244,7 @@ impl Ingress {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
-        self.pump(&posted.asked, template, posted.accept, posted.initialize.clone(), stream);
+        self.pump(&posted.asked, template, posted.accept, posted.teaches.clone(), stream);
         (attachment, Beginning { start: Start::First, has_gap: false })
     }
 
@@ -246,7 +254,7 @@ impl Ingress {
         asked: &Asked,
         template: Template,
         accept: Accept,
-        initialize: Option<IssuedSession>,
+        teaches: Teaches,
         stream: &Arc<Stream>,
     ) {
         let call = upstream::Call {
@@ -254,7 +262,7 @@ impl Ingress {
             accept,
             credentials: self.credentials(asked),
             subject: asked.binding.subject,
-            initialize,
+            teaches,
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);
@@ -279,11 +287,11 @@ impl Ingress {
             self.metrics.observe_gap();
         }
         let cursor = wanted.max(first_kept);
-        let attachment = stream.attach(event_log::new_attach(), cursor);
+        let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
         (attachment, Beginning { start: Start::After(cursor), has_gap })
     }
 
-    async fn reply(self: Arc<Self>, reply: Reply, attachment: Attachment) -> Response<BoxBody> {
+    pub(super) async fn reply(self: Arc<Self>, reply: Reply, attachment: Attachment) -> Response<BoxBody> {
         let claim = Claim::new(self.log.clone(), self.metrics.clone(), attachment);
         let mut head = pin!(poll_fn(|cx| match claim.attachment() {
             Some(attachment) if reply.accept.sse => self.poll_begin(attachment, cx),
@@ -292,13 +300,21 @@ impl Ingress {
         }));
         let head = tokio::select! {
             biased;
-            head = &mut head => head,
+            head = &mut head => Ok(head),
             () = self.drain.ended() => {
                 claim.attachment().into_iter().for_each(|attachment| attachment.stream().expire(ErrorCode::Draining));
-                head.await
+                Ok(head.await)
+            }
+            interim = self.slice_over(&reply, claim.attachment()) => match interim {
+                Some(interim) if !reply.accept.sse => Err(interim),
+                Some(_) | None => Ok(head.await),
             }
         };
         let Some((attachment, receipt)) = claim.begin() else { return self.refuse(ErrorCode::StreamLost) };
+        let head = match head {
+            Ok(head) => head,
+            Err(interim) => return respond::json(StatusCode::OK, interim.into()),
+        };
         match head {
             Head::Stream(status, head) if reply.accept.sse => {
                 self.follow(&reply, Some((status, &head)), attachment, receipt)
@@ -351,7 +367,7 @@ impl Ingress {
     ) -> Response<BoxBody> {
         let version = Some(&reply.call.version);
         // A retry says nothing of whether its client would come back by GET.
-        let plan = self.plan(attachment.stream(), version, reply.session.as_deref(), false);
+        let plan = self.plan(&attachment, version, reply.session.as_deref(), false);
         let turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
         let plan = Plan { turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
         let receipts = reply.connection.receipts().clone();
@@ -382,7 +398,14 @@ impl Ingress {
     /// For a client that takes JSON only: the final responses as one body.
     fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
         let stream = attachment.stream();
-        let responses = stream.responses(self.config.streams.max_event_bytes);
+        let mut responses = stream.responses(self.config.streams.max_event_bytes);
+        if let Some(slice) = attachment.slice() {
+            for response in &mut responses {
+                if let Renamed::Changed(renamed) = slice.rename(response) {
+                    *response = renamed.into();
+                }
+            }
+        }
         let others = stream.look(|machine| machine.tail().0).saturating_sub(responses.len() as u64);
         self.metrics.observe_withheld(others);
         if responses.is_empty() {

@@ -33,7 +33,7 @@ impl Ingress {
         }
         self.wait_for_place(&asked).await;
         let params = Params::of(&body);
-        let found = match self.find_by_token(&asked, &params).await {
+        let found = match self.find_by_token(&asked, params.resume_token.as_deref()).await {
             Ok(found) => found,
             Err(Unproven::Unasked) => return self.refuse_dialect(ErrorCode::TokenUnproven, &request),
             Err(unproven) => return self.tell(unproven),
@@ -73,8 +73,12 @@ impl Ingress {
     }
 
     /// The stream that the request's token opens, for the caller with this credential or an older one.
-    async fn find_by_token(&self, asked: &Asked, params: &Params) -> Result<Option<Arc<Stream>>, Unproven> {
-        let Some(token) = params.resume_token.as_deref().and_then(ResumeToken::parse) else { return Ok(None) };
+    pub(super) async fn find_by_token(
+        &self,
+        asked: &Asked,
+        token: Option<&str>,
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
+        let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         match self.log.find_by_token(&token, &asked.binding) {
             Some(stream) => Ok(Some(stream)),
             None => self.find_elder_by_token(asked, &token).await,
@@ -94,7 +98,7 @@ impl Ingress {
         by: metrics::Dialect,
         resumption: Resumption,
     ) -> Response<BoxBody> {
-        let Resumption { stream, after, has_gap, closing } = resumption;
+        let Resumption { stream, after, has_gap, closing, slice } = resumption;
         self.metrics.observe_resume(by, Resumed::Served);
         if has_gap {
             self.metrics.observe_gap();
@@ -102,7 +106,7 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.note_return();
         }
-        let attachment = stream.attach(event_log::new_attach(), after);
+        let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let preface = has_gap.then(Vec::new);
         let takes_turns =
             matches!(by, metrics::Dialect::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;

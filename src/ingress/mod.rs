@@ -16,6 +16,7 @@ pub mod respond;
 mod resume;
 mod seats;
 mod serve;
+mod slices;
 mod stream_url;
 mod trace;
 
@@ -34,10 +35,12 @@ pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
 
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
-use crate::event_log::{Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Stream};
+use crate::dialect;
+use crate::event_log::{Attachment, Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
+use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
@@ -168,7 +171,10 @@ impl Ingress {
     async fn post(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
         let version = asked.session.as_deref().and_then(Session::version);
         match classify::post(&asked.parts.headers, &body, version, self.config.dialects.declared) {
-            Route::Call(call) => self.call(asked, call, body).await,
+            Route::Call(call) => match self.token_of(&call, &body) {
+                Said::Nothing => self.call(asked, call, body).await,
+                said => Box::pin(self.call_with_token(asked, call, body, said)).await,
+            },
             Route::Dialect(request) => Box::pin(self.dialect(asked, request, body)).await,
             Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
             Route::Refuse(code) => self.refuse(code),
@@ -229,14 +235,15 @@ impl Ingress {
         respond::refusal(code)
     }
 
-    /// How a connection to `stream` is served: for a client that speaks `version`, `returning` to it or not.
+    /// How the connection of `attachment` is served: for a client that speaks `version`, `returning` to its stream or not.
     fn plan(
         &self,
-        stream: &Stream,
+        attachment: &Attachment,
         version: Option<&ProtocolVersion>,
         session: Option<&Session>,
         returning: bool,
     ) -> Plan {
+        let stream = attachment.stream();
         let delivery = &self.config.delivery;
         let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
         let returns = || {
@@ -258,6 +265,7 @@ impl Ingress {
             turns: false,
             preface: None,
             closing: None,
+            interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),
         }
     }
 }

@@ -11,7 +11,7 @@ use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
-use crate::event_log::{self, Attachment, BoxBody, Head, Session, Spec, Stream};
+use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream};
 use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -19,7 +19,7 @@ use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
-use crate::upstream::{gap_warning, whole};
+use crate::upstream::{Teaches, gap_warning, whole};
 
 impl Ingress {
     /// A GET with one of our event IDs.
@@ -35,22 +35,24 @@ impl Ingress {
             Ok(found) => found,
             Err(unproven) => return self.tell(unproven),
         };
-        let placed = found.map(|(stream, cursor)| {
+        let placed = found.and_then(|(stream, cursor)| {
             let place = stream.look(|machine| machine.place(cursor));
-            (stream, cursor, place)
+            let slice = stream.find_slice(id.handle_text());
+            let is_known = slice.is_some() || stream.slicing().is_none();
+            is_known.then_some((stream, cursor, slice, place))
         });
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
-            Some((stream, cursor, Place::After(_))) => self.resume_at(&asked, &stream, cursor),
-            Some((_, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
-            Some((stream, cursor, Place::AtEnd)) => {
+            Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&asked, &stream, slice, cursor),
+            Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
+            Some((stream, cursor, _, Place::AtEnd)) => {
                 stream.note_return(Some(cursor));
                 self.at_end(Dialect::LastEventId)
             }
-            Some((_, _, Place::Lost)) | None if is_standalone => {
+            Some((_, _, _, Place::Lost)) | None if is_standalone => {
                 self.standalone_lost(asked, Dialect::LastEventId).await
             }
-            Some((_, _, Place::Lost)) | None => {
+            Some((_, _, _, Place::Lost)) | None => {
                 self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
                 respond::stream(whole(lost_event(&id)).map_err(Into::into))
             }
@@ -81,7 +83,13 @@ impl Ingress {
         respond::status(StatusCode::NO_CONTENT)
     }
 
-    fn resume_at(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
+    fn resume_at(
+        &self,
+        asked: &Asked,
+        stream: &Arc<Stream>,
+        slice: Option<Arc<Slice>>,
+        cursor: Seq,
+    ) -> Response<BoxBody> {
         self.metrics.observe_resume(Dialect::LastEventId, Resumed::Served);
         let cursor = match simulation::has(Bug::TrustsWhatWasWritten) {
             true => stream.look(|machine| machine.reader().written().max(cursor)),
@@ -91,12 +99,7 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.note_return();
         }
-        self.attach(asked, stream, cursor)
-    }
-
-    /// Follows `stream` after `cursor` for a client that comes back.
-    fn attach(&self, asked: &Asked, stream: &Arc<Stream>, cursor: Seq) -> Response<BoxBody> {
-        let attachment = stream.attach(event_log::new_attach(), cursor);
+        let attachment = stream.attach(event_log::new_attach(), cursor).under(slice);
         let body = self.follow_again(asked, attachment, Start::After(cursor), None, None);
         self.respond_with(None, asked.parts.uri.query(), body)
     }
@@ -113,7 +116,7 @@ impl Ingress {
         let returning = matches!(start, Start::After(_));
         let version = self.said_version(asked);
         let plan =
-            Plan { preface, closing, ..self.plan(&stream, version.as_ref(), asked.session.as_deref(), returning) };
+            Plan { preface, closing, ..self.plan(&attachment, version.as_ref(), asked.session.as_deref(), returning) };
         let receipt = Receipt::new(self.log.clone(), stream);
         let receipts = asked.connection.receipts().clone();
         Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, start)
@@ -198,6 +201,7 @@ impl Ingress {
             batch: false,
             polls: false,
             body: None,
+            slicing: None,
         };
         let stream = self.log.create(spec, part);
         if let Some(living) = self.log.sessions().set_standalone(id, &asked.binding.principal, &stream) {
@@ -210,7 +214,7 @@ impl Ingress {
         self.announce(asked.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
-        self.pump(asked, template, Accept { json: true, sse: true }, None, &stream);
+        self.pump(asked, template, Accept { json: true, sse: true }, Teaches::default(), &stream);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(asked, head, attachment, Start::First, preface)
     }

@@ -54,6 +54,8 @@ pub struct Call {
     pub listens: bool,
     /// It is `tools/call`.
     pub calls_tool: bool,
+    /// It is `tools/list`.
+    pub lists_tools: bool,
 }
 
 /// A request that the proxy answers itself.
@@ -159,6 +161,7 @@ fn call(messages: &Body, ids: Vec<RequestId>, version: ProtocolVersion) -> Call 
         opens: OPENING.iter().any(|method| has(method)),
         listens: has(LISTEN),
         calls_tool: has("tools/call"),
+        lists_tools: has("tools/list"),
     }
 }
 

@@ -38,6 +38,13 @@ impl RequestId {
         }
     }
 
+    /// Its text, without quotes and escapes.
+    pub fn text(&self) -> &str {
+        match self {
+            Self::Number(text) | Self::String(text) => text,
+        }
+    }
+
     /// Reads a JSON number or string; `None` for anything else.
     pub fn from_json(text: &str) -> Option<Self> {
         Self::from_raw(serde_json::from_str(text).ok()?)

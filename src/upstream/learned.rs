@@ -26,12 +26,14 @@ pub struct Credentials {
     pub query: Principal,
 }
 
-/// Credentials that were accepted, and CORS headers by origin.
+/// Credentials that were accepted, CORS headers by origin, and which tools have results with a schema.
 #[derive(Debug, Default)]
 pub struct Learned {
     accepted: DashMap<Credentials, Instant>,
     cors: DashMap<HeaderValue, HeaderMap>,
     tokens: Tokens,
+    /// Of tools that somebody wants to know it of: whether a list ever showed an `outputSchema`.
+    structured: DashMap<String, bool>,
 }
 
 impl Learned {
@@ -62,6 +64,18 @@ impl Learned {
     /// Whether it accepted them lately.
     pub fn accepts(&self, credentials: &Credentials, now: Instant) -> bool {
         self.accepted.get(credentials).is_some_and(|at| now.saturating_duration_since(*at) < TRUST)
+    }
+
+    /// A list shows these tools, each with whether it has an `outputSchema`. Once one had it, to any caller, it has.
+    pub fn note_tools(&self, tools: Vec<(String, bool)>) {
+        for (tool, is_structured) in tools {
+            *self.structured.entry(tool).or_default() |= is_structured;
+        }
+    }
+
+    /// Whether this tool is known to have no `outputSchema`.
+    pub fn is_plain(&self, tool: &str) -> bool {
+        self.structured.get(tool).is_some_and(|is_structured| !*is_structured)
     }
 
     /// Keeps the CORS headers of an answer to `origin`.

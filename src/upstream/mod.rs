@@ -40,7 +40,7 @@ use lanes::Lanes;
 pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
 pub use probe::Probed;
-pub use pump::{Call, Pump};
+pub use pump::{Call, Pump, Teaches};
 pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};

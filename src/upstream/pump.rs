@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
-use http::header::CONTENT_ENCODING;
+use http::header::{CONTENT_ENCODING, CONTENT_LENGTH, ETAG};
 use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tracing::{Instrument, debug, info};
 
@@ -18,8 +18,10 @@ use super::reader::{EventReader, Gathered};
 use super::source::{Collected, Input, Source};
 use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
+use crate::config::ResumeTokens;
 use crate::event_log::{EventLog, Head, Opened, Plain, Subject, Writer};
 use crate::metrics::Metrics;
+use crate::protocol::dialect::resume_tokens::Listed;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::{IssuedSession, StreamKind};
@@ -30,8 +32,8 @@ use crate::protocol::stream::{Effect, Ending, Phase};
 const KEPT_ANSWER_MAX: usize = 64 * 1024;
 /// A JSON answer that is not complete after this long streams, whatever its size.
 const KEPT_ANSWER_WAIT: Duration = Duration::from_millis(500);
-/// The answer to `initialize` is waited for this long before it streams.
-const INITIALIZE_WAIT: Duration = Duration::from_secs(10);
+/// An answer that something is to be learned of is waited for this long before it streams.
+const LESSON_WAIT: Duration = Duration::from_secs(10);
 
 /// Between two tries to refuse a question: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -46,10 +48,26 @@ pub struct Call {
     pub credentials: Credentials,
     /// Whom that one's token claims to speak for.
     pub subject: Option<Subject>,
-    /// It carries `initialize`, of which this is known: its answer makes a session.
-    pub initialize: Option<IssuedSession>,
+    /// What its answer teaches.
+    pub teaches: Teaches,
     /// The largest event, and the largest JSON answer that can become one.
     pub max_event_bytes: usize,
+}
+
+/// What is learned of the answer to a call. Nothing of most.
+#[derive(Clone, Debug, Default)]
+pub struct Teaches {
+    /// It carries `initialize`, of which this is known: its answer makes a session.
+    pub initialize: Option<IssuedSession>,
+    /// It lists tools, and these may be answered in slices: the answer shows which can, and says so to the client.
+    pub tools: Option<Arc<ResumeTokens>>,
+}
+
+impl Teaches {
+    /// Whether its answer is read before it passes.
+    fn is_any(&self) -> bool {
+        self.initialize.is_some() || self.tools.is_some()
+    }
 }
 
 /// Runs one call.
@@ -252,9 +270,9 @@ impl Pump {
 
     async fn take_piece(&mut self, piece: Bytes) {
         let Source::Reading(reader) = &mut self.source else { return };
-        let Gathered { events, error, ending } = reader.gather(piece).await;
-        if self.call.initialize.is_some() {
-            events.iter().for_each(|event| self.note_initialized(&event.data));
+        let Gathered { mut events, error, ending } = reader.gather(piece).await;
+        if self.call.teaches.is_any() {
+            events.iter_mut().for_each(|event| event.data = self.be_taught(std::mem::take(&mut event.data)));
         }
         let bytes = events.iter().map(|event| event.data.len()).sum();
         self.metrics.observe_upstream_events(events.len(), bytes);
@@ -390,12 +408,7 @@ impl Pump {
     async fn log_answer(&mut self, Collected { status, body }: Collected) {
         self.source = Source::Idle;
         let refused = refused_by(status);
-        let body = body.and_then(|body| self.as_answer(body).ok_or(refused));
-        if let Ok(body) = &body
-            && self.call.initialize.is_some()
-        {
-            self.note_initialized(body);
-        }
+        let body = body.and_then(|body| self.as_answer(body).ok_or(refused)).map(|body| self.be_taught(body));
         self.writer
             .update(|machine, now| match body {
                 Ok(body) => {
@@ -440,19 +453,21 @@ impl Pump {
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
         let mut kept = BytesMut::new();
-        // What opens a session is read whole: the record must be there before the client uses it.
-        let (limit, wait) = match self.call.initialize {
-            Some(_) => (self.call.max_event_bytes, INITIALIZE_WAIT),
-            None => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
+        // What opens a session is read whole: the record must be there before the client uses it. So is a list that is edited.
+        let (limit, wait) = match self.call.teaches.is_any() {
+            true => (self.call.max_event_bytes, LESSON_WAIT),
+            false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
         };
         let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit)).await;
         let kept = kept.freeze();
         let plain = match complete {
             Ok(Ok(true)) => {
-                if self.call.initialize.is_some() {
-                    self.note_initialized(&kept);
+                let taught = if is_compressed(&parts.headers) { kept.clone() } else { self.be_taught(kept.clone()) };
+                if taught != kept {
+                    parts.headers.remove(ETAG);
+                    parts.headers.insert(CONTENT_LENGTH, taught.len().into());
                 }
-                Plain::kept(parts.status, parts.headers, kept)
+                Plain::kept(parts.status, parts.headers, taught)
             }
             Ok(Ok(false)) | Err(_) => {
                 self.writer.stream().forget_retries();
@@ -489,7 +504,7 @@ impl Pump {
     /// The session that the answer to `initialize` names. Where the upstream names none, a client that declared a dialect gets one of
     /// the proxy's own: what it declared must be known of its calls.
     fn open_session(&mut self, response: &mut Response<Received>) {
-        let Some(initialize) = &self.call.initialize else { return };
+        let Some(initialize) = &self.call.teaches.initialize else { return };
         self.opened_session = SessionId::from_headers(response.headers());
         if self.opened_session.is_some() || !initialize.declared.is_any() || !response.status().is_success() {
             return;
@@ -502,13 +517,25 @@ impl Pump {
         }
     }
 
+    /// A message of an answer that something is to be learned of, as the client gets it.
+    fn be_taught(&self, message: Bytes) -> Bytes {
+        if self.call.teaches.initialize.is_some() {
+            self.note_initialized(&message);
+        }
+        let Some(tokens) = &self.call.teaches.tools else { return message };
+        let Listed { tools, edited } = Listed::of(&message, |name| tokens.tools.contains(name));
+        self.upstream.learned().note_tools(tools);
+        edited.map_or(message, Bytes::from)
+    }
+
     /// The result of `initialize` makes a record, before the client can use the session.
     fn note_initialized(&self, message: &[u8]) {
         if let Some(session) = &self.opened_session
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
         {
-            let declared = self.call.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
+            let declared =
+                self.call.teaches.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
             let opened = Opened { version, logging: initialized.logging, declared };
             self.log.sessions().record(session.clone(), self.call.credentials.principal, opened);
         }

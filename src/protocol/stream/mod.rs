@@ -256,6 +256,16 @@ impl Machine {
         self.delivered = true;
     }
 
+    /// The connection `attach` ends with an interim result, behind the event at `upto`.
+    pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
+        self.reader.tell(attach, upto);
+    }
+
+    /// What became of that: it has arrived, or its connection ended before anybody knew.
+    pub fn handle_interim_settled(&mut self, attach: AttachId, has_arrived: bool) {
+        self.reader.settle(attach, has_arrived);
+    }
+
     /// The client cancels one of its requests. False when there is nothing to cancel. From here on the stream's tokens are
     /// refused; the first of the upstream's response, its end, or `cancel_grace` seals it.
     pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {

@@ -21,6 +21,10 @@ pub struct Reader {
     position: Seq,
     written: Seq,
     confirmed: Seq,
+    /// Behind which event the last interim result stands that has arrived.
+    told: Seq,
+    /// The same of one whose connection is still open, and who read that.
+    telling: Option<(AttachId, Seq)>,
     chases: u32,
     last_takeover: Option<Instant>,
 }
@@ -36,6 +40,8 @@ impl Reader {
             position: Seq(0),
             written: Seq(0),
             confirmed: Seq(0),
+            told: Seq(0),
+            telling: None,
             chases: 0,
             last_takeover: None,
         }
@@ -85,6 +91,24 @@ impl Reader {
     /// The last event the client confirmed.
     pub fn confirmed(&self) -> Seq {
         self.confirmed
+    }
+
+    /// What a client has that comes back with the token of an interim result: all that precedes the last one that was written
+    /// without an error.
+    pub fn told(&self) -> Seq {
+        self.telling.map_or(self.told, |(_, upto)| upto.max(self.told))
+    }
+
+    pub(super) fn tell(&mut self, attach: AttachId, upto: Seq) {
+        self.telling = Some((attach, upto));
+    }
+
+    pub(super) fn settle(&mut self, attach: AttachId, has_arrived: bool) {
+        if let Some((_, upto)) = self.telling.take_if(|(telling, _)| *telling == attach)
+            && has_arrived
+        {
+            self.told = self.told.max(upto);
+        }
     }
 
     /// The `retry` of the connection that was just taken over: doubled with each takeover within [`CHASE_WINDOW`].

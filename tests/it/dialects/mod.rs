@@ -3,6 +3,7 @@
 mod requests;
 mod streams;
 mod together;
+mod tokens;
 mod url;
 
 use serde_json::{Value, json};

@@ -1,0 +1,31 @@
+//! Resume tokens, [#1003]: a call that takes long is answered in slices, each but the last with a token for the next.
+//!
+//! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
+
+use std::sync::Arc;
+
+use super::Resumption;
+use crate::delivery::Interim;
+use crate::event_log::{Slice, Stream};
+use crate::protocol::dialect::Waits;
+use crate::protocol::dialect::resume_tokens::{self, Names, Sameness};
+use crate::protocol::ids::Seq;
+
+/// What a connection that reads `slice` ends with, if the real result is not there by then. `None` for streams that are not sliced.
+pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
+    let form = stream.slicing()?.form;
+    let max_wait = stream.look(|machine| machine.policy().max_wait);
+    let ttl = Waits::new(std::time::Duration::ZERO, max_wait).max;
+    let message = resume_tokens::interim_result(&slice.names().id, form, &stream.resume_token(), ttl);
+    Some(Interim { at: slice.ends_at(), message })
+}
+
+/// The same call again, called `names` this time: it goes on behind what the client has by `cursor`, or by having got the interim
+/// result that the token was in. `None` where the call is another one, or was answered for good.
+pub fn resume(stream: Arc<Stream>, call: Option<Sameness>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
+    let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
+    let after = if is_same { stream.note_continued(cursor) } else { None }?;
+    let has_gap = stream.look(|machine| machine.trimmed() > machine.reader().confirmed());
+    let slice = stream.begin_slice(names);
+    Some(Resumption { stream, after, has_gap, closing: None, slice })
+}

@@ -1,0 +1,168 @@
+//! The calls by which a client reads one stream in slices: the first, and each that carried it on with the stream's token.
+//!
+//! Owned here: what is kept of them with the stream. Each has a handle of its own (the same stream, its own request id), so that its
+//! event IDs lead back to it. Absent: when a slice ends (delivery), and what is said then (the dialect).
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::BytesMut;
+
+use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renamed, Sameness};
+use crate::protocol::ids::Handle;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::sse;
+
+/// So many slices of a stream are known by their handles: the first, and the latest. A client that comes back to one in between
+/// left it long ago.
+const KEPT: usize = 8;
+
+/// How a stream is sliced.
+#[derive(Debug)]
+pub struct Slicing {
+    /// Which calls may carry it on.
+    pub sameness: Sameness,
+    /// What its result looks like.
+    pub form: Form,
+    /// How long a slice is.
+    pub length: Duration,
+    /// What the first call is called, upstream as well.
+    pub first: Names,
+}
+
+/// One call.
+#[derive(Debug)]
+pub struct Slice {
+    names: Names,
+    handle: Handle,
+    ends_at: Instant,
+    /// What the events call it, where that is something else.
+    first: Option<Names>,
+}
+
+/// An event as a slice's client gets it.
+pub(super) enum Told {
+    AsItIs,
+    Changed(BytesMut),
+    Unwanted,
+}
+
+impl Slice {
+    /// What its client calls it.
+    pub fn names(&self) -> &Names {
+        &self.names
+    }
+
+    /// Its part of every event ID.
+    pub fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    /// When its client gets an interim result, unless there is a real one.
+    pub fn ends_at(&self) -> Instant {
+        self.ends_at
+    }
+
+    /// A message of the stream as its client gets it.
+    pub fn rename(&self, data: &[u8]) -> Renamed {
+        self.first.as_ref().map_or(Renamed::Same, |first| resume_tokens::rename(data, first, &self.names))
+    }
+
+    /// An event as it was encoded, without its id.
+    pub(super) fn tell(&self, event: &[u8]) -> Told {
+        if self.first.is_none() {
+            return Told::AsItIs;
+        }
+        // What was encoded is a little larger than what it holds.
+        let mut decoder = sse::Decoder::new(event.len());
+        decoder.feed(event);
+        let Ok(Some(decoded)) = decoder.poll_event() else { return Told::AsItIs };
+        match self.rename(&decoded.data) {
+            Renamed::Same => Told::AsItIs,
+            Renamed::Unwanted => Told::Unwanted,
+            Renamed::Changed(data) => {
+                let mut changed = BytesMut::new();
+                sse::encode_event(&mut changed, &decoded.name, &data);
+                Told::Changed(changed)
+            }
+        }
+    }
+}
+
+/// The slices of one stream.
+#[derive(Debug)]
+pub(super) struct Slices {
+    pub(super) slicing: Slicing,
+    known: Mutex<VecDeque<Arc<Slice>>>,
+}
+
+impl Slices {
+    pub(super) fn new(slicing: Slicing) -> Self {
+        Self { slicing, known: Mutex::default() }
+    }
+
+    /// A new one under `handle`. It is found before older ones of the same handle.
+    pub(super) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
+        let first = Some(&self.slicing.first).filter(|first| **first != names).cloned();
+        let slice = Arc::new(Slice { names, handle, ends_at: now + self.slicing.length, first });
+        let mut known = self.lock();
+        if let Some(same) = known.iter().position(|known| known.handle == slice.handle) {
+            known.remove(same);
+            known.insert(same, slice.clone());
+        } else {
+            if known.len() == KEPT {
+                known.remove(1);
+            }
+            known.push_back(slice.clone());
+        }
+        slice
+    }
+
+    /// The one whose handle has this text.
+    pub(super) fn find(&self, handle: &str) -> Option<Arc<Slice>> {
+        self.lock().iter().find(|slice| slice.handle.as_str() == handle).cloned()
+    }
+
+    pub(super) fn has(&self, id: &RequestId) -> bool {
+        self.lock().iter().any(|slice| slice.names.id == *id)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Slice>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::protocol::ids::{Keyring, Owner, StoreEpoch, StreamId, StreamKind};
+
+    fn names(id: u64) -> Names {
+        Names { id: RequestId::Number(id.to_string().into()), progress: None }
+    }
+
+    fn handle(id: u64) -> Handle {
+        let stream = StreamId::from_bytes([1; 12]);
+        let keys = Keyring::new([7; 32], Vec::new());
+        Handle::mint(&keys, StreamKind::Request, Owner(1), StoreEpoch(1), stream, &[names(id).id], false)
+    }
+
+    #[test]
+    fn the_first_slice_and_the_latest_are_kept() {
+        let sameness = Sameness::of(b"{}", "m").unwrap();
+        let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(1), first: names(0) };
+        let slices = Slices::new(slicing);
+        let now = clock::now();
+        let begin = |id: u64, now| slices.begin(names(id), handle(id), now);
+        (0..20).for_each(|id| drop(begin(id, now)));
+        let known = |id: u64| slices.find(handle(id).as_str()).is_some() && slices.has(&names(id).id);
+        assert_eq!((0..20).filter(|id| known(*id)).count(), KEPT);
+        assert!(known(0) && known(19) && !known(1));
+        let again = begin(0, now + Duration::from_secs(5));
+        let found = slices.find(handle(0).as_str()).unwrap();
+        assert_eq!(found.ends_at(), again.ends_at(), "the newer of two with one handle");
+        assert!(known(19), "it has taken the place of the other");
+    }
+}

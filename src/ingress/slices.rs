@@ -1,0 +1,174 @@
+//! Calls that are answered in slices: which they are, the same call with a token, and the end of a slice.
+
+use std::future::{pending, poll_fn};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::Response;
+
+use super::call::{Beginning, Reply};
+use super::refreshed::Unproven;
+use super::{Asked, Ingress};
+use crate::clock;
+use crate::config::ResumeTokens;
+use crate::delivery::Start;
+use crate::dialect::{self, Resumption};
+use crate::event_log::{self, Attachment, BoxBody, Slicing};
+use crate::metrics::{Dialect, Resumed};
+use crate::protocol::classify;
+use crate::protocol::dialect::resume_tokens::{self, CALLS_TOOL, Form, Names, Said, Sameness};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{self, Era};
+use crate::protocol::jsonrpc;
+use crate::protocol::stream::Phase;
+
+/// A request that is to be answered in slices by the configuration.
+struct Configured {
+    method: String,
+    /// The tool it calls.
+    tool: Option<String>,
+}
+
+impl Ingress {
+    /// What answers of this call are read and edited by, if it lists the tools of a client that may be answered in slices.
+    pub(super) fn listed(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
+        let tokens = self.config.dialects.resume_tokens.as_ref()?;
+        (call.lists_tools && call.era() == Era::Legacy && !tokens.tools.is_empty()).then(|| tokens.clone())
+    }
+
+    fn configured(&self, message: &[u8]) -> Option<Configured> {
+        let tokens = self.config.dialects.resume_tokens.as_ref()?;
+        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
+        if method != CALLS_TOOL {
+            return tokens.methods.contains(&method).then_some(Configured { method, tool: None });
+        }
+        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
+        Some(Configured { method, tool: Some(tool) })
+    }
+
+    /// The token of a call; [`Said::Nothing`] for every call that nothing is configured for.
+    pub(super) fn token_of(&self, call: &classify::Call, body: &[u8]) -> Said {
+        if self.config.dialects.resume_tokens.is_none() || call.era() == Era::Modern {
+            return Said::Nothing;
+        }
+        let said = |message: &str| {
+            let message = message.as_bytes();
+            self.configured(message).map_or(Said::Nothing, |Configured { method, .. }| Said::of(message, &method))
+        };
+        let said =
+            jsonrpc::messages(body).into_iter().map(said).find(|said| !matches!(said, Said::Nothing | Said::Null));
+        match said {
+            None if !call.batch => {
+                self.configured(body).map_or(Said::Nothing, |Configured { method, .. }| Said::of(body, &method))
+            }
+            said => said.unwrap_or(Said::Nothing),
+        }
+    }
+
+    /// How the stream of a new call is sliced. A tool is none that may have an `outputSchema`: clients refuse a result without what
+    /// that wants, so it must have been seen in a list.
+    pub(super) fn slicing(&self, call: &classify::Call, body: &[u8]) -> Option<Slicing> {
+        let length = self.config.dialects.resume_tokens.as_ref()?.slice;
+        if call.batch || call.era() == Era::Modern {
+            return None;
+        }
+        let Configured { method, tool } = self.configured(body)?;
+        if tool.is_some_and(|tool| !self.upstream.learned().is_plain(&tool)) {
+            return None;
+        }
+        let sameness = Sameness::of(body, &method)?;
+        Some(Slicing { sameness, form: Form::of(&method), length, first: names(call, body)? })
+    }
+
+    /// A call that says something of a token.
+    pub(super) async fn call_with_token(
+        self: Arc<Self>,
+        asked: Asked,
+        call: classify::Call,
+        body: Bytes,
+        said: Said,
+    ) -> Response<BoxBody> {
+        let Some(Configured { method, .. }) = self.configured(&body) else {
+            return self.refuse_call(ErrorCode::NotInBatch, &call);
+        };
+        match said {
+            Said::Token(token) => self.call_again(asked, call, &method, &body, token.as_deref()).await,
+            Said::Nothing | Said::Null => {
+                let body = resume_tokens::without_token(&body, &method).into();
+                self.call(asked, call, body).await
+            }
+        }
+    }
+
+    /// The same call again, to go on with: never sent on.
+    async fn call_again(
+        self: Arc<Self>,
+        asked: Asked,
+        call: classify::Call,
+        method: &str,
+        body: &[u8],
+        token: Option<&str>,
+    ) -> Response<BoxBody> {
+        let accept = headers::accept(&asked.parts.headers);
+        if !accept.json && !accept.sse {
+            return self.refuse_call(ErrorCode::NotAcceptable, &call);
+        }
+        let Some(names) = names(&call, body) else { return self.refuse_call(ErrorCode::BadRequest, &call) };
+        self.wait_for_place(&asked).await;
+        let sameness = Sameness::of(body, method);
+        let found = match self.find_by_token(&asked, token).await {
+            Ok(found) => found,
+            Err(Unproven::Unasked) => return self.refuse_call(ErrorCode::TokenUnproven, &call),
+            Err(unproven) => return self.tell(unproven),
+        };
+        let resumption = found.and_then(|stream| {
+            let cursor = self.cursor_in(&asked, &stream);
+            dialect::resume_tokens::resume(stream, sameness, names, cursor)
+        });
+        let Some(Resumption { stream, after, has_gap, slice, .. }) = resumption else {
+            self.metrics.observe_resume(Dialect::ResumeTokens, Resumed::Lost);
+            return self.refuse_call(ErrorCode::TokenRefused, &call);
+        };
+        self.metrics.observe_resume(Dialect::ResumeTokens, Resumed::Served);
+        if has_gap {
+            self.metrics.observe_gap();
+        }
+        // By which the client cancels it, and answers what it asks.
+        if let Some(session) = &asked.session {
+            session.join_stream(&stream);
+        }
+        let attachment = stream.attach(event_log::new_attach(), after).under(slice);
+        let beginning = Beginning { start: Start::After(after), has_gap };
+        let Asked { session, connection, .. } = asked;
+        self.reply(Reply { call, accept, session, connection, beginning, may_begin: true }, attachment).await
+    }
+
+    /// Waits until the slice that `attachment` reads is over and its response has to begin: the interim result, or `None` where the
+    /// real one is there. For ever where the stream is not sliced.
+    pub(super) async fn slice_over(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
+        let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
+            return pending().await;
+        };
+        clock::sleep_until(slice.ends_at()).await;
+        let stream = attachment.stream();
+        if !reply.may_begin && stream.look(|machine| machine.phase() == Phase::Waiting) {
+            poll_fn(|cx| attachment.poll_head_anyway(cx)).await;
+        }
+        let is_due = stream.look(|machine| !machine.debts().is_settled());
+        if !is_due || !stream.commit() {
+            return None;
+        }
+        self.log.publish_once(stream);
+        dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
+    }
+}
+
+/// What a call is called; `None` where that is longer than what is kept for every slice.
+fn names(call: &classify::Call, body: &[u8]) -> Option<Names> {
+    const MAX_BYTES: usize = 256;
+    let id = call.ids.first()?.clone();
+    let names = Names { id, progress: resume_tokens::progress_token(body) };
+    let is_short =
+        [Some(&names.id), names.progress.as_ref()].into_iter().flatten().all(|name| name.text().len() <= MAX_BYTES);
+    is_short.then_some(names)
+}
