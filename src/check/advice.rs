@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use super::facts::{Contact, Facts, Form, Guard, Legacy, Resumed, Standalone, ToolOutcome};
+use super::facts::{Contact, Facts, Form, Guard, Legacy, Resumed, Standalone, ToolOutcome, printable};
 use super::verdict::Verdict;
 use crate::config::{Config, HostHeader};
 
@@ -125,7 +125,22 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
             "of a caller without credentials and session, an event's id is the only key to its stream: keep it out of logs"
                 .to_owned(),
         ),
+        (
+            !unsliced(facts, config).is_empty(),
+            format!(
+                "calls of {} are never answered in slices, whatever [dialects.resume_tokens] names: a tool with an \
+                 outputSchema has results that can only come whole",
+                unsliced(facts, config).join(", ")
+            ),
+        ),
     ])
+}
+
+/// The tools that are to be answered in slices and cannot be.
+fn unsliced<'a>(facts: &'a Facts, config: &Config) -> Vec<&'a str> {
+    let (Some(tools), Some(tokens)) = (&facts.tools, &config.dialects.resume_tokens) else { return Vec::new() };
+    let structured = tools.with_output_schema.iter().map(String::as_str);
+    structured.filter(|name| tokens.tools.iter().any(|tool| printable(tool) == *name)).collect()
 }
 
 /// What to watch when the proxy stands in front of it.
@@ -246,8 +261,9 @@ pub(super) fn words(time: Duration) -> String {
 #[cfg(test)]
 mod tests {
     use super::super::facts::samples::*;
-    use super::super::facts::{Document, ToolRun};
+    use super::super::facts::{Document, ToolRun, Tools};
     use super::*;
+    use crate::config::ResumeTokens;
 
     type Told = fn(&Facts, &Config) -> Vec<String>;
     type Case = (Told, fn(&mut Facts), &'static str);
@@ -322,6 +338,20 @@ mod tests {
             assert!(adds.contains(part), "{part}: {adds}");
         }
         assert!(clients(&facts, &config).join("\n").contains("2500 ms apart: they survive an outage of about 5 s"));
+    }
+
+    #[test]
+    fn tools_that_cannot_be_sliced_are_named_where_they_were_to_be() {
+        let mut facts = speaks();
+        facts.tools =
+            Some(Tools { count: 2, complete: true, with_output_schema: vec!["exact".into(), "other".into()] });
+        let mut config = config();
+        let says = |config: &Config| clients(&facts, config).join("\n").contains("calls of exact are never");
+        assert!(!says(&config));
+        let tools = ["exact", "slow"].map(str::to_owned).into();
+        let tokens = ResumeTokens { slice: Duration::from_secs(30), tools, methods: Default::default() };
+        config.dialects.resume_tokens = Some(std::sync::Arc::new(tokens));
+        assert!(says(&config));
     }
 
     #[test]
