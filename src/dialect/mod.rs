@@ -3,8 +3,8 @@
 //! A dialect turns a request into a stream, a place in it and a way to deliver, or into a status; and it says what is announced
 //! on the streams of clients that declared it. Nothing here stores anything, sets a timer or decides a policy: every dialect
 //! shares the stream's one cursor, its confirmations and its timers, so that a client may change between them. Absent: HTTP
-//! (ingress), the wire forms ([`crate::protocol::dialect`]), and the specification's own resumption by `Last-Event-ID`, which
-//! needs no adapter.
+//! (ingress), the wire forms ([`crate::protocol::dialect`], [`crate::protocol::stream_url`]), and the specification's own
+//! resumption by `Last-Event-ID`, which needs no adapter.
 
 pub mod resumable_requests;
 pub mod resumable_streams;

@@ -31,6 +31,9 @@ struct Wanted {
     has_cursor: bool,
 }
 
+/// The answer to a POST whose answers must come again.
+type Refusal = Box<Response<BoxBody>>;
+
 impl Ingress {
     /// Takes the stream out of a request's target: nobody else is to see it.
     pub(super) fn take_stream_url(&self, target: &mut Uri) -> Option<Named> {
@@ -119,7 +122,7 @@ impl Ingress {
                 if let Some(answers) = answers
                     && let Err(refusal) = self.give(&asked, &resumption.stream, answers).await
                 {
-                    return refusal;
+                    return *refusal;
                 }
                 self.deliver_resumption(&asked, Dialect::StreamUrl, resumption)
             }
@@ -140,13 +143,13 @@ impl Ingress {
     /// Gives the answers to the upstream, each by itself: only the oldest revision has arrays.
     ///
     /// # Errors
-    /// The answer to the POST, where it must come again: none of what is left was given.
+    /// Where they must come again: nothing from the refused one on was given.
     async fn give(
         self: &Arc<Self>,
         asked: &Asked,
         stream: &Arc<Stream>,
         answers: Vec<(Bytes, RequestId)>,
-    ) -> Result<(), Response<BoxBody>> {
+    ) -> Result<(), Refusal> {
         let Answers { given, repeated } = stream_url::note_answers(stream, answers);
         if repeated > 0 {
             self.metrics.observe_repeated_answer();
@@ -166,15 +169,11 @@ impl Ingress {
         }
         // A task of its own: a client that leaves now has still answered.
         let giving = self.clone().deliver_all(stream.clone(), deliveries).in_current_span();
-        let broke = || self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke));
+        let broke = || Box::new(self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)));
         tokio::spawn(giving).await.unwrap_or_else(|_| Err(broke()))
     }
 
-    async fn deliver_all(
-        self: Arc<Self>,
-        stream: Arc<Stream>,
-        deliveries: Vec<Delivery>,
-    ) -> Result<(), Response<BoxBody>> {
+    async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, deliveries: Vec<Delivery>) -> Result<(), Refusal> {
         let mut left = deliveries.into_iter();
         while let Some(delivery) = left.next() {
             if let Err(refusal) = self.deliver_one(&stream, delivery).await {
@@ -185,12 +184,12 @@ impl Ingress {
         Ok(())
     }
 
-    async fn deliver_one(self: &Arc<Self>, stream: &Stream, delivery: Delivery) -> Result<(), Response<BoxBody>> {
+    async fn deliver_one(self: &Arc<Self>, stream: &Stream, delivery: Delivery) -> Result<(), Refusal> {
         let queued = delivery.session.as_ref().and_then(Session::queue_turn);
         let (reply, replied) = oneshot::channel();
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
-            Ok(Told::Passed(response)) if is_for_the_client(response.status()) => Err(response),
+            Ok(Told::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
             Ok(Told::Passed(response)) if !response.status().is_success() => {
                 warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
                 Ok(())
@@ -199,7 +198,7 @@ impl Ingress {
                 warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
                 Ok(())
             }
-            Ok(Told::Failed(failure)) => Err(self.fail_forward(failure)),
+            Ok(Told::Failed(failure)) => Err(Box::new(self.fail_forward(failure))),
             Ok(Told::Passed(_) | Told::Held) | Err(_) => Ok(()),
         }
     }
