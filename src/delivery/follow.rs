@@ -12,9 +12,9 @@ use tracing::info;
 use super::lost::lost_on;
 use super::receipts::{Receipt, Receipts};
 use crate::clock::{self, Alarm};
-use crate::event_log::{Attachment, BoxError, ReadOutcome, Stream};
+use crate::event_log::{Attachment, BoxError, ReadOutcome};
 use crate::metrics::{Left, Metrics};
-use crate::protocol::ids::{self, Seq};
+use crate::protocol::ids::{self, Handle, Seq};
 use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
@@ -126,9 +126,9 @@ impl Follow {
         self
     }
 
-    /// The stream.
-    pub fn stream(&self) -> &Arc<Stream> {
-        self.attachment.stream()
+    /// The stream, as this connection's event IDs name it.
+    pub fn handle(&self) -> &Handle {
+        self.attachment.handle()
     }
 
     /// What every response begins with, in the same write as its head: without an id no client can come back.

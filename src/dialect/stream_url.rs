@@ -23,9 +23,13 @@ pub enum Return {
     Lost,
 }
 
-/// A client comes back that has everything up to `cursor`; where it does not say, up to where its last turn began, else nothing.
-/// `takes_turns`: it is told so when it is its turn.
-pub fn come_back(stream: &Arc<Stream>, cursor: Option<Seq>, takes_turns: bool) -> Return {
+/// A client comes back by the URL with this handle. It has everything up to `cursor`; where it does not say, up to where its last turn
+/// began, else nothing. `takes_turns`: it is told so when it is its turn.
+pub fn come_back(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_turns: bool) -> Return {
+    let slice = stream.find_slice(handle);
+    if slice.is_none() && stream.slicing().is_some() {
+        return Return::Lost;
+    }
     let (wanted, trimmed, place) = stream.look(|machine| {
         let wanted = cursor.or_else(|| machine.last_turn()).unwrap_or_default();
         (wanted, machine.trimmed(), machine.place(wanted))
@@ -38,7 +42,7 @@ pub fn come_back(stream: &Arc<Stream>, cursor: Option<Seq>, takes_turns: bool) -
         return Return::AtEnd;
     }
     let after = wanted.max(trimmed);
-    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None, slice: None })
+    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None, slice })
 }
 
 /// What becomes of the answers that a client gives to a stream.

@@ -139,8 +139,10 @@ impl Ingress {
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
-        let Asked { session, connection, .. } = asked;
-        self.reply(Reply { call, accept, session, connection, beginning, may_begin: true }, attachment).await
+        let Asked { parts, session, connection, .. } = asked;
+        let query = parts.uri.query().map(Box::from);
+        drop(parts);
+        self.reply(Reply { call, accept, query, session, connection, beginning, may_begin: true }, attachment).await
     }
 
     /// Waits until the slice that `attachment` reads is over and its response has to begin: the interim result, or `None` where the

@@ -48,7 +48,7 @@ impl Ingress {
         query: Option<&str>,
         body: Follow,
     ) -> Response<BoxBody> {
-        let handle = self.config.dialects.stream_url.then(|| body.stream().handle().clone());
+        let handle = self.config.dialects.stream_url.then(|| body.handle().clone());
         let mut response = match head {
             Some((status, head)) => respond::stream_with(status, head, body),
             None => respond::stream(body),
@@ -108,7 +108,7 @@ impl Ingress {
         let back = match &found {
             Some((stream, cursor)) => {
                 let cursor = Some(*cursor).filter(|_| wanted.has_cursor);
-                stream_url::come_back(stream, cursor, takes_turns)
+                stream_url::come_back(stream, wanted.id.handle_text(), cursor, takes_turns)
             }
             None => Return::Lost,
         };

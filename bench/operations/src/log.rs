@@ -157,6 +157,7 @@ fn spec() -> Spec {
         batch: false,
         polls: false,
         body: None,
+        slicing: None,
     }
 }
 
@@ -171,6 +172,7 @@ fn plan() -> Plan {
         turns: false,
         preface: None,
         closing: None,
+        interim: None,
     }
 }
 

@@ -461,3 +461,22 @@ async fn slices_are_counted_as_what_they_are() {
     let left = metric(&proxy, r#"mcp_resume_disconnects_total{can_resume="no"}"#).await;
     assert_eq!(left, 0.0, "an interim result is an answer");
 }
+
+#[tokio::test]
+async fn the_url_of_a_slice_goes_on_as_that_slice() {
+    let (mut upstream, proxy, session) = begun().await;
+    let (sse, _, token) = first_slice(&proxy, &mut upstream, &session).await;
+    let second = session.post(again(json!(8), json!("p8"), &token));
+    let mut response = second.send(proxy.addr).await.sse();
+    let handle = EventId::of(response.prime().await.id()).handle;
+    assert_eq!(response.header("link"), Some(format!("<?mcp-stream={handle}>; rel=\"stream\"").as_str()));
+    response.reset();
+    sse.event(progress(1)).await;
+    let url = session.get().target(&format!("/mcp?mcp-stream={handle}"));
+    let mut again = url.send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(again.prime().await.id()).handle, handle);
+    assert_eq!(again.event().await.bytes(), progress_of(&json!("p8"), 1).as_bytes());
+    sse.finish(result(7)).await;
+    assert_eq!(again.event().await.bytes(), result(8).as_bytes());
+    again.ends().await;
+}
