@@ -89,6 +89,7 @@ impl Ingress {
             earlier = elder.clone();
         }
         wait_for_detach(earlier).await;
+        self.learn_tool(&asked, &call, &body).await;
         let teaches = Teaches { initialize, tools: self.listed(&call) };
         let posted = Posted { asked, call, accept, body, retry, teaches };
         match self.begin(&posted, elder) {

@@ -65,6 +65,19 @@ impl Ingress {
         }
     }
 
+    /// A call of a tool that may be answered in slices, and that no list has shown yet, lets the upstream be asked for one first.
+    pub(super) async fn learn_tool(&self, asked: &Asked, call: &classify::Call, body: &[u8]) {
+        let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
+        if call.batch || !call.calls_tool || call.era() == Era::Modern {
+            return;
+        }
+        let tool = self.configured(body).and_then(|configured| configured.tool);
+        if let Some(tool) = tool.filter(|tool| !self.upstream.learned().knows(tool)) {
+            let client = asked.connection.forwarded();
+            Box::pin(self.upstream.find_tool(&asked.parts, client, tokens, &tool)).await;
+        }
+    }
+
     /// How the stream of a new call is sliced. A tool is none that may have an `outputSchema`: clients refuse a result without what
     /// that wants, so it must have been seen in a list.
     pub(super) fn slicing(&self, call: &classify::Call, body: &[u8]) -> Option<Slicing> {

@@ -73,6 +73,11 @@ impl Learned {
         }
     }
 
+    /// Whether a list has shown this tool.
+    pub fn knows(&self, tool: &str) -> bool {
+        self.structured.contains_key(tool)
+    }
+
     /// Whether this tool is known to have no `outputSchema`.
     pub fn is_plain(&self, tool: &str) -> bool {
         self.structured.get(tool).is_some_and(|is_structured| !*is_structured)

@@ -10,6 +10,7 @@ mod forwarded;
 mod http1;
 mod lanes;
 mod learned;
+mod listing;
 mod own;
 mod probe;
 mod pump;

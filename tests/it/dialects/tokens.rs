@@ -361,19 +361,46 @@ async fn what_is_not_configured_is_not_sliced_and_its_token_is_payload() {
 }
 
 #[tokio::test]
-async fn a_tool_with_an_output_schema_or_one_not_listed_yet_is_never_sliced() {
+async fn a_tool_with_an_output_schema_or_one_that_no_list_shows_is_never_sliced() {
     let (mut upstream, proxy, session) = stage_with(sliced).await;
-    let waits = async |upstream: &mut Upstream, tool: &str| {
-        let (sse, mut response) = begin(&proxy, upstream, &session.post(call_tool(7, tool))).await;
+    let waits = async |upstream: &mut Upstream, tool: &str, is_listed: bool| {
+        let pending = session.post(call_tool(7, tool)).start(proxy.addr).await;
+        if !is_listed {
+            upstream.expect("tools/list").await.json(404, "{}").await;
+        }
+        let sse = upstream.expect("tools/call").await.sse().await;
+        let mut response = pending.response().await.sse();
         response.prime().await;
         pass(SLICE * 2).await;
         sse.finish(result(7)).await;
         assert_eq!(response.event().await.bytes(), result(7).as_bytes());
         response.ends().await;
     };
-    waits(&mut upstream, "slow").await;
+    waits(&mut upstream, "slow", false).await;
     list(&proxy, &mut upstream, &session).await;
-    waits(&mut upstream, "exact").await;
+    waits(&mut upstream, "exact", true).await;
+}
+
+#[tokio::test]
+async fn where_no_client_has_listed_the_tools_the_proxy_asks_page_by_page() {
+    let (mut upstream, proxy, session) = stage_with(sliced).await;
+    let pending = session.post(call(7)).with("authorization", "Bearer a").start(proxy.addr).await;
+    let question = upstream.expect("tools/list").await;
+    assert_eq!((question.header("authorization"), question.header("mcp-session-id")), (Some("Bearer a"), Some("s-1")));
+    let other = json!({ "name": "other", "inputSchema": { "type": "object" } });
+    let page = json!({ "jsonrpc": "2.0", "id": 1, "result": { "tools": [other], "nextCursor": "two" } });
+    question.json(200, page.to_string()).await;
+    let question = upstream.expect("tools/list").await;
+    assert_eq!(question.json_body()["params"], json!({ "cursor": "two" }));
+    let sse = question.sse().await;
+    sse.finish(tools().to_string()).await;
+    let _running = upstream.expect("tools/call").await.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    interim(&mut response, json!(7)).await;
+    // What was learned stays.
+    let (_sse, mut second) = begin(&proxy, &mut upstream, &session.post(call(8))).await;
+    second.prime().await;
 }
 
 #[tokio::test]
