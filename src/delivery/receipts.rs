@@ -45,6 +45,18 @@ impl Receipts {
         arrived.into_iter().for_each(|(_, waiting)| waiting.confirm());
     }
 
+    /// The connection ended in peace: its client has taken what it was written, as far as anybody can tell. That decides what is
+    /// sent again before the next result, and not whether a result is kept.
+    pub fn confirm_interims(&self) {
+        let waiting = std::mem::take(&mut *self.lock());
+        for (at, waiting) in waiting {
+            match waiting {
+                Waiting::Answer(_) => self.lock().push((at, waiting)),
+                Waiting::Interim(_) => waiting.confirm(),
+            }
+        }
+    }
+
     /// When the oldest will have settled.
     pub fn next_settled(&self) -> Option<Instant> {
         self.lock().first().map(|(at, _)| *at + SETTLED)

@@ -61,11 +61,13 @@ struct Socket<Io> {
     ahead: BytesMut,
     /// hyper waits for the socket itself and will see its end.
     hyper_waits: bool,
+    /// It failed, and did not just end.
+    is_broken: bool,
 }
 
 /// Both ends of the watch. What was read of `io` before is `ahead`.
 pub(super) fn watched<Io>(io: Io, ahead: BytesMut) -> (Watched<Io>, Watch<Io>) {
-    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false }));
+    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false, is_broken: false }));
     (Watched(socket.clone()), Watch(socket))
 }
 
@@ -84,10 +86,18 @@ impl<Io: AsyncRead + Unpin> Watch<Io> {
             match ready!(Pin::new(&mut socket.io).poll_read(cx, &mut buffer)) {
                 Ok(()) if buffer.filled().is_empty() => return Poll::Ready(()),
                 Ok(()) => socket.ahead.extend_from_slice(buffer.filled()),
-                Err(_) => return Poll::Ready(()),
+                Err(_) => {
+                    socket.is_broken = true;
+                    return Poll::Ready(());
+                }
             }
         }
         Poll::Pending
+    }
+
+    /// Whether the connection failed. hyper takes a reset between two requests for an end.
+    pub(super) fn is_broken(&self) -> bool {
+        lock(&self.0).is_broken
     }
 }
 
@@ -102,6 +112,7 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
             let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
             // One that brought bytes has left no waker behind, and hyper may not ask again.
             socket.hyper_waits = read.is_pending();
+            socket.is_broken |= matches!(read, Poll::Ready(Err(_)));
             return read;
         }
         let taken = buffer.remaining().min(socket.ahead.len());
@@ -147,6 +158,11 @@ pub(super) struct Settling {
 }
 
 impl Settling {
+    /// The connection ended, and did not break.
+    pub(super) fn end(&self) {
+        self.receipts.confirm_interims();
+    }
+
     pub(super) fn new(receipts: Arc<Receipts>) -> Self {
         Self { receipts, alarm: Alarm::new() }
     }

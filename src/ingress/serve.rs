@@ -313,8 +313,10 @@ where
         watch.poll_left(cx).map(Ok)
     })
     .await;
-    if let Err(error) = ended {
-        debug!(%error, "connection ended");
+    match ended {
+        Ok(()) if !watch.is_broken() => settling.end(),
+        Ok(()) => {}
+        Err(error) => debug!(%error, "connection ended"),
     }
 }
 

@@ -258,7 +258,8 @@ impl Machine {
 
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
-        self.reader.tell(attach, upto);
+        // Where nothing else announces the token, whoever has it has it from an interim result: no later one than the first.
+        self.reader.tell(attach, upto, self.framed.is_none());
     }
 
     /// What became of that: it has arrived, or its connection ended before anybody knew.

@@ -21,6 +21,8 @@ pub struct Reader {
     position: Seq,
     written: Seq,
     confirmed: Seq,
+    /// Whether an interim result was ever written.
+    has_told: bool,
     /// Behind which event the last interim result stands that has arrived.
     told: Seq,
     /// The same of one whose connection is still open, and who read that.
@@ -40,6 +42,7 @@ impl Reader {
             position: Seq(0),
             written: Seq(0),
             confirmed: Seq(0),
+            has_told: false,
             told: Seq(0),
             telling: None,
             chases: 0,
@@ -99,7 +102,11 @@ impl Reader {
         self.telling.map_or(self.told, |(_, upto)| upto.max(self.told))
     }
 
-    pub(super) fn tell(&mut self, attach: AttachId, upto: Seq) {
+    pub(super) fn tell(&mut self, attach: AttachId, upto: Seq, proves: bool) {
+        if proves && !self.has_told {
+            self.told = upto;
+        }
+        self.has_told = true;
         self.telling = Some((attach, upto));
     }
 
