@@ -12,9 +12,10 @@ enum Way {
     LastEventId,
     Request,
     Stream,
+    Url,
 }
 
-const WAYS: [Way; 3] = [Way::LastEventId, Way::Request, Way::Stream];
+const WAYS: [Way; 4] = [Way::LastEventId, Way::Request, Way::Stream, Way::Url];
 
 /// What the client has seen, and what it comes back with.
 struct Client {
@@ -30,6 +31,10 @@ impl Client {
     fn back(&self, way: Way) -> Request {
         let request = match way {
             Way::LastEventId => return self.session.resume(&self.last_id),
+            Way::Url => {
+                let handle = EventId::of(&self.last_id).handle;
+                self.session.get().target(&format!("/mcp?mcp-stream={handle}"))
+            }
             Way::Request => {
                 let params = json!({ "resumeToken": self.policy["params"]["resumeToken"] });
                 self.session.post(ask(json!(7), "requests/resume", params))
