@@ -37,16 +37,18 @@ impl Resumption {
     /// The stream goes on for a client that confirms `cursor` by this request: what precedes it is let go.
     fn new(stream: Arc<Stream>, cursor: Option<Seq>, closing: Option<Vec<u8>>) -> Self {
         let after = stream.note_return_by_token(cursor);
+        Self { closing, ..Self::after(stream, after) }
+    }
+
+    /// The stream goes on behind what its client has confirmed.
+    fn after(stream: Arc<Stream>, after: Seq) -> Self {
         let has_gap = stream.look(|machine| machine.trimmed() > machine.reader().confirmed());
-        Self { stream, after, has_gap, closing, slice: None }
+        Self { stream, after, has_gap, closing: None, slice: None }
     }
 }
 
-/// Announces on a new stream how it may be resumed, to a client that declared so. Nothing is made for any other.
+/// Announces on a new stream how it may be resumed, to a client that declared at least one dialect.
 pub fn announce(stream: &Stream, declared: Declared, waits: Waits) {
-    if !declared.is_any() {
-        return;
-    }
     let mut frame = Frame::default();
     if declared.resumable_requests {
         resumable_requests::announce(&mut frame, stream, waits);

@@ -25,7 +25,6 @@ pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
 pub fn resume(stream: Arc<Stream>, call: Option<Sameness>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
     let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
     let after = if is_same { stream.note_continued(cursor) } else { None }?;
-    let has_gap = stream.look(|machine| machine.trimmed() > machine.reader().confirmed());
     let slice = stream.begin_slice(names);
-    Some(Resumption { stream, after, has_gap, closing: None, slice })
+    Some(Resumption { slice, ..Resumption::after(stream, after) })
 }

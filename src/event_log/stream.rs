@@ -245,7 +245,7 @@ impl Stream {
     /// goes on.
     pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
-        inner.machine.handle_return_by_token(cursor, clock::now());
+        inner.machine.handle_return(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
             inner.let_go(cursor);
         }

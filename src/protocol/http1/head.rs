@@ -58,11 +58,6 @@ impl HeadReader {
         Self { bodiless: method == Method::HEAD, begun: Vec::new(), interim: 0 }
     }
 
-    /// Whether nothing of a response has come.
-    pub fn is_untouched(&self) -> bool {
-        self.begun.is_empty()
-    }
-
     /// Takes `piece`: the head and how much of the piece lies behind it, or `None` when more is needed.
     ///
     /// # Errors

@@ -1,7 +1,5 @@
 //! Messages of the proxy's own around those of the upstream: what the dialects announce.
 
-use std::time::Instant;
-
 use super::Machine;
 use super::states::Phase;
 use crate::protocol::dialect::Status;
@@ -46,12 +44,6 @@ impl Machine {
         {
             framed.closed = Some(self.staged.push(b"message", &message));
         }
-    }
-
-    /// A client confirmed everything up to `cursor` by a request that may change things: it may go. Restarts the timers.
-    pub fn handle_return_by_token(&mut self, cursor: Option<Seq>, now: Instant) {
-        self.reader.note_return();
-        self.handle_confirmed(cursor, now);
     }
 
     /// Where one goes on who names no event: after the last that was confirmed, or at the first that is kept.

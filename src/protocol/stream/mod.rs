@@ -224,7 +224,7 @@ impl Machine {
         self.reader.write(upto);
     }
 
-    /// A client came back for the stream by GET; see [`Self::handle_confirmed`].
+    /// A client came back for the stream, by GET or by a token; see [`Self::handle_confirmed`].
     pub fn handle_return(&mut self, cursor: Option<Seq>, now: Instant) {
         self.reader.note_return();
         self.handle_confirmed(cursor, now);
