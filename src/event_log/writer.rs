@@ -11,7 +11,7 @@ use super::head::Head;
 use super::room::Room;
 use super::stream::Advanced;
 use crate::clock;
-use crate::protocol::stream::{Batch, Effect, Machine, Outcome};
+use crate::protocol::stream::{Batch, Effect, Machine};
 use crate::store::Appended;
 
 /// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
@@ -59,7 +59,7 @@ impl Writer {
             let inner = self.stream.lock();
             (inner.epoch, inner.tail.last())
         };
-        match store.append(self.stream.id, epoch, after, batch).wait().await {
+        match store.append(self.stream.id, epoch, after, batch, None).wait().await {
             Ok(Appended::Ok) => true,
             Ok(refused) => {
                 warn!(stream.id = %self.stream.id, ?refused, "the store refused a batch");
@@ -75,7 +75,7 @@ impl Writer {
     /// Records the stream with its store, before its head is written.
     pub async fn create(&self) {
         let Some(store) = &self.stream.store else { return };
-        match store.create(self.stream.id).wait().await {
+        match store.create(self.stream.id, b"", Duration::from_secs(600)).wait().await {
             Ok(epoch) => self.stream.lock().epoch = epoch,
             Err(error) => {
                 warn!(stream.id = %self.stream.id, %error, "the store is unavailable, memory holds the stream")
@@ -84,10 +84,10 @@ impl Writer {
     }
 
     /// Seals the stream with its store, once the machine has.
-    pub async fn seal(&self, outcome: Outcome) {
+    pub async fn seal(&self) {
         let Some(store) = &self.stream.store else { return };
         let epoch = self.stream.lock().epoch;
-        if let Err(error) = store.seal(self.stream.id, epoch, outcome).wait().await {
+        if let Err(error) = store.seal(self.stream.id, epoch, b"", Duration::from_secs(600)).wait().await {
             warn!(stream.id = %self.stream.id, %error, "the store is unavailable, the stream is sealed in memory");
         }
     }

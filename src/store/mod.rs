@@ -2,20 +2,26 @@
 //!
 //! The live tail is in memory for every store ([`memory::Tail`]); a store makes batches durable and serves reads below the
 //! tail. The memory store is the tail alone: the event log holds no [`Store`] then, and pays nothing for the trait. Absent
-//! here: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC.
+//! here: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC: what a stream is
+//! ([`Stored::about`]) and where it stands ([`Stored::state`]) are bytes here.
 
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod memory;
+mod shared;
 
+use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 
-use crate::protocol::ids::{AttachId, Seq, StreamId};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Batch, Outcome};
+use tokio::sync::Notify;
+
+use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
+use crate::protocol::stream::Batch;
 
 /// Which writer of a stream is the current one. A takeover raises it; appends under an older one are fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -51,21 +57,56 @@ pub enum Read {
     Gone,
 }
 
-/// Whether an answer to a server→client request is the first.
+/// A stream as a store has it, less its events.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stored {
+    /// What [`Store::create`] was told of it; never changes.
+    pub about: Bytes,
+    /// The state that was last written beside a batch or a seal; empty before the first.
+    pub state: Bytes,
+    /// The replica that writes it, or did last.
+    pub owner: Owner,
+    /// That writer's.
+    pub epoch: WriterEpoch,
+    /// The last number that is gone.
+    pub trimmed: Seq,
+    /// The last number there is.
+    pub tail: Seq,
+    /// Whether it has ended.
+    pub sealed: bool,
+}
+
+/// Whether a store can take what is new. Cheap to ask: no call of the store is made for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answered {
-    /// It is; no other caller is told so.
-    First,
-    /// It was answered before.
-    Again,
+pub enum Standing {
+    /// It can.
+    Ready,
+    /// It has no room.
+    Full,
+    /// It cannot be reached, or fails.
+    Unreachable,
+}
+
+/// What the contents of a store are known by, and the keys that belong to them. Made with the contents, and lost with them alone.
+#[derive(Clone)]
+pub struct Keys {
+    /// Names the contents.
+    pub epoch: StoreEpoch,
+    /// Signs event IDs, tokens and issued sessions.
+    pub signing: [u8; 32],
+    /// Hashes who a caller is.
+    pub principal: [u8; 32],
 }
 
 /// The store could not do it. The caller's policy decides what follows; nothing was half done.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be reached, or has no room.
+    /// The store cannot be reached, or fails. Whether a call that was under way took effect is open.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// The store has no room for it.
+    #[error("the store is full: {0}")]
+    Full(String),
     /// The stream does not exist, or has expired.
     #[error("no such stream")]
     Gone,
@@ -89,44 +130,100 @@ impl<T> Pending<T> {
     }
 }
 
+/// Hears of changes to one stream, until dropped.
+pub struct Following {
+    changed: Arc<Notify>,
+    _registration: Box<dyn Any + Send + Sync>,
+}
+
+impl Following {
+    /// `changed` is told with [`Notify::notify_one`] of every change from now on; `registration` ends that when it is dropped.
+    pub fn new(changed: Arc<Notify>, registration: impl Any + Send + Sync) -> Self {
+        Self { changed, _registration: Box::new(registration) }
+    }
+
+    /// Resolves when the stream may have grown, been trimmed, ended, expired or changed its writer since the last time; one
+    /// change is never missed, several may be one. It may resolve for nothing. Cancel-safe.
+    pub async fn changed(&self) {
+        self.changed.notified().await;
+    }
+}
+
 /// A place for streams that outlives the live tail.
 ///
 /// Ordering: calls for one stream take effect in the order they were made by one caller. Durability: what a call returned Ok
 /// for survives what the store says it survives. Atomicity: every call is all or nothing, `append` together with its checks of
 /// epoch, seal and tail. Cancellation: dropping a result leaves it open whether the call took effect; repeating it is safe.
+/// Expiry: a stream is readable for as long as it was last told to be kept, and gone some time after; each `create`, `append`
+/// and `seal` by its writer, and [`Self::keep`], begin that time anew. A store knows which replica it belongs to.
 pub trait Store: Send + Sync + 'static {
     /// Records a new stream, its tail at 0, and makes the caller its writer. Complete before the stream's head is written.
-    fn create(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>>;
+    /// Unsealed, it is kept for `keep` from each call of its writer's on.
+    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Appends `batch` behind `after`, which must be the tail. Sending an identical batch again is [`Appended::Ok`] and writes
-    /// nothing, on a sealed stream too; a batch that was trimmed since is not known again. The epoch is checked first, then
-    /// the place, then the seal.
+    /// Appends `batch` behind `after`, which must be the tail, and writes `state` beside it where there is one: in one step.
+    /// An empty batch writes the state alone. Sending an identical batch again is [`Appended::Ok`] and writes nothing, on a
+    /// sealed stream too; a batch that was trimmed since is not known again. The epoch is checked first, then the place, then
+    /// the seal.
     fn append(
         &self,
         stream: StreamId,
         epoch: WriterEpoch,
         after: Seq,
         batch: &Batch,
+        state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Ends the stream: no append succeeds after it. Sealing again is Ok and keeps the first outcome.
-    fn seal(&self, stream: StreamId, epoch: WriterEpoch, outcome: Outcome) -> Pending<Result<Appended, Error>>;
+    /// Ends the stream: no append succeeds after it, and it is kept for `keep` from now on. Sealing again is Ok, keeps the first
+    /// state and changes nothing.
+    fn seal(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<Appended, Error>>;
 
     /// Makes the caller the writer and fences the one before it, in one step. The tail stays where it is, and so does a seal.
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Notes that a server→client request was answered: [`Answered::First`] for exactly one caller.
-    fn answer(&self, stream: StreamId, request: &RequestId) -> Pending<Result<Answered, Error>>;
+    /// The stream without its events; `None` where there is no such stream, or it has expired.
+    fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>>;
 
-    /// Names the newest reader, on whichever replica, and tells the caller which one it displaced.
-    fn attach(&self, stream: StreamId, reader: AttachId) -> Pending<Result<Option<AttachId>, Error>>;
+    /// Events after `after` of `max_bytes` together at most, but one at least where there is one; none at the tail and beyond
+    /// it. A batch is seen whole or not at all by readers whose limit lets them.
+    fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>>;
 
-    /// Up to `limit` events after `after`; none at the tail and beyond it. A batch is seen whole or not at all.
-    fn read(&self, stream: StreamId, after: Seq, limit: usize) -> Pending<Result<Read, Error>>;
+    /// Hears of changes to the stream from the moment this is Ok; to be asked for before the stream is looked at. No error for a
+    /// stream that does not exist.
+    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>>;
 
-    /// Drops the events up to `upto`. What is beyond the tail is left alone.
-    fn trim(&self, stream: StreamId, upto: Seq) -> Pending<Result<(), Error>>;
+    /// Drops the events up to `upto`; some of them may be read for a while yet. What is beyond the tail is left alone, and a
+    /// writer that was fenced changes nothing.
+    fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>>;
+
+    /// Keeps the stream for `keep` from now on, unless it is kept for longer already. Nothing for one that is gone.
+    fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>>;
 
     /// Forgets the stream and frees its space. Forgetting again is Ok.
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>>;
+
+    /// The streams of a replica that are not sealed, in no order.
+    fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>>;
+
+    /// Writes a small record that stands beside the streams (a session's, a retry's), for `keep`, over what was there.
+    fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
+
+    /// The same where there is none yet: then `None`; else what is there stays, and is what comes back. Of many callers one is
+    /// told `None`.
+    fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>>;
+
+    /// The record, if it is there and has not expired.
+    fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
+
+    /// Forgets the record. Forgetting again is Ok.
+    fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>>;
+
+    /// Whether it can take what is new.
+    fn standing(&self) -> Standing;
 }

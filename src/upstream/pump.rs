@@ -166,7 +166,7 @@ impl Pump {
             Phase::Waiting | Phase::Passed | Phase::Open => None,
         });
         if let Some((outcome, failure, attached)) = outcome {
-            self.writer.seal(outcome).await;
+            self.writer.seal().await;
             self.metrics.observe_seal(outcome, attached);
             if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
                 self.metrics.observe_abandoned();

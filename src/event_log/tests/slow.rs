@@ -1,14 +1,15 @@
 //! A store whose appends take effect when the test says so.
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use bytes::Bytes;
 use tokio::sync::Semaphore;
 
-use crate::protocol::ids::{AttachId, Seq, StreamId};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Batch, Outcome};
+use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::stream::Batch;
 use crate::store::memory::whole::Memory;
-use crate::store::{Answered, Appended, Error, Pending, Read, Store, WriterEpoch};
+use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
 
 /// [`Memory`] behind a gate that lets one append through for each permit.
 pub(super) struct Slow {
@@ -34,8 +35,8 @@ impl Slow {
 }
 
 impl Store for Slow {
-    fn create(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
-        self.behind.create(stream)
+    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        self.behind.create(stream, about, keep)
     }
 
     fn append(
@@ -44,42 +45,81 @@ impl Store for Slow {
         epoch: WriterEpoch,
         after: Seq,
         batch: &Batch,
+        state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
         if self.broken {
             return Pending::Ready(Err(Error::Unavailable("broken".into())));
         }
-        let (behind, gate, batch) = (self.behind.clone(), self.gate.clone(), batch.clone());
+        let (behind, gate) = (self.behind.clone(), self.gate.clone());
+        let (batch, state) = (batch.clone(), state.map(<[u8]>::to_vec));
         Pending::Later(Box::pin(async move {
             gate.acquire().await.expect("the gate is never closed").forget();
-            behind.append(stream, epoch, after, &batch).wait().await
+            behind.append(stream, epoch, after, &batch, state.as_deref()).wait().await
         }))
     }
 
-    fn seal(&self, stream: StreamId, epoch: WriterEpoch, outcome: Outcome) -> Pending<Result<Appended, Error>> {
-        self.behind.seal(stream, epoch, outcome)
+    fn seal(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<Appended, Error>> {
+        self.behind.seal(stream, epoch, state, keep)
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         self.behind.take_over(stream)
     }
 
-    fn answer(&self, stream: StreamId, request: &RequestId) -> Pending<Result<Answered, Error>> {
-        self.behind.answer(stream, request)
+    fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
+        self.behind.load(stream)
     }
 
-    fn attach(&self, stream: StreamId, reader: AttachId) -> Pending<Result<Option<AttachId>, Error>> {
-        self.behind.attach(stream, reader)
+    fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
+        self.behind.read(stream, after, max_bytes)
     }
 
-    fn read(&self, stream: StreamId, after: Seq, limit: usize) -> Pending<Result<Read, Error>> {
-        self.behind.read(stream, after, limit)
+    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+        self.behind.follow(stream)
     }
 
-    fn trim(&self, stream: StreamId, upto: Seq) -> Pending<Result<(), Error>> {
-        self.behind.trim(stream, upto)
+    fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
+        self.behind.trim(stream, epoch, upto)
+    }
+
+    fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
+        self.behind.keep(stream, keep)
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
         self.behind.expire(stream)
+    }
+
+    fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
+        self.behind.open_streams(owner)
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        self.behind.put(key, value, keep)
+    }
+
+    fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        self.behind.claim(key, value, keep)
+    }
+
+    fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
+        self.behind.get(key)
+    }
+
+    fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
+        self.behind.remove(key)
+    }
+
+    fn standing(&self) -> Standing {
+        match self.broken {
+            true => Standing::Unreachable,
+            false => Standing::Ready,
+        }
     }
 }

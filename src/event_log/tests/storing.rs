@@ -3,7 +3,6 @@
 use super::slow::Slow;
 use super::*;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::stream::Outcome;
 use crate::store::Read;
 
 /// A stream before `store`, recorded there.
@@ -139,10 +138,10 @@ fn the_seal_is_in_the_store_and_a_later_append_is_refused_there() {
     let (stream, writer) = open_with(&store);
     store.let_one_through();
     ready(writer.update(says(RESPONSE)));
-    ready(writer.seal(Outcome::Completed));
+    ready(writer.seal());
     let epoch = ready(store.behind.take_over(stream.id()).wait()).unwrap();
     let mut batch = crate::protocol::stream::Batch::starting_at(Seq(2));
     batch.push(b"", b"late");
-    let appended = ready(store.behind.append(stream.id(), epoch, Seq(1), &batch).wait()).unwrap();
+    let appended = ready(store.behind.append(stream.id(), epoch, Seq(1), &batch, None).wait()).unwrap();
     assert_eq!(appended, crate::store::Appended::Sealed);
 }

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::whole::Memory;
 use super::*;
 
-crate::store::contract::suite!(Memory::default());
+crate::store::contract::suite!(std::sync::Arc::new(Memory::default()));
 
 /// A batch of `events` numbered behind `tail`.
 fn batch(tail: Seq, events: &[Vec<u8>]) -> Batch {

@@ -1,46 +1,119 @@
 //! A whole store in memory: every call of the contract over [`Tail`]s.
 //!
-//! For tests alone. In production the event log keeps the tails itself and has no store behind them.
+//! For tests alone. In production the event log keeps the tails itself and has no store behind them. Times pass by
+//! [`crate::clock`], so that a paused clock moves them.
 
-use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
+use tokio::sync::Notify;
 
 use super::Tail;
-use crate::protocol::ids::{AttachId, Seq, StreamId};
-use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Batch, Outcome};
-use crate::store::{Answered, Appended, Error, Pending, Read, Store, WriterEpoch};
+use crate::clock;
+use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::stream::Batch;
+use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
 
 /// Streams by id; each is locked on its own, and one lock is one atomic step.
-#[derive(Default)]
 pub(crate) struct Memory {
+    owner: Owner,
     streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
+    records: DashMap<Vec<u8>, (Bytes, Instant)>,
+    followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
 }
 
-#[derive(Default)]
+impl Default for Memory {
+    fn default() -> Self {
+        Self::of(Owner(1))
+    }
+}
+
 struct Shelf {
     tail: Tail,
-    answered: HashSet<RequestId>,
-    reader: Option<AttachId>,
+    about: Bytes,
+    state: Bytes,
+    epoch: WriterEpoch,
+    sealed: bool,
+    keep: Duration,
+    until: Instant,
+}
+
+/// Takes the follower from the list.
+struct Registration {
+    followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
+    stream: StreamId,
+    changed: Arc<Notify>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        self.followers.entry(self.stream).or_default().retain(|other| !Arc::ptr_eq(other, &self.changed));
+        self.followers.remove_if(&self.stream, |_, others| others.is_empty());
+    }
 }
 
 impl Memory {
-    fn with<T>(&self, stream: StreamId, act: impl FnOnce(MutexGuard<'_, Shelf>) -> T) -> Pending<Result<T, Error>> {
+    /// The store of that replica.
+    pub(crate) fn of(owner: Owner) -> Self {
+        Self { owner, streams: DashMap::new(), records: DashMap::new(), followers: Arc::default() }
+    }
+
+    fn find(&self, stream: StreamId) -> Option<Arc<Mutex<Shelf>>> {
         // The map's guard ends before the stream's lock is waited for.
-        let shelf = self.streams.get(&stream).map(|entry| entry.value().clone());
-        Pending::Ready(match shelf {
-            Some(shelf) => Ok(act(shelf.lock().unwrap_or_else(PoisonError::into_inner))),
+        let shelf = self.streams.get(&stream).map(|entry| entry.value().clone())?;
+        let lives = lock(&shelf).until > clock::now();
+        lives.then_some(shelf)
+    }
+
+    fn with<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
+        Pending::Ready(match self.find(stream) {
+            Some(shelf) => Ok(act(&mut lock(&shelf))),
             None => Err(Error::Gone),
         })
+    }
+
+    /// The same for what changes it: followers are told after.
+    fn change<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
+        let result = self.with(stream, act);
+        self.tell(stream);
+        result
+    }
+
+    fn tell(&self, stream: StreamId) {
+        let followers = self.followers.get(&stream);
+        followers.iter().flat_map(|entry| entry.value()).for_each(|changed| changed.notify_one());
+    }
+
+    fn record(&self, key: &[u8]) -> Option<Bytes> {
+        self.records.get(key).filter(|entry| entry.1 > clock::now()).map(|entry| entry.0.clone())
+    }
+}
+
+fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
+    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Shelf {
+    fn keep(&mut self, keep: Duration) {
+        self.until = clock::now() + keep;
     }
 }
 
 impl Store for Memory {
-    fn create(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
-        self.streams.insert(stream, Arc::default());
+    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        let shelf = Shelf {
+            tail: Tail::new(),
+            about: Bytes::copy_from_slice(about),
+            state: Bytes::new(),
+            epoch: WriterEpoch::default(),
+            sealed: false,
+            keep,
+            until: clock::now() + keep,
+        };
+        self.streams.insert(stream, Arc::new(Mutex::new(shelf)));
+        self.tell(stream);
         Pending::Ready(Ok(WriterEpoch::default()))
     }
 
@@ -50,38 +123,77 @@ impl Store for Memory {
         epoch: WriterEpoch,
         after: Seq,
         batch: &Batch,
+        state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
-        self.with(stream, |mut shelf| shelf.tail.append(epoch, after, batch))
+        self.change(stream, |shelf| {
+            let before = shelf.tail.last();
+            let appended = shelf.tail.append(epoch, after, batch);
+            if appended == Appended::Ok {
+                let is_new = shelf.tail.last() > before || (batch.is_empty() && !shelf.sealed);
+                if let Some(state) = state.filter(|_| is_new) {
+                    shelf.state = Bytes::copy_from_slice(state);
+                }
+                if !shelf.sealed {
+                    shelf.keep(shelf.keep);
+                }
+            }
+            appended
+        })
     }
 
-    fn seal(&self, stream: StreamId, epoch: WriterEpoch, _: Outcome) -> Pending<Result<Appended, Error>> {
-        self.with(stream, |mut shelf| shelf.tail.seal(epoch))
+    fn seal(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<Appended, Error>> {
+        self.change(stream, |shelf| {
+            let appended = shelf.tail.seal(epoch);
+            if appended == Appended::Ok && !shelf.sealed {
+                shelf.sealed = true;
+                shelf.state = Bytes::copy_from_slice(state);
+                shelf.keep(keep);
+            }
+            appended
+        })
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
-        self.with(stream, |mut shelf| shelf.tail.take_over())
+        self.change(stream, |shelf| {
+            shelf.epoch = shelf.tail.take_over();
+            shelf.epoch
+        })
     }
 
-    fn answer(&self, stream: StreamId, request: &RequestId) -> Pending<Result<Answered, Error>> {
-        self.with(
-            stream,
-            |mut shelf| {
-                if shelf.answered.insert(request.clone()) { Answered::First } else { Answered::Again }
-            },
-        )
+    fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
+        let found = self.with(stream, |shelf| Stored {
+            about: shelf.about.clone(),
+            state: shelf.state.clone(),
+            owner: self.owner,
+            epoch: shelf.epoch,
+            trimmed: shelf.tail.trimmed(),
+            tail: shelf.tail.last(),
+            sealed: shelf.sealed,
+        });
+        Pending::Ready(match found {
+            Pending::Ready(Ok(found)) => Ok(Some(found)),
+            _ => Ok(None),
+        })
     }
 
-    fn attach(&self, stream: StreamId, reader: AttachId) -> Pending<Result<Option<AttachId>, Error>> {
-        self.with(stream, |mut shelf| shelf.reader.replace(reader))
-    }
-
-    fn read(&self, stream: StreamId, after: Seq, limit: usize) -> Pending<Result<Read, Error>> {
+    fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
         let found = self.with(stream, |shelf| {
             if after < shelf.tail.trimmed() {
                 return Read::Trimmed { upto: shelf.tail.trimmed() };
             }
-            let events = shelf.tail.events_after(after).take(limit);
-            Read::Events(events.map(|(seq, event)| (seq, Bytes::copy_from_slice(event))).collect())
+            let mut left = max_bytes;
+            let within = shelf.tail.events_after(after).enumerate().take_while(|(index, (_, event))| {
+                let fits = event.len() <= left;
+                left = left.saturating_sub(event.len());
+                fits || *index == 0
+            });
+            Read::Events(within.map(|(_, (seq, event))| (seq, Bytes::copy_from_slice(event))).collect())
         });
         match found {
             Pending::Ready(Err(Error::Gone)) => Pending::Ready(Ok(Read::Gone)),
@@ -89,12 +201,68 @@ impl Store for Memory {
         }
     }
 
-    fn trim(&self, stream: StreamId, upto: Seq) -> Pending<Result<(), Error>> {
-        self.with(stream, |mut shelf| shelf.tail.trim(upto))
+    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+        let changed = Arc::new(Notify::new());
+        self.followers.entry(stream).or_default().push(changed.clone());
+        let registration = Registration { followers: self.followers.clone(), stream, changed: changed.clone() };
+        Pending::Ready(Ok(Following::new(changed, registration)))
+    }
+
+    fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
+        self.change(stream, |shelf| {
+            if epoch >= shelf.epoch {
+                shelf.tail.trim(upto);
+            }
+        })
+    }
+
+    fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
+        if let Some(shelf) = self.find(stream) {
+            let mut shelf = lock(&shelf);
+            shelf.until = shelf.until.max(clock::now() + keep);
+        }
+        Pending::Ready(Ok(()))
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
         self.streams.remove(&stream);
+        self.tell(stream);
         Pending::Ready(Ok(()))
+    }
+
+    fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
+        let open = self.streams.iter().filter(|entry| owner == self.owner && !lock(entry.value()).sealed);
+        Pending::Ready(Ok(open.map(|entry| *entry.key()).collect()))
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));
+        Pending::Ready(Ok(()))
+    }
+
+    fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        let (now, value) = (clock::now(), Bytes::copy_from_slice(value));
+        let mut there = None;
+        self.records
+            .entry(key.to_vec())
+            .and_modify(|record| match record.1 > now {
+                true => there = Some(record.0.clone()),
+                false => *record = (value.clone(), now + keep),
+            })
+            .or_insert_with(|| (value.clone(), now + keep));
+        Pending::Ready(Ok(there))
+    }
+
+    fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
+        Pending::Ready(Ok(self.record(key)))
+    }
+
+    fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
+        self.records.remove(key);
+        Pending::Ready(Ok(()))
+    }
+
+    fn standing(&self) -> Standing {
+        Standing::Ready
     }
 }
