@@ -87,6 +87,14 @@ impl Attachment {
         }
     }
 
+    /// Nothing need wake this reader until it waits again: its task is about to look.
+    pub fn look_away(&self) {
+        let mut inner = self.stream.lock();
+        if inner.machine.reader().is(self.attach) {
+            inner.reader = None;
+        }
+    }
+
     /// Waits for the head, taken over or not: for a client that takes no stream.
     pub fn poll_head_anyway(&self, cx: &mut Context<'_>) -> Poll<Head> {
         let mut inner = self.stream.lock();

@@ -29,7 +29,7 @@ use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
 use crate::protocol::ids::{IssuedSession, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
-use crate::upstream::{self, Pump, Teaches, Template};
+use crate::upstream::{self, Pump, Running, Teaches, Template};
 
 /// How long a POST that looks like a retry waits for the first call's client to be gone.
 const DETACH_WAIT: Duration = Duration::from_millis(200);
@@ -66,6 +66,14 @@ pub(super) struct Beginning {
     pub(super) has_gap: bool,
 }
 
+/// A request's claim on the stream of the call that it began or came back to.
+struct Claimed {
+    attachment: Attachment,
+    beginning: Beginning,
+    /// The call's, where this request began it.
+    pump: Running,
+}
+
 impl Ingress {
     pub(super) async fn call(self: Arc<Self>, asked: Asked, call: classify::Call, body: Bytes) -> Response<BoxBody> {
         let accept = headers::accept(&asked.parts.headers);
@@ -93,13 +101,14 @@ impl Ingress {
         let teaches = Teaches { initialize, tools: self.listed(&call) };
         let posted = Posted { asked, call, accept, body, retry, teaches };
         match self.begin(&posted, elder) {
-            Ok((attachment, beginning)) => {
+            Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
                 let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
                 let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
-                self.reply(Reply { call, accept, query, session, connection, beginning, may_begin }, attachment).await
+                let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
+                self.reply(reply, attachment, pump).await
             }
             Err(code) => self.refuse_call(code, &posted.call),
         }
@@ -146,7 +155,7 @@ impl Ingress {
 
     /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
     /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
-    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>) -> Result<(Attachment, Beginning), ErrorCode> {
+    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body } = posted.retry;
         if let Some(stream) = elder.filter(|stream| may_return(stream, body.is_some())) {
             let is_same = stream.body() == body;
@@ -172,7 +181,7 @@ impl Ingress {
     }
 
     /// In a drain a POST can only come back to a call that was begun before.
-    fn rejoin(&self, posted: &Posted) -> Result<(Attachment, Beginning), ErrorCode> {
+    fn rejoin(&self, posted: &Posted) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body } = posted.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         match found.filter(|stream| may_return(stream, body.is_some())) {
@@ -235,7 +244,7 @@ impl Ingress {
         learned.accepts(&credentials, clock::now()) && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
     }
 
-    fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> (Attachment, Beginning) {
+    fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
         let attachment = stream.attach(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
         let Asked { parts, session, connection, .. } = &posted.asked;
         if let Some(session) = session {
@@ -245,11 +254,12 @@ impl Ingress {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
-        self.pump(&posted.asked, template, posted.accept, posted.teaches.clone(), stream);
-        (attachment, Beginning { start: Start::First, has_gap: false })
+        let pump = self.pump(&posted.asked, template, posted.accept, posted.teaches.clone(), stream);
+        let beginning = Beginning { start: Start::First, has_gap: false };
+        Claimed { attachment, beginning, pump }
     }
 
-    /// Begins the upstream call of a stream.
+    /// Begins the upstream call of a stream. It is made when the pump is polled.
     pub(super) fn pump(
         &self,
         asked: &Asked,
@@ -257,7 +267,7 @@ impl Ingress {
         accept: Accept,
         teaches: Teaches,
         stream: &Arc<Stream>,
-    ) {
+    ) -> Running {
         let call = upstream::Call {
             template: Arc::new(template),
             accept,
@@ -268,16 +278,16 @@ impl Ingress {
         };
         let writer = self.log.writer(stream);
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
-        let running = Box::pin(pump.run().in_current_span());
+        let running = pump.run().in_current_span();
         match stream.look(|machine| machine.policy().kind) {
-            StreamKind::Request => drop(self.drain.calls().spawn(running)),
+            StreamKind::Request => Running::new(self.drain.calls().track_future(running)),
             // It never ends by itself, so that nothing can wait for it.
-            StreamKind::Standalone => drop(tokio::spawn(running)),
+            StreamKind::Standalone => Running::new(running),
         }
     }
 
     /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
-    fn return_to(&self, asked: &Asked, stream: &Arc<Stream>) -> (Attachment, Beginning) {
+    fn return_to(&self, asked: &Asked, stream: &Arc<Stream>) -> Claimed {
         self.metrics.observe_retry();
         let cursor = self.cursor_in(asked, stream);
         stream.note_retry(cursor);
@@ -289,15 +299,25 @@ impl Ingress {
         }
         let cursor = wanted.max(first_kept);
         let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
-        (attachment, Beginning { start: Start::After(cursor), has_gap })
+        let beginning = Beginning { start: Start::After(cursor), has_gap };
+        Claimed { attachment, beginning, pump: Running::default() }
     }
 
-    pub(super) async fn reply(self: Arc<Self>, reply: Reply, attachment: Attachment) -> Response<BoxBody> {
+    /// The response to a call, once it begins. Until then `pump` is carried here.
+    pub(super) async fn reply(
+        self: Arc<Self>,
+        reply: Reply,
+        attachment: Attachment,
+        mut pump: Running,
+    ) -> Response<BoxBody> {
         let claim = Claim::new(self.log.clone(), self.metrics.clone(), attachment);
-        let mut head = pin!(poll_fn(|cx| match claim.attachment() {
-            Some(attachment) if reply.accept.sse => self.poll_begin(attachment, cx),
-            Some(attachment) => poll_answer(attachment, cx),
-            None => Poll::Ready(Head::TakenOver),
+        let mut head = pin!(poll_fn(|cx| {
+            let Some(attachment) = claim.attachment() else { return Poll::Ready(Head::TakenOver) };
+            if !pump.is_over() {
+                attachment.look_away();
+                pump.poll(cx);
+            }
+            if reply.accept.sse { self.poll_begin(attachment, cx) } else { poll_answer(attachment, cx) }
         }));
         let head = tokio::select! {
             biased;

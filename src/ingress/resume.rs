@@ -214,7 +214,8 @@ impl Ingress {
         self.announce(asked.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
-        self.pump(asked, template, Accept { json: true, sse: true }, Teaches::default(), &stream);
+        // It outlives this request as a rule.
+        drop(self.pump(asked, template, Accept { json: true, sse: true }, Teaches::default(), &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(asked, head, attachment, Start::First, preface)
     }

@@ -21,6 +21,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
+use crate::upstream::Running;
 
 /// A request that is to be answered in slices by the configuration.
 struct Configured {
@@ -155,7 +156,8 @@ impl Ingress {
         let Asked { parts, session, connection, .. } = asked;
         let query = parts.uri.query().map(Box::from);
         drop(parts);
-        self.reply(Reply { call, accept, query, session, connection, beginning, may_begin: true }, attachment).await
+        let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
+        self.reply(reply, attachment, Running::default()).await
     }
 
     /// Waits until the slice that `attachment` reads is over and its response has to begin: the interim result, or `None` where the

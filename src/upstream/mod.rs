@@ -17,6 +17,7 @@ mod pump;
 mod reader;
 mod received;
 mod request;
+mod running;
 mod source;
 mod tokens;
 
@@ -45,6 +46,7 @@ pub use pump::{Call, Pump, Teaches};
 pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};
+pub use running::Running;
 pub use tokens::{Asking, Tokens, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};

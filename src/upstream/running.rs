@@ -1,0 +1,102 @@
+//! Who polls a pump.
+//!
+//! A call that is answered at once needs no task of its own: its handler, which waits for the head, polls the pump meanwhile. A
+//! pump that is not over by then gets a task; so does one whose handler is dropped because its client left. Either way it runs on
+//! as if it had had one from the beginning.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::task::Context;
+
+use tokio::runtime::Handle;
+
+/// A pump that has begun. Dropped before it is over, it goes on in a task of its own.
+#[derive(Default)]
+pub struct Running(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+
+impl Running {
+    /// A pump that nobody polls yet.
+    pub fn new(pump: impl Future<Output = ()> + Send + 'static) -> Self {
+        Self(Some(Box::pin(pump)))
+    }
+
+    /// Takes it as far as it goes now. The caller's task is woken when it can go on.
+    pub fn poll(&mut self, cx: &mut Context<'_>) {
+        if let Some(pump) = &mut self.0
+            && pump.as_mut().poll(cx).is_ready()
+        {
+            self.0 = None;
+        }
+    }
+
+    /// Whether there is nothing left of it to poll.
+    pub fn is_over(&self) -> bool {
+        self.0.is_none()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // Without a runtime the process is at its end.
+        if let (Some(pump), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(pump);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::task::Poll;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+
+    /// A pump that waits for the first channel and then tells the second.
+    fn pump() -> (Running, oneshot::Sender<()>, oneshot::Receiver<()>) {
+        let (go, gone) = oneshot::channel::<()>();
+        let (tell, told) = oneshot::channel();
+        let running = Running::new(async move {
+            let _ = gone.await;
+            let _ = tell.send(());
+        });
+        (running, go, told)
+    }
+
+    #[tokio::test]
+    async fn a_pump_is_carried_to_its_end_by_who_polls_it() {
+        let (mut running, go, mut told) = pump();
+        let mut go = Some(go);
+        poll_fn(|cx| {
+            running.poll(cx);
+            // The second poll is the one that this wakes.
+            go.take().map(|go| go.send(()));
+            if running.is_over() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
+        assert_eq!(told.try_recv(), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn a_pump_that_is_dropped_half_way_or_before_it_was_polled_goes_on() {
+        for polls in 0..2 {
+            let (mut running, go, told) = pump();
+            poll_fn(|cx| {
+                (0..polls).for_each(|_| running.poll(cx));
+                Poll::Ready(())
+            })
+            .await;
+            drop(running);
+            go.send(()).expect("it waits");
+            assert_eq!(told.await, Ok(()));
+        }
+    }
+
+    #[test]
+    fn without_a_runtime_it_is_just_dropped() {
+        let (running, go, _) = pump();
+        drop(running);
+        assert!(go.send(()).is_err());
+    }
+}
