@@ -51,6 +51,11 @@ impl Principals {
         Self { source, key, subjects: Arc::default() }
     }
 
+    /// Whether callers are told apart by the usual headers.
+    pub fn is_auto(&self) -> bool {
+        self.source == PrincipalSource::Auto
+    }
+
     /// The principal of a request.
     pub fn of(&self, headers: &HeaderMap) -> Principal {
         match &self.source {
@@ -76,7 +81,7 @@ impl Principals {
 
     /// The subject a request of `principal` claims, where that is the principal of an `Authorization` and that is a JWT.
     pub fn subject_of(&self, principal: &Principal, headers: &HeaderMap) -> Option<Subject> {
-        if self.source != PrincipalSource::Auto {
+        if !self.is_auto() {
             return None;
         }
         let mut said = headers.get_all(AUTHORIZATION).iter();

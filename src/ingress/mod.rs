@@ -223,9 +223,11 @@ impl Ingress {
     }
 
     fn credentials(&self, asked: &Asked) -> Credentials {
+        let principal = asked.binding.principal;
         Credentials {
-            headers: self.credentials.of(&asked.parts.headers),
-            principal: asked.binding.principal,
+            // A credential is hashed once: whom it makes its caller, where the operator does not tell them by something else.
+            headers: if self.principals.is_auto() { principal } else { self.credentials.of(&asked.parts.headers) },
+            principal,
             query: self.credentials.of_query(asked.parts.uri.query()),
         }
     }
