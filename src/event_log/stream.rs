@@ -329,6 +329,14 @@ impl Stream {
 
     /// Makes `attach` the reader after `cursor`. The connection before it is woken to find that it was taken over.
     pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
+        let attachment = self.attach_before_pump(attach, cursor);
+        // The detached timer has stopped.
+        self.pump.notify_one();
+        attachment
+    }
+
+    /// The same before there is a pump, which begins with looking anyway.
+    pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let mut inner = self.lock();
         inner.machine.handle_attach(attach, cursor, clock::now());
         inner.note_presence();
@@ -339,8 +347,6 @@ impl Stream {
         if let Some(before) = before {
             before.wake();
         }
-        // The detached timer has stopped.
-        self.pump.notify_one();
         Attachment::new(self.clone(), attach)
     }
 

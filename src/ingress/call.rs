@@ -245,7 +245,7 @@ impl Ingress {
     }
 
     fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
-        let attachment = stream.attach(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
+        let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
         let Asked { parts, session, connection, .. } = &posted.asked;
         if let Some(session) = session {
             session.add_stream(stream);
