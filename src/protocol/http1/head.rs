@@ -10,11 +10,12 @@ use memchr::memmem::Finder;
 use super::{Error, Framing, MAX_HEAD_BYTES, MAX_HEADERS, MAX_INTERIM_HEADS};
 use crate::protocol::headers::Lines;
 
-/// The head of a request to `target` whose body has so many bytes. `host` is named where `lines` name none.
-pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize) -> Vec<u8> {
+/// The head of a request to `target` whose body has so many bytes, and `room` for as many behind it. `host` is named where `lines`
+/// name none.
+pub fn encode_request(method: &Method, target: &str, host: &str, lines: &Lines, body: usize, room: usize) -> Vec<u8> {
     // What is said besides: a version, a length, and the ends of lines.
     const MORE: usize = 64;
-    let mut head = Vec::with_capacity(target.len() + host.len() + lines.as_bytes().len() + MORE);
+    let mut head = Vec::with_capacity(target.len() + host.len() + lines.as_bytes().len() + MORE + room);
     let mut write = |piece: &[u8]| head.extend_from_slice(piece);
     [method.as_str(), " ", target, " HTTP/1.1\r\n"].iter().for_each(|piece| write(piece.as_bytes()));
     if !lines.contains(&HOST) {

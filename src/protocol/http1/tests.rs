@@ -46,10 +46,10 @@ fn response(bytes: &[u8]) -> Read {
 fn a_request_is_written_with_its_headers_and_one_host() {
     let mut lines = Lines::default();
     lines.push(&HeaderName::from_static("a"), &HeaderValue::from_static("b"));
-    let head = encode_request(&Method::POST, "/mcp?a=b", "there:80", &lines, 2);
+    let head = encode_request(&Method::POST, "/mcp?a=b", "there:80", &lines, 2, 0);
     assert_eq!(head, b"POST /mcp?a=b HTTP/1.1\r\nhost: there:80\r\na: b\r\ncontent-length: 2\r\n\r\n");
     lines.push(&HOST, &HeaderValue::from_static("elsewhere"));
-    let head = encode_request(&Method::GET, "/", "there:80", &lines, 0);
+    let head = encode_request(&Method::GET, "/", "there:80", &lines, 0, 0);
     assert_eq!(head, b"GET / HTTP/1.1\r\na: b\r\nhost: elsewhere\r\n\r\n");
 }
 

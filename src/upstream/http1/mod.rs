@@ -29,6 +29,9 @@ use crate::event_log::BoxError;
 use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, Head, HeadReader};
 
+/// To copy a body up to this size behind its head costs less than to write two pieces.
+const SMALL_BODY: usize = 1024;
+
 /// The connections of one runtime to one origin.
 pub(super) struct Client {
     connector: Connector,
@@ -69,11 +72,18 @@ impl Client {
     /// Sends a request and waits for the head of its response. `on_sent` is called once bytes of it have left; after that it is
     /// never written again. Dropping the future, or the body before its end, closes the connection.
     pub(super) async fn send(&self, request: Request<'_>, on_sent: impl FnOnce()) -> Result<Response<Body>, Error> {
-        let head = http1::encode_request(request.method, request.target, &self.host, request.lines, request.body.len());
-        let outgoing = Outgoing::new(head.into(), request.body.clone());
+        let outgoing = self.encode(&request);
         let wire = self.wire(outgoing).await?;
         on_sent();
         receive(wire, request.method, self.pool.clone()).await
+    }
+
+    fn encode(&self, request: &Request<'_>) -> Outgoing {
+        let Request { method, target, lines, body } = *request;
+        let (copied, apart) = if body.len() > SMALL_BODY { (&[][..], body.clone()) } else { (&body[..], Bytes::new()) };
+        let mut head = http1::encode_request(method, target, &self.host, lines, body.len(), copied.len());
+        head.extend_from_slice(copied);
+        Outgoing::new(head.into(), apart)
     }
 
     /// A connection that has taken the first bytes of a request.
