@@ -4,8 +4,9 @@
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::OnceLock;
 use std::task::{Context, Poll, ready};
-use std::time::Instant;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant as TokioInstant, Sleep};
 
@@ -13,6 +14,32 @@ use tokio::time::{Instant as TokioInstant, Sleep};
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn now() -> Instant {
     TokioInstant::now().into_std()
+}
+
+/// Since 1970, for times that outlive the process. Read from the system once; from there on it moves with [`now`], so that
+/// nobody who sets the machine's clock ends what is kept, and a paused clock moves this one too.
+#[expect(clippy::disallowed_methods, reason = "the one place that may")]
+pub fn wall() -> Duration {
+    static BEGUN: OnceLock<(Duration, Instant)> = OnceLock::new();
+    let (wall, begun) =
+        *BEGUN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()));
+    let now = now();
+    // A clock that is paused may stand before the moment it was first read here.
+    (wall + now.saturating_duration_since(begun)).saturating_sub(begun.saturating_duration_since(now))
+}
+
+/// Since the machine was started, the time it slept included: what a lease is measured by. Where the system does not tell, or a test moves
+/// the clock, the time that [`wall`] shows.
+pub fn boot() -> Duration {
+    #[cfg(all(target_os = "linux", not(test)))]
+    {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+        Duration::new(u64::try_from(now.tv_sec).unwrap_or(0), u32::try_from(now.tv_nsec).unwrap_or(0))
+    }
+    #[cfg(not(all(target_os = "linux", not(test))))]
+    {
+        wall()
+    }
 }
 
 /// Sleeps until `at`.
@@ -73,9 +100,14 @@ impl Default for Alarm {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_wall_clock_moves_with_the_other_one() {
+        let begin = wall();
+        tokio::time::advance(Duration::from_secs(3600)).await;
+        assert_eq!(wall() - begin, Duration::from_secs(3600));
+    }
 
     #[tokio::test(start_paused = true)]
     async fn an_alarm_rings_at_the_last_time_it_was_set_to() {

@@ -39,6 +39,7 @@ macro_rules! suite {
             a_store_at_rest_is_ready
             a_read_keeps_to_its_limit
             a_read_behind_a_trim_tells_the_gap
+            a_stream_that_was_lost_begins_where_its_events_do
             a_trim_beyond_the_tail_leaves_the_tail
             an_expired_stream_is_gone
             streams_do_not_touch_each_other
@@ -104,7 +105,7 @@ struct Book {
 impl Book {
     async fn new(store: &Arc<dyn Store>) -> Self {
         let (store, stream) = (store.clone(), name());
-        let epoch = store.create(stream, ABOUT, KEEP).wait().await.unwrap();
+        let epoch = store.create(stream, ABOUT, Seq(0), KEEP).wait().await.unwrap();
         Self { store, stream, epoch }
     }
 
@@ -337,7 +338,7 @@ pub(crate) async fn a_follower_hears_of_every_change(store: Arc<dyn Store>) {
 
 pub(crate) async fn a_stream_that_is_not_kept_expires(store: Arc<dyn Store>) {
     let (unsealed, sealed, kept) = (name(), Book::new(&store).await, Book::new(&store).await);
-    store.create(unsealed, ABOUT, MOMENT).wait().await.unwrap();
+    store.create(unsealed, ABOUT, Seq(0), MOMENT).wait().await.unwrap();
     sealed.append(0, &["a"]).await;
     store.seal(sealed.stream, sealed.epoch, END, MOMENT).wait().await.unwrap();
     store.keep(kept.stream, MOMENT).wait().await.unwrap();
@@ -420,6 +421,17 @@ pub(crate) async fn a_read_behind_a_trim_tells_the_gap(store: Arc<dyn Store>) {
     assert_eq!(book.read(1, 999).await, Read::Trimmed { upto: Seq(2) }, "a trim is not taken back");
     assert_eq!(book.append(3, &["d"]).await, Appended::Ok);
     assert_eq!(book.read(2, 999).await, events(2, &["c", "d"]));
+}
+
+pub(crate) async fn a_stream_that_was_lost_begins_where_its_events_do(store: Arc<dyn Store>) {
+    let stream = name();
+    let epoch = store.create(stream, ABOUT, Seq(5), KEEP).wait().await.unwrap();
+    let book = Book { store: store.clone(), stream, epoch };
+    assert_eq!(book.read(4, 999).await, Read::Trimmed { upto: Seq(5) });
+    assert_eq!(book.append(0, &["a"]).await, Appended::Conflict { tail: Seq(5) });
+    assert_eq!(book.append(5, &["f"]).await, Appended::Ok);
+    assert_eq!(book.read(5, 999).await, events(5, &["f"]));
+    assert_eq!((book.load().await.trimmed, book.load().await.tail), (Seq(5), Seq(6)));
 }
 
 pub(crate) async fn a_trim_beyond_the_tail_leaves_the_tail(store: Arc<dyn Store>) {

@@ -48,6 +48,11 @@ impl Tail {
         Self::default()
     }
 
+    /// An empty tail of a stream whose events up to `seq` are gone, or somewhere else.
+    pub fn starting_at(seq: Seq) -> Self {
+        Self { tail: seq, trimmed: seq, ..Self::default() }
+    }
+
     /// Appends `batch` behind the tail; the clauses are those of [`crate::store::Store::append`].
     pub fn append(&mut self, epoch: WriterEpoch, after: Seq, batch: &Batch) -> Appended {
         if epoch < self.epoch {
@@ -83,6 +88,11 @@ impl Tail {
         self.epoch
     }
 
+    /// The writer that is the current one, as another place knows it.
+    pub fn set_epoch(&mut self, epoch: WriterEpoch) {
+        self.epoch = epoch;
+    }
+
     /// The last number there is.
     pub fn last(&self) -> Seq {
         self.tail
@@ -112,6 +122,18 @@ impl Tail {
     pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
         let start = self.segments.partition_point(|segment| segment.last() <= after);
         self.segments.iter().skip(start).flat_map(move |segment| segment.events_after(after))
+    }
+
+    /// The events after `after`, up to about `max_bytes` but one at least. The caller has checked that `after` is not trimmed.
+    pub fn batch_after(&self, after: Seq, max_bytes: usize) -> Batch {
+        let mut batch = Batch::starting_at(Seq(after.0 + 1));
+        for (_, event) in self.events_after(after) {
+            if !batch.is_empty() && batch.byte_len() + event.len() > max_bytes {
+                break;
+            }
+            batch.push_encoded(event);
+        }
+        batch
     }
 
     /// About how many bytes the events after `after` take when they are written with their ids, at most `limit`: enough to

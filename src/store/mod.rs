@@ -7,7 +7,9 @@
 
 #[cfg(test)]
 pub(crate) mod contract;
+pub mod disk;
 pub mod memory;
+pub mod redis;
 mod shared;
 
 use std::any::Any;
@@ -17,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+pub use shared::{Renewal, Shared};
 
 use tokio::sync::Notify;
 
@@ -157,9 +160,10 @@ impl Following {
 /// Expiry: a stream is readable for as long as it was last told to be kept, and gone some time after; each `create`, `append`
 /// and `seal` by its writer, and [`Self::keep`], begin that time anew. A store knows which replica it belongs to.
 pub trait Store: Send + Sync + 'static {
-    /// Records a new stream, its tail at 0, and makes the caller its writer. Complete before the stream's head is written.
-    /// Unsealed, it is kept for `keep` from each call of its writer's on.
-    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
+    /// Records a new stream and makes the caller its writer. Complete before the stream's head is written. Its tail is at `tail`: 0, but
+    /// for a stream that the store has lost and whose events up to there are gone. Unsealed, it is kept for `keep` from each call of
+    /// its writer's on.
+    fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
 
     /// Appends `batch` behind `after`, which must be the tail, and writes `state` beside it where there is one: in one step.
     /// An empty batch writes the state alone. Sending an identical batch again is [`Appended::Ok`] and writes nothing, on a

@@ -3,6 +3,9 @@
 //! For tests alone. In production the event log keeps the tails itself and has no store behind them. Times pass by
 //! [`crate::clock`], so that a paused clock moves them.
 
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -12,16 +15,31 @@ use tokio::sync::Notify;
 
 use super::Tail;
 use crate::clock;
-use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
 use crate::protocol::stream::Batch;
-use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use crate::random;
+use crate::store::{Appended, Error, Following, Pending, Read, Renewal, Shared, Standing, Store, Stored, WriterEpoch};
 
-/// Streams by id; each is locked on its own, and one lock is one atomic step.
+/// One replica's way to what is kept. Streams are found by id; each is locked on its own, and one lock is one atomic step.
 pub(crate) struct Memory {
     owner: Owner,
+    /// Which process of that name it is.
+    incarnation: u64,
+    contents: Arc<Contents>,
+}
+
+/// What all replicas have in common.
+#[derive(Default)]
+pub(crate) struct Contents {
     streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
     records: DashMap<Vec<u8>, (Bytes, Instant)>,
     followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
+    leases: DashMap<Owner, (u64, Instant)>,
+    messages: DashMap<Owner, VecDeque<Bytes>>,
+    sent: Notify,
+    groups: DashMap<Vec<u8>, Vec<Owner>>,
+    /// It cannot be reached.
+    away: AtomicBool,
 }
 
 impl Default for Memory {
@@ -30,7 +48,16 @@ impl Default for Memory {
     }
 }
 
+impl Deref for Memory {
+    type Target = Contents;
+
+    fn deref(&self) -> &Contents {
+        &self.contents
+    }
+}
+
 struct Shelf {
+    owner: Owner,
     tail: Tail,
     about: Bytes,
     state: Bytes,
@@ -57,7 +84,24 @@ impl Drop for Registration {
 impl Memory {
     /// The store of that replica.
     pub(crate) fn of(owner: Owner) -> Self {
-        Self { owner, streams: DashMap::new(), records: DashMap::new(), followers: Arc::default() }
+        Self { owner, incarnation: u64::from_be_bytes(random::bytes()), contents: Arc::default() }
+    }
+
+    /// The same contents as another replica has them, or another process of the same name.
+    pub(crate) fn as_of(&self, owner: Owner) -> Self {
+        Self { contents: self.contents.clone(), ..Self::of(owner) }
+    }
+
+    /// From now on nobody can reach it, or everybody can.
+    pub(crate) fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Relaxed);
+    }
+
+    fn reach(&self) -> Result<(), Error> {
+        match self.away.load(Ordering::Relaxed) {
+            true => Err(Error::Unavailable("away".into())),
+            false => Ok(()),
+        }
     }
 
     fn find(&self, stream: StreamId) -> Option<Arc<Mutex<Shelf>>> {
@@ -68,10 +112,10 @@ impl Memory {
     }
 
     fn with<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
-        Pending::Ready(match self.find(stream) {
+        Pending::Ready(self.reach().and_then(|()| match self.find(stream) {
             Some(shelf) => Ok(act(&mut lock(&shelf))),
             None => Err(Error::Gone),
-        })
+        }))
     }
 
     /// The same for what changes it: followers are told after.
@@ -102,9 +146,13 @@ impl Shelf {
 }
 
 impl Store for Memory {
-    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+    fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        if let Err(error) = self.reach() {
+            return Pending::Ready(Err(error));
+        }
         let shelf = Shelf {
-            tail: Tail::new(),
+            owner: self.owner,
+            tail: Tail::starting_at(tail),
             about: Bytes::copy_from_slice(about),
             state: Bytes::new(),
             epoch: WriterEpoch::default(),
@@ -129,7 +177,7 @@ impl Store for Memory {
             let before = shelf.tail.last();
             let appended = shelf.tail.append(epoch, after, batch);
             if appended == Appended::Ok {
-                let is_new = shelf.tail.last() > before || (batch.is_empty() && !shelf.sealed);
+                let is_new = shelf.tail.last() > before || (batch.is_empty() && after == before && !shelf.sealed);
                 if let Some(state) = state.filter(|_| is_new) {
                     shelf.state = Bytes::copy_from_slice(state);
                 }
@@ -161,6 +209,7 @@ impl Store for Memory {
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         self.change(stream, |shelf| {
+            shelf.owner = self.owner;
             shelf.epoch = shelf.tail.take_over();
             shelf.epoch
         })
@@ -170,7 +219,7 @@ impl Store for Memory {
         let found = self.with(stream, |shelf| Stored {
             about: shelf.about.clone(),
             state: shelf.state.clone(),
-            owner: self.owner,
+            owner: shelf.owner,
             epoch: shelf.epoch,
             trimmed: shelf.tail.trimmed(),
             tail: shelf.tail.last(),
@@ -178,7 +227,9 @@ impl Store for Memory {
         });
         Pending::Ready(match found {
             Pending::Ready(Ok(found)) => Ok(Some(found)),
-            _ => Ok(None),
+            Pending::Ready(Err(Error::Gone)) => Ok(None),
+            Pending::Ready(Err(error)) => Err(error),
+            Pending::Later(_) => unreachable!("it is there at once"),
         })
     }
 
@@ -231,7 +282,8 @@ impl Store for Memory {
     }
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
-        let open = self.streams.iter().filter(|entry| owner == self.owner && !lock(entry.value()).sealed);
+        let is_open = |shelf: MutexGuard<'_, Shelf>| shelf.owner == owner && !shelf.sealed;
+        let open = self.streams.iter().filter(|entry| is_open(lock(entry.value())));
         Pending::Ready(Ok(open.map(|entry| *entry.key()).collect()))
     }
 
@@ -263,6 +315,90 @@ impl Store for Memory {
     }
 
     fn standing(&self) -> Standing {
-        Standing::Ready
+        if self.reach().is_ok() { Standing::Ready } else { Standing::Unreachable }
+    }
+}
+
+impl Shared for Memory {
+    fn owner(&self) -> Owner {
+        self.owner
+    }
+
+    fn epoch(&self) -> StoreEpoch {
+        StoreEpoch(1)
+    }
+
+    fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
+        let now = clock::now();
+        Pending::Ready(self.reach().map(|()| {
+            let before = self.leases.get(&self.owner).map(|entry| *entry.value());
+            let renewal = match before {
+                Some((holder, until)) if until > now && holder != self.incarnation => return Renewal::Taken,
+                Some((holder, until)) if until > now && holder == self.incarnation => Renewal::Held,
+                Some(_) | None => Renewal::Anew,
+            };
+            self.leases.insert(self.owner, (self.incarnation, now + lease));
+            renewal
+        }))
+    }
+
+    fn give_up(&self) -> Pending<Result<(), Error>> {
+        Pending::Ready(self.reach().map(|()| {
+            self.leases.remove(&self.owner);
+        }))
+    }
+
+    fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
+        let now = clock::now();
+        let living = || self.leases.iter().filter(|entry| entry.1 > now).map(|entry| *entry.key()).collect();
+        Pending::Ready(self.reach().map(|()| living()))
+    }
+
+    fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>> {
+        let now = clock::now();
+        let lapsed = || self.leases.iter().filter(|entry| entry.1 <= now).map(|entry| *entry.key()).collect();
+        Pending::Ready(self.reach().map(|()| lapsed()))
+    }
+
+    fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
+        let now = clock::now();
+        Pending::Ready(self.reach().map(|()| {
+            self.leases.remove_if(&owner, |_, (_, until)| *until <= now);
+        }))
+    }
+
+    fn send(&self, to: Owner, message: &[u8], _: Duration) -> Pending<Result<(), Error>> {
+        Pending::Ready(self.reach().map(|()| {
+            self.messages.entry(to).or_default().push_back(Bytes::copy_from_slice(message));
+            self.sent.notify_waiters();
+        }))
+    }
+
+    fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>> {
+        let (contents, owner) = (self.contents.clone(), self.owner);
+        Pending::Later(Box::pin(async move {
+            loop {
+                let sent = contents.sent.notified();
+                tokio::pin!(sent);
+                sent.as_mut().enable();
+                let messages = contents.messages.remove(&owner).map(|(_, messages)| messages).unwrap_or_default();
+                if !messages.is_empty() {
+                    return Ok(messages.into());
+                }
+                sent.await;
+            }
+        }))
+    }
+
+    fn join(&self, group: &[u8], _: Duration) -> Pending<Result<(), Error>> {
+        let mut members = self.groups.entry(group.to_vec()).or_default();
+        if !members.contains(&self.owner) {
+            members.push(self.owner);
+        }
+        Pending::Ready(Ok(()))
+    }
+
+    fn members(&self, group: &[u8]) -> Pending<Result<Vec<Owner>, Error>> {
+        Pending::Ready(Ok(self.groups.get(group).map(|members| members.value().clone()).unwrap_or_default()))
     }
 }

@@ -1,0 +1,439 @@
+//! The store of one replica on its own disk: survives a restart and a crash of the process, and what [`Fsync`] says of the
+//! machine.
+//!
+//! One thread writes ([`writer`]): it takes all calls that wait, checks them in their order against what is in memory of each
+//! stream ([`index`]), writes what they change as one group, syncs once, and answers them all. Reads go to the database beside
+//! it, on the runtime's threads for blocking work: below the tail in memory they are rare, and any of them may wait for the disk.
+//! The database is fjall ([`database`]); how streams lie in it is in [`layout`], what else is in the directory in [`directory`].
+//!
+//! Space: a stream that has expired is gone at once, by a look at its time; its rows are removed and its events are no longer
+//! wanted soon after. Tables of the database with nothing wanted in them are dropped whole; when what is on disk is more than
+//! twice what lives and some, the rest is written anew. Besides that the database takes up to about 200 MiB for its journals.
+//!
+//! Failures: a write that fails answers all calls of its group with the error. The database is then closed and opened again, with
+//! a growing pause, until a write succeeds; calls are refused meanwhile, and what they find then is what is on disk.
+
+mod agenda;
+mod database;
+mod directory;
+mod followers;
+mod index;
+mod journal;
+mod layout;
+#[cfg(test)]
+mod tests;
+mod writer;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tokio::task::spawn_blocking;
+
+use self::database::{Database, Failure};
+use self::directory::Directory;
+use self::followers::Followers;
+use self::index::Index;
+use self::writer::{Act, Call, Reply, Writer};
+use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use crate::clock;
+use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::stream::Batch;
+
+/// Calls whose bytes wait for the writer beyond this are refused: the disk does not keep up.
+const MAX_QUEUED_BYTES: usize = 64 << 20;
+/// The longest key of a record.
+const MAX_RECORD_KEY: usize = 32 << 10;
+
+/// Where the store is, and what it promises.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A directory of its own; made where there is none.
+    pub path: PathBuf,
+    /// What survives a power cut.
+    pub fsync: Fsync,
+    /// It takes nothing new beyond this many bytes of live streams and records. The directory takes up to about twice that, and
+    /// 200 MiB.
+    pub max_bytes: u64,
+}
+
+/// What a call that returned Ok survives besides the end of the process, `kill -9` included, which nothing is lost to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// A power cut and a crash of the system: each group of calls is synced before it is answered.
+    Always,
+    /// The same 200 ms later, or as soon as the disk has taken a sync that was begun then. A power cut loses the calls since,
+    /// the last ones first and each whole.
+    Interval,
+}
+
+/// A store that was opened.
+pub struct Opened {
+    /// The store.
+    pub store: Arc<Disk>,
+    /// The keys in the directory.
+    pub keys: Keys,
+    /// The replica's name: the one it was first opened with.
+    pub name: String,
+}
+
+/// Why a directory was not opened. What was in it is as it was, but for an unfinished write at the end of a journal.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The system refused.
+    #[error("{path}: {error}", path = .path.display())]
+    Io {
+        /// What was to be read or written.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        error: io::Error,
+    },
+    /// Another store has it open, in this process or another one.
+    #[error("{path} is in use by another process", path = .path.display())]
+    Locked {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// The directory has other things in it than a store.
+    #[error("{path} is not a store of this program and not empty: there is `{found}` in it", path = .path.display())]
+    Foreign {
+        /// The directory.
+        path: PathBuf,
+        /// A file that does not belong there.
+        found: String,
+    },
+    /// It was written by another version.
+    #[error("{path} has format {found}, and this version of the program knows format {known} alone", path = .path.display())]
+    Format {
+        /// The directory.
+        path: PathBuf,
+        /// Its format.
+        found: u32,
+        /// The one we know.
+        known: u32,
+    },
+    /// The keys cannot be read.
+    #[error("{path} is damaged: {problem}", path = .path.display())]
+    Keys {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// The database is damaged, or its disk fails or is full.
+    #[error("the database {path} cannot be opened: {problem}", path = .path.display())]
+    Database {
+        /// Its directory.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+}
+
+impl OpenError {
+    fn at(path: &Path, error: io::Error) -> Self {
+        Self::Io { path: path.into(), error }
+    }
+
+    fn database(path: &Path, failure: Failure) -> Self {
+        Self::Database { path: path.into(), problem: failure.problem }
+    }
+}
+
+/// How large what is not streams may grow.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    /// A memtable, of which each keyspace has one or two.
+    memtable: u64,
+    /// What may lie on disk unwanted before anything is written anew for it.
+    slack: u64,
+}
+
+impl Default for Sizes {
+    fn default() -> Self {
+        Self { memtable: 8 << 20, slack: 64 << 20 }
+    }
+}
+
+/// What the writer and the readers have in common.
+struct Shared {
+    owner: Owner,
+    index: Index,
+    followers: Followers,
+    /// `None` while it is closed after a failure.
+    database: RwLock<Option<Arc<Database>>>,
+    queued_bytes: AtomicUsize,
+    /// Groups that were written.
+    #[cfg(test)]
+    groups: AtomicUsize,
+}
+
+/// The store. Dropping the last handle waits until all calls are written and the database is closed.
+pub struct Disk {
+    shared: Arc<Shared>,
+    calls: Option<mpsc::Sender<Call>>,
+    writer: Option<thread::JoinHandle<()>>,
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        self.calls = None;
+        if let Some(writer) = self.writer.take() {
+            // It ends by itself now; a panic in it has been told of.
+            let _ = writer.join();
+        }
+    }
+}
+
+impl Disk {
+    /// Opens the directory, or makes it. Reads all that is known of live streams, though not their events; blocks meanwhile.
+    ///
+    /// # Errors
+    /// [`OpenError`]; what is in the directory is not changed then.
+    pub fn open(options: Options, default_name: &str) -> Result<Opened, OpenError> {
+        Self::open_with(options, default_name, Sizes::default())
+    }
+
+    fn open_with(options: Options, default_name: &str, sizes: Sizes) -> Result<Opened, OpenError> {
+        let directory = Directory::open(&options.path)?;
+        let path = directory.database();
+        let (name, keys) = match directory.keys()? {
+            Some(kept) => kept,
+            None => directory.make_contents(default_name, |path, keys| {
+                Database::make(path, keys.epoch, sizes).map_err(|failure| OpenError::database(path, failure))
+            })?,
+        };
+        let shared = Arc::new(Shared {
+            owner: Owner::from_name(&name),
+            index: Index::default(),
+            followers: Followers::default(),
+            database: RwLock::new(None),
+            queued_bytes: AtomicUsize::new(0),
+            #[cfg(test)]
+            groups: AtomicUsize::new(0),
+        });
+        let (sender, calls) = mpsc::channel();
+        let mut writer = Writer::new(shared.clone(), calls, directory, keys.epoch, &options, sizes);
+        writer.open().map_err(|failure| OpenError::database(&path, failure))?;
+        // The runtime's clock is the writer's too.
+        let runtime = tokio::runtime::Handle::try_current().ok();
+        let thread = thread::Builder::new().name("disk-store".into()).spawn(move || {
+            let _clock = runtime.as_ref().map(tokio::runtime::Handle::enter);
+            writer.run();
+        });
+        let thread = thread.map_err(|error| OpenError::at(&options.path, error))?;
+        Ok(Opened { store: Arc::new(Self { shared, calls: Some(sender), writer: Some(thread) }), keys, name })
+    }
+
+    /// Leaves a call to the writer; in its queue from here on, whatever becomes of the result.
+    fn call<T: Send + 'static>(&self, bytes: usize, act: impl FnOnce(Reply<T>) -> Act) -> Pending<Result<T, Error>> {
+        let queued = &self.shared.queued_bytes;
+        if queued.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES {
+            queued.fetch_sub(bytes, Ordering::Relaxed);
+            return Pending::Ready(Err(Error::Unavailable("the disk does not keep up".into())));
+        }
+        let (reply, result) = oneshot::channel();
+        let call = Call { at: now(), bytes, act: act(reply) };
+        let stopped = || Error::Unavailable("the writer has stopped".into());
+        if self.calls.as_ref().is_none_or(|calls| calls.send(call).is_err()) {
+            return Pending::Ready(Err(stopped()));
+        }
+        Pending::Later(Box::pin(async move { result.await.unwrap_or_else(|_| Err(stopped())) }))
+    }
+
+    /// Reads from the database where that may wait for the disk.
+    fn look<T: Send + 'static>(
+        &self,
+        look: impl FnOnce(&Shared, &Database) -> Result<T, Failure> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        let shared = self.shared.clone();
+        Pending::Later(Box::pin(async move {
+            let looked = spawn_blocking(move || {
+                let Some(database) = shared.database() else {
+                    return Err(Error::Unavailable("the database is being opened again".into()));
+                };
+                Ok(look(&shared, &database)?)
+            });
+            looked.await.unwrap_or_else(|error| Err(Error::Unavailable(error.to_string())))
+        }))
+    }
+}
+
+impl Shared {
+    fn database(&self) -> Option<Arc<Database>> {
+        self.database.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_database(&self, database: Option<Arc<Database>>) {
+        *self.database.write().unwrap_or_else(PoisonError::into_inner) = database;
+    }
+
+    fn read(&self, database: &Database, stream: StreamId, after: Seq, max_bytes: usize) -> Result<Read, Failure> {
+        let Some(mut place) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
+        loop {
+            if after < place.trimmed {
+                return Ok(Read::Trimmed { upto: place.trimmed });
+            }
+            if let Some(events) = database.read(place.number, after, place.tail, max_bytes)? {
+                return Ok(Read::Events(events));
+            }
+            // Events were cleared away while they were read, unless nothing has happened to the stream.
+            let Some(later) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
+            if (later.number, later.trimmed) == (place.number, place.trimmed) {
+                return Err(database::damaged(format!("events behind {after} are missing")));
+            }
+            place = later;
+        }
+    }
+}
+
+impl From<Failure> for Error {
+    fn from(failure: Failure) -> Self {
+        match failure.full {
+            true => Self::Full(failure.problem),
+            false => Self::Unavailable(failure.problem),
+        }
+    }
+}
+
+/// The wall clock in the unit that is kept.
+fn now() -> u64 {
+    millis(clock::wall())
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+impl Store for Disk {
+    fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        let (about, keep) = (about.to_vec(), millis(keep));
+        self.call(about.len(), |reply| Act::Create { stream, about, tail, keep, reply })
+    }
+
+    fn append(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        after: Seq,
+        batch: &Batch,
+        state: Option<&[u8]>,
+    ) -> Pending<Result<Appended, Error>> {
+        let (events, batch, state) = (batch.len() as u64, layout::encode_batch(batch), state.map(<[u8]>::to_vec));
+        let bytes = batch.len() + state.as_ref().map_or(0, Vec::len);
+        self.call(bytes, |reply| Act::Append { stream, epoch, after, events, batch, state, reply })
+    }
+
+    fn seal(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<Appended, Error>> {
+        let (state, keep) = (state.to_vec(), millis(keep));
+        self.call(state.len(), |reply| Act::Seal { stream, epoch, state, keep, reply })
+    }
+
+    fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
+        self.call(0, |reply| Act::TakeOver { stream, reply })
+    }
+
+    fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
+        self.look(move |shared, database| {
+            if shared.index.find(stream, now()).is_none() {
+                return Ok(None);
+            }
+            let found = database.load(stream)?.filter(|(place, ..)| place.lives(now()));
+            Ok(found.map(|(place, about, state)| Stored {
+                about,
+                state,
+                owner: shared.owner,
+                epoch: place.epoch,
+                trimmed: place.trimmed,
+                tail: place.tail,
+                sealed: place.sealed,
+            }))
+        })
+    }
+
+    fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
+        self.look(move |shared, database| shared.read(database, stream, after, max_bytes))
+    }
+
+    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+        Pending::Ready(Ok(self.shared.followers.follow(stream)))
+    }
+
+    fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
+        self.call(0, |reply| Act::Trim { stream, epoch, upto, reply })
+    }
+
+    fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
+        let keep = millis(keep);
+        self.call(0, |reply| Act::Keep { stream, keep, reply })
+    }
+
+    fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
+        self.call(0, |reply| Act::Expire { stream, reply })
+    }
+
+    fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
+        let now = now();
+        let open = self.shared.index.streams.iter().filter(|place| !place.sealed && place.lives(now));
+        let ids = open.map(|place| *place.key());
+        Pending::Ready(Ok(if owner == self.shared.owner { ids.collect() } else { Vec::new() }))
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        if let Err(error) = check_key(key) {
+            return Pending::Ready(Err(error));
+        }
+        let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), millis(keep));
+        self.call(value.len(), |reply| Act::Put { key, value, keep, reply })
+    }
+
+    fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        if let Err(error) = check_key(key) {
+            return Pending::Ready(Err(error));
+        }
+        let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), millis(keep));
+        self.call(value.len(), |reply| Act::Claim { key, value, keep, reply })
+    }
+
+    fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
+        let now = now();
+        if self.shared.index.records.get(key).is_none_or(|record| record.0 <= now) {
+            return match self.shared.database() {
+                Some(_) => Pending::Ready(Ok(None)),
+                None => Pending::Ready(Err(Error::Unavailable("the database is being opened again".into()))),
+            };
+        }
+        let key = key.to_vec();
+        self.look(move |_, database| {
+            Ok(database.record(&key)?.filter(|(until, _)| *until > now).map(|(_, value)| value))
+        })
+    }
+
+    fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
+        let key = key.into();
+        self.call(0, |reply| Act::Remove { key, reply })
+    }
+
+    fn standing(&self) -> Standing {
+        self.shared.index.standing()
+    }
+}
+
+fn check_key(key: &[u8]) -> Result<(), Error> {
+    match key.len() <= MAX_RECORD_KEY {
+        true => Ok(()),
+        false => Err(Error::Unavailable(format!("the key of a record has {} bytes", key.len()))),
+    }
+}

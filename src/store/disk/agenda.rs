@@ -1,0 +1,66 @@
+//! When what is kept is to be looked at again: at its time, or before that for what was kept longer meanwhile.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashMap};
+use std::sync::Arc;
+
+use crate::protocol::ids::StreamId;
+
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Item {
+    Stream(StreamId),
+    Record(Arc<[u8]>),
+}
+
+/// Keeping an item longer, which each append does, costs nothing here: it is set anew when its old time comes.
+#[derive(Default)]
+pub(super) struct Agenda {
+    heap: BinaryHeap<Reverse<(u64, Item)>>,
+    set: HashMap<Item, u64>,
+}
+
+impl Agenda {
+    /// Sees to it that `item` is due at `until` at the latest.
+    pub(super) fn set(&mut self, item: Item, until: u64) {
+        if self.set.get(&item).is_none_or(|&at| until < at) {
+            self.set.insert(item.clone(), until);
+            self.heap.push(Reverse((until, item)));
+        }
+    }
+
+    /// Takes an item whose time has come. The caller sets it again if it is kept for longer.
+    pub(super) fn due(&mut self, now: u64) -> Option<Item> {
+        while self.next().is_some_and(|at| at <= now) {
+            let Reverse((at, item)) = self.heap.pop()?;
+            if self.set.get(&item) == Some(&at) {
+                self.set.remove(&item);
+                return Some(item);
+            }
+        }
+        None
+    }
+
+    /// When the next item may be due.
+    pub(super) fn next(&self) -> Option<u64> {
+        self.heap.peek().map(|Reverse((at, _))| *at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_item_is_due_once_at_the_first_of_its_times() {
+        let item = |byte| Item::Stream(StreamId::from_bytes([byte; 12]));
+        let mut agenda = Agenda::default();
+        for (byte, until) in [(1, 10), (2, 20), (1, 30), (2, 5)] {
+            agenda.set(item(byte), until);
+        }
+        assert_eq!(agenda.due(4), None);
+        assert_eq!(agenda.due(9), Some(item(2)));
+        assert_eq!(agenda.due(9), None);
+        assert_eq!(agenda.due(99), Some(item(1)));
+        assert_eq!(agenda.due(99), None);
+    }
+}

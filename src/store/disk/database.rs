@@ -1,0 +1,350 @@
+//! The database as the store uses it: three keyspaces, commits of whole groups, reads of one stream.
+//!
+//! What is particular about the database, and what is done about it: a write that fails ends it for good, so it is closed and
+//! opened anew ([`super::writer`]); a commit waits for as long as flushes lag behind, forever once they failed, so
+//! [`Database::commit`] looks first; a damaged file may end in a panic, which is caught where files are first read.
+
+use std::io;
+use std::panic::{self, AssertUnwindSafe};
+use std::path::Path;
+use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fjall::compaction::filter::Factory;
+use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _};
+
+use super::index::{Sieve, Wanted};
+use super::layout::{self, Place};
+use super::{Fsync, Sizes, journal};
+use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
+
+/// Two is the least with which flushes do not wait for compactions.
+const WORKERS: usize = 2;
+/// The least there is. One journal is written, and as many as this are kept for what is not flushed.
+const JOURNALS: u64 = 64 << 20;
+/// A commit waits while more than this many memtables of a keyspace wait to be flushed, or this many tables to be compacted:
+/// safely before the database would wait itself.
+const MAX_SEALED: usize = 1;
+const MAX_TABLES: usize = 16;
+
+/// Open, until dropped.
+pub(super) struct Database {
+    database: fjall::Database,
+    streams: Keyspace,
+    events: Keyspace,
+    records: Keyspace,
+    pub(super) wanted: Arc<Wanted>,
+}
+
+/// What a commit writes; nothing twice. `None` removes.
+#[derive(Default)]
+pub(super) struct Changes {
+    pub(super) streams: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+    pub(super) events: Vec<([u8; 16], Vec<u8>)>,
+    pub(super) records: Vec<(Vec<u8>, Option<Vec<u8>>)>,
+}
+
+/// Why the database could not do something. After one of a write it takes no more of them.
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    /// For want of room.
+    pub(super) full: bool,
+    pub(super) problem: String,
+}
+
+impl From<fjall::Error> for Failure {
+    fn from(error: fjall::Error) -> Self {
+        let io = match &error {
+            fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => Some(error.kind()),
+            _ => None,
+        };
+        let full = matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded));
+        let problem = match &error {
+            fjall::Error::Io(error) => error.to_string(),
+            fjall::Error::Poisoned => "an earlier write failed".into(),
+            other => other.to_string(),
+        };
+        Self { full, problem }
+    }
+}
+
+/// What was damaged, in one word of the database's.
+pub(super) fn damaged(problem: impl Into<String>) -> Failure {
+    Failure { full: false, problem: problem.into() }
+}
+
+impl Database {
+    /// Makes an empty one of these contents, and closes it. Its sizes are what they are from here on, whatever it is opened with.
+    pub(super) fn make(path: &Path, epoch: StoreEpoch, sizes: Sizes) -> Result<(), Failure> {
+        let database = Self::build(path, sizes)?;
+        let row = (layout::EPOCH_ROW.to_vec(), Some(epoch.0.to_be_bytes().to_vec()));
+        database.commit(Changes { streams: vec![row], ..Changes::default() }, Fsync::Always)
+    }
+
+    /// Opens the one that was made for these contents. Nothing of its events is unwanted until that is decided.
+    pub(super) fn open(path: &Path, epoch: StoreEpoch, fsync: Fsync, sizes: Sizes) -> Result<Self, Failure> {
+        journal::mend(path, fsync)?;
+        caught(|| {
+            // One that lacks its mark would be made anew by the database.
+            if !path.join("version").try_exists().map_err(fjall::Error::Io)? {
+                return Err(damaged("the file `version` is missing"));
+            }
+            let database = Self::build(path, sizes)?;
+            match database.streams.get(layout::EPOCH_ROW)? {
+                Some(row) if *row == epoch.0.to_be_bytes() => Ok(database),
+                Some(_) => Err(damaged("it belongs to other keys")),
+                None => Err(damaged("its contents are not there")),
+            }
+        })
+    }
+
+    fn build(path: &Path, sizes: Sizes) -> Result<Self, Failure> {
+        let wanted = Arc::new(Wanted::default());
+        let sieve: Arc<dyn Factory> = Arc::new(Sieve(AssertUnwindSafe(wanted.clone())));
+        let database = fjall::Database::builder(path)
+            .worker_threads(WORKERS)
+            .max_journaling_size(JOURNALS)
+            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == "events").then(|| sieve.clone())))
+            .open()?;
+        let keyspace =
+            |name, memtable| database.keyspace(name, || KeyspaceCreateOptions::default().max_memtable_size(memtable));
+        let (streams, events, records) = (
+            keyspace("streams", sizes.memtable)?,
+            keyspace("events", sizes.memtable)?,
+            keyspace("records", sizes.memtable)?,
+        );
+        Ok(Self { database, streams, events, records, wanted })
+    }
+
+    /// Writes all of `changes` or nothing, durably where `fsync` says so; readers see them after that.
+    pub(super) fn commit(&self, changes: Changes, fsync: Fsync) -> Result<(), Failure> {
+        self.wait_for_flushes()?;
+        let mut batch = self.database.batch().durability(Some(match fsync {
+            Fsync::Always => PersistMode::SyncData,
+            Fsync::Interval => PersistMode::Buffer,
+        }));
+        changes.events.into_iter().for_each(|(key, value)| batch.insert(&self.events, key, value));
+        for (keyspace, rows) in [(&self.streams, changes.streams), (&self.records, changes.records)] {
+            for (key, value) in rows {
+                match value {
+                    Some(value) => batch.insert(keyspace, key, value),
+                    None => batch.remove(keyspace, key),
+                }
+            }
+        }
+        caught(|| Ok(batch.commit()?))
+    }
+
+    /// Makes durable what was committed before.
+    pub(super) fn sync(&self) -> Result<(), Failure> {
+        Ok(self.database.persist(PersistMode::SyncData)?)
+    }
+
+    fn wait_for_flushes(&self) -> Result<(), Failure> {
+        let keyspaces = [&self.streams, &self.events, &self.records];
+        while keyspaces
+            .iter()
+            .any(|keyspace| keyspace.sealed_memtable_count() > MAX_SEALED || keyspace.l0_table_count() > MAX_TABLES)
+        {
+            // An error where a flush has failed.
+            self.database.persist(PersistMode::Buffer)?;
+            thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
+    }
+
+    /// Every stream's place; the highest number that a stream or an event has.
+    pub(super) fn places(&self) -> Result<(Vec<(StreamId, Place)>, u64), Failure> {
+        caught(|| {
+            let mut places = Vec::new();
+            let mut highest = match self.events.last_key_value() {
+                Some(last) => event_of(&last.key()?)?.0,
+                None => 0,
+            };
+            for row in self.streams.prefix(layout::PLACES) {
+                let (key, row) = row.into_inner()?;
+                let place = layout::stream_of(&key).zip(Place::decode(&row));
+                let (stream, place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+                highest = highest.max(place.number);
+                places.push((stream, place));
+            }
+            Ok((places, highest))
+        })
+    }
+
+    /// Every record.
+    pub(super) fn records(&self) -> Result<Vec<Record>, Failure> {
+        let record = |row: fjall::Guard| {
+            let (key, row) = row.into_inner()?;
+            let (until, value) = decode_record(&row)?;
+            let key = key.get(1..).unwrap_or_default();
+            Ok(Record { key: key.into(), until, size: record_size(key, value) })
+        };
+        caught(|| self.records.iter().map(record).collect())
+    }
+
+    /// What the stream is made of, and its place and state as one commit left them.
+    pub(super) fn load(&self, stream: StreamId) -> Result<Option<(Place, Bytes, Bytes)>, Failure> {
+        caught(|| self.load_row(stream))
+    }
+
+    fn load_row(&self, stream: StreamId) -> Result<Option<(Place, Bytes, Bytes)>, Failure> {
+        let snapshot = self.database.snapshot();
+        let get = |key| snapshot.get(&self.streams, key);
+        let Some(place) = get(layout::place_key(stream))? else { return Ok(None) };
+        let place = Place::decode(&place).ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+        let [about, state] = [get(layout::about_key(stream))?, get(layout::state_key(stream))?]
+            .map(|row| row.map_or_else(Bytes::new, |row| Bytes::copy_from_slice(&row)));
+        Ok(Some((place, about, state)))
+    }
+
+    /// Events of a stream after `after` and up to `tail`, of `max_bytes` together at most, but one at least. `None` where one of
+    /// them is not there.
+    pub(super) fn read(
+        &self,
+        number: u64,
+        after: Seq,
+        tail: Seq,
+        max_bytes: usize,
+    ) -> Result<Option<Vec<(Seq, Bytes)>>, Failure> {
+        caught(|| self.read_events(number, after, tail, max_bytes))
+    }
+
+    fn read_events(
+        &self,
+        number: u64,
+        after: Seq,
+        tail: Seq,
+        max_bytes: usize,
+    ) -> Result<Option<Vec<(Seq, Bytes)>>, Failure> {
+        let mut found: Vec<(Seq, Bytes)> = Vec::new();
+        let (mut cursor, mut left) = (after, max_bytes);
+        let from = layout::event_key(number, Seq(after.0.saturating_add(1)));
+        for entry in self.events.range(from..=layout::event_key(number, tail)) {
+            let (key, batch) = entry.into_inner()?;
+            let events = layout::decode_batch(&Bytes::copy_from_slice(&batch), event_of(&key)?.1);
+            let events = events.ok_or_else(|| damaged("a batch of events cannot be read"))?;
+            for (seq, event) in events.into_iter().filter(|(seq, _)| *seq > after) {
+                if seq.0 != cursor.0 + 1 {
+                    return Ok(None);
+                }
+                if event.len() > left && !found.is_empty() {
+                    return Ok(Some(found));
+                }
+                left = left.saturating_sub(event.len());
+                cursor = seq;
+                found.push((seq, event));
+            }
+        }
+        Ok((cursor >= tail).then_some(found))
+    }
+
+    pub(super) fn record(&self, key: &[u8]) -> Result<Option<(u64, Bytes)>, Failure> {
+        caught(|| {
+            let Some(row) = self.records.get(layout::record_key(key))? else { return Ok(None) };
+            let (until, value) = decode_record(&row)?;
+            Ok(Some((until, Bytes::copy_from_slice(value))))
+        })
+    }
+
+    /// Bytes of its tables.
+    pub(super) fn table_bytes(&self) -> Tables {
+        Tables { events: self.events.disk_space(), rows: self.streams.disk_space() + self.records.disk_space() }
+    }
+
+    /// Frees the tables that hold nothing but unwanted events, without a read or a write of events.
+    pub(super) fn drop_unwanted(&self) -> Result<(), Failure> {
+        let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
+        let version = self.events.tree.current_version();
+        let spans = version.iter_tables().map(|table| {
+            let keys = &table.metadata.key_range;
+            Ok((number(keys.min())?, number(keys.max())?))
+        });
+        let spans = spans.collect::<Result<Vec<(u64, u64)>, Failure>>()?;
+        drop(version);
+        for (first, last) in self.wanted.gaps() {
+            if !spans.iter().any(|&(min, max)| first <= min && max <= last) {
+                continue;
+            }
+            let (first, last) = (layout::event_key(first, Seq(0)), layout::event_key(last, Seq(u64::MAX)));
+            self.events.tree.drop_range::<[u8; 16], _>(first..=last).map_err(fjall::Error::from)?;
+        }
+        Ok(())
+    }
+
+    /// Writes all events, or all rows, anew without what nobody wants any more. Takes long; appends go on meanwhile.
+    pub(super) fn compact(&self, part: Part) -> Result<(), Failure> {
+        match part {
+            Part::Events => Ok(self.events.major_compact()?),
+            Part::Rows => Ok(self.streams.major_compact().and_then(|()| self.records.major_compact())?),
+        }
+    }
+
+    /// Has the files of tables that were replaced deleted, which happens when a memtable is put aside.
+    pub(super) fn unlink(&self) -> Result<(), Failure> {
+        let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
+        self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Interval)?;
+        self.streams.rotate_memtable()?;
+        Ok(())
+    }
+
+    /// Waits until what was put aside is flushed.
+    #[cfg(test)]
+    pub(super) fn settle(&self) {
+        let keyspaces = [&self.streams, &self.events, &self.records];
+        while keyspaces.iter().any(|keyspace| keyspace.sealed_memtable_count() > 0) {
+            thread::yield_now();
+        }
+    }
+
+    /// Whether a write of so many bytes succeeds. They are there for no longer than that.
+    pub(super) fn probe(&self, bytes: usize) -> Result<(), Failure> {
+        for probe in [vec![0; bytes], Vec::new()] {
+            let probe = (layout::PROBE_ROW.to_vec(), Some(probe));
+            self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Always)?;
+        }
+        Ok(())
+    }
+}
+
+/// A record, less its value.
+pub(super) struct Record {
+    pub(super) key: Arc<[u8]>,
+    pub(super) until: u64,
+    pub(super) size: u64,
+}
+
+/// Bytes of tables on disk.
+pub(super) struct Tables {
+    pub(super) events: u64,
+    pub(super) rows: u64,
+}
+
+#[derive(Clone, Copy)]
+pub(super) enum Part {
+    Events,
+    Rows,
+}
+
+pub(super) fn record_size(key: &[u8], value: &[u8]) -> u64 {
+    layout::OVERHEAD + 8 + (key.len() + value.len()) as u64
+}
+
+fn event_of(key: &[u8]) -> Result<(u64, Seq), Failure> {
+    layout::event_of(key).ok_or_else(|| damaged("a key of an event cannot be read"))
+}
+
+fn decode_record(row: &[u8]) -> Result<(u64, &[u8]), Failure> {
+    layout::decode_record(row).ok_or_else(|| damaged("a record cannot be read"))
+}
+
+/// A panic of the database is a failure of it, not of this process.
+fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+    panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
+        Err(damaged(text))
+    })
+}

@@ -1,0 +1,232 @@
+//! The directory of a disk store: whose it is, in which format, and the keys in it.
+//!
+//! ```text
+//! lock      held while a process has the directory open
+//! format    the mark of this program, and the version of the format
+//! keys      the replica's name and the keys, readable by their owner alone
+//! db        the database; under the name db.new until it is complete
+//! ```
+//!
+//! They are made in this order, and each of them at once: a directory with the mark and without `db` has no contents yet. A
+//! directory that is refused is left as it is.
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::OpenError;
+use crate::protocol::ids::StoreEpoch;
+use crate::random;
+use crate::store::Keys;
+
+const LOCK: &str = "lock";
+const FORMAT: &str = "format";
+const KEYS: &str = "keys";
+const DATABASE: &str = "db";
+const UNFINISHED: &str = "db.new";
+/// A file is written under this name until it is whole.
+const UNWRITTEN: &str = "unwritten";
+/// What a file system puts in its root.
+const LOST_AND_FOUND: &str = "lost+found";
+
+const MARK: &str = "mcp-resume disk store, format ";
+const VERSION: u32 = 1;
+
+/// A directory that is ours, until dropped.
+pub(super) struct Directory {
+    path: PathBuf,
+    /// The lock ends with it.
+    _lock: File,
+}
+
+/// What the keys file says.
+#[derive(Serialize, Deserialize)]
+struct KeysFile {
+    name: String,
+    epoch: u32,
+    signing: String,
+    principal: String,
+    /// Of everything before it, so that a damaged file is not taken for another one's keys.
+    sha256: String,
+}
+
+impl Directory {
+    /// Makes the directory if there is none, checks whose it is, and locks it.
+    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+        if !path.is_dir() {
+            make_private(path).map_err(|error| OpenError::at(path, error))?;
+        }
+        let is_new = read_format(path)?;
+        let lock = lock(path)?;
+        let directory = Self { path: path.into(), _lock: lock };
+        if is_new {
+            directory.write(FORMAT, format!("{MARK}{VERSION}\n").as_bytes())?;
+        }
+        Ok(directory)
+    }
+
+    /// Where the database is.
+    pub(super) fn database(&self) -> PathBuf {
+        self.path.join(DATABASE)
+    }
+
+    /// The name and the keys, where there are contents that they belong to.
+    pub(super) fn keys(&self) -> Result<Option<(String, Keys)>, OpenError> {
+        let there = |name: &str| self.path.join(name).try_exists().map_err(|error| OpenError::at(&self.path, error));
+        match (there(KEYS)?, there(DATABASE)?) {
+            (_, false) => Ok(None),
+            (true, true) => self.read_keys().map(Some),
+            (false, true) => Err(self.bad_keys("the file is missing, and there is a database that belongs to it")),
+        }
+    }
+
+    /// Makes the contents: new keys under the name that was kept, else under `default_name`, and the database that `fill` makes
+    /// at the path it is given and closes.
+    pub(super) fn make_contents(
+        &self,
+        default_name: &str,
+        fill: impl FnOnce(&Path, &Keys) -> Result<(), OpenError>,
+    ) -> Result<(String, Keys), OpenError> {
+        let name = self.read_keys().map_or_else(|_| default_name.into(), |(name, _)| name);
+        let keys = Keys {
+            epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
+            signing: random::bytes(),
+            principal: random::bytes(),
+        };
+        let text = serde_json::to_vec(&KeysFile::new(&name, &keys))
+            .map_err(|error| OpenError::at(&self.path, io::Error::other(error)))?;
+        self.write(KEYS, &text)?;
+        let unfinished = self.path.join(UNFINISHED);
+        let at = |error| OpenError::at(&unfinished, error);
+        if unfinished.try_exists().map_err(at)? {
+            fs::remove_dir_all(&unfinished).map_err(at)?;
+        }
+        make_private(&unfinished).map_err(at)?;
+        fill(&unfinished, &keys)?;
+        fs::rename(&unfinished, self.database()).map_err(at)?;
+        sync_directory(&self.path).map_err(at)?;
+        Ok((name, keys))
+    }
+
+    fn read_keys(&self) -> Result<(String, Keys), OpenError> {
+        let text = fs::read(self.path.join(KEYS)).map_err(|error| self.bad_keys(&error.to_string()))?;
+        let file: KeysFile = serde_json::from_slice(&text).map_err(|error| self.bad_keys(&error.to_string()))?;
+        file.keys().map(|keys| (file.name, keys)).ok_or_else(|| self.bad_keys("its checksum is wrong"))
+    }
+
+    fn bad_keys(&self, problem: &str) -> OpenError {
+        OpenError::Keys { path: self.path.join(KEYS), problem: problem.into() }
+    }
+
+    /// Writes a file so that it is there whole or not at all, whatever happens.
+    fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OpenError> {
+        let (unwritten, path) = (self.path.join(UNWRITTEN), self.path.join(name));
+        let write = || {
+            match fs::remove_file(&unwritten) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+            let mut file = new_private(&unwritten)?;
+            file.write_all(bytes)?;
+            file.sync_all()?;
+            drop(file);
+            fs::rename(&unwritten, &path)?;
+            sync_directory(&self.path)
+        };
+        write().map_err(|error| OpenError::at(&path, error))
+    }
+}
+
+impl KeysFile {
+    fn new(name: &str, keys: &Keys) -> Self {
+        let mut file = Self {
+            name: name.into(),
+            epoch: keys.epoch.0,
+            signing: STANDARD.encode(keys.signing),
+            principal: STANDARD.encode(keys.principal),
+            sha256: String::new(),
+        };
+        file.sha256 = file.checksum();
+        file
+    }
+
+    fn keys(&self) -> Option<Keys> {
+        let key = |text: &str| STANDARD.decode(text).ok()?.try_into().ok();
+        let keys =
+            Keys { epoch: StoreEpoch(self.epoch), signing: key(&self.signing)?, principal: key(&self.principal)? };
+        (self.checksum() == self.sha256).then_some(keys)
+    }
+
+    fn checksum(&self) -> String {
+        let text = [&self.name, &*self.epoch.to_string(), &self.signing, &self.principal].join("\n");
+        STANDARD.encode(Sha256::digest(text))
+    }
+}
+
+/// Whether the directory is still to be marked as ours; an error where it is not ours to open.
+fn read_format(path: &Path) -> Result<bool, OpenError> {
+    let foreign = |what: &str| Err(OpenError::Foreign { path: path.into(), found: what.into() });
+    match fs::read(path.join(FORMAT)) {
+        Ok(text) => {
+            let version = std::str::from_utf8(&text).ok().and_then(|text| text.strip_prefix(MARK));
+            match version.and_then(|version| version.trim_end().parse::<u32>().ok()) {
+                Some(VERSION) => Ok(false),
+                Some(found) => Err(OpenError::Format { path: path.into(), found, known: VERSION }),
+                None => foreign(FORMAT),
+            }
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            for entry in fs::read_dir(path).map_err(|error| OpenError::at(path, error))? {
+                let entry = entry.map_err(|error| OpenError::at(path, error))?;
+                let name = entry.file_name();
+                let is_begun = name == UNWRITTEN || name == LOST_AND_FOUND;
+                let is_lock = || name == LOCK && entry.metadata().is_ok_and(|file| file.is_file() && file.len() == 0);
+                if !is_begun && !is_lock() {
+                    return foreign(&name.to_string_lossy());
+                }
+            }
+            Ok(true)
+        }
+        Err(error) => Err(OpenError::at(path, error)),
+    }
+}
+
+fn lock(path: &Path) -> Result<File, OpenError> {
+    let at = path.join(LOCK);
+    let file = OpenOptions::new().create(true).truncate(false).write(true).open(&at);
+    let file = file.map_err(|error| OpenError::at(&at, error))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(OpenError::Locked { path: path.into() }),
+        Err(TryLockError::Error(error)) => Err(OpenError::at(&at, error)),
+    }
+}
+
+fn make_private(path: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(path)
+}
+
+fn new_private(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    options.open(path)
+}
+
+/// What was renamed stays renamed. Other systems than Unix do so by themselves, and open no directories.
+fn sync_directory(path: &Path) -> io::Result<()> {
+    match cfg!(unix) {
+        true => File::open(path)?.sync_all(),
+        false => Ok(()),
+    }
+}

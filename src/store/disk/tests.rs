@@ -1,0 +1,157 @@
+//! What is particular to the disk store; what it has in common with others is in the suite.
+
+mod damage;
+mod directory;
+mod model;
+mod space;
+mod writing;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::*;
+use crate::random;
+use crate::store::contract;
+
+const KEEP: Duration = Duration::from_secs(3600);
+
+/// A directory that is removed at the end.
+struct TemporaryDirectory(PathBuf);
+
+impl TemporaryDirectory {
+    fn new() -> Self {
+        let name = format!("mcp-resume-disk-{:032x}", u128::from_be_bytes(random::bytes()));
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn options(&self, fsync: Fsync) -> Options {
+        Options { path: self.0.clone(), fsync, max_bytes: 1 << 30 }
+    }
+
+    fn open(&self) -> Arc<Disk> {
+        self.opened().store
+    }
+
+    fn opened(&self) -> Opened {
+        Disk::open(self.options(Fsync::Always), "replica").unwrap()
+    }
+
+    /// A copy of what is in it now.
+    fn copy(&self) -> Self {
+        let copy = Self::new();
+        copy_all(&self.0, &copy.0);
+        copy
+    }
+
+    /// Every file in it.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let mut directories = vec![self.0.clone()];
+        while let Some(directory) = directories.pop() {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { directories.push(path) } else { files.push(path) }
+            }
+        }
+        files.sort();
+        files
+    }
+}
+
+impl Drop for TemporaryDirectory {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+fn copy_all(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap() {
+        let from = entry.unwrap().path();
+        let to = to.join(from.file_name().unwrap());
+        match from.is_dir() {
+            true => copy_all(&from, &to),
+            false => assert!(fs::copy(from, to).is_ok()),
+        }
+    }
+}
+
+/// A store in a directory of its own.
+struct Fresh {
+    // Closed before its directory is removed.
+    store: Arc<Disk>,
+    _directory: TemporaryDirectory,
+}
+
+impl Fresh {
+    fn new(fsync: Fsync) -> Self {
+        let directory = TemporaryDirectory::new();
+        let store = Disk::open(directory.options(fsync), "replica").unwrap().store;
+        Self { store, _directory: directory }
+    }
+}
+
+impl contract::Fixture for Fresh {
+    fn store(&self) -> Arc<dyn Store> {
+        self.store.clone()
+    }
+}
+
+mod always {
+    use super::*;
+    crate::store::contract::suite!(Fresh::new(Fsync::Always));
+}
+
+mod interval {
+    use super::*;
+    crate::store::contract::suite!(Fresh::new(Fsync::Interval));
+}
+
+fn name() -> StreamId {
+    StreamId::from_bytes(random::bytes())
+}
+
+fn batch(after: u64, texts: &[&str]) -> Batch {
+    let mut batch = Batch::starting_at(Seq(after + 1));
+    for text in texts {
+        batch.push(b"", text.as_bytes());
+    }
+    batch
+}
+
+fn events(after: u64, texts: &[&str]) -> Read {
+    let bytes = batch(after, texts);
+    Read::Events((after + 1..).map(Seq).zip(bytes.events().map(Bytes::copy_from_slice)).collect())
+}
+
+impl Disk {
+    async fn made(&self, keep: Duration) -> StreamId {
+        let stream = name();
+        self.create(stream, b"about", Seq(0), keep).wait().await.unwrap();
+        stream
+    }
+
+    async fn appended(&self, stream: StreamId, after: u64, texts: &[&str]) -> Appended {
+        self.append(stream, WriterEpoch(0), Seq(after), &batch(after, texts), None).wait().await.unwrap()
+    }
+
+    async fn all(&self, stream: StreamId) -> Read {
+        self.read(stream, Seq(0), usize::MAX).wait().await.unwrap()
+    }
+
+    /// Lets the writer wait until the sender is dropped.
+    fn hold(&self) -> mpsc::Sender<()> {
+        let (go_on, held) = mpsc::channel();
+        let call = Call { at: now(), bytes: 0, act: Act::Hold(held) };
+        self.calls.as_ref().unwrap().send(call).unwrap();
+        go_on
+    }
+
+    async fn clean(&self) {
+        self.call(0, |reply| Act::Clean { reply }).wait().await.unwrap();
+    }
+
+    async fn fail(&self, full: bool) {
+        self.call(0, |reply| Act::Fail { full, reply }).wait().await.unwrap();
+    }
+}

@@ -1,0 +1,184 @@
+//! How much it takes, and what it does when there is no more.
+
+use super::*;
+
+/// Small, so that a small test has all of it happen.
+const SIZES: Sizes = Sizes { memtable: 256 << 10, slack: 1 << 20 };
+
+fn open_small(directory: &TemporaryDirectory, max_bytes: u64) -> Arc<Disk> {
+    let options = Options { max_bytes, ..directory.options(Fsync::Interval) };
+    Disk::open_with(options, "replica", SIZES).unwrap().store
+}
+
+/// Bytes of the tables in a directory: all that grows beside the journals.
+fn table_bytes(directory: &TemporaryDirectory) -> u64 {
+    let is_table = |file: &Path| file.parent().is_some_and(|parent| parent.ends_with("tables"));
+    let files = directory.files();
+    files.iter().filter(|file| is_table(file)).map(|file| file.metadata().map_or(0, |file| file.len())).sum()
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_space_of_what_has_expired_is_used_again() {
+    const ROUND: usize = 200;
+    let directory = TemporaryDirectory::new();
+    let store = open_small(&directory, 1 << 30);
+    let lasting = store.made(KEEP).await;
+    let text = "x".repeat(20 << 10);
+    let mut written = 0;
+    for round in 0..12 {
+        assert_eq!(store.appended(lasting, round, &["stays"]).await, Appended::Ok);
+        for _ in 0..ROUND {
+            let stream = store.made(Duration::from_secs(1)).await;
+            assert_eq!(store.appended(stream, 0, &[&text]).await, Appended::Ok);
+            written += text.len() as u64;
+        }
+        tokio::time::advance(Duration::from_secs(2)).await;
+        store.clean().await;
+        assert_eq!(store.shared.index.streams.len(), 1);
+        let bytes = table_bytes(&directory);
+        // A round's events may be on their way to the disk, and once more from one table to another.
+        assert!(bytes < 16 << 20, "{bytes} bytes of {written} are there after round {round}");
+    }
+    assert!(written > 40 << 20);
+    assert_eq!(store.all(lasting).await, events(0, &["stays"; 12]));
+    drop(store);
+    assert_eq!(open_small(&directory, 1 << 30).all(lasting).await, events(0, &["stays"; 12]));
+}
+
+#[tokio::test(start_paused = true)]
+async fn rows_that_are_written_over_and_over_take_no_more() {
+    let directory = TemporaryDirectory::new();
+    let store = open_small(&directory, 1 << 30);
+    let stream = store.made(KEEP).await;
+    let value = vec![b'x'; 64 << 10];
+    for round in 0..200_u64 {
+        let state = store.append(stream, WriterEpoch(0), Seq(0), &batch(0, &[]), Some(&value)).wait();
+        assert_eq!(state.await.unwrap(), Appended::Ok);
+        store.put(b"key", &value, KEEP).wait().await.unwrap();
+        if round % 20 == 19 {
+            store.clean().await;
+        }
+    }
+    let bytes = table_bytes(&directory);
+    assert!(bytes < 10 << 20, "{bytes} bytes are there");
+    assert_eq!(&store.load(stream).wait().await.unwrap().unwrap().state[..], &value[..]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_store_takes_nothing_new_until_there_is_room() {
+    const MAX: u64 = 1 << 20;
+    let directory = TemporaryDirectory::new();
+    let store = open_small(&directory, MAX);
+    let text = "x".repeat(16 << 10);
+    let (brief, lasting) = (store.made(Duration::from_secs(60)).await, store.made(KEEP).await);
+    for after in 0..10 {
+        assert_eq!(store.appended(brief, after, &[&text]).await, Appended::Ok);
+    }
+    let append = |after| store.append(lasting, WriterEpoch(0), Seq(after), &batch(after, &[&text]), None);
+    let mut tail = 0;
+    while append(tail).wait().await.is_ok() {
+        tail += 1;
+    }
+    assert!(tail > 40, "{tail}");
+    assert_eq!(store.standing(), Standing::Full);
+    assert!(matches!(store.create(name(), b"", Seq(0), KEEP).wait().await, Err(Error::Full(_))));
+    assert!(matches!(store.put(b"key", b"", KEEP).wait().await, Err(Error::Full(_))));
+    assert!(matches!(append(tail).wait().await, Err(Error::Full(_))));
+    // An answer to what is there already needs no room, nor does an end.
+    assert_eq!(append(tail - 1).wait().await.unwrap(), Appended::Ok);
+    // A little room is not enough.
+    store.trim(lasting, WriterEpoch(0), Seq(1)).wait().await.unwrap();
+    assert_eq!(store.standing(), Standing::Full);
+    tokio::time::advance(Duration::from_secs(61)).await;
+    // What has expired goes to make room.
+    assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
+    assert_eq!(store.standing(), Standing::Ready);
+    assert_eq!(store.seal(lasting, WriterEpoch(0), b"end", KEEP).wait().await.unwrap(), Appended::Ok);
+    drop(store);
+    let store = open_small(&directory, MAX);
+    assert_eq!(store.load(lasting).wait().await.unwrap().unwrap().tail, Seq(tail + 1));
+}
+
+#[tokio::test]
+async fn one_call_that_is_too_large_does_not_fill_the_store() {
+    let directory = TemporaryDirectory::new();
+    let store = open_small(&directory, 1 << 20);
+    let stream = store.made(KEEP).await;
+    let large = store.append(stream, WriterEpoch(0), Seq(0), &batch(0, &[&"x".repeat(2 << 20)]), None);
+    assert!(matches!(large.wait().await, Err(Error::Full(_))));
+    assert_eq!(store.standing(), Standing::Ready);
+    assert_eq!(store.appended(stream, 0, &["a"]).await, Appended::Ok);
+}
+
+/// A disk of its own, which can be full. Tests run as root where they run it.
+#[cfg(target_os = "linux")]
+mod full_disk {
+    use std::process::Command;
+
+    use super::*;
+
+    struct Mount(TemporaryDirectory);
+
+    impl Mount {
+        fn new(size: &str) -> Self {
+            let directory = TemporaryDirectory::new();
+            fs::create_dir_all(&directory.0).unwrap();
+            let size = format!("size={size}");
+            let mount = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(&directory.0).status();
+            assert!(mount.unwrap().success(), "this test mounts a file system, which takes root");
+            Self(directory)
+        }
+    }
+
+    impl Drop for Mount {
+        fn drop(&mut self) {
+            // Whoever still looks at it keeps it until then.
+            let _ = Command::new("umount").arg("-l").arg(&self.0.0).status();
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_full_disk_loses_nothing_and_is_used_again_once_there_is_room() {
+        // A commit finds no room: there is none for the next one either.
+        fill_and_free(64 << 20, true).await;
+        // A flush finds none, and what it had written is room again.
+        fill_and_free(1 << 20, false).await;
+    }
+
+    async fn fill_and_free(memtable: u64, stays_full: bool) {
+        let sizes = Sizes { memtable, ..SIZES };
+        let mount = Mount::new("24m");
+        let ballast = mount.0.0.join("ballast");
+        fs::write(&ballast, vec![1; 12 << 20]).unwrap();
+        let directory = TemporaryDirectory(mount.0.0.join("store"));
+        let open = || Disk::open_with(directory.options(Fsync::Always), "replica", sizes).unwrap().store;
+        let store = open();
+        let stream = store.made(KEEP).await;
+        let text = "x".repeat(64 << 10);
+        let append = |after| store.append(stream, WriterEpoch(0), Seq(after), &batch(after, &[&text]), None);
+        let mut tail = 0;
+        let error = loop {
+            match append(tail).wait().await {
+                Ok(appended) => assert_eq!(appended, Appended::Ok),
+                Err(error) => break error,
+            }
+            tail += 1;
+        };
+        assert!(tail > 20, "{tail}");
+        if stays_full {
+            assert!(matches!(error, Error::Full(_)), "{error}");
+            assert_eq!(store.standing(), Standing::Full);
+            assert!(matches!(append(tail).wait().await, Err(Error::Full(_))));
+        }
+        fs::remove_file(&ballast).unwrap();
+        while store.standing() != Standing::Ready {
+            tokio::task::yield_now().await;
+        }
+        // Whether the call took effect that failed is open; the same one again is right either way.
+        assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
+        let expected = vec![&*text; tail as usize + 1];
+        assert!(store.all(stream).await == events(0, &expected), "something was lost");
+        drop(store);
+        assert!(open().all(stream).await == events(0, &expected), "something was lost");
+    }
+}

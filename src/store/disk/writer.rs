@@ -1,0 +1,404 @@
+//! The one thread that writes: takes calls, forms groups of them, commits, answers; and clears away what has expired.
+//!
+//! A group is all calls that wait, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. A call is checked against what is in memory as the calls before it in the
+//! same group would leave it; nobody sees any of that before the group is committed.
+
+mod clean;
+mod group;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use self::clean::Cleaner;
+use self::group::Group;
+use super::agenda::{Agenda, Item};
+use super::database::{Database, Failure, Record};
+use super::directory::Directory;
+use super::{Fsync, Options, Shared, Sizes, now};
+use crate::clock;
+use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
+use crate::store::{Appended, Error, Standing, WriterEpoch};
+
+/// A group: large enough that a sync is shared by many, small enough that none waits long.
+const MAX_GROUP_BYTES: usize = 2 << 20;
+const MAX_GROUP_CALLS: usize = 4096;
+/// How long what was written is left unsynced with [`Fsync::Interval`].
+const INTERVAL: Duration = Duration::from_millis(200);
+/// How often expired streams are looked for at most, while there are calls.
+const SWEEP_EVERY: u64 = 1000;
+/// A thread without calls wakes up at least this often.
+const LONGEST_REST: Duration = Duration::from_secs(60);
+const SHORTEST_REST: Duration = Duration::from_millis(10);
+/// How often it looks whether the cleaner has ended.
+const CLEANER_REST: Duration = Duration::from_millis(50);
+/// Pauses before the database is opened again after a failure, doubled from one to the other.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+
+pub(super) type Reply<T> = oneshot::Sender<Result<T, Error>>;
+
+/// A call of the store, as it was made.
+pub(super) struct Call {
+    /// By the wall clock.
+    pub(super) at: u64,
+    pub(super) bytes: usize,
+    pub(super) act: Act,
+}
+
+pub(super) enum Act {
+    Create {
+        stream: StreamId,
+        about: Vec<u8>,
+        tail: Seq,
+        keep: u64,
+        reply: Reply<WriterEpoch>,
+    },
+    Append {
+        stream: StreamId,
+        epoch: WriterEpoch,
+        after: Seq,
+        /// How many.
+        events: u64,
+        /// Encoded as it is stored.
+        batch: Vec<u8>,
+        state: Option<Vec<u8>>,
+        reply: Reply<Appended>,
+    },
+    Seal {
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: Vec<u8>,
+        keep: u64,
+        reply: Reply<Appended>,
+    },
+    TakeOver {
+        stream: StreamId,
+        reply: Reply<WriterEpoch>,
+    },
+    Trim {
+        stream: StreamId,
+        epoch: WriterEpoch,
+        upto: Seq,
+        reply: Reply<()>,
+    },
+    Keep {
+        stream: StreamId,
+        keep: u64,
+        reply: Reply<()>,
+    },
+    Expire {
+        stream: StreamId,
+        reply: Reply<()>,
+    },
+    Put {
+        key: Arc<[u8]>,
+        value: Bytes,
+        keep: u64,
+        reply: Reply<()>,
+    },
+    Claim {
+        key: Arc<[u8]>,
+        value: Bytes,
+        keep: u64,
+        reply: Reply<Option<Bytes>>,
+    },
+    Remove {
+        key: Arc<[u8]>,
+        reply: Reply<()>,
+    },
+    /// Waits until a test lets it go on.
+    #[cfg(test)]
+    Hold(mpsc::Receiver<()>),
+    /// Clears away all that can be, and waits for it.
+    #[cfg(test)]
+    Clean {
+        reply: Reply<()>,
+    },
+    /// As a write that failed.
+    #[cfg(test)]
+    Fail {
+        full: bool,
+        reply: Reply<()>,
+    },
+}
+
+pub(super) struct Writer {
+    shared: Arc<Shared>,
+    calls: mpsc::Receiver<Call>,
+    directory: Directory,
+    store_epoch: StoreEpoch,
+    fsync: Fsync,
+    sizes: Sizes,
+    room: Room,
+    /// `None` for good once there is nobody left to call.
+    database: Option<Arc<Database>>,
+    group: Group,
+    agenda: Agenda,
+    next_number: u64,
+    /// Since when something is not synced.
+    unsynced: Option<Instant>,
+    /// What is no longer wanted once what was written is synced.
+    unwanted: Vec<Unwanted>,
+    /// When it last looked for what has expired.
+    swept: u64,
+    cleaner: Cleaner,
+}
+
+/// How much lives, and whether more may.
+struct Room {
+    max: u64,
+    events: u64,
+    /// Streams' rows and records.
+    rows: u64,
+    full: bool,
+}
+
+impl Room {
+    fn live(&self) -> u64 {
+        self.events + self.rows
+    }
+
+    /// Up to where it takes what is new: once full, only when a sixteenth is free.
+    fn limit(&self) -> u64 {
+        if self.full { self.max - self.max / 16 } else { self.max }
+    }
+}
+
+enum Unwanted {
+    Stream { number: u64 },
+    Events { number: u64, trimmed: Seq },
+}
+
+impl Writer {
+    pub(super) fn new(
+        shared: Arc<Shared>,
+        calls: mpsc::Receiver<Call>,
+        directory: Directory,
+        store_epoch: StoreEpoch,
+        options: &Options,
+        sizes: Sizes,
+    ) -> Self {
+        Self {
+            shared,
+            calls,
+            directory,
+            store_epoch,
+            fsync: options.fsync,
+            sizes,
+            room: Room { max: options.max_bytes, events: 0, rows: 0, full: false },
+            database: None,
+            group: Group::default(),
+            agenda: Agenda::default(),
+            next_number: 0,
+            unsynced: None,
+            unwanted: Vec::new(),
+            swept: 0,
+            cleaner: Cleaner::default(),
+        }
+    }
+
+    /// Opens the database and reads what lives.
+    pub(super) fn open(&mut self) -> Result<(), Failure> {
+        let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
+        self.read_index(&database)?;
+        self.use_database(database);
+        Ok(())
+    }
+
+    /// Runs until nobody is left to call.
+    pub(super) fn run(mut self) {
+        while self.database.is_some() {
+            match self.calls.recv_timeout(self.rest()) {
+                Ok(first) => self.take_all(first),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => break,
+            }
+            self.tidy();
+        }
+        self.cleaner.wait();
+        if self.unsynced.is_some()
+            && let Some(database) = &self.database
+            && let Err(failure) = database.sync()
+        {
+            warn!(error = failure.problem, "the store could not be synced at the end");
+        }
+        self.shared.set_database(None);
+    }
+
+    /// Everything that waits, as far as it fits in a group.
+    fn take_all(&mut self, first: Call) {
+        let mut next = Some(first);
+        let mut taken = 0;
+        while let Some(call) = next.take() {
+            self.shared.queued_bytes.fetch_sub(call.bytes, Ordering::Relaxed);
+            self.take(call);
+            taken += 1;
+            if self.group.byte_len() < MAX_GROUP_BYTES && taken < MAX_GROUP_CALLS {
+                next = self.calls.try_recv().ok();
+            }
+        }
+        self.commit();
+    }
+
+    /// Commits the group and answers it.
+    fn commit(&mut self) {
+        let group = std::mem::take(&mut self.group);
+        let (pending, changes) = group.into_changes();
+        let Some(database) = &self.database else {
+            return pending.answer(Some(&Failure { full: false, problem: "the store is closed".into() }));
+        };
+        let Some(changes) = changes else { return pending.answer(None) };
+        let result = database.commit(changes, self.fsync);
+        #[cfg(test)]
+        self.shared.groups.fetch_add(1, Ordering::Relaxed);
+        match result {
+            Ok(()) => {
+                if self.fsync == Fsync::Interval {
+                    self.unsynced.get_or_insert_with(clock::now);
+                }
+                self.apply(pending);
+            }
+            Err(failure) => {
+                // Who hears of it finds the store in the state that it tells of.
+                self.close(&failure);
+                pending.answer(Some(&failure));
+                self.heal(failure);
+            }
+        }
+    }
+
+    /// Lets nobody use the database any more.
+    fn close(&mut self, failure: &Failure) {
+        self.shared.index.stand(if failure.full { Standing::Full } else { Standing::Unreachable });
+        self.shared.set_database(None);
+        self.database = None;
+    }
+
+    /// Closes the database, and opens it again until a write succeeds. Calls are refused meanwhile.
+    fn heal(&mut self, mut failure: Failure) {
+        warn!(error = failure.problem, "the store cannot write; it is opened again");
+        let mut pause = FIRST_PAUSE;
+        let mut is_first = true;
+        loop {
+            self.close(&failure);
+            self.cleaner.wait();
+            if !std::mem::take(&mut is_first) {
+                if !self.refuse_for(pause, &failure) {
+                    return;
+                }
+                pause = (pause * 2).min(LAST_PAUSE);
+            }
+            match self.reopen() {
+                Ok(()) => break info!("the store can write again"),
+                Err(again) => failure = again,
+            }
+        }
+        self.shared.followers.tell_all();
+    }
+
+    fn reopen(&mut self) -> Result<(), Failure> {
+        let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
+        // A write of a few bytes succeeds on a disk that is as good as full.
+        database.probe(MAX_GROUP_BYTES)?;
+        self.read_index(&database)?;
+        self.use_database(database);
+        Ok(())
+    }
+
+    /// Answers calls with the failure for a while. False when nobody is left to call.
+    fn refuse_for(&mut self, pause: Duration, failure: &Failure) -> bool {
+        let until = clock::now() + pause;
+        loop {
+            match self.calls.recv_timeout(until.saturating_duration_since(clock::now())) {
+                Ok(call) => {
+                    self.shared.queued_bytes.fetch_sub(call.bytes, Ordering::Relaxed);
+                    call.act.refuse(failure);
+                }
+                Err(RecvTimeoutError::Timeout) => return true,
+                Err(RecvTimeoutError::Disconnected) => return false,
+            }
+        }
+    }
+
+    /// Takes what is on disk into memory. Who reads meanwhile finds each stream as it was or as it is, never none.
+    fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
+        let index = &self.shared.index;
+        let ((places, highest), records) = (database.places()?, database.records()?);
+        self.agenda = Agenda::default();
+        self.unsynced = None;
+        self.unwanted.clear();
+        (self.room.events, self.room.rows) = (0, 0);
+        for (stream, place) in &places {
+            index.streams.insert(*stream, *place);
+            database.wanted.keep(place.number, place.trimmed);
+            self.agenda.set(Item::Stream(*stream), place.until);
+            self.room.events += place.events;
+            self.room.rows += place.rows + place.state;
+        }
+        for Record { key, until, size } in &records {
+            index.records.insert(key.clone(), (*until, *size));
+            self.agenda.set(Item::Record(key.clone()), *until);
+            self.room.rows += size;
+        }
+        let streams: HashSet<StreamId> = places.iter().map(|(stream, _)| *stream).collect();
+        let records: HashSet<&[u8]> = records.iter().map(|record| &*record.key).collect();
+        index.streams.retain(|stream, _| streams.contains(stream));
+        index.records.retain(|key, _| records.contains(&**key));
+        self.next_number = self.next_number.max(highest + 1);
+        database.wanted.decide(self.next_number);
+        Ok(())
+    }
+
+    fn use_database(&mut self, database: Database) {
+        let database = Arc::new(database);
+        self.shared.set_database(Some(database.clone()));
+        self.database = Some(database);
+        self.show_room();
+    }
+
+    /// Says whether there is room, which once there was none is only when some is.
+    fn show_room(&mut self) {
+        self.room.full = self.room.full && self.room.live() > self.room.limit();
+        self.shared.index.stand(if self.room.full { Standing::Full } else { Standing::Ready });
+    }
+
+    /// What is to be done between calls.
+    fn tidy(&mut self) {
+        if self.unsynced.is_some_and(|since| clock::now() - since >= INTERVAL) {
+            self.sync();
+        }
+        let now = now();
+        if self.agenda.next().is_some_and(|due| due <= now) && now >= self.swept + SWEEP_EVERY {
+            self.sweep(now);
+        }
+        self.clean();
+    }
+
+    fn sync(&mut self) {
+        let Some(database) = &self.database else { return };
+        match database.sync() {
+            Ok(()) => {
+                self.unsynced = None;
+                self.unwant();
+            }
+            Err(failure) => self.heal(failure),
+        }
+    }
+
+    /// How long there is nothing to do without a call.
+    fn rest(&self) -> Duration {
+        let now = now();
+        let next = self.agenda.next().map(|due| due.max(self.swept + SWEEP_EVERY).saturating_sub(now));
+        let rest = next.map_or(LONGEST_REST, |next| Duration::from_millis(next).clamp(SHORTEST_REST, LONGEST_REST));
+        let sync = self.unsynced.map(|since| (since + INTERVAL).saturating_duration_since(clock::now()));
+        let cleaner = self.cleaner.is_busy().then_some(CLEANER_REST);
+        sync.into_iter().chain(cleaner).fold(rest, Duration::min)
+    }
+}

@@ -1,0 +1,110 @@
+//! Frees the space of what nobody wants any more, on a thread of its own.
+
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use tracing::warn;
+
+use super::Writer;
+use crate::store::disk::database::{Database, Failure, Part};
+
+#[derive(Default)]
+pub(super) struct Cleaner {
+    thread: Option<JoinHandle<Result<(), Failure>>>,
+    /// Bytes that were written or became unwanted since it last looked.
+    noted: u64,
+}
+
+/// What is on disk may be this much at most.
+#[derive(Clone, Copy)]
+struct Limits {
+    events: u64,
+    rows: u64,
+}
+
+impl Cleaner {
+    pub(super) fn note(&mut self, bytes: u64) {
+        self.noted += bytes;
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.thread.is_some()
+    }
+
+    /// Waits until it has ended.
+    pub(super) fn wait(&mut self) {
+        if let Some(Ok(Err(failure))) = self.thread.take().map(JoinHandle::join) {
+            warn!(error = failure.problem, "the store could not free space");
+        }
+    }
+}
+
+impl Writer {
+    /// Looks whether there is enough to free, and whether the cleaner has ended.
+    pub(super) fn clean(&mut self) {
+        if self.cleaner.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.finish_cleaning();
+        }
+        if self.cleaner.noted >= self.sizes.slack / 4 && !self.cleaner.is_busy() {
+            self.begin_cleaning();
+        }
+    }
+
+    fn begin_cleaning(&mut self) {
+        self.cleaner.noted = 0;
+        let limits =
+            Limits { events: self.room.events * 2 + self.sizes.slack, rows: self.room.rows * 2 + self.sizes.slack };
+        let Some(database) = self.database.clone() else { return };
+        let tables = database.table_bytes();
+        if tables.events <= limits.events && tables.rows <= limits.rows {
+            return;
+        }
+        let thread = thread::Builder::new().name("disk-cleaner".into()).spawn(move || clean(&database, limits));
+        match thread {
+            Ok(thread) => self.cleaner.thread = Some(thread),
+            Err(error) => warn!(%error, "the store could not begin to free space"),
+        }
+    }
+
+    fn finish_cleaning(&mut self) {
+        self.cleaner.wait();
+        let Some(database) = &self.database else { return };
+        if let Err(failure) = database.unlink() {
+            self.heal(failure);
+        }
+    }
+
+    /// Clears away all that has expired by now, and waits until its space is free.
+    #[cfg(test)]
+    pub(super) fn clean_all(&mut self, now: u64) {
+        self.commit();
+        self.sweep(now);
+        if self.unsynced.is_some() {
+            self.sync();
+        }
+        if self.cleaner.is_busy() {
+            self.finish_cleaning();
+        }
+        if let Some(database) = &self.database {
+            database.settle();
+        }
+        self.begin_cleaning();
+        if self.cleaner.is_busy() {
+            self.finish_cleaning();
+        }
+    }
+}
+
+fn clean(database: &Arc<Database>, limits: Limits) -> Result<(), Failure> {
+    if database.table_bytes().events > limits.events {
+        database.drop_unwanted()?;
+    }
+    let tables = database.table_bytes();
+    if tables.events > limits.events {
+        database.compact(Part::Events)?;
+    }
+    if tables.rows > limits.rows {
+        database.compact(Part::Rows)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,535 @@
+//! Calls that are written in one step: the checks of each, and what they change together.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Act, Call, Reply, Unwanted, Writer};
+use crate::protocol::ids::{Seq, StreamId};
+use crate::store::disk::Fsync;
+use crate::store::disk::agenda::Item;
+use crate::store::disk::database::{self, Changes, Failure};
+use crate::store::disk::layout::{self, OVERHEAD, Place};
+use crate::store::{Appended, Error, WriterEpoch};
+
+/// Tells a caller how the group ended.
+type Answer = Box<dyn FnOnce(Option<&Failure>) + Send>;
+/// A record's value and the time it ends; `None` where it is removed.
+type Record = Option<(Bytes, u64)>;
+
+/// What the calls so far change, laid over what is in memory; each key once.
+#[derive(Default)]
+pub(super) struct Group {
+    places: HashMap<StreamId, Option<Place>>,
+    /// What streams are, and their states.
+    rows: HashMap<Vec<u8>, Option<Vec<u8>>>,
+    events: Vec<([u8; 16], Vec<u8>)>,
+    records: HashMap<Arc<[u8]>, Record>,
+    /// By how much more lives.
+    growth: i64,
+    /// About what is to be written.
+    bytes: usize,
+    answers: Vec<Answer>,
+}
+
+/// A group on its way to the disk.
+pub(super) struct Pending {
+    places: HashMap<StreamId, Option<Place>>,
+    records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
+    bytes: usize,
+    answers: Vec<Answer>,
+}
+
+impl Pending {
+    pub(super) fn answer(self, failure: Option<&Failure>) {
+        self.answers.into_iter().for_each(|answer| answer(failure));
+    }
+}
+
+impl Group {
+    pub(super) fn byte_len(&self) -> usize {
+        self.bytes
+    }
+
+    /// What is to be written, if anything, and what is to be done after.
+    pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
+        let is_empty = self.places.is_empty() && self.rows.is_empty() && self.records.is_empty();
+        let rows = self.rows.into_iter();
+        let places =
+            self.places.iter().map(|(stream, place)| (layout::place_key(*stream), place.as_ref().map(Place::encode)));
+        let streams = rows.chain(places).collect();
+        let encode = |record: &Record| record.as_ref().map(|(value, until)| layout::encode_record(value, *until));
+        let records = self.records.iter().map(|(key, record)| (layout::record_key(key), encode(record))).collect();
+        let changes = Changes { streams, events: self.events, records };
+        let sized =
+            |key: &Arc<[u8]>, record: Record| record.map(|(value, until)| (until, database::record_size(key, &value)));
+        let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
+        let pending = Pending { places: self.places, records, bytes: self.bytes, answers: self.answers };
+        (pending, (!is_empty).then_some(changes))
+    }
+
+    fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
+        self.answers.push(Box::new(move |failure| {
+            let result = failure.map_or(result, |failure| Err(failure.clone().into()));
+            // Who does not wait any more does not need to know.
+            let _ = reply.send(result);
+        }));
+    }
+
+    fn set_place(&mut self, stream: StreamId, before: Option<&Place>, place: Option<Place>) {
+        let size = |place: Option<&Place>| place.map_or(0, Place::size) as i64;
+        self.growth += size(place.as_ref()) - size(before);
+        self.bytes += 128;
+        self.places.insert(stream, place);
+    }
+
+    fn set_row(&mut self, key: Vec<u8>, row: Option<Vec<u8>>) {
+        self.bytes += row.as_ref().map_or(0, Vec::len) + 32;
+        self.rows.insert(key, row);
+    }
+
+    fn set_record(&mut self, key: Arc<[u8]>, before: u64, record: Record) {
+        let size = record.as_ref().map_or(0, |(value, _)| database::record_size(&key, value));
+        self.growth += size as i64 - before as i64;
+        self.bytes += size as usize + 32;
+        self.records.insert(key, record);
+    }
+}
+
+/// How much of the agenda is swept in one group.
+const SWEPT_AT_ONCE: usize = 1024;
+
+/// An append, less whom it answers.
+struct Append {
+    epoch: WriterEpoch,
+    after: Seq,
+    events: u64,
+    batch: Vec<u8>,
+    state: Option<Vec<u8>>,
+}
+
+impl Append {
+    /// Where it leaves the stream; it writes nothing new where the batch is there already.
+    fn placed(&self, before: Place, is_new: bool, at: u64) -> Place {
+        let mut place = before;
+        if !place.sealed {
+            place.until = at.saturating_add(place.keep);
+        }
+        if let Some(state) = self.state.as_ref().filter(|_| is_new) {
+            place.state = state.len() as u64 + OVERHEAD;
+        }
+        if is_new && self.events > 0 {
+            place.tail = Seq(place.tail.0 + self.events);
+            place.events += self.batch.len() as u64 + OVERHEAD;
+        }
+        place
+    }
+}
+
+impl Act {
+    pub(super) fn refuse(self, failure: &Failure) {
+        fn refuse<T>(reply: Reply<T>, failure: &Failure) {
+            let _ = reply.send(Err(failure.clone().into()));
+        }
+        match self {
+            Act::Create { reply, .. } | Act::TakeOver { reply, .. } => refuse(reply, failure),
+            Act::Append { reply, .. } | Act::Seal { reply, .. } => refuse(reply, failure),
+            Act::Claim { reply, .. } => refuse(reply, failure),
+            Act::Trim { reply, .. }
+            | Act::Keep { reply, .. }
+            | Act::Expire { reply, .. }
+            | Act::Put { reply, .. }
+            | Act::Remove { reply, .. } => refuse(reply, failure),
+            #[cfg(test)]
+            Act::Clean { reply } | Act::Fail { reply, .. } => refuse(reply, failure),
+            #[cfg(test)]
+            Act::Hold(_) => {}
+        }
+    }
+}
+
+impl Writer {
+    /// Checks a call and adds what it changes to the group.
+    pub(super) fn take(&mut self, call: Call) {
+        let at = call.at;
+        match call.act {
+            Act::Create { stream, about, tail, keep, reply } => {
+                let created = self.create(stream, about, tail, keep, at);
+                self.group.answer(reply, created);
+            }
+            Act::Append { stream, epoch, after, events, batch, state, reply } => {
+                let appended = self.append(stream, Append { epoch, after, events, batch, state }, at);
+                self.group.answer(reply, appended);
+            }
+            Act::Seal { stream, epoch, state, keep, reply } => {
+                let sealed = self.seal(stream, epoch, state, keep, at);
+                self.group.answer(reply, sealed);
+            }
+            Act::TakeOver { stream, reply } => {
+                let taken = self.change(stream, at, |place| {
+                    place.epoch.0 += 1;
+                    place.epoch
+                });
+                self.group.answer(reply, taken);
+            }
+            Act::Trim { stream, epoch, upto, reply } => {
+                let trimmed = self.change(stream, at, |place| place.trim(epoch, upto));
+                self.group.answer(reply, trimmed);
+            }
+            Act::Keep { stream, keep, reply } => {
+                // What is gone is not kept.
+                let _ = self.change(stream, at, |place| place.until = place.until.max(at.saturating_add(keep)));
+                self.group.answer(reply, Ok(()));
+            }
+            Act::Expire { stream, reply } => {
+                self.forget(stream);
+                self.group.answer(reply, Ok(()));
+            }
+            Act::Put { key, value, keep, reply } => {
+                let put = self.put(key, value, at.saturating_add(keep), at);
+                self.group.answer(reply, put);
+            }
+            Act::Claim { key, value, keep, reply } => {
+                let claimed = self.claim(key, value, at.saturating_add(keep), at);
+                self.group.answer(reply, claimed);
+            }
+            Act::Remove { key, reply } => {
+                self.forget_record(key);
+                self.group.answer(reply, Ok(()));
+            }
+            #[cfg(test)]
+            Act::Hold(go_on) => drop(go_on.recv()),
+            #[cfg(test)]
+            Act::Clean { reply } => {
+                self.clean_all(at);
+                self.group.answer(reply, Ok(()));
+            }
+            #[cfg(test)]
+            Act::Fail { full, reply } => {
+                self.commit();
+                self.heal(Failure { full, problem: "a test says so".into() });
+                self.group.answer(reply, Ok(()));
+            }
+        }
+    }
+
+    /// The place of a stream as the group leaves it, whether or not it has expired.
+    fn place(&self, stream: StreamId) -> Option<Place> {
+        match self.group.places.get(&stream) {
+            Some(place) => *place,
+            None => self.shared.index.streams.get(&stream).map(|place| *place),
+        }
+    }
+
+    fn living(&self, stream: StreamId, at: u64) -> Result<Place, Error> {
+        self.place(stream).filter(|place| place.lives(at)).ok_or(Error::Gone)
+    }
+
+    fn change<T>(&mut self, stream: StreamId, at: u64, act: impl FnOnce(&mut Place) -> T) -> Result<T, Error> {
+        let before = self.living(stream, at)?;
+        let mut place = before;
+        let done = act(&mut place);
+        if place != before {
+            self.group.set_place(stream, Some(&before), Some(place));
+        }
+        Ok(done)
+    }
+
+    fn create(
+        &mut self,
+        stream: StreamId,
+        about: Vec<u8>,
+        tail: Seq,
+        keep: u64,
+        at: u64,
+    ) -> Result<WriterEpoch, Error> {
+        let place = Place {
+            number: self.next_number,
+            epoch: WriterEpoch::default(),
+            tail,
+            trimmed: tail,
+            until: at.saturating_add(keep),
+            keep,
+            events: 0,
+            rows: about.len() as u64 + 2 * OVERHEAD + layout::PLACE_BYTES as u64,
+            state: 0,
+            sealed: false,
+        };
+        self.make_room(place.size(), at)?;
+        self.next_number += 1;
+        let before = self.place(stream);
+        if before.is_some() {
+            self.group.set_row(layout::state_key(stream), None);
+        }
+        self.group.set_row(layout::about_key(stream), Some(about));
+        self.group.set_place(stream, before.as_ref(), Some(place));
+        Ok(WriterEpoch::default())
+    }
+
+    fn append(&mut self, stream: StreamId, append: Append, at: u64) -> Result<Appended, Error> {
+        let before = self.living(stream, at)?;
+        if append.epoch < before.epoch {
+            return Ok(Appended::Fenced);
+        }
+        let mut is_new = true;
+        if append.after != before.tail {
+            if self.group.places.contains_key(&stream) {
+                // What it is compared with is to be in the database.
+                self.commit();
+                return self.append(stream, append, at);
+            }
+            if !self.holds(&before, &append)? {
+                return Ok(Appended::Conflict { tail: before.tail });
+            }
+            is_new = false;
+        } else if before.sealed {
+            return Ok(Appended::Sealed);
+        }
+        let place = append.placed(before, is_new, at);
+        if place.size() > before.size() && self.make_room(place.size() - before.size(), at)? {
+            return self.append(stream, append, at);
+        }
+        if let Some(state) = append.state.filter(|_| is_new) {
+            self.group.set_row(layout::state_key(stream), Some(state));
+        }
+        if place.tail > before.tail {
+            self.group.bytes += append.batch.len() + 32;
+            self.group.events.push((layout::event_key(place.number, place.tail), append.batch));
+        }
+        if place != before {
+            self.group.set_place(stream, Some(&before), Some(place));
+        }
+        Ok(Appended::Ok)
+    }
+
+    /// Whether the batch is what stands behind its place already.
+    fn holds(&self, place: &Place, append: &Append) -> Result<bool, Error> {
+        let last = append.after.0.saturating_add(append.events);
+        if append.after < place.trimmed || last > place.tail.0 {
+            return Ok(false);
+        }
+        if append.events == 0 {
+            return Ok(true);
+        }
+        let theirs = layout::decode_batch(&Bytes::copy_from_slice(&append.batch), Seq(last)).unwrap_or_default();
+        let bytes = theirs.iter().map(|(_, event)| event.len()).sum();
+        let Some(database) = &self.database else { return Err(Error::Unavailable("the store is closed".into())) };
+        let ours = database.read(place.number, append.after, place.tail, bytes)?.unwrap_or_default();
+        Ok(ours.len() >= theirs.len() && ours.iter().zip(&theirs).all(|(ours, theirs)| ours == theirs))
+    }
+
+    fn seal(
+        &mut self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: Vec<u8>,
+        keep: u64,
+        at: u64,
+    ) -> Result<Appended, Error> {
+        let before = self.living(stream, at)?;
+        if epoch < before.epoch {
+            return Ok(Appended::Fenced);
+        }
+        if !before.sealed {
+            let until = at.saturating_add(keep);
+            let place = Place { sealed: true, until, state: state.len() as u64 + OVERHEAD, ..before };
+            self.group.set_row(layout::state_key(stream), Some(state));
+            self.group.set_place(stream, Some(&before), Some(place));
+        }
+        Ok(Appended::Ok)
+    }
+
+    fn forget(&mut self, stream: StreamId) {
+        if let Some(place) = self.place(stream) {
+            self.group.set_row(layout::about_key(stream), None);
+            self.group.set_row(layout::state_key(stream), None);
+            self.group.set_place(stream, Some(&place), None);
+        }
+    }
+
+    /// The size of a record as the group leaves it, and the time it ends.
+    fn sized(&self, key: &Arc<[u8]>) -> Option<(u64, u64)> {
+        match self.group.records.get(key) {
+            Some(record) => record.as_ref().map(|(value, until)| (*until, database::record_size(key, value))),
+            None => self.shared.index.records.get(key).map(|record| *record),
+        }
+    }
+
+    fn put(&mut self, key: Arc<[u8]>, value: Bytes, until: u64, at: u64) -> Result<(), Error> {
+        let size = |writer: &Self| writer.sized(&key).map_or(0, |(_, size)| size);
+        let growth = database::record_size(&key, &value).saturating_sub(size(self));
+        self.make_room(growth, at)?;
+        let before = size(self);
+        self.group.set_record(key, before, Some((value, until)));
+        Ok(())
+    }
+
+    fn claim(&mut self, key: Arc<[u8]>, value: Bytes, until: u64, at: u64) -> Result<Option<Bytes>, Error> {
+        if self.sized(&key).is_some_and(|(until, _)| until > at) {
+            if let Some(Some((there, _))) = self.group.records.get(&key) {
+                return Ok(Some(there.clone()));
+            }
+            let Some(database) = &self.database else { return Err(Error::Unavailable("the store is closed".into())) };
+            let there = database.record(&key)?.map(|(_, value)| value);
+            return there.map(Some).ok_or_else(|| Error::Unavailable("a record is missing in the database".into()));
+        }
+        self.put(key, value, until, at).map(|()| None)
+    }
+
+    fn forget_record(&mut self, key: Arc<[u8]>) {
+        if let Some((_, size)) = self.sized(&key) {
+            self.group.set_record(key, size, None);
+        }
+    }
+
+    /// Sees to it that so much more may live; whether the group was committed for that.
+    fn make_room(&mut self, growth: u64, at: u64) -> Result<bool, Error> {
+        let fits = |writer: &Self| {
+            writer.room.live().saturating_add_signed(writer.group.growth).saturating_add(growth) <= writer.room.limit()
+        };
+        if fits(self) {
+            return Ok(false);
+        }
+        // What has expired goes first.
+        self.commit();
+        self.sweep(at);
+        if fits(self) {
+            return Ok(true);
+        }
+        if self.database.is_some() {
+            self.room.full = true;
+            self.show_room();
+        }
+        Err(Error::Full(format!("{} bytes live, and {} may", self.room.live(), self.room.max)))
+    }
+
+    /// Removes what has expired.
+    pub(super) fn sweep(&mut self, now: u64) {
+        self.swept = now;
+        loop {
+            let mut is_done = false;
+            for _ in 0..SWEPT_AT_ONCE {
+                let Some(item) = self.agenda.due(now) else {
+                    is_done = true;
+                    break;
+                };
+                self.sweep_item(item, now);
+            }
+            self.commit();
+            if is_done || self.database.is_none() {
+                return;
+            }
+        }
+    }
+
+    fn sweep_item(&mut self, item: Item, now: u64) {
+        match &item {
+            Item::Stream(stream) => match self.place(*stream) {
+                Some(place) if place.lives(now) => self.agenda.set(item, place.until),
+                Some(_) => self.forget(*stream),
+                None => {}
+            },
+            Item::Record(key) => match self.sized(key) {
+                Some((until, _)) if until > now => self.agenda.set(item.clone(), until),
+                Some(_) => self.forget_record(key.clone()),
+                None => {}
+            },
+        }
+    }
+
+    /// Brings what is in memory to where the group has left the disk, and answers.
+    pub(super) fn apply(&mut self, mut pending: Pending) {
+        let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
+        self.cleaner.note(pending.bytes as u64);
+        let told: Vec<StreamId> = places.keys().copied().collect();
+        for (stream, place) in places {
+            self.apply_place(stream, place);
+        }
+        for (key, record) in records {
+            self.apply_record(key, record);
+        }
+        if let Some(database) = &self.database {
+            database.wanted.decide(self.next_number);
+        }
+        if self.fsync == Fsync::Always {
+            self.unwant();
+        }
+        self.show_room();
+        pending.answer(None);
+        told.into_iter().for_each(|stream| self.shared.followers.tell(stream));
+    }
+
+    fn apply_place(&mut self, stream: StreamId, place: Option<Place>) {
+        let streams = &self.shared.index.streams;
+        let before = match place {
+            Some(place) => {
+                self.agenda.set(Item::Stream(stream), place.until);
+                self.room.events += place.events;
+                self.room.rows += place.rows + place.state;
+                streams.insert(stream, place)
+            }
+            None => streams.remove(&stream).map(|(_, place)| place),
+        };
+        if let Some(before) = before {
+            self.room.events -= before.events;
+            self.room.rows -= before.rows + before.state;
+        }
+        let after = place.map(|place| place.number);
+        if let Some(before) = before.filter(|before| Some(before.number) != after) {
+            self.cleaner.note(before.events);
+            self.unwanted.push(Unwanted::Stream { number: before.number });
+        }
+        let Some(place) = place else { return };
+        match before.filter(|before| before.number == place.number) {
+            Some(before) if before.trimmed == place.trimmed => {}
+            Some(_) => self.unwanted.push(Unwanted::Events { number: place.number, trimmed: place.trimmed }),
+            None => {
+                if let Some(database) = &self.database {
+                    database.wanted.keep(place.number, Seq(0));
+                }
+                if place.trimmed > Seq(0) {
+                    self.unwanted.push(Unwanted::Events { number: place.number, trimmed: place.trimmed });
+                }
+            }
+        }
+    }
+
+    fn apply_record(&mut self, key: Arc<[u8]>, record: Option<(u64, u64)>) {
+        let records = &self.shared.index.records;
+        let before = match record {
+            Some((until, size)) => {
+                self.agenda.set(Item::Record(key.clone()), until);
+                self.room.rows += size;
+                records.insert(key, (until, size))
+            }
+            None => records.remove(&key).map(|(_, record)| record),
+        };
+        self.room.rows -= before.map_or(0, |(_, size)| size);
+    }
+
+    /// Lets go of the events that nobody wants, now that this is on disk for good.
+    pub(super) fn unwant(&mut self) {
+        let Some(database) = &self.database else { return };
+        for unwanted in self.unwanted.drain(..) {
+            match unwanted {
+                Unwanted::Stream { number } => database.wanted.forget(number),
+                Unwanted::Events { number, trimmed } => database.wanted.keep(number, trimmed),
+            }
+        }
+    }
+}
+
+impl Place {
+    /// A fenced writer changes nothing, and what is beyond the tail is left alone.
+    fn trim(&mut self, epoch: WriterEpoch, upto: Seq) {
+        let upto = upto.min(self.tail);
+        if epoch < self.epoch || upto <= self.trimmed {
+            return;
+        }
+        // How large the events are that stay is on disk; they are taken to be as large as those that go.
+        let (before, after) = (self.tail.0 - self.trimmed.0, self.tail.0 - upto.0);
+        self.events = (u128::from(self.events) * u128::from(after) / u128::from(before)) as u64;
+        self.trimmed = upto;
+    }
+}
