@@ -1,0 +1,536 @@
+//! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master that sentinels watch, or a Cluster.
+//!
+//! A stream is a hash (what it is, where it stands) and a Redis Stream (an entry for each batch, its ID the number of the last
+//! event), on one slot; each change of it is one script there, which checks the writer's epoch, the place and the seal, and begins
+//! the time it is kept anew. One connection serves every caller of the process: what waits goes out together and is not waited for
+//! before more does. Another one hears what Redis publishes for this replica: followers and [`Shared::receive`] wait for that, and
+//! nothing is polled.
+//!
+//! Durability: what a call returned Ok for is what Redis has taken, and survives what Redis survives: a crash of it as far as its
+//! append-only file goes (`appendfsync`), a failover as far as the replica had followed.
+//!
+//! [`Store::standing`] does not wait for calls: Redis is written to once a second, a connection that breaks says so, and another
+//! one is made until it works. While there is none, calls fail at once. A failover is the same to it. What Redis lost it does not
+//! get back from here, except its keys, under another epoch.
+//!
+//! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on any other. The user that the
+//! URL names needs the keys `~mr:*` and the channels `&mr:wake:*` (with the prefix that is set), and the commands
+//!
+//! ```text
+//! +evalsha +eval +script|load +hello +auth +select +ping +subscribe +publish +time +del +get +set +pttl +pexpire
+//! +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +zadd +zrem +zscore +zrange +zrangebyscore
+//! +zremrangebyscore +rpush +lrange +lindex +ltrim
+//! ```
+//!
+//! with `+role` behind sentinels and `+cluster|slots` in a Cluster; `+config|get` lets it see the eviction policy. Before Redis 7
+//! subcommands are allowed as `+script +cluster +config`.
+//!
+//! Absent: eviction (a `maxmemory-policy` other than `noeviction` loses streams, and is warned about), and reading from replicas.
+
+mod address;
+mod call;
+mod connector;
+mod contents;
+mod core;
+mod entry;
+mod link;
+mod mutual;
+mod names;
+mod scripts;
+#[cfg(test)]
+mod tests;
+mod wake;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::{Cmd, Value};
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+use tracing::{debug, warn};
+
+pub use self::address::UrlError;
+use self::call::{Answer, Note, ask, cmd};
+use self::connector::{Connector, Link};
+use self::contents::Unusable;
+use self::core::{Core, odd};
+use self::entry::{Cut, Taken};
+use self::names::{Names, order};
+#[cfg(doc)]
+use super::Shared;
+use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use crate::config::KeyPair;
+use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::stream::Batch;
+
+/// One read hands out no more than this and the batch that exceeds it.
+const READ_MAX: usize = 8 * 1024 * 1024;
+/// Longer is for ever, and beyond it Redis refuses times.
+const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+/// A stream may be in its owner's index for this long before it is made.
+const INDEXED_BEFORE_MS: u64 = 60_000;
+
+/// Where Redis is and how it is spoken to.
+#[derive(Clone)]
+pub struct Options {
+    /// `redis://[user:password@]host[:port][/database]`, `redis+sentinel://…host[:port],host[:port]/master[/database]` (user
+    /// and password are those of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
+    pub url: String,
+    /// What every key and channel begins with: several deployments may share one Redis.
+    pub prefix: String,
+    /// How long an answer may take. Redis is unreachable after that.
+    pub response_timeout: Duration,
+    /// How long a connection may take to be made.
+    pub connect_timeout: Duration,
+    /// The authorities whose certificates are believed, in PEM form; the system's without.
+    pub ca: Option<PathBuf>,
+    /// What is shown to Redis.
+    pub identity: Option<KeyPair>,
+    /// User and password for the sentinels, where they want any.
+    pub sentinel_login: Option<(String, String)>,
+}
+
+impl Options {
+    /// The defaults for this URL.
+    pub fn new(url: &str) -> Self {
+        Self {
+            url: url.to_owned(),
+            prefix: "mr:".to_owned(),
+            response_timeout: Duration::from_secs(2),
+            connect_timeout: Duration::from_secs(2),
+            ca: None,
+            identity: None,
+            sentinel_login: None,
+        }
+    }
+}
+
+/// A store that was opened.
+pub struct Opened {
+    /// The store.
+    pub store: Arc<Redis>,
+    /// What its contents are known by now; later, [`Shared::epoch`].
+    pub keys: Keys,
+}
+
+/// Why the store cannot be opened. Quotes no password.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The URL is none.
+    #[error("the URL of Redis {0}")]
+    Url(#[from] UrlError),
+    /// The prefix would decide on which slot a key lies.
+    #[error("the prefix of keys in Redis must not hold {{ or }}")]
+    Prefix,
+    /// It does not answer, or not as it should.
+    #[error("Redis cannot be used: {0}")]
+    Unreachable(String),
+    /// A later version of this program writes there.
+    #[error(
+        "Redis holds what a later version has written (layout {found}, and this one knows {known}): start that version, or choose another prefix"
+    )]
+    Newer {
+        /// The layout that is there.
+        found: u32,
+        /// The latest one that is known here.
+        known: u32,
+    },
+    /// Somebody else's key has the name of ours.
+    #[error("the key {key} in Redis is not of this program: choose another prefix")]
+    Foreign {
+        /// Its name.
+        key: String,
+    },
+}
+
+/// The store. Dropping it closes its connections; calls that wait then fail.
+pub struct Redis {
+    core: Arc<Core>,
+    tasks: [JoinHandle<()>; 3],
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+}
+
+impl Redis {
+    /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the connections from then on.
+    ///
+    /// # Errors
+    /// When Redis cannot be reached or may not be used; nothing goes on then.
+    pub async fn connect(options: Options, owner: Owner) -> Result<Opened, OpenError> {
+        let names = Names::new(&options.prefix).ok_or(OpenError::Prefix)?;
+        let connector = Arc::new(Connector::new(options.url.parse()?, options));
+        let opening = tokio::time::timeout(connector.patience() * 2, Self::open(connector, names, owner));
+        opening.await.unwrap_or_else(|_| Err(OpenError::Unreachable("it did not answer in time".to_owned())))
+    }
+
+    async fn open(connector: Arc<Connector>, names: Names, owner: Owner) -> Result<Opened, OpenError> {
+        let unreachable = |failure: call::Failure| OpenError::Unreachable(failure.to_string());
+        let mut link = connector.open().await.map_err(unreachable)?;
+        let key = names.contents();
+        let agreed = match &mut link {
+            Link::Line(connection, _) => contents::agree(connection, key.as_bytes(), contents::fresh).await,
+            Link::Cluster(connection) => contents::agree(connection, key.as_bytes(), contents::fresh).await,
+        };
+        let keys = agreed.map_err(|unusable| match unusable {
+            Unusable::Newer(found) => OpenError::Newer { found, known: contents::VERSION },
+            Unusable::Foreign => OpenError::Foreign { key },
+            Unusable::Failed(failure) => unreachable(failure),
+        })?;
+        warn_of_eviction(&mut link).await;
+        let (core, calls) = Core::new(owner, names, keys.clone());
+        let core = Arc::new(core);
+        let ears = wake::Ears::open(&core, &connector).await.map_err(unreachable)?;
+        link::ready(&core, &mut link).await.map_err(unreachable)?;
+        let tasks = [
+            tokio::spawn(link::keep(core.clone(), connector.clone(), link, calls)),
+            tokio::spawn(wake::listen(core.clone(), connector, ears)),
+            tokio::spawn(wake::renew(core.clone())),
+        ];
+        Ok(Opened { store: Arc::new(Self { core, tasks }), keys })
+    }
+
+    /// A script that changes a stream, so far.
+    fn change(&self, script: &scripts::Script, stream: StreamId) -> Cmd {
+        let mut cmd = self.core.names.on(script, stream);
+        cmd.arg(self.core.names.channels()).arg(&stream.as_bytes()[..]);
+        cmd
+    }
+
+    fn index(&self, stream: StreamId) -> Cmd {
+        let mut cmd = scripts::INDEX.call();
+        cmd.arg(self.core.names.index(self.core.owner)).arg(&stream.as_bytes()[..]);
+        cmd
+    }
+
+    fn call<T: Send + 'static>(
+        &self,
+        stream: StreamId,
+        cmd: Cmd,
+        read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        self.core.call(order(stream), vec![cmd], move |answers| read(last(answers)))
+    }
+}
+
+/// Events that Redis may drop to make room are lost, and nobody says so.
+async fn warn_of_eviction(link: &mut Link) {
+    let asked = cmd(&[b"CONFIG", b"GET", b"maxmemory-policy"]);
+    let answer = match link {
+        Link::Line(connection, _) => ask(connection, &asked).await,
+        Link::Cluster(connection) => ask(connection, &asked).await,
+    };
+    match answer {
+        Ok(answer) => {
+            if let Some(policy) = evicting(&answer) {
+                warn!(policy, "Redis may drop streams to make room: set maxmemory-policy to noeviction");
+            }
+        }
+        Err(why) => debug!(%why, "Redis does not say whether it drops keys to make room"),
+    }
+}
+
+/// The policy by which keys are dropped, wherever it stands in the answer.
+fn evicting(answer: &Value) -> Option<String> {
+    match answer {
+        Value::BulkString(text) if text.starts_with(b"allkeys-") || text.starts_with(b"volatile-") => {
+            Some(String::from_utf8_lossy(text).into_owned())
+        }
+        Value::Array(values) => values.iter().find_map(evicting),
+        Value::Map(pairs) => pairs.iter().find_map(|(_, value)| evicting(value)),
+        _ => None,
+    }
+}
+
+impl Store for Redis {
+    fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        let mut create = self.change(&scripts::CREATE, stream);
+        create.arg(about).arg(names::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
+        self.core.call(order(stream), vec![self.index(stream), create], |answers| {
+            match said(&last(answers)).as_slice() {
+                ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
+                _ => Err(odd()),
+            }
+        })
+    }
+
+    fn append(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        after: Seq,
+        batch: &Batch,
+        state: Option<&[u8]>,
+    ) -> Pending<Result<Appended, Error>> {
+        let mut append = self.change(&scripts::APPEND, stream);
+        append
+            .arg(epoch.0)
+            .arg(after.0)
+            .arg(after.0.saturating_add(1))
+            .arg(after.0.saturating_add(batch.len() as u64))
+            .arg(batch.len())
+            .arg(entry::encode(batch))
+            .arg(u8::from(state.is_some()))
+            .arg(state.unwrap_or_default());
+        self.call(stream, append, |answer| appended(&answer))
+    }
+
+    fn seal(
+        &self,
+        stream: StreamId,
+        epoch: WriterEpoch,
+        state: &[u8],
+        keep: Duration,
+    ) -> Pending<Result<Appended, Error>> {
+        let mut seal = self.change(&scripts::SEAL, stream);
+        seal.arg(epoch.0).arg(state).arg(millis(keep));
+        let (core, owner) = (self.core.clone(), self.core.owner);
+        let note: Note = Box::new(move |answer| {
+            if let ["ok", now] = said_last(answer).as_slice() {
+                unindex(&core, owner, now, &[stream]);
+            }
+        });
+        self.core.call_and_note(order(stream), vec![seal], Some(note), |answers| appended(&last(answers)))
+    }
+
+    fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
+        let mut take = self.change(&scripts::TAKE_OVER, stream);
+        take.arg(names::of(self.core.owner));
+        let core = self.core.clone();
+        let note: Note = Box::new(move |answer| {
+            if let ["ok", _, before, now] = said_last(answer).as_slice()
+                && let Some(before) = names::owner(before.as_bytes()).filter(|before| *before != core.owner)
+            {
+                unindex(&core, before, now, &[stream]);
+            }
+        });
+        let steps = vec![self.index(stream), take];
+        self.core.call_and_note(order(stream), steps, Some(note), |answers| match said(&last(answers)).as_slice() {
+            ["ok", epoch, ..] => Ok(WriterEpoch(number(epoch)?)),
+            ["gone"] => Err(Error::Gone),
+            _ => Err(odd()),
+        })
+    }
+
+    fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
+        let [meta, ..] = self.core.names.stream(stream);
+        let load = cmd(&[b"HMGET", meta.as_bytes(), b"a", b"s", b"o", b"p", b"x", b"t", b"z"]);
+        self.call(stream, load, stored)
+    }
+
+    fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
+        let mut read = self.core.names.on(&scripts::READ, stream);
+        read.arg(after.0).arg(after.0.saturating_add(1)).arg(max_bytes.min(READ_MAX));
+        self.call(stream, read, move |answer| events(answer, after, max_bytes))
+    }
+
+    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+        let (changed, registration) = self.core.followers.add(stream);
+        let registering = wake::register(&self.core, stream);
+        Pending::Later(Box::pin(async move {
+            registering.wait().await?;
+            Ok(Following::new(changed, registration))
+        }))
+    }
+
+    fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
+        let mut trim = self.change(&scripts::TRIM, stream);
+        trim.arg(epoch.0).arg(upto.0).arg(upto.0.saturating_add(1));
+        self.call(stream, trim, |answer| done(&answer))
+    }
+
+    fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
+        let mut cmd = self.change(&scripts::KEEP, stream);
+        cmd.arg(millis(keep));
+        self.call(stream, cmd, |answer| done(&answer))
+    }
+
+    fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
+        let expire = self.change(&scripts::EXPIRE, stream);
+        let forget = cmd(&[b"ZREM", self.core.names.index(self.core.owner).as_bytes(), stream.as_bytes()]);
+        self.core.call(order(stream), vec![expire, forget], |answers| answers.first().map_or(Err(odd()), done))
+    }
+
+    fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
+        let core = self.core.clone();
+        let index = core.names.index(owner);
+        let mut indexed = scripts::INDEXED.call();
+        indexed.arg(&index);
+        let listing = core.call(order(&index), vec![indexed], |answers| listed(&last(answers)));
+        Pending::Later(Box::pin(async move {
+            let (now, streams) = listing.wait().await?;
+            let looking: Vec<_> = streams.into_iter().map(|stream| (stream, look(&core, stream, owner))).collect();
+            let (mut open, mut stale) = (Vec::new(), Vec::new());
+            for (stream, is_open) in looking {
+                if is_open.wait().await? { &mut open } else { &mut stale }.push(stream);
+            }
+            // One that was noted just now may be about to be made.
+            unindex(&core, owner, &now.saturating_sub(INDEXED_BEFORE_MS).to_string(), &stale);
+            Ok(open)
+        }))
+    }
+
+    fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        let name = self.core.names.record(key);
+        let put = cmd(&[b"SET", &name, value, b"PX", millis(keep).to_string().as_bytes()]);
+        self.core.call(order(name), vec![put], |_| Ok(()))
+    }
+
+    fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        let name = self.core.names.record(key);
+        let mut claim = scripts::CLAIM.call();
+        claim.arg(&name).arg(value).arg(millis(keep));
+        self.core.call(order(name), vec![claim], |answers| optional(last(answers)))
+    }
+
+    fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
+        let name = self.core.names.record(key);
+        let get = cmd(&[b"GET", &name]);
+        self.core.call(order(name), vec![get], |answers| optional(last(answers)))
+    }
+
+    fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
+        let name = self.core.names.record(key);
+        let remove = cmd(&[b"DEL", &name]);
+        self.core.call(order(name), vec![remove], |_| Ok(()))
+    }
+
+    fn standing(&self) -> Standing {
+        self.core.standing()
+    }
+}
+
+/// Forgets that streams may be open, those apart that were noted again after `upto`. Nobody waits for it: what stays is looked at
+/// once more by who asks for open streams.
+fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
+    if streams.is_empty() {
+        return;
+    }
+    let index = core.names.index(owner);
+    let mut cmd = scripts::UNINDEX.call();
+    cmd.arg(&index).arg(upto);
+    for stream in streams {
+        cmd.arg(&stream.as_bytes()[..]);
+    }
+    drop(core.call(order(&index), vec![cmd], |_| Ok(())));
+}
+
+/// Whether the stream is there, is not sealed, and is `owner`'s.
+fn look(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
+    let [meta, ..] = core.names.stream(stream);
+    let look = cmd(&[b"HMGET", meta.as_bytes(), b"o", b"z"]);
+    core.call(order(stream), vec![look], move |answers| {
+        Ok(said(&last(answers)).as_slice() == [names::of(owner).as_str(), "0"])
+    })
+}
+
+/// The time and the streams of an index.
+fn listed(answer: &Value) -> Result<(u64, Vec<StreamId>), Error> {
+    let Value::Array(parts) = answer else { return Err(odd()) };
+    let [Value::BulkString(now), Value::Array(streams)] = parts.as_slice() else { return Err(odd()) };
+    let streams = streams.iter().filter_map(|stream| match stream {
+        Value::BulkString(bytes) => bytes.as_slice().try_into().ok().map(StreamId::from_bytes),
+        _ => None,
+    });
+    Ok((number(std::str::from_utf8(now).map_err(|_| odd())?)?, streams.collect()))
+}
+
+fn stored(answer: Value) -> Result<Option<Stored>, Error> {
+    let Value::Array(fields) = answer else { return Err(odd()) };
+    if fields.iter().all(|field| *field == Value::Nil) {
+        return Ok(None);
+    }
+    let mut fields = fields.into_iter().map(|field| if let Value::BulkString(bytes) = field { bytes } else { vec![] });
+    let mut field = || fields.next().unwrap_or_default();
+    let (about, state, owner) = (field().into(), field().into(), names::owner(&field()).ok_or_else(odd)?);
+    let mut numeric = || number(std::str::from_utf8(&field()).map_err(|_| odd())?);
+    let (epoch, trimmed, tail) = (WriterEpoch(numeric()?), Seq(numeric()?), Seq(numeric()?));
+    Ok(Some(Stored { about, state, owner, epoch, trimmed, tail, sealed: numeric()? == 1 }))
+}
+
+/// Cuts the events out of the entries. Events that should be there and are not were trimmed away by somebody.
+fn events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Error> {
+    let Value::Array(parts) = answer else { return Err(odd()) };
+    let entries =
+        match (said(&Value::Array(parts.iter().take(2).cloned().collect())).as_slice(), parts.into_iter().nth(2)) {
+            (["gone"], _) => return Ok(Read::Gone),
+            (["trimmed", upto], _) => return Ok(Read::Trimmed { upto: Seq(number(upto)?) }),
+            (["events", tail], Some(Value::Array(entries))) => {
+                if entries.is_empty() && number(tail)? > after.0 {
+                    return Ok(Read::Trimmed { upto: Seq(number(tail)?) });
+                }
+                entries
+            }
+            _ => return Err(odd()),
+        };
+    let mut cut = Cut::new(after, max_bytes);
+    let mut entries = entries.into_iter();
+    while let (Some(Value::BulkString(first)), Some(Value::BulkString(bytes))) = (entries.next(), entries.next()) {
+        let first = Seq(number(std::str::from_utf8(&first).map_err(|_| odd())?)?);
+        match cut.take(first, bytes.into()) {
+            Taken::More => {}
+            Taken::Hole if cut.events.is_empty() => return Ok(Read::Trimmed { upto: Seq(first.0 - 1) }),
+            Taken::Enough | Taken::Hole => break,
+            Taken::Broken => return Err(odd()),
+        }
+    }
+    Ok(Read::Events(cut.events))
+}
+
+fn appended(answer: &Value) -> Result<Appended, Error> {
+    match said(answer).as_slice() {
+        ["ok", ..] => Ok(Appended::Ok),
+        ["fenced"] => Ok(Appended::Fenced),
+        ["sealed"] => Ok(Appended::Sealed),
+        ["conflict", tail] => Ok(Appended::Conflict { tail: Seq(number(tail)?) }),
+        ["gone"] => Err(Error::Gone),
+        _ => Err(odd()),
+    }
+}
+
+fn done(answer: &Value) -> Result<(), Error> {
+    match said(answer).as_slice() {
+        ["ok"] => Ok(()),
+        ["gone"] => Err(Error::Gone),
+        _ => Err(odd()),
+    }
+}
+
+fn optional(answer: Value) -> Result<Option<Bytes>, Error> {
+    match answer {
+        Value::Nil => Ok(None),
+        Value::BulkString(bytes) => Ok(Some(bytes.into())),
+        _ => Err(odd()),
+    }
+}
+
+/// The words of an answer; what is no text is an empty one.
+fn said(answer: &Value) -> Vec<&str> {
+    let Value::Array(words) = answer else { return Vec::new() };
+    words.iter().map(text).collect()
+}
+
+fn text(word: &Value) -> &str {
+    if let Value::BulkString(text) = word { std::str::from_utf8(text).unwrap_or_default() } else { "" }
+}
+
+fn said_last(answer: &Answer) -> Vec<&str> {
+    answer.as_ref().ok().and_then(|answers| answers.last()).map(said).unwrap_or_default()
+}
+
+fn last(mut answers: Vec<Value>) -> Value {
+    answers.pop().unwrap_or_default()
+}
+
+fn number(text: &str) -> Result<u64, Error> {
+    text.parse().map_err(|_| odd())
+}
+
+/// At least one, since none would be at once.
+fn millis(keep: Duration) -> u64 {
+    (keep.min(KEEP_MAX).as_millis() as u64).max(1)
+}

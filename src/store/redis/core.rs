@@ -1,0 +1,121 @@
+//! What the store and its tasks have in common.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+
+use ::redis::{Cmd, Value};
+use tokio::sync::{Notify, mpsc};
+
+use super::call::{Call, Failure, Note};
+use super::contents::hex;
+use super::names::Names;
+use super::wake::Followers;
+use crate::protocol::ids::{Owner, StoreEpoch};
+use crate::random;
+use crate::store::{Error, Keys, Pending, Standing};
+
+/// Calls that wait to be sent. One that finds no place fails: Redis is far behind.
+const WAITING: usize = 16 * 1024;
+
+/// What the store and its tasks have in common.
+pub(super) struct Core {
+    pub(super) owner: Owner,
+    pub(super) names: Names,
+    /// Tells this process from another one with the same owner.
+    pub(super) incarnation: String,
+    pub(super) followers: Followers,
+    /// There may be messages.
+    pub(super) mail: Notify,
+    /// The connection is a new one, or the contents are: followers must be noted again, and told.
+    pub(super) rejoin: Notify,
+    /// The first of the messages that came last, and how many they were, as Redis says it.
+    pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
+    /// Numbers the messages that are sent.
+    pub(super) sent: AtomicU64,
+    keys: Keys,
+    epoch: AtomicU32,
+    standing: AtomicU8,
+    queue: mpsc::Sender<Call>,
+}
+
+impl Core {
+    /// With the other end of the queue.
+    pub(super) fn new(owner: Owner, names: Names, keys: Keys) -> (Self, mpsc::Receiver<Call>) {
+        let (queue, calls) = mpsc::channel(WAITING);
+        let core = Self {
+            owner,
+            names,
+            incarnation: hex(&random::bytes::<8>()),
+            followers: Followers::default(),
+            mail: Notify::new(),
+            rejoin: Notify::new(),
+            taken: Mutex::default(),
+            sent: AtomicU64::new(0),
+            epoch: AtomicU32::new(keys.epoch.0),
+            keys,
+            standing: AtomicU8::new(Standing::Ready as u8),
+            queue,
+        };
+        (core, calls)
+    }
+
+    pub(super) fn standing(&self) -> Standing {
+        match self.standing.load(Ordering::Relaxed) {
+            at if at == Standing::Ready as u8 => Standing::Ready,
+            at if at == Standing::Full as u8 => Standing::Full,
+            _ => Standing::Unreachable,
+        }
+    }
+
+    pub(super) fn stand(&self, standing: Standing) {
+        self.standing.store(standing as u8, Ordering::Relaxed);
+    }
+
+    pub(super) fn epoch(&self) -> StoreEpoch {
+        StoreEpoch(self.epoch.load(Ordering::Relaxed))
+    }
+
+    /// The contents are others than before.
+    pub(super) fn set_epoch(&self, epoch: StoreEpoch) {
+        self.epoch.store(epoch.0, Ordering::Relaxed);
+    }
+
+    /// The keys, which stay what they were when the contents are lost, and the epoch of now.
+    pub(super) fn keys(&self) -> Keys {
+        Keys { epoch: self.epoch(), ..self.keys.clone() }
+    }
+
+    /// Makes a call; it is on its way when this returns. `read` makes a result of the answers.
+    pub(super) fn call<T: Send + 'static>(
+        &self,
+        order: u64,
+        steps: Vec<Cmd>,
+        read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        self.call_and_note(order, steps, None, read)
+    }
+
+    /// The same; `note` is told the answer even if nobody waits for it.
+    pub(super) fn call_and_note<T: Send + 'static>(
+        &self,
+        order: u64,
+        steps: Vec<Cmd>,
+        note: Option<Note>,
+        read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        let (call, answer) = Call::new(steps, order, note);
+        if self.queue.try_send(call).is_err() {
+            return Pending::Ready(Err(Error::Unavailable("too many calls are waiting".to_owned())));
+        }
+        Pending::Later(Box::pin(async move {
+            let lost = || Failure::lost("the connection was lost before the answer came");
+            let answers = answer.await.unwrap_or_else(|_| Err(lost()))?;
+            read(answers)
+        }))
+    }
+}
+
+/// An answer that cannot be: Redis holds something that is not ours.
+pub(super) fn odd() -> Error {
+    Error::Unavailable("Redis answered what cannot be".to_owned())
+}

@@ -1,0 +1,144 @@
+//! Keeps the connection: serves calls over it, sees that it works, and makes another one when it does not.
+
+mod cluster;
+mod line;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::aio::ConnectionLike;
+use tokio::sync::mpsc;
+use tracing::{error, info, warn};
+
+use super::call::{Call, Failure, ask, cmd};
+use super::connector::{Connector, Link};
+use super::contents::{self, Unusable};
+use super::core::Core;
+use super::wake::HEARTBEAT;
+use crate::clock;
+use crate::random;
+use crate::store::Standing;
+
+/// How often it is seen whether Redis still answers, can be written, and holds what it held.
+const PROBE_EVERY: Duration = Duration::from_secs(1);
+/// How long a probe may stand before it goes.
+const PROBE_KEPT_MS: &[u8] = b"10000";
+/// The first wait before another connection is tried, and the longest.
+const RETRY_FIRST: Duration = Duration::from_millis(50);
+const RETRY_LAST: Duration = Duration::from_millis(500);
+
+/// Serves calls until the store is gone, over one connection after the other.
+pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: Link, mut calls: mpsc::Receiver<Call>) {
+    loop {
+        let why = match link {
+            Link::Line(connection, pushed) => line::serve(&core, connection, pushed, &mut calls).await,
+            Link::Cluster(connection) => cluster::serve(&core, connection, &mut calls).await,
+        };
+        let Some(why) = why else { return };
+        core.stand(Standing::Unreachable);
+        warn!(%why, "the connection to Redis is lost");
+        let Some(again) = reconnect(&core, &connector, &mut calls).await else { return };
+        link = again;
+        info!("Redis is reached again");
+        core.rejoin.notify_one();
+    }
+}
+
+/// Tries until it succeeds; calls fail meanwhile. `None` when the store is gone.
+async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receiver<Call>) -> Option<Link> {
+    let trying = async {
+        let mut wait = RETRY_FIRST;
+        let mut said = String::new();
+        loop {
+            clock::sleep_until(clock::now() + jitter(wait)).await;
+            wait = (wait * 2).min(RETRY_LAST);
+            let opened = tokio::time::timeout(connector.patience(), open(core, connector)).await;
+            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
+                Ok(link) => return link,
+                Err(why) if why.to_string() == said => {}
+                Err(why) => {
+                    warn!(%why, "Redis cannot be reached");
+                    said = why.to_string();
+                }
+            }
+        }
+    };
+    tokio::pin!(trying);
+    loop {
+        tokio::select! {
+            link = &mut trying => return Some(link),
+            call = calls.recv() => call?.answer(Err(Failure::lost("Redis cannot be reached"))),
+        }
+    }
+}
+
+/// A connection that has been seen to work.
+async fn open(core: &Core, connector: &Connector) -> Result<Link, Failure> {
+    let mut link = connector.open().await?;
+    ready(core, &mut link).await?;
+    Ok(link)
+}
+
+/// Makes a connection fit for calls, and sees that it works.
+pub(super) async fn ready(core: &Core, link: &mut Link) -> Result<(), Failure> {
+    let probed = match link {
+        Link::Line(connection, _) => {
+            line::load_scripts(connection).await?;
+            probe(core, connection).await
+        }
+        Link::Cluster(connection) => probe(core, connection).await,
+    };
+    judge(core, probed)
+}
+
+/// Sees whether Redis holds what it held and can be written, and has it speak to our own ears.
+async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
+    look_at_contents(core, connection).await?;
+    let name = core.names.probe(core.owner);
+    ask(connection, &cmd(&[b"SET", name.as_bytes(), b"", b"PX", PROBE_KEPT_MS])).await?;
+    ask(connection, &cmd(&[b"PUBLISH", core.names.channel(core.owner).as_bytes(), HEARTBEAT])).await?;
+    Ok(())
+}
+
+/// Lost contents get the keys they had back, and another epoch; whoever writes it first names it.
+async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
+    let known = core.keys();
+    let name = core.names.contents();
+    let found = match contents::agree(connection, name.as_bytes(), || contents::renewed(&known)).await {
+        Ok(found) => found,
+        Err(Unusable::Failed(failure)) => return Err(failure),
+        Err(Unusable::Newer(version)) => {
+            error!(version, "a later version has written to this Redis: replace this one too");
+            return Ok(());
+        }
+        Err(Unusable::Foreign) => {
+            error!(key = name, "a key of ours in Redis holds what is not ours");
+            return Ok(());
+        }
+    };
+    if found.epoch != known.epoch {
+        warn!("Redis has lost its contents: a new store epoch begins");
+        core.set_epoch(found.epoch);
+        core.rejoin.notify_one();
+    }
+    if (found.signing, found.principal) != (known.signing, known.principal) {
+        error!("the keys in Redis are not those of this replica: it keeps its own until it is started again");
+    }
+    Ok(())
+}
+
+/// What a probe says of the store; a failure that ends the connection.
+fn judge(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
+    match probed {
+        Ok(()) => core.stand(Standing::Ready),
+        Err(Failure::Full(_)) => core.stand(Standing::Full),
+        Err(failure) if failure.breaks() => return Err(failure),
+        Err(failure) => warn!(why = %failure, "Redis refuses what the store cannot do without"),
+    }
+    Ok(())
+}
+
+/// Between half of it and all of it.
+fn jitter(wait: Duration) -> Duration {
+    wait.mul_f64(0.5 + f64::from(u16::from_be_bytes(random::bytes())) / f64::from(u16::MAX) / 2.0)
+}

@@ -1,0 +1,199 @@
+//! What replicas do through Redis besides keeping streams: leases, messages, groups.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use ::redis::{Cmd, Value};
+use bytes::Bytes;
+
+use super::core::{Core, odd};
+use super::names::{self, order};
+use super::scripts::{self, Script};
+use super::wake::MAIL;
+use super::{Redis, call, last, millis};
+use crate::protocol::ids::{Owner, StoreEpoch};
+use crate::store::{Error, Pending, Renewal, Shared, Standing};
+
+/// As many messages are taken at once at most.
+const TAKEN: usize = 256;
+
+impl Redis {
+    /// A script on the first `keys` of what belongs to leases.
+    fn lease(&self, script: &Script, keys: usize) -> Cmd {
+        let mut cmd = script.call();
+        for key in self.core.names.leases().into_iter().take(keys) {
+            cmd.arg(key);
+        }
+        cmd
+    }
+
+    fn lease_call<T: Send + 'static>(
+        &self,
+        cmd: Cmd,
+        read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        self.core.call(order("leases"), vec![cmd], move |answers| read(last(answers)))
+    }
+
+    fn leases(&self, running: bool) -> Pending<Result<Vec<Owner>, Error>> {
+        let mut cmd = self.lease(&scripts::LEASES, 1);
+        cmd.arg(u8::from(running));
+        self.lease_call(cmd, owners)
+    }
+}
+
+impl Shared for Redis {
+    fn owner(&self) -> Owner {
+        self.core.owner
+    }
+
+    fn epoch(&self) -> StoreEpoch {
+        self.core.epoch()
+    }
+
+    fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
+        let mut cmd = self.lease(&scripts::RENEW, 2);
+        cmd.arg(names::of(self.core.owner)).arg(&self.core.incarnation).arg(millis(lease));
+        self.lease_call(cmd, |answer| match answer {
+            Value::BulkString(word) if word == b"held" => Ok(Renewal::Held),
+            Value::BulkString(word) if word == b"anew" => Ok(Renewal::Anew),
+            Value::BulkString(word) if word == b"taken" => Ok(Renewal::Taken),
+            _ => Err(odd()),
+        })
+    }
+
+    fn give_up(&self) -> Pending<Result<(), Error>> {
+        let mut cmd = self.lease(&scripts::GIVE_UP, 2);
+        cmd.arg(names::of(self.core.owner)).arg(&self.core.incarnation);
+        self.lease_call(cmd, |_| Ok(()))
+    }
+
+    fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
+        self.leases(true)
+    }
+
+    fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>> {
+        self.leases(false)
+    }
+
+    fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
+        let mut cmd = self.lease(&scripts::DISMISS, 3);
+        cmd.arg(names::of(owner));
+        self.lease_call(cmd, |_| Ok(()))
+    }
+
+    fn send(&self, to: Owner, message: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        let names = &self.core.names;
+        let mut cmd = scripts::SEND.call();
+        for key in names.mail(to) {
+            cmd.arg(key);
+        }
+        // The number keeps a message that is sent twice on the way from being there twice.
+        let number = self.core.sent.fetch_add(1, Ordering::Relaxed);
+        cmd.arg(names.channel(to)).arg(MAIL).arg(&self.core.incarnation).arg(number).arg(millis(keep)).arg(message);
+        self.core.call(order(("mail", to.0)), vec![cmd], |_| Ok(()))
+    }
+
+    fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>> {
+        let core = self.core.clone();
+        Pending::Later(Box::pin(async move {
+            loop {
+                let heard = core.mail.notified();
+                match take(&core).wait().await {
+                    Ok(messages) if !messages.is_empty() => return Ok(messages),
+                    Ok(_) => {}
+                    // Once it is reached again, there may be messages.
+                    Err(Error::Unavailable(_)) if core.standing() == Standing::Unreachable => {}
+                    Err(error) => return Err(error),
+                }
+                heard.await;
+            }
+        }))
+    }
+
+    fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        let (core, group) = (self.core.clone(), self.core.names.group(group));
+        let asked = dismissals(&core, &[core.owner]);
+        Pending::Later(Box::pin(async move {
+            let times = asked.wait().await?;
+            let mut cmd = scripts::JOIN.call();
+            cmd.arg(&group)
+                .arg(names::of(core.owner))
+                .arg(times.first().cloned().unwrap_or_default())
+                .arg(millis(keep));
+            core.call(order(&group), vec![cmd], |_| Ok(())).wait().await
+        }))
+    }
+
+    fn members(&self, group: &[u8]) -> Pending<Result<Vec<Owner>, Error>> {
+        let (core, group) = (self.core.clone(), self.core.names.group(group));
+        let mut cmd = scripts::MEMBERS.call();
+        cmd.arg(&group);
+        let asked = core.call(order(&group), vec![cmd], |answers| texts(last(answers)));
+        Pending::Later(Box::pin(async move {
+            let noted = asked.wait().await?;
+            let noted: Vec<_> =
+                noted.chunks_exact(2).filter_map(|pair| Some((names::owner(&pair[0])?, pair[1].clone()))).collect();
+            if noted.is_empty() {
+                return Ok(Vec::new());
+            }
+            let owners: Vec<_> = noted.iter().map(|(owner, _)| *owner).collect();
+            let times = dismissals(&core, &owners).wait().await?;
+            let there = noted.into_iter().zip(times).filter(|((_, then), now)| then == now);
+            Ok(there.map(|((owner, _), _)| owner).collect())
+        }))
+    }
+}
+
+/// Takes what there is. The messages stay in Redis until it has been told that they came, so that none is lost with an answer.
+fn take(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
+    let mut cmd = told(core, &scripts::RECEIVE);
+    cmd.arg(TAKEN);
+    let of = core.clone();
+    core.call(mail_order(core), vec![cmd], move |answers| {
+        let Value::Array(parts) = last(answers) else { return Err(odd()) };
+        let Ok([Value::BulkString(first), Value::BulkString(count), messages]) = <[Value; 3]>::try_from(parts) else {
+            return Err(odd());
+        };
+        let messages: Vec<_> = texts(messages)?.into_iter().map(Bytes::from).collect();
+        if !messages.is_empty() {
+            *of.taken.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+            drop(of.call(mail_order(&of), vec![told(&of, &scripts::TAKEN)], |_| Ok(())));
+        }
+        Ok(messages)
+    })
+}
+
+/// A script on this replica's messages, with those that came last.
+fn told(core: &Core, script: &Script) -> Cmd {
+    let [mail, _] = core.names.mail(core.owner);
+    let (first, count) = core.taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let mut cmd = script.call();
+    cmd.arg(mail).arg(first).arg(count);
+    cmd
+}
+
+fn mail_order(core: &Core) -> u64 {
+    order(("mail", core.owner.0))
+}
+
+/// How often each was dismissed; empty for never.
+fn dismissals(core: &Core, owners: &[Owner]) -> Pending<Result<Vec<Vec<u8>>, Error>> {
+    let [_, _, dismissals] = core.names.leases();
+    let mut cmd = call::cmd(&[b"HMGET", dismissals.as_bytes()]);
+    for owner in owners {
+        cmd.arg(names::of(*owner));
+    }
+    core.call(order("leases"), vec![cmd], |answers| texts(last(answers)))
+}
+
+fn owners(answer: Value) -> Result<Vec<Owner>, Error> {
+    Ok(texts(answer)?.iter().filter_map(|text| names::owner(text)).collect())
+}
+
+/// A list of texts; what is not there is empty.
+fn texts(answer: Value) -> Result<Vec<Vec<u8>>, Error> {
+    let Value::Array(values) = answer else { return Err(odd()) };
+    Ok(values.into_iter().map(|value| if let Value::BulkString(text) = value { text } else { Vec::new() }).collect())
+}

@@ -1,0 +1,353 @@
+//! The scripts: every change of a stream is one of them, on the slot of its keys.
+//!
+//! Written for Redis 6.2 and later, and for a Cluster: a script touches the keys it is given and no others. Numbers of events come
+//! and go as text, since Lua's are exact up to 2^53 alone, and are only compared as numbers. A script that may be refused for want of
+//! memory begins with what is refused, so that nothing is ever half done.
+
+use std::sync::LazyLock;
+
+use ::redis::{Arg, Cmd};
+
+/// A script, known to Redis by the hash of its text.
+pub(super) struct Script {
+    source: String,
+    script: ::redis::Script,
+    keys: usize,
+}
+
+macro_rules! scripts {
+    ($($(#[$doc:meta])* $name:ident($keys:literal, $prelude:ident) $body:literal)+) => {
+        $($(#[$doc])* pub(super) static $name: LazyLock<Script> = LazyLock::new(|| Script::new($keys, $prelude, $body));)+
+
+        /// All of them.
+        pub(super) fn all() -> impl Iterator<Item = &'static Script> {
+            [$(&*$name),+].into_iter()
+        }
+    };
+}
+
+impl Script {
+    fn new(keys: usize, prelude: &str, body: &str) -> Self {
+        let source = format!("{NOW}{prelude}{body}");
+        Self { script: ::redis::Script::new(&source), source, keys }
+    }
+
+    /// A call of it; the keys come next, and then the arguments.
+    pub(super) fn call(&self) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("EVALSHA").arg(self.script.get_hash()).arg(self.keys);
+        cmd
+    }
+
+    /// Makes Redis know it.
+    pub(super) fn load(&self) -> Cmd {
+        let mut cmd = Cmd::new();
+        cmd.arg("SCRIPT").arg("LOAD").arg(&self.source);
+        cmd
+    }
+}
+
+/// The same call with the text of its script in place of the hash; `None` for another command.
+pub(super) fn in_full(call: &Cmd) -> Option<Cmd> {
+    let mut args = call.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg) } else { None });
+    if args.next()? != b"EVALSHA" {
+        return None;
+    }
+    let hash = args.next()?;
+    let script = all().find(|script| script.script.get_hash().as_bytes() == hash)?;
+    let mut cmd = Cmd::new();
+    cmd.arg("EVAL").arg(&script.source);
+    for arg in args {
+        cmd.arg(arg);
+    }
+    Some(cmd)
+}
+
+/// Redis' own clock in milliseconds.
+const NOW: &str = "
+local function now()
+  local time = redis.call('TIME')
+  return time[1] * 1000 + math.floor(time[2] / 1000)
+end
+local function text(number) return string.format('%.0f', number) end
+";
+
+const NOTHING: &str = "";
+
+/// The keys of a stream are its meta, its events and its followers; the first arguments of what changes it are the channels'
+/// prefix and the stream's name.
+const STREAM: &str = "
+local meta, events, followers = KEYS[1], KEYS[2], KEYS[3]
+local function tell()
+  local all = redis.call('ZRANGE', followers, 0, -1, 'WITHSCORES')
+  if #all == 0 then return end
+  local time = now()
+  for i = 1, #all, 2 do
+    if tonumber(all[i + 1]) > time then redis.call('PUBLISH', ARGV[1] .. all[i], ARGV[2]) end
+  end
+end
+local function keep(time)
+  redis.call('PEXPIRE', meta, time)
+  redis.call('PEXPIRE', events, time + 1000)
+end
+";
+
+/// The key is the list of messages; the first two arguments are the first message that was taken and how many were.
+const MAIL: &str = "
+local function parts(message)
+  local _, stop, till, name = string.find(message, '^(%d+) (%S+) ')
+  return tonumber(till), name, string.sub(message, stop + 1)
+end
+local function taken()
+  local head = redis.call('LINDEX', KEYS[1], 0)
+  if not head then return end
+  local _, name = parts(head)
+  if name == ARGV[1] then redis.call('LTRIM', KEYS[1], ARGV[2], -1) end
+end
+";
+
+scripts! {
+    /// about, owner, keep, tail.
+    CREATE(3, STREAM) "
+local old = redis.call('HGET', meta, 'p')
+local epoch = old and text(tonumber(old) + 1) or '0'
+redis.call('HSET', meta, 'a', ARGV[3], 's', '', 'o', ARGV[4], 'p', epoch, 't', ARGV[6], 'x', ARGV[6], 'z', '0', 'k', ARGV[5])
+redis.call('DEL', events)
+keep(tonumber(ARGV[5]))
+tell()
+return {'ok', epoch}
+"
+    /// epoch, after, after + 1, last, how many, events, whether there is a state, state.
+    ///
+    /// A batch that is there already is looked for byte for byte, however it was cut into entries.
+    APPEND(3, STREAM) "
+local is = redis.call('HMGET', meta, 'p', 't', 'z', 'k', 'x')
+if not is[1] then return {'gone'} end
+if tonumber(ARGV[3]) < tonumber(is[1]) then return {'fenced'} end
+local count, bytes = tonumber(ARGV[7]), ARGV[8]
+if ARGV[4] ~= is[2] then
+  if tonumber(ARGV[4]) < tonumber(is[5]) or tonumber(ARGV[6]) > tonumber(is[2]) then return {'conflict', is[2]} end
+  if count > 0 then
+    local found = redis.call('XRANGE', events, ARGV[5] .. '-0', '+', 'COUNT', count)
+    if #found == 0 then return {'conflict', is[2]} end
+    local all = {}
+    for i, entry in ipairs(found) do all[i] = entry[2][4] end
+    all = table.concat(all)
+    local at = 1
+    for _ = 1, tonumber(ARGV[5]) - tonumber(found[1][2][2]) do
+      at = at + 4 + struct.unpack('>I4', all, at)
+    end
+    if string.sub(all, at, at + #bytes - 1) ~= bytes then return {'conflict', is[2]} end
+  end
+  if is[3] == '0' then keep(tonumber(is[4])) end
+  return {'ok'}
+end
+if is[3] == '1' then return {'sealed'} end
+if count > 0 then
+  redis.call('XADD', events, ARGV[6] .. '-0', 'f', ARGV[5], 'd', bytes)
+  if ARGV[9] == '1' then
+    redis.call('HSET', meta, 't', ARGV[6], 's', ARGV[10])
+  else
+    redis.call('HSET', meta, 't', ARGV[6])
+  end
+elseif ARGV[9] == '1' then
+  redis.call('HSET', meta, 's', ARGV[10])
+end
+keep(tonumber(is[4]))
+tell()
+return {'ok'}
+"
+    /// epoch, state, keep.
+    SEAL(3, STREAM) "
+local is = redis.call('HMGET', meta, 'p', 'z')
+if not is[1] then return {'gone'} end
+if tonumber(ARGV[3]) < tonumber(is[1]) then return {'fenced'} end
+if is[2] == '0' then
+  redis.call('HSET', meta, 'z', '1', 's', ARGV[4], 'k', ARGV[5])
+  keep(tonumber(ARGV[5]))
+  tell()
+end
+return {'ok', text(now())}
+"
+    /// owner.
+    TAKE_OVER(3, STREAM) "
+local is = redis.call('HMGET', meta, 'p', 'o')
+if not is[1] then return {'gone'} end
+local epoch = text(tonumber(is[1]) + 1)
+redis.call('HSET', meta, 'p', epoch, 'o', ARGV[3])
+tell()
+return {'ok', epoch, is[2], text(now())}
+"
+    /// after, max bytes. Whole entries, from the one that holds the next event on, until there are enough bytes.
+    READ(3, STREAM) "
+local is = redis.call('HMGET', meta, 't', 'x')
+if not is[1] then return {'gone'} end
+if tonumber(ARGV[1]) < tonumber(is[2]) then return {'trimmed', is[2]} end
+local all, size, limit = {}, 0, tonumber(ARGV[3])
+local from = ARGV[2] .. '-0'
+if tonumber(ARGV[1]) >= tonumber(is[1]) then return {'events', is[1], all} end
+repeat
+  local found = redis.call('XRANGE', events, from, '+', 'COUNT', 16)
+  for _, entry in ipairs(found) do
+    if #all > 0 and size >= limit then return {'events', is[1], all} end
+    local skipped, fields = 0, entry[2]
+    if #all == 0 then
+      local at = 1
+      for _ = 1, tonumber(ARGV[2]) - tonumber(fields[2]) do
+        at = at + 4 + struct.unpack('>I4', fields[4], at)
+      end
+      skipped = at - 1
+    end
+    size = size + #fields[4] - skipped
+    all[#all + 1] = fields[2]
+    all[#all + 1] = fields[4]
+    from = '(' .. entry[1]
+  end
+until #found < 16
+return {'events', is[1], all}
+"
+    /// epoch, upto, upto + 1. What frees memory is first.
+    TRIM(3, STREAM) "
+local is = redis.call('HMGET', meta, 'p', 't', 'x')
+if not is[1] then return {'gone'} end
+if tonumber(ARGV[3]) < tonumber(is[1]) then return {'ok'} end
+local upto = ARGV[4]
+if tonumber(upto) >= tonumber(is[2]) then upto = is[2] end
+if tonumber(upto) <= tonumber(is[3]) then return {'ok'} end
+if upto == is[2] then
+  redis.call('XTRIM', events, 'MAXLEN', 0)
+else
+  redis.call('XTRIM', events, 'MINID', ARGV[5] .. '-0')
+end
+redis.call('HSET', meta, 'x', upto)
+tell()
+return {'ok'}
+"
+    /// keep. No time is shortened.
+    KEEP(3, STREAM) "
+local left = redis.call('PTTL', meta)
+if left >= 0 and left < tonumber(ARGV[3]) then keep(tonumber(ARGV[3])) end
+return {'ok'}
+"
+    EXPIRE(3, STREAM) "
+redis.call('DEL', meta, events)
+tell()
+return {'ok'}
+"
+    /// owner, for how long.
+    FOLLOW(3, STREAM) "
+local time = now()
+redis.call('ZADD', followers, time + tonumber(ARGV[2]), ARGV[1])
+redis.call('ZREMRANGEBYSCORE', followers, '-inf', time)
+redis.call('PEXPIRE', followers, ARGV[2])
+return 0
+"
+    /// Notes that a stream may be open. Key: the index of its owner.
+    INDEX(1, NOTHING) "return redis.call('ZADD', KEYS[1], now(), ARGV[1])"
+    /// upto, streams. Forgets those that were not noted again since.
+    UNINDEX(1, NOTHING) "
+for i = 2, #ARGV do
+  local noted = redis.call('ZSCORE', KEYS[1], ARGV[i])
+  if noted and tonumber(noted) <= tonumber(ARGV[1]) then redis.call('ZREM', KEYS[1], ARGV[i]) end
+end
+return 0
+"
+    /// What is noted, and the time.
+    INDEXED(1, NOTHING) "return {text(now()), redis.call('ZRANGE', KEYS[1], 0, -1)}"
+    /// value, keep.
+    CLAIM(1, NOTHING) "
+local there = redis.call('GET', KEYS[1])
+if not there then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
+return there
+"
+    /// Keys: leases, incarnations. owner, incarnation, lease.
+    RENEW(2, NOTHING) "
+local time = now()
+local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+local runs = ends and tonumber(ends) > time
+if runs and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 'taken' end
+redis.call('ZADD', KEYS[1], time + tonumber(ARGV[3]), ARGV[1])
+redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
+return runs and 'held' or 'anew'
+"
+    /// Keys: leases, incarnations. owner, incarnation.
+    GIVE_UP(2, NOTHING) "
+if redis.call('HGET', KEYS[2], ARGV[1]) == ARGV[2] then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('HDEL', KEYS[2], ARGV[1])
+end
+return 0
+"
+    /// Key: leases. Whether those that run.
+    LEASES(1, NOTHING) "
+if ARGV[1] == '1' then return redis.call('ZRANGEBYSCORE', KEYS[1], '(' .. text(now()), '+inf') end
+return redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', text(now()))
+"
+    /// Keys: leases, incarnations, dismissals. owner.
+    DISMISS(3, NOTHING) "
+local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
+if ends and tonumber(ends) <= now() then
+  redis.call('ZREM', KEYS[1], ARGV[1])
+  redis.call('HDEL', KEYS[2], ARGV[1])
+  redis.call('HINCRBY', KEYS[3], ARGV[1], 1)
+end
+return 0
+"
+    /// Keys: the messages of a replica, and how far each sender's were numbered. channel, what wakes, sender, number, keep, message.
+    SEND(2, NOTHING) "
+local last = redis.call('HGET', KEYS[2], ARGV[3])
+if last and tonumber(last) >= tonumber(ARGV[4]) then return 0 end
+local keep = tonumber(ARGV[5])
+redis.call('RPUSH', KEYS[1], text(now() + keep) .. ' ' .. ARGV[3] .. '.' .. ARGV[4] .. ' ' .. ARGV[6])
+redis.call('HSET', KEYS[2], ARGV[3], ARGV[4])
+for i = 1, 2 do
+  if redis.call('PTTL', KEYS[i]) < keep then redis.call('PEXPIRE', KEYS[i], keep) end
+end
+redis.call('PUBLISH', ARGV[1], ARGV[2])
+return 1
+"
+    /// The first of the messages that were taken, how many. They go, unless they have gone.
+    TAKEN(1, MAIL) "
+taken()
+return 0
+"
+    /// The same; at most how many come next. They stay until it is known that they were taken.
+    RECEIVE(1, MAIL) "
+taken()
+local time = now()
+while true do
+  local found, live = redis.call('LRANGE', KEYS[1], 0, tonumber(ARGV[3]) - 1), {}
+  for _, message in ipairs(found) do
+    local till, _, body = parts(message)
+    if till > time then live[#live + 1] = body end
+  end
+  if #found == 0 then return {'', '0', live} end
+  if #live > 0 then
+    local _, first = parts(found[1])
+    return {first, text(#found), live}
+  end
+  redis.call('LTRIM', KEYS[1], #found, -1)
+end
+"
+    /// Key: the group. owner, how often it was dismissed, keep.
+    JOIN(1, NOTHING) "
+local keep = tonumber(ARGV[3])
+redis.call('HSET', KEYS[1], ARGV[1], text(now() + keep) .. ' ' .. ARGV[2])
+if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], keep) end
+return 0
+"
+    /// Key: the group. Who is in it, and how often each had been dismissed then.
+    MEMBERS(1, NOTHING) "
+local time, all, here = now(), redis.call('HGETALL', KEYS[1]), {}
+for i = 1, #all, 2 do
+  local space = string.find(all[i + 1], ' ', 1, true)
+  if tonumber(string.sub(all[i + 1], 1, space - 1)) > time then
+    here[#here + 1] = all[i]
+    here[#here + 1] = string.sub(all[i + 1], space + 1)
+  else
+    redis.call('HDEL', KEYS[1], all[i])
+  end
+end
+return here
+"
+}

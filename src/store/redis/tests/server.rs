@@ -1,0 +1,205 @@
+//! Servers of Redis for tests: each is a process of its own on 127.0.0.1, and ends with what holds it, or with the tests.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::{Mutex, PoisonError, Weak};
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{Client, Value};
+
+use super::until;
+use crate::random;
+use crate::store::redis::call::cmd;
+
+/// Waits for the end of its input, which comes when the tests end, in whatever way.
+const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
+/// Below the ports that systems hand out by themselves, also with 10000 more for a Cluster's bus.
+const PORTS: std::ops::Range<u16> = 11000..21000;
+const TRIES: usize = 20;
+
+/// One server.
+pub(super) struct Server {
+    pub(super) port: u16,
+    dir: PathBuf,
+    args: Vec<String>,
+    running: Option<Child>,
+}
+
+impl Server {
+    /// One that keeps nothing.
+    pub(super) fn start() -> Self {
+        Self::with(&["--save", "", "--appendonly", "no"])
+    }
+
+    /// One with these options.
+    pub(super) fn with(args: &[&str]) -> Self {
+        let dir = std::env::temp_dir().join(format!("mcp-resume-redis-{:016x}", u64::from_be_bytes(random::bytes())));
+        fs::create_dir_all(&dir).expect("a directory");
+        let args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        let mut server = Self { port: 0, dir, args, running: None };
+        for _ in 0..TRIES {
+            server.port = PORTS.start + u16::from_be_bytes(random::bytes()) % (PORTS.end - PORTS.start);
+            if server.try_begin().is_ok() {
+                return server;
+            }
+        }
+        panic!("no server of Redis in {TRIES} tries: {}", server.try_begin().unwrap_err());
+    }
+
+    pub(super) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Ends it as a crash would.
+    pub(super) fn kill(&mut self) {
+        if let Some(mut keeper) = self.running.take() {
+            drop(keeper.stdin.take());
+            keeper.wait().expect("the keeper ends");
+        }
+    }
+
+    /// Starts it again where it was, with what it has kept.
+    pub(super) fn begin(&mut self) {
+        self.try_begin().unwrap();
+    }
+
+    fn try_begin(&mut self) -> Result<(), String> {
+        let config = self.dir.join("redis.conf");
+        if !config.exists() {
+            fs::write(&config, "").expect("a file");
+        }
+        let has = |name: &str| self.args.iter().any(|arg| arg == name);
+        let (port, sentinel) = (if has("--tls-cert-file") { "--tls-port" } else { "--port" }, has("--sentinel"));
+        let mut keeper = Command::new("sh")
+            .args(["-c", KEEPER, "sh", "redis-server"])
+            .arg(&config)
+            .args([port, &self.port.to_string(), "--bind", "127.0.0.1", "--dir"])
+            .arg(&self.dir)
+            .args(&self.args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("sh: {error}"))?;
+        let ready = if sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
+        let mut lines = BufReader::new(keeper.stdout.take().expect("it is piped")).lines();
+        let mut log = String::from("redis-server (is it installed?) ended, having said:\n");
+        for line in lines.by_ref().map_while(Result::ok) {
+            if line.contains(ready) {
+                std::thread::spawn(move || lines.for_each(drop));
+                self.running = Some(keeper);
+                return Ok(());
+            }
+            log.push_str(&line);
+            log.push('\n');
+        }
+        drop(keeper.stdin.take());
+        let _ = keeper.wait();
+        Err(log)
+    }
+
+    /// A connection beside the store's.
+    pub(super) async fn admin(&self) -> Admin {
+        Admin::to(&self.url()).await
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// A connection to say what the store does not.
+pub(super) struct Admin(MultiplexedConnection);
+
+impl Admin {
+    pub(super) async fn to(url: &str) -> Self {
+        Self(Client::open(url).unwrap().get_multiplexed_async_connection().await.unwrap())
+    }
+
+    /// Says `command`, its words separated by blanks.
+    pub(super) async fn say(&mut self, command: &str) -> Value {
+        let words: Vec<_> = command.split(' ').map(|word| word.trim_matches('"').as_bytes()).collect();
+        self.0.send_packed_command(&cmd(&words)).await.unwrap_or_else(|error| panic!("{command}: {error}"))
+    }
+
+    pub(super) async fn text(&mut self, command: &str) -> String {
+        match self.say(command).await {
+            Value::BulkString(text) => String::from_utf8(text).unwrap(),
+            Value::VerbatimString { text, .. } => text,
+            other => format!("{other:?}"),
+        }
+    }
+}
+
+/// What several tests use at once, for as long as one does.
+pub(super) struct Common<T>(Mutex<Weak<T>>);
+
+impl<T> Common<T> {
+    pub(super) const fn new() -> Self {
+        Self(Mutex::new(Weak::new()))
+    }
+
+    pub(super) fn get(&self, make: impl FnOnce() -> T) -> Arc<T> {
+        let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        there.upgrade().unwrap_or_else(|| {
+            let made = Arc::new(make());
+            *there = Arc::downgrade(&made);
+            made
+        })
+    }
+}
+
+/// Three masters that have a third of the slots each.
+pub(super) struct Cluster {
+    nodes: [Server; 3],
+}
+
+impl Cluster {
+    pub(super) fn start() -> Self {
+        let node = || {
+            let timeout = ["--cluster-enabled", "yes", "--cluster-node-timeout", "2000"];
+            Server::with(&[&["--save", "", "--appendonly", "no"], &timeout[..]].concat())
+        };
+        Self { nodes: [node(), node(), node()] }
+    }
+
+    /// Makes one of the three, once; returns when every node says so.
+    pub(super) async fn meet(&self) {
+        for (node, slots) in self.nodes.iter().zip(["0 5460", "5461 10922", "10923 16383"]) {
+            let mut admin = node.admin().await;
+            if admin.text("CLUSTER INFO").await.contains("cluster_slots_assigned:0") {
+                let client = Client::open(node.url()).unwrap();
+                let mut connection = client.get_multiplexed_async_connection().await.unwrap();
+                let words: Vec<_> =
+                    ["CLUSTER", "ADDSLOTSRANGE"].into_iter().chain(slots.split(' ')).map(str::as_bytes).collect();
+                // Another test may have been quicker.
+                let _ = connection.send_packed_command(&cmd(&words)).await;
+            }
+            admin.say(&format!("CLUSTER MEET 127.0.0.1 {}", self.nodes[0].port)).await;
+        }
+        for node in &self.nodes {
+            let mut admin = node.admin().await;
+            until("the Cluster is one", async || {
+                let info = admin.text("CLUSTER INFO").await;
+                let nodes = admin.text("CLUSTER NODES").await;
+                let linked = !nodes.contains("handshake") && !nodes.contains("disconnected");
+                info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3") && linked
+            })
+            .await;
+        }
+    }
+
+    pub(super) fn url(&self) -> String {
+        let hosts: Vec<_> = self.nodes.iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+        format!("redis+cluster://{}", hosts.join(","))
+    }
+
+    pub(super) fn node(&mut self, index: usize) -> &mut Server {
+        &mut self.nodes[index]
+    }
+}

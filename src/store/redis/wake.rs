@@ -1,0 +1,154 @@
+//! Who is told of changes: followers here, by what Redis publishes on the one channel of this replica.
+//!
+//! A change is never missed: whenever one may have been, because a connection is a new one, every follower is told, and looks; and
+//! so is each whenever its registration is renewed, since what is published may be lost on its way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use ::redis::aio::MultiplexedConnection;
+use ::redis::{PushInfo, PushKind, Value};
+use dashmap::DashMap;
+use tokio::sync::{Notify, mpsc};
+use tracing::{debug, warn};
+
+use super::call::Failure;
+use super::connector::Connector;
+use super::core::Core;
+use super::names;
+use super::scripts;
+use crate::clock;
+use crate::protocol::ids::StreamId;
+use crate::store::{Error, Pending};
+
+/// What is said to see that we hear.
+pub(super) const HEARTBEAT: &[u8] = b"heartbeat";
+/// What says that there is a message.
+pub(super) const MAIL: &[u8] = b"mail";
+
+/// So long nothing may be heard: five heartbeats.
+const SILENCE: Duration = Duration::from_secs(5);
+/// How long Redis keeps a registration, and how often it is renewed.
+const REGISTERED: Duration = Duration::from_secs(30);
+const RENEW_EVERY: Duration = Duration::from_secs(10);
+/// The wait before another connection is tried.
+const RETRY: Duration = Duration::from_millis(250);
+
+/// Followers here, by stream.
+#[derive(Clone, Default)]
+pub(super) struct Followers(Arc<DashMap<StreamId, Vec<Arc<Notify>>>>);
+
+/// Takes the follower from the list.
+pub(super) struct Registration {
+    followers: Followers,
+    stream: StreamId,
+    changed: Arc<Notify>,
+}
+
+impl Drop for Registration {
+    fn drop(&mut self) {
+        let all = &self.followers.0;
+        all.entry(self.stream).or_default().retain(|other| !Arc::ptr_eq(other, &self.changed));
+        all.remove_if(&self.stream, |_, others| others.is_empty());
+    }
+}
+
+impl Followers {
+    pub(super) fn add(&self, stream: StreamId) -> (Arc<Notify>, Registration) {
+        let changed = Arc::new(Notify::new());
+        self.0.entry(stream).or_default().push(changed.clone());
+        (changed.clone(), Registration { followers: self.clone(), stream, changed })
+    }
+
+    fn tell(&self, stream: StreamId) {
+        self.0.get(&stream).iter().flat_map(|entry| entry.value()).for_each(|changed| changed.notify_one());
+    }
+
+    fn tell_all(&self) {
+        self.0.iter().for_each(|entry| entry.value().iter().for_each(|changed| changed.notify_one()));
+    }
+
+    fn streams(&self) -> Vec<StreamId> {
+        self.0.iter().map(|entry| *entry.key()).collect()
+    }
+}
+
+/// A connection on which this replica's channel is heard.
+pub(super) struct Ears {
+    /// What is dropped is closed.
+    _connection: MultiplexedConnection,
+    heard: mpsc::UnboundedReceiver<PushInfo>,
+}
+
+impl Ears {
+    pub(super) async fn open(core: &Core, connector: &Connector) -> Result<Self, Failure> {
+        let (mut connection, heard) = connector.listen().await?;
+        let subscribed = connection.subscribe(core.names.channel(core.owner)).await;
+        subscribed.map_err(|error| Failure::of(&error))?;
+        Ok(Self { _connection: connection, heard })
+    }
+}
+
+/// Tells who must be told, over one connection after the other.
+pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut ears: Ears) {
+    loop {
+        hear(&core, &mut ears).await;
+        ears = loop {
+            let opened = tokio::time::timeout(connector.patience(), Ears::open(&core, &connector)).await;
+            match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
+                Ok(ears) => break ears,
+                Err(why) => debug!(%why, "Redis cannot be listened to"),
+            }
+            clock::sleep_until(clock::now() + RETRY).await;
+        };
+        core.followers.tell_all();
+        core.mail.notify_one();
+    }
+}
+
+/// Until nothing is heard any more.
+async fn hear(core: &Core, ears: &mut Ears) {
+    while let Ok(Some(push)) = tokio::time::timeout(SILENCE, ears.heard.recv()).await {
+        match (push.kind, push.data.get(1)) {
+            (PushKind::Disconnection, _) => break,
+            (PushKind::Message, Some(Value::BulkString(said))) => match said.as_slice() {
+                HEARTBEAT => {}
+                MAIL => core.mail.notify_one(),
+                stream => {
+                    if let Ok(bytes) = stream.try_into() {
+                        core.followers.tell(StreamId::from_bytes(bytes));
+                    }
+                }
+            },
+            _ => {}
+        }
+    }
+}
+
+/// Has Redis publish changes of the stream to this replica for a while.
+pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Error>> {
+    let mut cmd = core.names.on(&scripts::FOLLOW, stream);
+    cmd.arg(names::of(core.owner)).arg(REGISTERED.as_millis() as u64);
+    core.call(names::order(stream), vec![cmd], |_| Ok(()))
+}
+
+/// Keeps the registrations; after a loss all are made anew, and then everybody is told.
+pub(super) async fn renew(core: Arc<Core>) {
+    loop {
+        tokio::select! {
+            () = clock::sleep_until(clock::now() + RENEW_EVERY) => {}
+            () = core.rejoin.notified() => {}
+        }
+        let registering: Vec<_> =
+            core.followers.streams().into_iter().map(|stream| (stream, register(&core, stream))).collect();
+        for (stream, registered) in registering {
+            if let Err(error) = registered.wait().await {
+                warn!(stream.id = %stream, %error, "a stream cannot be followed");
+            }
+            // Also where nothing was lost that we know of: a stream that expires says nothing, and what is published in a
+            // Cluster is lost with a link between two nodes.
+            core.followers.tell(stream);
+        }
+        core.mail.notify_one();
+    }
+}
