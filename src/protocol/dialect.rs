@@ -11,6 +11,7 @@ pub mod resume_tokens;
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::jsonrpc::{self, RequestId};
@@ -21,7 +22,7 @@ const RESUMABLE_REQUESTS: &str = "resumableRequests";
 const RESUMABLE_STREAMS: &str = "streams";
 
 /// The dialects a client has declared, or a proxy speaks.
-#[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Declared {
     /// SEP-975.
     pub resumable_requests: bool,

@@ -3,6 +3,7 @@
 //! Owned here: the one table of HTTP status, JSON-RPC code, whose fault it was, and whether the tool may have run. Absent:
 //! making replies (that is `ingress::respond`) and errors that belong to the upstream, which pass through untouched.
 
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::jsonrpc::{self, RequestId};
@@ -29,8 +30,9 @@ impl Side {
     }
 }
 
-/// What went wrong. Each code has exactly one row in the tables below, in `docs/errors.md`, and in [`ErrorCode::ALL`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// What went wrong. In records it is its [`Self::label`]. Each code has exactly one row in the tables below, in `docs/errors.md`, and in [`ErrorCode::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(into = "&'static str", try_from = "String")]
 pub enum ErrorCode {
     /// The upstream could not be reached: nothing was sent.
     Unreachable,
@@ -54,6 +56,8 @@ pub enum ErrorCode {
     BoundReached,
     /// The store could not take an event.
     StoreFailed,
+    /// The proxy that ran the call has died, and with it the connection to the upstream.
+    OwnerDied,
     /// The body is not JSON.
     NotJson,
     /// JSON, but no JSON-RPC message; or a `Last-Event-ID` that is not ours.
@@ -96,7 +100,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 30] = [
+    pub const ALL: [ErrorCode; 31] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -108,6 +112,7 @@ impl ErrorCode {
         ErrorCode::StreamLost,
         ErrorCode::BoundReached,
         ErrorCode::StoreFailed,
+        ErrorCode::OwnerDied,
         ErrorCode::NotJson,
         ErrorCode::BadRequest,
         ErrorCode::BodyTooLarge,
@@ -153,7 +158,7 @@ impl ErrorCode {
             | ErrorCode::TokenUnproven
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections => 503,
-            ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned => 504,
+            ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => 504,
         }
     }
 
@@ -167,7 +172,7 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::TokenUnproven => -32010,
-            ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::Draining => -32011,
+            ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied | ErrorCode::Draining => -32011,
             ErrorCode::StreamLost => -32012,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
@@ -205,6 +210,7 @@ impl ErrorCode {
             ErrorCode::StreamLost => "the stream or the place in it is gone",
             ErrorCode::BoundReached => "the stream's buffer is full and nobody reads it",
             ErrorCode::StoreFailed => "the proxy's store could not take an event",
+            ErrorCode::OwnerDied => "the proxy that ran the call has died",
             ErrorCode::NotJson => "the body is not JSON",
             ErrorCode::BadRequest => "the request is not valid here",
             ErrorCode::BodyTooLarge => "the body is larger than this proxy takes",
@@ -238,9 +244,11 @@ impl ErrorCode {
             | ErrorCode::UpstreamStatus
             | ErrorCode::CallTimedOut
             | ErrorCode::TokenUnproven => Side::Upstream,
-            ErrorCode::StoreFailed | ErrorCode::Draining | ErrorCode::ProxyFull | ErrorCode::TooManyConnections => {
-                Side::Proxy
-            }
+            ErrorCode::StoreFailed
+            | ErrorCode::OwnerDied
+            | ErrorCode::Draining
+            | ErrorCode::ProxyFull
+            | ErrorCode::TooManyConnections => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -276,6 +284,7 @@ impl ErrorCode {
             ErrorCode::StreamLost => "stream_lost",
             ErrorCode::BoundReached => "bound_reached",
             ErrorCode::StoreFailed => "store_failed",
+            ErrorCode::OwnerDied => "owner_died",
             ErrorCode::NotJson => "not_json",
             ErrorCode::BadRequest => "bad_request",
             ErrorCode::BodyTooLarge => "body_too_large",
@@ -299,8 +308,27 @@ impl ErrorCode {
     }
 }
 
+impl From<ErrorCode> for &'static str {
+    fn from(code: ErrorCode) -> Self {
+        code.label()
+    }
+}
+
+impl TryFrom<String> for ErrorCode {
+    type Error = UnknownCode;
+
+    fn try_from(label: String) -> Result<Self, UnknownCode> {
+        Self::ALL.into_iter().find(|code| code.label() == label).ok_or(UnknownCode(label))
+    }
+}
+
+/// No error has this label: another version's, perhaps.
+#[derive(Debug, thiserror::Error)]
+#[error("no error is called {0}")]
+pub struct UnknownCode(String);
+
 /// One failure: the code, and the two facts that depend on the moment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
     /// What went wrong.
     pub code: ErrorCode,

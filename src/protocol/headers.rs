@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use bytes::BytesMut;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
 
 mod lines;
 #[cfg(test)]
@@ -48,11 +49,11 @@ const MAX_SESSION_ID_BYTES: usize = 1024;
 const LEGACY_VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// A revision of the protocol, known or not.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct ProtocolVersion(Cow<'static, str>);
 
 /// The two families of revisions.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum Era {
     /// Up to 2025-11-25: a client that disconnects has not cancelled.
     Legacy,
@@ -102,8 +103,23 @@ fn is_date(text: &str) -> bool {
 }
 
 /// A session as its server named it.
-#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
 pub struct SessionId(Arc<str>);
+
+impl From<SessionId> for String {
+    fn from(id: SessionId) -> Self {
+        id.as_str().to_owned()
+    }
+}
+
+impl TryFrom<String> for SessionId {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        Self::parse(&text).ok_or("not the name of a session")
+    }
+}
 
 impl SessionId {
     /// Takes visible ASCII, as the specification demands, of 1 to 1024 bytes.

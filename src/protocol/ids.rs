@@ -21,6 +21,7 @@ use std::sync::Arc;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::jsonrpc::RequestId;
@@ -55,7 +56,7 @@ const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES
 const MAX_NUMBER_LEN: usize = 20;
 
 /// The random name of a stream. It may be shown to others: it opens nothing.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct StreamId([u8; 12]);
 
 impl StreamId {
@@ -84,7 +85,7 @@ impl fmt::Debug for StreamId {
 }
 
 /// An event's place in its stream: 1 is the first event, 0 (the default) the place before it.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Debug, Serialize, Deserialize)]
 pub struct Seq(pub u64);
 
 impl fmt::Display for Seq {
@@ -94,7 +95,7 @@ impl fmt::Display for Seq {
 }
 
 /// The replica that made a stream, as a hash of its name. It routes, and authorises nothing.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Serialize, Deserialize)]
 pub struct Owner(pub u32);
 
 impl Owner {
@@ -106,15 +107,15 @@ impl Owner {
 }
 
 /// The name of a store's contents; another one means that they were lost.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct StoreEpoch(pub u32);
 
 /// The random mark that makes the first event ID of a resumed connection a fresh one. It is ignored on the way back.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttachId(pub u64);
 
 /// What a stream records.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum StreamKind {
     /// The answer to one POST that carried requests.
     Request,

@@ -11,7 +11,8 @@ use std::fmt;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 mod edit;
@@ -21,7 +22,7 @@ mod tests;
 pub use edit::{elements, member, messages, span, splice, without_members};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum RequestId {
     /// The number as it was written, so that `1`, `1.0` and large integers come back unchanged.
     Number(Box<str>),

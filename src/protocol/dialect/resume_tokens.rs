@@ -10,6 +10,7 @@ use std::fmt;
 use std::ops::Range;
 
 use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -89,7 +90,7 @@ pub fn progress_token(body: &[u8]) -> Option<RequestId> {
 }
 
 /// What makes two calls the same: method and parameters, compared as JSON values, without tokens and `_meta`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Sameness([u8; 32]);
 
 impl Sameness {
@@ -112,7 +113,7 @@ impl Sameness {
 }
 
 /// What the result of a method holds besides.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Form {
     /// `content`
     Content,
@@ -152,7 +153,7 @@ pub fn interim_result(id: &RequestId, form: Form, token: &str, ttl: Option<u64>)
 }
 
 /// What a client calls its request, and the progress of it.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Names {
     /// The request's id.
     pub id: RequestId,

@@ -4,12 +4,13 @@ use std::fmt;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 
 use super::{EventId, Handle};
 
-/// 128 random bits, drawn by the caller and kept with the stream.
-#[derive(Clone)]
+/// 128 random bits, drawn by the caller and kept with the stream, in its record as well.
+#[derive(Clone, Serialize, Deserialize)]
 pub struct Secret([u8; 16]);
 
 impl Secret {

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use super::snapshot::Asked;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
@@ -39,6 +40,32 @@ impl Asks {
     /// Notes a request in the event at `seq`; `alone` says that this event holds nothing but requests.
     pub(super) fn ask(&mut self, id: RequestId, seq: Seq, alone: bool, at: Instant) {
         self.asked.push(Ask { id, seq, at, alone, answered: false });
+    }
+
+    pub(super) fn to_parts(&self) -> Vec<Asked> {
+        let parts = self.asked.iter();
+        parts
+            .map(|Ask { id, seq, alone, answered, .. }| Asked {
+                id: id.clone(),
+                seq: *seq,
+                alone: *alone,
+                answered: *answered,
+            })
+            .collect()
+    }
+
+    /// What was asked elsewhere, at `at` for all that is known here.
+    pub(super) fn restore(&mut self, asked: Vec<Asked>, at: Instant) {
+        let asks = asked.into_iter();
+        self.asked = asks.map(|Asked { id, seq, alone, answered }| Ask { id, seq, at, alone, answered }).collect();
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.asked.len()
+    }
+
+    pub(super) fn answered_len(&self) -> usize {
+        self.asked.iter().filter(|ask| ask.answered).count()
     }
 
     /// Marks the oldest unanswered request of this id as answered.

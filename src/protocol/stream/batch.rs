@@ -28,6 +28,12 @@ impl Batch {
         seq
     }
 
+    /// Puts an event that was encoded before behind the others.
+    pub fn push_encoded(&mut self, event: &[u8]) {
+        self.bytes.extend_from_slice(event);
+        self.ends.push(self.bytes.len() as u32);
+    }
+
     /// The number of the first event.
     pub fn first(&self) -> Seq {
         self.first

@@ -1,10 +1,12 @@
 //! The responses a request stream owes: one for every request id it carried.
 
+use serde::{Deserialize, Serialize};
+
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
 /// What became of one owed response.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Debt {
     /// Nothing yet.
     Due,
@@ -24,6 +26,14 @@ pub struct Debts {
 impl Debts {
     pub(super) fn new(ids: Vec<RequestId>) -> Self {
         Self { owed: ids.into_iter().map(|id| (id, Debt::Due)).collect(), last_error: None }
+    }
+
+    pub(super) fn to_parts(&self) -> (Vec<(RequestId, Debt)>, Option<Seq>) {
+        (self.owed.clone(), self.last_error)
+    }
+
+    pub(super) fn restore(&mut self, owed: Vec<(RequestId, Debt)>, last_error: Option<Seq>) {
+        *self = Self { owed, last_error };
     }
 
     /// Every id with its state, in the order of the request.

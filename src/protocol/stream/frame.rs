@@ -17,11 +17,11 @@ pub struct Frame {
 
 #[derive(Debug)]
 pub(super) struct Framed {
-    frame: Frame,
+    pub(super) frame: Frame,
     /// The last event of the opening; 0 before it was logged.
-    opened: Seq,
+    pub(super) opened: Seq,
     /// The closing's event.
-    closed: Option<Seq>,
+    pub(super) closed: Option<Seq>,
 }
 
 impl Machine {

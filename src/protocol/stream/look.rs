@@ -63,6 +63,11 @@ impl Machine {
         self.tail
     }
 
+    /// The last number that was given: behind it may be what the store has not accepted yet.
+    pub fn numbered_upto(&self) -> Seq {
+        Seq(self.tail.0 + (self.storing + self.staged.len()) as u64)
+    }
+
     /// The last number that is gone.
     pub fn trimmed(&self) -> Seq {
         self.trimmed
@@ -77,6 +82,11 @@ impl Machine {
     /// Who reads it.
     pub fn reader(&self) -> &Reader {
         &self.reader
+    }
+
+    /// The `retry` that was last told.
+    pub fn last_retry(&self) -> Duration {
+        self.last_retry
     }
 
     /// What the connection that was just taken over is told: to wait a multiple of the `retry` that was last told.

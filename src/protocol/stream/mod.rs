@@ -24,6 +24,7 @@ mod look;
 mod policy;
 mod reader;
 mod seal;
+mod snapshot;
 mod states;
 #[cfg(test)]
 mod tests;
@@ -41,6 +42,7 @@ pub use frame::Frame;
 use frame::Framed;
 pub use policy::Policy;
 pub use reader::Reader;
+pub use snapshot::{Marks, Snapshot};
 pub use states::{Effect, Outcome, Phase, Place};
 use turn::Turns;
 pub use upstream::Ending;

@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::protocol::headers::Era;
 use crate::protocol::ids::StreamKind;
 
 /// What one stream lives by. Fixed when it is created.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// A request stream or a standalone stream.
     pub kind: StreamKind,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::snapshot::Known;
 use crate::protocol::ids::{AttachId, Seq};
 
 /// Takeovers closer together than this count as two readers chasing each other.
@@ -50,9 +51,35 @@ impl Reader {
         }
     }
 
+    pub(super) fn known(&self) -> Known {
+        let &Self { primed, returned, by_url, written, confirmed, has_told, told, .. } = self;
+        Known { primed, returned, by_url, written, confirmed, has_told, told }
+    }
+
+    pub(super) fn restore(&mut self, known: Known) {
+        let Known { primed, returned, by_url, written, confirmed, has_told, told } = known;
+        *self = Self { primed, returned, by_url, written, confirmed, has_told, told, ..Self::new(self.since) };
+    }
+
+    /// What is known of it elsewhere, besides what is known here.
+    pub(super) fn learn(&mut self, known: Known) {
+        self.primed |= known.primed;
+        self.returned |= known.returned;
+        self.by_url |= known.by_url;
+        self.has_told |= known.has_told;
+        self.written = self.written.max(known.written);
+        self.confirmed = self.confirmed.max(known.confirmed);
+        self.told = self.told.max(known.told);
+    }
+
     /// Whether `attach` is the connection that reads now.
     pub fn is(&self, attach: AttachId) -> bool {
         self.attached == Some(attach)
+    }
+
+    /// The connection that reads now.
+    pub fn attached(&self) -> Option<AttachId> {
+        self.attached
     }
 
     /// Whether any connection reads now.

@@ -3,12 +3,13 @@
 use std::time::Instant;
 
 use bytes::Bytes;
+use serde::{Deserialize, Serialize};
 
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
 /// How a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// Every owed response came.
     Completed,

@@ -1,0 +1,153 @@
+//! What replicas that share a store say to each other: one JSON message each.
+//!
+//! Owned here: the words, and nothing of when they are said (`replicas`). A replica of another version may say what is not known here:
+//! that is no error, and passed over.
+
+use std::net::IpAddr;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde::{Deserialize, Serialize};
+
+use super::ids::{AttachId, Owner, Seq, StreamId};
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Message {
+    /// To the writer of a stream: who reads it at another replica, said when it changes and again while somebody does.
+    Reader(Reader),
+    /// To a replica where a stream is read: a newer reader is somewhere else.
+    Displaced {
+        /// The stream.
+        stream: StreamId,
+        /// Who is not its reader any more.
+        attach: AttachId,
+    },
+    /// To the writer of a stream: how far it is there, which may be further than in the store.
+    Where {
+        /// Who wants to know.
+        from: Owner,
+        /// What the answer is to be called.
+        number: u64,
+        /// The stream.
+        stream: StreamId,
+    },
+    /// How far a stream is that was asked for.
+    There {
+        /// What the question was called.
+        number: u64,
+        /// The last event; `None`: there is no such stream.
+        upto: Option<Seq>,
+    },
+    /// A client's request that may concern something at that replica.
+    Request {
+        /// Who waits for the answer.
+        from: Owner,
+        /// What the answer is to be called.
+        number: u64,
+        /// The request.
+        request: Handed,
+    },
+    /// What became of a request.
+    Reply {
+        /// What it was called.
+        number: u64,
+        /// `None`: it concerns nothing there.
+        reply: Option<Handed>,
+    },
+}
+
+/// A reader of a stream, as its writer must know of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reader {
+    /// The stream.
+    pub stream: StreamId,
+    /// Where it reads.
+    pub from: Owner,
+    /// The reader; `None` once there is none.
+    pub attach: Option<AttachId>,
+    /// The last event that was written to it.
+    pub written: Seq,
+    /// The last event that a client confirmed there.
+    pub confirmed: Seq,
+    /// A client has come back to the stream there.
+    pub returned: bool,
+    /// How often somebody asked for the stream there, read or not: more than before restarts its timers.
+    pub touches: u64,
+}
+
+/// The head and the body of an HTTP message: a request and who made it, or an answer.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handed {
+    /// `METHOD target`, or a status.
+    pub line: String,
+    /// Of a request: who is at the other end of its connection.
+    pub peer: IpAddr,
+    /// Of a request: whether that connection is encrypted.
+    pub is_secure: bool,
+    /// Names and values.
+    pub headers: Vec<(String, Base64)>,
+    /// The whole body.
+    pub body: Base64,
+}
+
+/// Bytes as text.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Base64(pub Vec<u8>);
+
+impl From<Base64> for String {
+    fn from(bytes: Base64) -> Self {
+        STANDARD.encode(bytes.0)
+    }
+}
+
+impl TryFrom<String> for Base64 {
+    type Error = base64::DecodeError;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        STANDARD.decode(text).map(Self)
+    }
+}
+
+impl Message {
+    /// Its bytes.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).expect("messages have no maps with keys that are no text")
+    }
+
+    /// Reads one; `None` for what is none that is known.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        serde_json::from_slice(bytes).ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_comes_back_as_it_was_and_an_unknown_one_is_none() {
+        let request = Handed {
+            line: "POST /mcp".to_owned(),
+            peer: std::net::Ipv6Addr::LOCALHOST.into(),
+            is_secure: true,
+            headers: vec![("x".to_owned(), Base64(vec![0xff, 0]))],
+            body: Base64(b"{}".to_vec()),
+        };
+        let stream = StreamId::from_bytes([3; 12]);
+        for message in [
+            Message::Displaced { stream, attach: AttachId(u64::MAX) },
+            Message::Where { from: Owner(7), number: 2, stream },
+            Message::There { number: 2, upto: Some(Seq(u64::MAX)) },
+            Message::There { number: 3, upto: None },
+            Message::Request { from: Owner(7), number: u64::MAX, request: request.clone() },
+            Message::Reply { number: 1, reply: Some(request) },
+        ] {
+            assert_eq!(Message::decode(&message.encode()), Some(message));
+        }
+        for bytes in [&b""[..], b"{}", br#"{"Greeting":{}}"#, b"\xff"] {
+            assert_eq!(Message::decode(bytes), None);
+        }
+    }
+}

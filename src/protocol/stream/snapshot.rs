@@ -1,0 +1,181 @@
+//! What another process must know of a stream beside its events, to serve it or to end it.
+//!
+//! Absent on purpose: what only the process with the upstream call can use (deadlines, the upstream's own event IDs), and who
+//! reads now.
+
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+
+use super::debts::Debt;
+use super::frame::Framed;
+use super::states::{Outcome, Phase};
+use super::{Batch, Frame, Machine, Policy};
+use crate::protocol::error::Failure;
+use crate::protocol::ids::Seq;
+use crate::protocol::jsonrpc::RequestId;
+
+/// Where a stream stood when its last event was numbered.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// How it ends, once its last event is with the store.
+    ending: Option<Outcome>,
+    failure: Option<Failure>,
+    debts: Vec<(RequestId, Debt)>,
+    last_error: Option<Seq>,
+    asks: Vec<Asked>,
+    reader: Known,
+    last_retry_ms: u64,
+    delivered: bool,
+    cancelled: bool,
+    revoked: bool,
+    framed: Option<Around>,
+}
+
+/// A server→client request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Asked {
+    pub(super) id: RequestId,
+    pub(super) seq: Seq,
+    pub(super) alone: bool,
+    pub(super) answered: bool,
+}
+
+/// What is known of its readers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    pub(super) primed: bool,
+    pub(super) returned: bool,
+    pub(super) by_url: bool,
+    pub(super) written: Seq,
+    pub(super) confirmed: Seq,
+    pub(super) has_told: bool,
+    pub(super) told: Seq,
+}
+
+/// The messages around those of the upstream.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Around {
+    opened: Seq,
+    closed: Option<Seq>,
+    /// What is still to be logged behind the last message.
+    closing: Option<String>,
+}
+
+/// The parts of a snapshot that must not be lost with the process. What is left out may be old there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    ending: bool,
+    settled: usize,
+    answered: usize,
+    asks: usize,
+    asks_answered: usize,
+    reader: Known,
+    delivered: bool,
+    revoked: bool,
+}
+
+impl Machine {
+    /// Where it stands, everything numbered so far included.
+    pub fn snapshot(&self) -> Snapshot {
+        let (debts, last_error) = self.debts.to_parts();
+        Snapshot {
+            ending: match self.phase {
+                Phase::Sealed { outcome, .. } => Some(outcome),
+                Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,
+            },
+            failure: self.failure,
+            debts,
+            last_error,
+            asks: self.asks.to_parts(),
+            reader: self.reader.known(),
+            last_retry_ms: u64::try_from(self.last_retry.as_millis()).unwrap_or(u64::MAX),
+            delivered: self.delivered,
+            cancelled: self.cancelled,
+            revoked: self.revoked,
+            framed: self.framed.as_ref().map(|framed| Around {
+                opened: framed.opened,
+                closed: framed.closed,
+                // The proxy's own JSON.
+                closing: framed.frame.closing.as_ref().map(|message| String::from_utf8_lossy(message).into_owned()),
+            }),
+        }
+    }
+
+    /// Whether a new snapshot is worth writing: where these are as they were, only what may be old has changed.
+    pub fn marks(&self) -> Marks {
+        let debt = |wanted: fn(Debt) -> bool| self.debts.iter().filter(|(_, debt)| wanted(*debt)).count();
+        Marks {
+            ending: self.sealing.is_some() || self.is_sealed(),
+            settled: debt(|debt| debt != Debt::Due),
+            answered: debt(|debt| matches!(debt, Debt::Answered(_))),
+            asks: self.asks.len(),
+            asks_answered: self.asks.answered_len(),
+            // How far was written is always a little behind.
+            reader: Known { written: Seq(0), ..self.reader.known() },
+            delivered: self.delivered,
+            revoked: self.revoked,
+        }
+    }
+
+    /// The stream of another process, or of one before this: `tail` events were logged and those up to `trimmed` are gone. It has no
+    /// upstream. Where there is no `snapshot` it was never written to.
+    pub fn restore(
+        policy: Policy,
+        ids: Vec<RequestId>,
+        snapshot: Option<Snapshot>,
+        tail: Seq,
+        trimmed: Seq,
+        now: Instant,
+    ) -> Self {
+        let mut machine = Self::new(policy, ids, now);
+        machine.phase = Phase::Open;
+        machine.committed = true;
+        machine.commit_at = None;
+        machine.call_until = None;
+        machine.upstream.closed();
+        machine.tail = tail;
+        machine.trimmed = trimmed;
+        machine.staged = Batch::starting_at(Seq(tail.0 + 1));
+        if let Some(snapshot) = snapshot {
+            machine.reader.restore(snapshot.reader);
+            machine.apply(snapshot);
+        }
+        machine
+    }
+
+    /// The stream's writer is elsewhere and has logged up to `tail` (behind what is known here, or as far) and trimmed up to `trimmed`. Who
+    /// reads it here is as it was.
+    pub fn handle_elsewhere(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
+        self.tail = self.tail.max(tail);
+        self.trimmed = self.trimmed.max(trimmed);
+        self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
+        if let Some(snapshot) = snapshot {
+            self.reader.learn(snapshot.reader);
+            self.apply(snapshot);
+        }
+    }
+
+    /// The stream's writer has sealed it elsewhere: there is nothing more to come. Without a snapshot nobody knows how it ended.
+    pub fn handle_sealed_elsewhere(&mut self, now: Instant) {
+        if !self.is_sealed() {
+            let outcome = self.sealing.take().unwrap_or(Outcome::Failed);
+            self.phase = Phase::Sealed { outcome, at: now };
+        }
+    }
+
+    fn apply(&mut self, snapshot: Snapshot) {
+        self.sealing = snapshot.ending;
+        self.failure = snapshot.failure;
+        self.debts.restore(snapshot.debts, snapshot.last_error);
+        self.asks.restore(snapshot.asks, self.turns.quiet_since);
+        self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
+        self.delivered |= snapshot.delivered;
+        self.cancelled |= snapshot.cancelled;
+        self.revoked |= snapshot.revoked;
+        self.framed = snapshot.framed.map(|Around { opened, closed, closing }| {
+            let frame = Frame { opening: Vec::new(), closing: closing.map(String::into_bytes) };
+            Box::new(Framed { frame, opened, closed })
+        });
+    }
+}
