@@ -1,8 +1,11 @@
 //! Composition root: the only file that knows every module.
 
-use std::future::Future;
+mod rest;
+
+use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -15,15 +18,18 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
+use rest::Rest;
+
 use crate::admin::Admin;
 use crate::clock;
 use crate::config::{Config, Mode, PrincipalSource};
-use crate::event_log::{Allowance, Bounds, EventLog, Identity, Principals};
+use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::{self, Accept, Ingress, Limits, Protocols, Seats, hand_out};
 use crate::metrics::Metrics;
-use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
+use crate::replicas::{BeginError, Replicas};
 use crate::shutdown::Drain;
+use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles, Files, Reload, Side, Source};
 use crate::upstream::{Dial, Upstream};
 
@@ -57,6 +63,21 @@ pub enum Error {
     /// The files that TLS needs cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::Error),
+    /// The directory of the store cannot be used.
+    #[error("the disk store cannot be opened: {0}")]
+    Disk(#[from] disk::OpenError),
+    /// The Redis cannot be used.
+    #[error(transparent)]
+    Redis(#[from] redis::OpenError),
+    /// A part of the program that opens the store has failed.
+    #[error("the store could not be opened")]
+    Opening,
+    /// What was left open before could not be ended.
+    #[error("what the store holds could not be recovered: {0}")]
+    Recovery(#[from] store::Error),
+    /// This process cannot be one of several.
+    #[error(transparent)]
+    Replica(#[from] BeginError),
     /// The metrics contradict each other.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
@@ -84,7 +105,9 @@ impl Server {
             None => None,
         };
         let upstream = Upstream::new(config.upstream.clone())?;
-        let ingress = Arc::new(compose(config, local_addr, upstream)?);
+        let metrics = Arc::new(Metrics::new()?);
+        let name = config.replica.name.clone().unwrap_or_else(|| default_name(local_addr));
+        let ingress = Arc::new(put_together(config, name, metrics, upstream).await?);
         Ok(Self { listener, local_addr, admin, ingress, certificates })
     }
 
@@ -167,8 +190,9 @@ impl Sidecar {
     /// When the metrics contradict each other.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
         let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
-        let address = config.listen.address;
-        Ok(Self { ingress: Arc::new(compose(config, address, upstream)?) })
+        let metrics = Arc::new(Metrics::new()?);
+        let name = config.replica.name.clone().unwrap_or_else(|| default_name(config.listen.address));
+        Ok(Self { ingress: Arc::new(compose(config, Rest::in_memory(&name), metrics, upstream)) })
     }
 
     /// What it counts.
@@ -203,7 +227,9 @@ async fn attend(
     let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
     let files: Vec<Reading> = files.collect();
     let renewing = (!files.is_empty()).then(|| tokio::spawn(renew(files, ingress.metrics.clone())));
-    let sweeping = tokio::spawn(async move { log.sweep().await });
+    let sweeping = tokio::spawn(async move { tokio::join!(log.sweep(), log.keep_open()) });
+    let replicas = ingress.replicas.clone();
+    let living = replicas.clone().map(|replicas| live(replicas, ingress.clone()));
     let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
     shutdown.await;
     drain.run().await;
@@ -214,9 +240,18 @@ async fn attend(
     if tokio::time::timeout(STOP_GRACE, ended).await.is_err() {
         warn!("stopped while responses were still running");
     }
+    if let Some(replicas) = replicas {
+        replicas.leave().await;
+    }
+    living.inspect(JoinHandle::abort);
     admin.abort();
     sweeping.abort();
     renewing.inspect(JoinHandle::abort);
+}
+
+/// Among others that share the store. Not part of what is generic above, which each caller compiles anew.
+fn live(replicas: Arc<Replicas>, ingress: Arc<Ingress>) -> JoinHandle<()> {
+    tokio::spawn(async move { replicas.run(move |handed| ingress.clone().take_handed(handed)).await })
 }
 
 /// Reads some files again.
@@ -263,10 +298,11 @@ fn data_limits(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> Li
 }
 
 async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, stopped: impl Future<Output = ()>) {
-    let metrics = ingress.metrics.clone();
+    let (metrics, drain) = (ingress.metrics.clone(), ingress.drain.clone());
+    let leaving = async move { drain.leaving().await };
     // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
     let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
-    ingress::serve(listener, limits, metrics, handle, stopped).await;
+    ingress::serve(listener, limits, metrics, handle, leaving, stopped).await;
 }
 
 async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
@@ -278,11 +314,12 @@ async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped
         metrics: metrics.clone(),
         upstream: ingress.upstream.clone(),
         log: ingress.log.clone(),
+        replicas: ingress.replicas.clone(),
         drain: ingress.drain.clone(),
         hosts: ingress.config.admin.allowed_hosts.clone(),
     });
     let handle = move |_, request| admin.clone().handle(request);
-    ingress::serve(listener, limits, metrics, handle, stopped).await;
+    ingress::serve(listener, limits, metrics, handle, pending(), stopped).await;
 }
 
 fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
@@ -307,14 +344,8 @@ fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send 
     async move { drop(stopping.wait_for(|stopping| *stopping).await) }
 }
 
-fn compose(config: Config, local_addr: SocketAddr, upstream: Upstream) -> Result<Ingress, Error> {
-    let name = config.replica.name.clone().unwrap_or_else(|| default_name(local_addr));
-    let identity = Identity {
-        owner: Owner::from_name(&name),
-        // Memory: the contents are lost at each start.
-        epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
-        keys: Keyring::new(random::bytes(), Vec::new()),
-    };
+fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {
+    let Rest { identity, principal_key, backing } = rest;
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = Allowance {
         max_bytes: config.streams.max_bytes_per_principal,
@@ -324,23 +355,53 @@ fn compose(config: Config, local_addr: SocketAddr, upstream: Upstream) -> Result
         resumes_per_sec: config.limits.resumes_per_sec,
         delivered_retention: config.streams.delivered_retention,
     };
-    let metrics = Arc::new(Metrics::new()?);
-    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.clone(), None));
+    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.clone(), backing));
     // A client that was cut tries twice.
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,
     };
+    let elsewhere = log.shared().map(|_| config.delivery.drain_retry);
     let patience = retry * 2 + Duration::from_secs(1);
-    Ok(Ingress {
-        drain: Arc::new(Drain::new(log.clone(), config.replica.drain_timeout, patience)),
+    Ingress {
+        drain: Arc::new(Drain::new(log.clone(), config.replica.drain_timeout, patience, elsewhere)),
         log,
         upstream: Arc::new(upstream),
-        principals: Principals::new(config.auth.principal.clone(), random::bytes()),
+        principals: Principals::new(config.auth.principal.clone(), principal_key),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
         metrics,
+        replicas: None,
         config: Arc::new(config),
+    }
+}
+
+/// Opens the store and makes everything that depends on it. Of no type that says what is in it: each caller would be compiled with all of
+/// that.
+fn put_together(
+    config: Config,
+    name: String,
+    metrics: Arc<Metrics>,
+    upstream: Upstream,
+) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
+    Box::pin(async move {
+        let rest = Rest::open(&config, &name, &metrics).await?;
+        recover(compose(config, rest, metrics, upstream)).await
     })
+}
+
+/// What was left open by the process before this one is ended, before anybody can ask for it.
+async fn recover(mut ingress: Ingress) -> Result<Ingress, Error> {
+    let log = ingress.log.clone();
+    match log.shared() {
+        Some(shared) => ingress.replicas = Some(Replicas::begin(shared, log, ingress.config.replica.lease).await?),
+        None => {
+            let left = log.recover().await?;
+            if left > 0 {
+                info!(streams = left, "ended what was left open before");
+            }
+        }
+    }
+    Ok(ingress)
 }
 
 /// Host name and listen port: stable over restarts, different for two replicas of one machine.

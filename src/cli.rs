@@ -79,8 +79,8 @@ pub(crate) struct Serve {
     /// Where probes and metrics are; "" for nowhere [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// Where events rest: memory [default: memory].
-    #[arg(long, value_name = "KIND")]
+    /// Where events rest: memory, disk:DIR, or redis:URL [default: memory].
+    #[arg(long, value_name = "STORE")]
     store: Option<String>,
 }
 

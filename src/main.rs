@@ -99,6 +99,11 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// A store on disk tells at "info" what is of use to nobody else.
+fn quiet(level: &str) -> String {
+    if level == "info" { format!("{level},fjall=warn,lsm_tree=warn") } else { level.to_owned() }
+}
+
 /// One for each core this process may use.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
@@ -159,7 +164,7 @@ async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
 fn start_log(log: &Log) {
     // The level was checked with the configuration.
     let lines = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(&log.level))
+        .with_env_filter(EnvFilter::new(quiet(&log.level)))
         .with_ansi(io::stderr().is_terminal())
         .with_writer(io::stderr);
     match log.format {

@@ -2,6 +2,8 @@
 //!
 //! Call sites speak in verbs; labels are words of fixed sets, never anything a client sent.
 
+use std::time::Duration;
+
 use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
 
 use crate::protocol::error::ErrorCode;
@@ -46,6 +48,12 @@ pub struct Metrics {
     reloads: IntCounterVec,
     sessions_kept: IntGauge,
     session_evictions: IntCounter,
+    store_append_seconds: Histogram,
+    store_failures: IntCounterVec,
+    store_ready: IntGauge,
+    streams_adopted: IntCounter,
+    streams_fenced: IntCounter,
+    streams_restored: IntCounter,
 }
 
 /// By what a client comes back to a stream.
@@ -72,6 +80,15 @@ pub enum Resumed {
     AtEnd,
     /// The stream or the place in it is gone.
     Lost,
+}
+
+/// Why a store could not take a batch.
+#[derive(Clone, Copy, Debug)]
+pub enum StoreTrouble {
+    /// It has no room.
+    Full,
+    /// It cannot be reached, or fails.
+    Unreachable,
 }
 
 /// What a client left behind when its connection ended before its response did.
@@ -166,6 +183,21 @@ impl Metrics {
                 "evicted_sessions_total",
                 "Records of sessions opened elsewhere that were forgotten early, to make room.",
             )?,
+            store_append_seconds: add.histogram(
+                "store_append_seconds",
+                "What the store adds to a batch of events: until they may be read.",
+                // From a store on the same machine to one that is about to be given up.
+                vec![0.000_2, 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2.0],
+            )?,
+            store_failures: add.family(
+                "store_failures_total",
+                "Batches that the store could not take when they came, by reason.",
+                "reason",
+            )?,
+            store_ready: add.gauge("store_ready", "Whether the store takes what is new: 1 or 0.")?,
+            streams_adopted: add.counter("streams_adopted_total", "Streams of a writer that is gone, ended here.")?,
+            streams_fenced: add.counter("streams_fenced_total", "Streams that another replica took from this one.")?,
+            streams_restored: add.counter("streams_restored_total", "Streams taken out of the store for a client.")?,
             registry,
         })
     }
@@ -395,6 +427,40 @@ impl Metrics {
     /// A session that was opened elsewhere was forgotten early.
     pub fn observe_session_eviction(&self) {
         self.session_evictions.inc();
+    }
+
+    /// The store took a batch.
+    pub fn observe_store_append(&self, took: Duration) {
+        self.store_append_seconds.observe(took.as_secs_f64());
+    }
+
+    /// It could not.
+    pub fn observe_store_failure(&self, trouble: StoreTrouble) {
+        let reason = match trouble {
+            StoreTrouble::Full => "full",
+            StoreTrouble::Unreachable => "unreachable",
+        };
+        self.store_failures.with_label_values(&[reason]).inc();
+    }
+
+    /// Whether it takes what is new.
+    pub fn observe_store(&self, is_ready: bool) {
+        self.store_ready.set(i64::from(is_ready));
+    }
+
+    /// A stream of a writer that is gone was ended.
+    pub fn observe_adopted(&self) {
+        self.streams_adopted.inc();
+    }
+
+    /// Another replica has a stream that was written here.
+    pub fn observe_fenced(&self) {
+        self.streams_fenced.inc();
+    }
+
+    /// A stream was taken out of the store.
+    pub fn observe_restored(&self) {
+        self.streams_restored.inc();
     }
 
     /// A downstream connection was accepted.

@@ -1,7 +1,8 @@
 //! The drain: how a process ends without losing a call that can still end.
 //!
 //! Once it has begun, new calls are refused and everything else goes on: running calls, resumes, answers, cancels. It is over
-//! when no call runs any more and whoever may come back for an answer has had the time to; at its timeout the calls that still
+//! when no call runs any more and whoever may come back for an answer has had the time to; where other replicas share the store,
+//! clients are sent there at once. At its timeout the calls that still
 //! run end with an error. Here is also how a drain is asked for from outside. Absent: signals (the binary has them) and listeners
 //! (the composition root has them).
 
@@ -37,22 +38,37 @@ pub struct Drain {
     /// Every running call; the standalone streams, which do not end by themselves, are none.
     calls: TaskTracker,
     ending: CancellationToken,
+    /// Clients are sent to another replica.
+    leaving: CancellationToken,
     /// So long may calls run on.
     timeout: Duration,
     /// So long a client may take to come back for an answer.
     patience: Duration,
+    /// Another replica serves what is here: clients that can be are sent there, and come back after this long.
+    elsewhere: Option<Duration>,
 }
 
 impl Drain {
-    /// One that has not begun.
-    pub fn new(log: Arc<EventLog>, timeout: Duration, patience: Duration) -> Self {
-        let (begun, calls, ending) = (AtomicBool::new(false), TaskTracker::new(), CancellationToken::new());
-        Self { log, begun, calls, ending, timeout, patience }
+    /// One that has not begun. `elsewhere`: other replicas serve what is here, to clients that come back after this long.
+    pub fn new(log: Arc<EventLog>, timeout: Duration, patience: Duration, elsewhere: Option<Duration>) -> Self {
+        let (begun, calls) = (AtomicBool::new(false), TaskTracker::new());
+        let (ending, leaving) = (CancellationToken::new(), CancellationToken::new());
+        Self { log, begun, calls, ending, leaving, timeout, patience, elsewhere }
     }
 
     /// Whether new calls are to be refused.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Relaxed)
+    }
+
+    /// Whether clients are sent to another replica.
+    pub fn sends_away(&self) -> bool {
+        self.leaving.is_cancelled()
+    }
+
+    /// Resolves when clients are sent to another replica: their connections end once nothing is answered on them.
+    pub async fn leaving(&self) {
+        self.leaving.cancelled().await;
     }
 
     /// Where running calls are counted.
@@ -70,11 +86,18 @@ impl Drain {
     pub async fn run(&self) {
         if !self.begun.swap(true, Ordering::Relaxed) {
             info!(calls = self.calls.len(), "draining");
+            if let Some(retry) = self.elsewhere {
+                self.log.close_readers(retry);
+                self.leaving.cancel();
+            }
         }
         self.calls.close();
         let over = async {
             self.calls.wait().await;
-            self.log.fetched(self.patience).await;
+            // What is in a store that others read can be fetched there.
+            if self.elsewhere.is_none() {
+                self.log.fetched(self.patience).await;
+            }
         };
         if tokio::time::timeout(self.timeout, over).await.is_err() {
             warn!(calls = self.calls.len(), "calls that still ran at the drain's timeout are ended");

@@ -16,7 +16,9 @@ use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
+use crate::replicas::Replicas;
 use crate::shutdown::{Drain, X_DRAIN};
+use crate::store::Standing;
 use crate::upstream::{Upstream, whole};
 
 /// The live page loads its own parts and talks to its own origin.
@@ -30,6 +32,8 @@ pub struct Admin {
     pub upstream: Arc<Upstream>,
     /// For `/streams`.
     pub log: Arc<EventLog>,
+    /// For `/readyz`: others that share the store.
+    pub replicas: Option<Arc<Replicas>>,
     /// For `/drain`, and `/readyz` during one.
     pub drain: Arc<Drain>,
     /// By which names it may be asked.
@@ -54,6 +58,7 @@ impl Admin {
             "/healthz" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness().await,
             "/metrics" => {
+                self.metrics.observe_store(self.log.store_standing() == Standing::Ready);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
             }
@@ -69,11 +74,29 @@ impl Admin {
         }
     }
 
+    fn is_taken(&self) -> bool {
+        self.replicas.as_ref().is_some_and(|replicas| replicas.is_taken())
+    }
+
     async fn readiness(&self) -> Response<BoxBody> {
         if self.drain.has_begun() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
         }
+        match self.log.store_standing() {
+            Standing::Ready => {}
+            Standing::Full => return text(StatusCode::SERVICE_UNAVAILABLE, "the store is full\n"),
+            Standing::Unreachable if self.log.takes_calls() => {}
+            Standing::Unreachable => {
+                return text(StatusCode::SERVICE_UNAVAILABLE, "the store cannot be reached\n");
+            }
+        }
+        if self.is_taken() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "another process has this replica's name\n");
+        }
         if self.upstream.is_ready().await {
+            if self.log.store_standing() == Standing::Unreachable {
+                return text(StatusCode::OK, "ready, but the store cannot be reached: memory stands for it\n");
+            }
             return text(StatusCode::OK, "ready\n");
         }
         text(StatusCode::SERVICE_UNAVAILABLE, "the upstream has not accepted a connection yet\n")

@@ -15,8 +15,9 @@ use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
-    Admin, Auth, Config, Delivery, Dialects, HostHeader, KeyPair, Limits, Listen, Log, LogFormat, Mode, Prime,
-    PrincipalSource, Problems, Replica, ResumeTokens, Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, KeyPair, Limits, Listen, Log, LogFormat,
+    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams, Tool,
+    Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::dialect::{Declared, resume_tokens};
@@ -73,13 +74,12 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     });
     let tools = tools.collect();
     let auth = Auth { principal: reader.section("auth").text("principal", principal).unwrap_or(PrincipalSource::Auto) };
-    // Decides nothing as long as there is one kind.
-    reader.section("store").one_of("kind", &[("memory", ())]);
+    let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(&mut reader.section("replica"));
     let log = log(&mut reader.section("log"));
     let upstream = upstream?;
-    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, replica, admin, log })
+    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log })
 }
 
 /// `cert` and `key` of a section: both or none.
@@ -227,6 +227,7 @@ fn delivery(s: &mut Section<'_>) -> Delivery {
         max_connection: s.secs("max_connection_secs", 0..=YEAR).and_then(none_if_zero),
         mode: s.one_of("mode", &MODES).unwrap_or(Mode::Stream),
         poll_retry: s.millis("poll_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
+        drain_retry: s.millis("drain_retry_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(5)),
     }
 }
 
@@ -297,9 +298,68 @@ fn limits(s: &mut Section<'_>) -> Limits {
     }
 }
 
+/// A problem is reported where it is; what is made of it then is never used.
+fn store(reader: &mut Reader) -> Store {
+    let identity = key_pair(reader, "store.tls");
+    let ca = reader.section("store.tls").text("ca", file).flatten();
+    let mut s = reader.section("store");
+    let kinds = [("memory", Kind::Memory), ("disk", Kind::Disk), ("redis", Kind::Redis)];
+    let kind = s.one_of("kind", &kinds).unwrap_or(Kind::Memory);
+    let path = s.text("path", file).flatten();
+    let fsync = s.one_of("fsync", &[("always", Fsync::Always), ("interval", Fsync::Interval)]);
+    let max_bytes = s.count("max_bytes", 64 * MIB);
+    let url = s.text("url", redis_url).flatten();
+    let prefix = s.text("prefix", redis_prefix).unwrap_or_else(|| "mcp-resume".to_owned());
+    let policies = [("degrade", OnUnreachable::Degrade), ("refuse", OnUnreachable::Refuse)];
+    let on_unreachable = s.one_of("on_unreachable", &policies).unwrap_or(OnUnreachable::Degrade);
+    match kind {
+        Kind::Memory => Store::Memory,
+        Kind::Disk => {
+            if path.is_none() {
+                reader.missing("store", "path", "a disk store needs a directory of its own");
+            }
+            let max_bytes = max_bytes.unwrap_or(4096 * MIB) as u64;
+            let fsync = fsync.unwrap_or(Fsync::Always);
+            Store::Disk(DiskStore { path: path.unwrap_or_default(), fsync, max_bytes })
+        }
+        Kind::Redis => {
+            if url.is_none() {
+                reader.missing("store", "url", "a Redis store needs the URL of a Redis, as redis://127.0.0.1:6379");
+            }
+            Store::Redis(RedisStore { url: url.unwrap_or_default(), prefix, ca, identity, on_unreachable })
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Memory,
+    Disk,
+    Redis,
+}
+
+/// What is behind the scheme is the store's to judge; empty for none.
+fn redis_url(text: &str) -> Result<Option<String>, String> {
+    const SCHEMES: [&str; 6] =
+        ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://"];
+    if text.is_empty() || SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+        return Ok((!text.is_empty()).then(|| text.to_owned()));
+    }
+    Err(format!("must begin with {}", SCHEMES.join(", ")))
+}
+
+/// Braces would say what a key's slot hangs on.
+fn redis_prefix(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(['{', '}']) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("must be visible ASCII without braces, and not empty".to_owned());
+    }
+    Ok(text.to_owned())
+}
+
 fn replica(s: &mut Section<'_>) -> Replica {
     Replica {
         name: s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
+        lease: s.secs("lease_secs", 2..=3600).unwrap_or(Duration::from_secs(15)),
         drain_timeout: s.secs("drain_timeout_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
     }
 }

@@ -26,6 +26,7 @@ pub use problem::{Origin, Problem, Problems};
 pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -55,6 +56,8 @@ pub struct Config {
     pub auth: Auth,
     /// Limits of a single request, and of how many there may be.
     pub limits: Limits,
+    /// Where events rest.
+    pub store: Store,
     /// This process among its like.
     pub replica: Replica,
     /// The listener for probes and metrics.
@@ -178,6 +181,8 @@ pub struct Delivery {
     pub mode: Mode,
     /// The reconnection time told to clients in [`Mode::Poll`]; at least 1 ms.
     pub poll_retry: Duration,
+    /// The `retry` told to clients that a drain sends to another replica.
+    pub drain_retry: Duration,
 }
 
 /// Whose responses are primed.
@@ -285,11 +290,75 @@ pub struct Limits {
     pub resumes_per_sec: u32,
 }
 
+/// Where events rest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// In memory alone.
+    Memory,
+    /// In a directory as well.
+    Disk(DiskStore),
+    /// In a Redis as well, for every replica that uses it.
+    Redis(RedisStore),
+}
+
+/// A directory that survives the process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskStore {
+    /// The directory.
+    pub path: PathBuf,
+    /// When what was written is safe from a machine that loses its power.
+    pub fsync: Fsync,
+    /// The most it may hold.
+    pub max_bytes: u64,
+}
+
+/// When what was written is brought to the disk itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fsync {
+    /// Before anybody reads it.
+    Always,
+    /// Some times in a second.
+    Interval,
+}
+
+/// A Redis, or what speaks like one.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RedisStore {
+    /// Where, as whom, and in which of its databases.
+    pub url: String,
+    /// What the names of all keys begin with.
+    pub prefix: String,
+    /// Roots to believe in place of the machine's.
+    pub ca: Option<PathBuf>,
+    /// What we show it.
+    pub identity: Option<KeyPair>,
+    /// What is done without it.
+    pub on_unreachable: OnUnreachable,
+}
+
+/// Masked: the URL may hold a password.
+impl fmt::Debug for RedisStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RedisStore").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// What a store that cannot be reached means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnreachable {
+    /// Memory takes its place, and the store gets everything once it is back.
+    Degrade,
+    /// Nothing goes on until it is back.
+    Refuse,
+}
+
 /// This process among its like.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
     /// Its stable name; `None` means host name and listen port.
     pub name: Option<String>,
+    /// A replica that was not heard of for so long is gone, for those that share a store with it.
+    pub lease: Duration,
     /// How long calls may run on once the process was asked to end.
     pub drain_timeout: Duration,
 }

@@ -105,11 +105,19 @@ impl RawConfig {
 
     pub(super) fn add_flags(&mut self, flags: Flags) {
         let Flags { upstream, listen, admin, store } = flags;
+        let (kind, place) = store.map(|store| store_flag(&store)).unzip();
+        let (path, url) = match place.flatten() {
+            Some(Place::Path(path)) => (Some(path), None),
+            Some(Place::Url(url)) => (None, Some(url)),
+            None => (None, None),
+        };
         for (flag, section, key, value) in [
             ("--upstream", "upstream", "url", upstream),
             ("--listen", "listen", "address", listen),
             ("--admin", "admin", "address", admin),
-            ("--store", "store", "kind", store),
+            ("--store", "store", "kind", kind),
+            ("--store", "store", "path", path),
+            ("--store", "store", "url", url),
         ] {
             if let Some(value) = value {
                 self.give(section, key, Origin::Flag(flag), Value::Untyped(value));
@@ -236,5 +244,23 @@ impl Value {
             Value::List(_) => "a list",
             Value::Other(name) => name,
         }
+    }
+}
+
+/// What stands behind the kind of a store in `--store`.
+enum Place {
+    Path(String),
+    Url(String),
+}
+
+/// `memory`, `disk:DIR`, or `redis:URL`, where a URL of Redis will do by itself. What is none of these is left to the key.
+fn store_flag(text: &str) -> (String, Option<Place>) {
+    match text.split_once(':') {
+        Some(("disk", path)) => ("disk".to_owned(), Some(Place::Path(path.to_owned()))),
+        Some(("redis", url)) if !url.starts_with("//") => ("redis".to_owned(), Some(Place::Url(url.to_owned()))),
+        Some((scheme, rest)) if scheme.starts_with("redis") && rest.starts_with("//") => {
+            ("redis".to_owned(), Some(Place::Url(text.to_owned())))
+        }
+        Some(_) | None => (text.to_owned(), None),
     }
 }

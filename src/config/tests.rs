@@ -95,7 +95,7 @@ level = "inof"
         ("MCP_RESUME_TOOLS__X__MODE", "poll"),
     ];
     let flags =
-        Flags { upstream: Some("ftp://h/mcp".to_owned()), store: Some("disk:/var".to_owned()), ..Flags::default() };
+        Flags { upstream: Some("ftp://h/mcp".to_owned()), store: Some("tape:/var".to_owned()), ..Flags::default() };
     let lines = lines(Config::load(Some(("c.toml", file)), owned(&env), flags));
     let expected = [
         "c.toml:2: stray: must be a section",
@@ -117,7 +117,7 @@ level = "inof"
         "MCP_RESUME_TOOLS__X__MODE in the environment: tools are configured in the file only",
         "MCP_RESUME_UPSTREAM__RESUME in the environment: must be true or false",
         "MCP_RESUME_delivery__retry_ms in the environment: unknown variable",
-        "--store: must be \"memory\", not \"disk:/var\"",
+        "--store: must be \"memory\" or \"disk\" or \"redis\", not \"tape:/var\"",
         "--upstream: must begin with http:// or https://",
     ];
     assert_eq!(lines.len(), expected.len(), "{lines:#?}");

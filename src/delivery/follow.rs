@@ -35,6 +35,8 @@ pub struct Plan {
     pub max_connection: Option<Duration>,
     /// The response ends as soon as what is stored is written.
     pub polls: bool,
+    /// The response ends when the log asks for it, for a client that comes back.
+    pub closes_when_asked: bool,
     /// The response ends when it is the client's turn.
     pub turns: bool,
     /// The client is told that it lost events: by a comment, and by this message without a number unless it is empty.
@@ -183,11 +185,19 @@ impl Follow {
                     self.write_farewell(out, retry);
                     return Poll::Ready(());
                 }
+                Poll::Ready(ReadOutcome::Moved(retry)) => {
+                    self.write_farewell(out, retry);
+                    return Poll::Ready(());
+                }
                 Poll::Ready(ReadOutcome::Trimmed(upto)) => {
                     self.metrics.observe_gap();
                     if self.write_gap(upto, out) {
                         return Poll::Ready(());
                     }
+                }
+                Poll::Pending if let Some(retry) = self.closing() => {
+                    self.write_farewell(out, retry);
+                    return Poll::Ready(());
                 }
                 Poll::Pending if self.plan.polls && self.has_id && !self.is_interim_due() => {
                     self.ended = true;
@@ -220,6 +230,10 @@ impl Follow {
         if let Some(receipt) = self.receipt.take() {
             receipt.ended(&self.receipts);
         }
+    }
+
+    fn closing(&self) -> Option<Duration> {
+        if self.plan.closes_when_asked && self.has_id { self.attachment.closing() } else { None }
     }
 
     fn is_interim_due(&self) -> bool {

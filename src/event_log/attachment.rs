@@ -31,6 +31,8 @@ pub enum ReadOutcome {
     Ended,
     /// A newer connection took over; tell the client to wait this long before it comes back.
     TakenOver(Duration),
+    /// Another replica has the stream: tell the client to come back after this long, and to find it there.
+    Moved(Duration),
     /// The events up to this number are gone; go on behind it and tell the client of the gap.
     Trimmed(Seq),
 }
@@ -125,6 +127,9 @@ impl Attachment {
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
             return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
         }
+        if inner.moved {
+            return Poll::Ready(ReadOutcome::Moved(inner.machine.last_retry()));
+        }
         if inner.machine.phase() == Phase::Passed {
             return Poll::Ready(ReadOutcome::Ended);
         }
@@ -148,6 +153,11 @@ impl Attachment {
             self.stream.pump.notify_one();
         }
         Poll::Ready(ReadOutcome::Events { last, written, waited })
+    }
+
+    /// How long its client is to wait before it comes back, where this connection is to end once it has what there is.
+    pub fn closing(&self) -> Option<Duration> {
+        self.stream.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
     }
 
     /// Whether it is now the turn of this reader, which has everything up to `cursor`; see [`Machine::handle_turn`].

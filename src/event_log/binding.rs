@@ -1,10 +1,12 @@
 //! Who a stream belongs to.
 
+use serde::{Deserialize, Serialize};
+
 use super::principal::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
 /// Who a stream belongs to: only the same principal, and the same session where there is one, may have it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Binding {
     /// Who opened it.
     pub principal: Principal,

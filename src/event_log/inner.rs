@@ -1,15 +1,16 @@
 //! What a stream's lock guards: the state machine and the tail, which change together, the head, and who waits for them.
 
 use std::task::{Context, Waker};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
 use super::head::Head;
+use super::recorder::Recorded;
 use super::share::Part;
 use super::slices::{Slice, Told};
 use crate::clock;
-use crate::protocol::ids::{self, Handle, Seq};
+use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::memory::Tail;
 use crate::store::{Appended, WriterEpoch};
@@ -31,6 +32,14 @@ pub(super) struct Inner {
     pub(super) machine: Machine,
     pub(super) tail: Tail,
     pub(super) epoch: WriterEpoch,
+    /// What the store has of it. `None`: memory is the store.
+    pub(super) recorded: Option<Box<Recorded>>,
+    /// It comes out of the store, and is not written here unless to end it.
+    pub(super) is_mirror: bool,
+    /// This connection is to end once it has what there is, and its client to wait so long before it comes back.
+    pub(super) closing: Option<(AttachId, Duration)>,
+    /// Another writer has the stream: nothing here is true any more but what was read.
+    pub(super) moved: bool,
     pub(super) head: Head,
     /// What it takes of its principal's share.
     pub(super) part: Part,
@@ -50,6 +59,10 @@ impl Inner {
             machine,
             tail: Tail::new(),
             epoch: WriterEpoch::default(),
+            recorded: None,
+            is_mirror: false,
+            closing: None,
+            moved: false,
             head: Head::Waiting,
             part,
             delivered_at: None,
@@ -146,6 +159,10 @@ impl Inner {
 
     /// A client has the events up to `upto` and said so.
     pub(super) fn let_go(&mut self, upto: Seq) {
+        // What the store lacks is brought there from here.
+        if self.recorded.as_ref().is_some_and(|recorded| recorded.is_behind) {
+            return;
+        }
         self.tail.trim(upto);
         self.machine.handle_trimmed(upto);
         self.part.set_events(self.tail.byte_len());
@@ -173,6 +190,26 @@ impl Inner {
         }
     }
 
+    /// Whether its head may be written: its record is with the store, or cannot be.
+    fn is_recorded(&self) -> bool {
+        self.recorded.as_ref().is_none_or(|recorded| recorded.is_created || recorded.is_behind)
+    }
+
+    /// Takes what the store has of another writer.
+    pub(super) fn mirror(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
+        let after = self.tail.last();
+        let appended = self.tail.append(self.epoch, after, batch);
+        debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
+        self.machine.handle_elsewhere(None, self.tail.last(), Seq(0));
+        if self.reader.is_some() && self.stored_at.is_none() {
+            self.stored_at = Some(now);
+        }
+        self.part.set_events(self.tail.byte_len());
+        if !self.part.share().is_over() {
+            self.fit(bounds);
+        }
+    }
+
     /// Whether it wants room that may be had elsewhere, or now.
     pub(super) fn is_short(&self) -> bool {
         self.machine.is_paused() || self.part.share().is_over()
@@ -190,7 +227,7 @@ impl Inner {
             return false;
         }
         match self.machine.phase() {
-            Phase::Open if self.machine.is_committed() => self.head = Head::Committed,
+            Phase::Open if self.machine.is_committed() && self.is_recorded() => self.head = Head::Committed,
             Phase::Sealed { .. } => {
                 self.head = match self.machine.failure() {
                     Some(failure) => Head::Failed(failure),

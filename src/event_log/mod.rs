@@ -8,7 +8,13 @@ mod attachment;
 mod binding;
 mod head;
 mod inner;
+mod mirror;
 mod principal;
+mod readers;
+mod recalled;
+mod record;
+mod recorder;
+mod restore;
 mod retries;
 mod room;
 mod sessions;
@@ -30,7 +36,12 @@ pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
 pub use head::{Head, Plain};
 pub use inner::Bounds;
+pub use mirror::READER_HOLD;
 pub use principal::{Principal, Principals, Subject};
+pub use readers::Displaced;
+pub use recalled::session_group;
+pub use recorder::Backing;
+pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registration, Retries};
 pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn};
 pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
@@ -39,6 +50,7 @@ pub use stream::{Spec, Stream};
 pub use summary::Summary;
 pub use writer::Writer;
 
+use crate::config::OnUnreachable;
 use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
@@ -46,8 +58,10 @@ use crate::protocol::ids::{
     AttachId, EventId, IssuedSession, Keyring, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId,
 };
 use crate::simulation::{self, Bug};
-use crate::store::Store;
+use crate::store::Shared;
+use crate::store::Standing;
 use crate::{clock, random};
+use readers::Readers;
 use room::Room;
 use sweeper::{Sweeper, Verdict};
 
@@ -66,41 +80,52 @@ pub type BoxBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 pub struct Identity {
     /// The replica.
     pub owner: Owner,
-    /// The contents of its store.
+    /// The contents of its store when it began.
     pub epoch: StoreEpoch,
+    /// Tells of new ones.
+    pub shared: Option<Arc<dyn Shared>>,
     /// Signs event IDs, and accepts them.
     pub keys: Keyring,
+}
+
+impl Identity {
+    /// The contents of its store now.
+    pub fn epoch(&self) -> StoreEpoch {
+        self.shared.as_ref().map_or(self.epoch, |shared| shared.epoch())
+    }
 }
 
 /// All streams of this process.
 pub struct EventLog {
     identity: Arc<Identity>,
     bounds: Bounds,
-    store: Option<Arc<dyn Store>>,
+    backing: Option<Arc<Backing>>,
     room: Arc<Room>,
     sessions: Sessions,
     retries: Arc<Retries>,
     sweeper: Sweeper,
+    readers: Readers,
     nobodys_secret: [u8; 16],
 }
 
 impl EventLog {
-    /// An empty log. `store: None` is the memory store: the tail alone.
+    /// An empty log. `backing: None` is the memory store: the tail alone.
     pub fn new(
         identity: Identity,
         bounds: Bounds,
         allowance: Allowance,
         metrics: Arc<Metrics>,
-        store: Option<Arc<dyn Store>>,
+        backing: Option<Backing>,
     ) -> Self {
         Self {
             identity: Arc::new(identity),
             bounds,
-            store,
+            backing: backing.map(Arc::new),
             room: Arc::new(Room::new(Shares::new(allowance, metrics.clone()))),
             sessions: Sessions::new(metrics),
             retries: Arc::default(),
             sweeper: Sweeper::default(),
+            readers: Readers::default(),
             nobodys_secret: random::bytes(),
         }
     }
@@ -113,9 +138,27 @@ impl EventLog {
     /// Room for one more stream of `share`, whose request has so many bytes. May forget streams that have arrived.
     ///
     /// # Errors
-    /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`.
+    /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`, where no call may
+    /// begin without a store.
     pub fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+        if !self.takes_calls() {
+            return Err(ErrorCode::StoreFailed);
+        }
         self.room.admit(share, request_bytes)
+    }
+
+    /// Whether new calls may begin, for all that the store says.
+    pub fn takes_calls(&self) -> bool {
+        self.backing.as_ref().is_none_or(|backing| match backing.store.standing() {
+            Standing::Ready => true,
+            Standing::Full => false,
+            Standing::Unreachable => backing.on_unreachable == OnUnreachable::Degrade,
+        })
+    }
+
+    /// Whether the store can be reached, and takes what is new.
+    pub fn store_standing(&self) -> Standing {
+        self.backing.as_ref().map_or(Standing::Ready, |backing| backing.store.standing())
     }
 
     /// Room for what `holding` holds of a request, made where it can be.
@@ -129,7 +172,7 @@ impl EventLog {
     /// A new stream, not yet found by anybody.
     pub fn create(&self, spec: Spec, part: Part) -> Arc<Stream> {
         let id = StreamId::from_bytes(random::bytes());
-        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.store.clone(), spec, part, clock::now()))
+        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.backing.clone(), spec, part, clock::now()))
     }
 
     /// The one writer of a stream that [`Self::create`] made; asked for once.
@@ -155,7 +198,7 @@ impl EventLog {
     /// Forgets the stream now.
     pub fn forget(&self, stream: &Arc<Stream>) {
         if stream.is_published() {
-            self.room.streams.remove(&stream.id());
+            self.room.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
         }
     }
 
@@ -242,6 +285,13 @@ impl EventLog {
         }
     }
 
+    /// Asks every connection that reads now to end, so that its client finds the stream at another replica; see
+    /// [`Stream::close_reader`].
+    pub fn close_readers(&self, retry: Duration) {
+        let streams: Vec<_> = self.room.streams.iter().map(|entry| entry.value().clone()).collect();
+        streams.iter().for_each(|stream| stream.close_reader(retry));
+    }
+
     /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
     pub fn end_all(&self, code: ErrorCode) {
         let streams: Vec<_> = self.room.streams.iter().map(|entry| entry.value().clone()).collect();
@@ -273,7 +323,18 @@ impl EventLog {
                 self.room.streams.remove(&id);
                 Verdict::Gone
             }
-            until => Verdict::Until(until),
+            until => {
+                self.keep_for(id, until, now);
+                Verdict::Until(until)
+            }
+        }
+    }
+
+    /// Somebody came back for a stream that is over: the store keeps it for as long as this process does, and a restart takes nothing.
+    fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
+        if let Some(backing) = self.backing.clone() {
+            let keep = until.unwrap_or(now + recorder::KEEP_UNSEALED).saturating_duration_since(now);
+            tokio::spawn(async move { drop(backing.store.keep(id, keep).wait().await) });
         }
     }
 

@@ -6,6 +6,7 @@ use dashmap::DashMap;
 use hmac::{Hmac, KeyInit, Mac};
 use http::header::{AUTHORIZATION, COOKIE};
 use http::{HeaderMap, HeaderName, HeaderValue};
+use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use crate::config::PrincipalSource;
@@ -16,7 +17,7 @@ const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 const SUBJECTS_MAX: usize = 4096;
 
 /// The caller a stream belongs to. Equal credentials give equal principals within one process (or one key).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Principal {
     /// No credential: a stream's event ID is its only key.
     Anonymous,
@@ -25,7 +26,7 @@ pub enum Principal {
 }
 
 /// Whom a caller's token says it speaks for: a hash of a JWT's issuer and subject. Anybody can claim any.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Subject([u8; 16]);
 
 impl Subject {

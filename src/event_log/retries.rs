@@ -8,12 +8,13 @@ use std::sync::{Arc, Weak};
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::{Binding, Principal, Stream};
 
 /// What makes two POSTs the same call: principal, session and body, or principal and `Idempotency-Key`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint([u8; 32]);
 
 /// Its beginning is enough for a map that hashes it with a secret key: to find many bodies that share it is beyond anybody.

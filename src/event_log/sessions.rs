@@ -15,6 +15,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use serde::{Deserialize, Serialize};
 
 use super::{Principal, Stream};
 use crate::clock;
@@ -37,6 +38,7 @@ pub struct Session {
     principal: Principal,
     /// What `initialize` said; `None`: it did not pass here.
     opened: Option<Opened>,
+    is_home: bool,
     census: Arc<Census>,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
@@ -44,7 +46,7 @@ pub struct Session {
 }
 
 /// What an `initialize` and its answer say.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
     /// The revision that was agreed on.
     pub version: ProtocolVersion,
@@ -86,16 +88,26 @@ struct State {
     streams: Vec<Weak<Stream>>,
     returned: bool,
     by_url: bool,
+    looked_up: bool,
+    joined: bool,
     used: Instant,
 }
 
 impl Session {
-    fn new(principal: Principal, opened: Option<Opened>, census: Arc<Census>) -> Arc<Self> {
+    fn new(principal: Principal, opened: Option<Opened>, is_home: bool, census: Arc<Census>) -> Arc<Self> {
         census.enter(opened.is_some());
-        let state = State { streams: Vec::new(), returned: false, by_url: false, used: clock::now() };
+        let state = State {
+            streams: Vec::new(),
+            returned: false,
+            by_url: false,
+            looked_up: false,
+            joined: false,
+            used: clock::now(),
+        };
         Arc::new(Self {
             principal,
             opened,
+            is_home,
             census,
             state: Mutex::new(state),
             turns: Arc::default(),
@@ -106,6 +118,26 @@ impl Session {
     /// Whose record it is.
     pub fn principal(&self) -> &Principal {
         &self.principal
+    }
+
+    /// Whether it was opened by way of this process, whose upstream knows it.
+    pub fn is_home(&self) -> bool {
+        self.is_home
+    }
+
+    /// True the first time: other replicas are to find this one by it.
+    pub fn joins_first(&self) -> bool {
+        !std::mem::replace(&mut self.lock().joined, true)
+    }
+
+    /// Whether all is known of it that anybody could know: what `initialize` said, or that the store has nothing of it.
+    pub fn is_known(&self) -> bool {
+        self.opened.is_some() || self.lock().looked_up
+    }
+
+    /// The store has nothing of it.
+    pub(super) fn note_looked_up(&self) {
+        self.lock().looked_up = true;
     }
 
     /// The revision it negotiated, where that is known.
@@ -267,7 +299,7 @@ impl Sessions {
 
     /// Records a session that has just been assigned.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
-        let session = Session::new(principal, Some(opened), self.census.clone());
+        let session = Session::new(principal, Some(opened), true, self.census.clone());
         self.sessions.insert((id, principal), session);
     }
 
@@ -275,8 +307,21 @@ impl Sessions {
     pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
             let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, Some(opened), self.census.clone())).clone()
+            entry.or_insert_with(|| Session::new(*principal, Some(opened), false, self.census.clone())).clone()
         })
+    }
+
+    /// What the store knows of a session that was opened elsewhere.
+    pub(super) fn restore(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
+        let fresh = || Session::new(*principal, Some(opened.clone()), false, self.census.clone());
+        let mut entry = self.sessions.entry((id.clone(), *principal)).or_insert_with(fresh);
+        if entry.opened.is_none() {
+            let session = fresh();
+            // What was begun before anybody had looked stays its own.
+            entry.streams().iter().for_each(|stream| session.add_stream(stream));
+            *entry.value_mut() = session;
+        }
+        entry.value().clone()
     }
 
     /// The record of a session for this principal.
@@ -291,7 +336,7 @@ impl Sessions {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();
             let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, None, self.census.clone())).clone()
+            entry.or_insert_with(|| Session::new(*principal, None, false, self.census.clone())).clone()
         })
     }
 

@@ -4,10 +4,12 @@
 //! event IDs lead back to it. Absent: when a slice ends (delivery), and what is said then (the dialect).
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
+use serde::{Deserialize, Serialize};
 
 use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renamed, Sameness};
 use crate::protocol::ids::Handle;
@@ -19,7 +21,7 @@ use crate::protocol::sse;
 const KEPT: usize = 8;
 
 /// How a stream is sliced.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slicing {
     /// Which calls may carry it on.
     pub sameness: Sameness,
@@ -95,17 +97,19 @@ impl Slice {
 pub(super) struct Slices {
     pub(super) slicing: Slicing,
     known: Mutex<VecDeque<Arc<Slice>>>,
+    begun: AtomicU64,
 }
 
 impl Slices {
     pub(super) fn new(slicing: Slicing) -> Self {
-        Self { slicing, known: Mutex::default() }
+        Self { slicing, known: Mutex::default(), begun: AtomicU64::new(0) }
     }
 
     /// A new one under `handle`. It is found before older ones of the same handle.
     pub(super) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
         let first = Some(&self.slicing.first).filter(|first| **first != names).cloned();
         let slice = Arc::new(Slice { names, handle, ends_at: now + self.slicing.length, first });
+        self.begun.fetch_add(1, Ordering::Relaxed);
         let mut known = self.lock();
         if let Some(same) = known.iter().position(|known| known.handle == slice.handle) {
             known.remove(same);
@@ -117,6 +121,17 @@ impl Slices {
             known.push_back(slice.clone());
         }
         slice
+    }
+
+    /// What those that are known are called, the first one aside.
+    pub(super) fn later(&self) -> Vec<Names> {
+        let known = self.lock();
+        known.iter().map(|slice| slice.names.clone()).filter(|names| *names != self.slicing.first).collect()
+    }
+
+    /// How many ever began.
+    pub(super) fn begun(&self) -> u64 {
+        self.begun.load(Ordering::Relaxed)
     }
 
     /// The one whose handle has this text.

@@ -4,12 +4,15 @@
 //! state machine and tail together and is never held across an await. Absent: decisions (the machine makes them) and waiting
 //! for the upstream (the pump does).
 
+mod elsewhere;
+mod recorded;
+
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use tokio::sync::{Notify, SetOnce};
@@ -18,6 +21,7 @@ use super::Identity;
 use super::attachment::Attachment;
 use super::binding::Binding;
 use super::inner::{Bounds, Inner};
+use super::recorder::{Backing, Staged};
 use super::retries::{Fingerprint, Registration};
 use super::share::{Part, Share};
 use super::slices::{Slice, Slices, Slicing};
@@ -26,13 +30,14 @@ use crate::clock;
 use crate::protocol::dialect::Status;
 use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{AttachId, Handle, ResumeToken, Secret, Seq, StreamId};
+use crate::protocol::ids::{AttachId, Handle, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
-use crate::protocol::stream::{Answer, Batch, Debt, Frame, Machine, Phase, Policy};
+use crate::protocol::stream::{Answer, Debt, Frame, Machine, Phase, Policy};
 use crate::random;
 use crate::simulation::{self, Bug};
-use crate::store::Store;
+
+pub(super) use elsewhere::Restored;
 
 /// What a stream is made of.
 pub struct Spec {
@@ -55,8 +60,8 @@ pub struct Spec {
 /// What a step of the machine left to do.
 pub(super) struct Advanced<R> {
     pub(super) result: R,
-    /// The batch to make durable.
-    pub(super) staged: Option<Batch>,
+    /// What is to be brought into the store.
+    pub(super) staged: Option<Staged>,
     /// It wants room.
     pub(super) short: bool,
 }
@@ -67,6 +72,8 @@ pub struct Stream {
     identity: Arc<Identity>,
     created: Instant,
     batch: bool,
+    /// Who made it, in which contents of the store.
+    origin: (Owner, StoreEpoch),
     handle: OnceLock<Handle>,
     secret: OnceLock<Secret>,
     binding: Binding,
@@ -83,7 +90,7 @@ pub struct Stream {
     sent: SetOnce<()>,
     published: AtomicBool,
     /// `None`: memory is the store.
-    pub(super) store: Option<Arc<dyn Store>>,
+    pub(super) backing: Option<Arc<Backing>>,
     pub(super) inner: Mutex<Inner>,
     /// Wakes the pump: something changed that it may have to act on.
     pub(super) pump: Notify,
@@ -100,16 +107,19 @@ impl Stream {
         id: StreamId,
         identity: Arc<Identity>,
         bounds: Bounds,
-        store: Option<Arc<dyn Store>>,
+        backing: Option<Arc<Backing>>,
         spec: Spec,
         part: Part,
         now: Instant,
     ) -> Self {
         let share = part.share().clone();
-        let inner = Inner::new(Machine::new(spec.policy, spec.ids, now), part);
+        let mut inner = Inner::new(Machine::new(spec.policy, spec.ids, now), part);
+        inner.recorded = backing.is_some().then(Box::default);
+        let origin = (identity.owner, identity.epoch());
         Self {
             id,
             identity,
+            origin,
             created: now,
             batch: spec.batch,
             handle: OnceLock::new(),
@@ -123,7 +133,7 @@ impl Stream {
             share,
             sent: SetOnce::new(),
             published: AtomicBool::new(false),
-            store,
+            backing,
             inner: Mutex::new(inner),
             pump: Notify::new(),
         }
@@ -144,9 +154,9 @@ impl Stream {
     }
 
     fn mint(&self, ids: &[RequestId]) -> Handle {
-        let Identity { owner, epoch, keys } = &*self.identity;
+        let (owner, epoch) = self.origin;
         let kind = self.look(|machine| machine.policy().kind);
-        Handle::mint(keys, kind, *owner, *epoch, self.id, ids, self.batch)
+        Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
     }
 
     /// How it is read in slices, if it is.
@@ -158,7 +168,10 @@ impl Stream {
     pub fn begin_slice(&self, names: Names) -> Option<Arc<Slice>> {
         let slices = self.slices.as_ref()?;
         let handle = self.mint(std::slice::from_ref(&names.id));
-        Some(slices.begin(names, handle, clock::now()))
+        let slice = slices.begin(names, handle, clock::now());
+        // The store is to know of it.
+        self.pump.notify_one();
+        Some(slice)
     }
 
     /// The same for the first call, also where it comes again.
@@ -347,6 +360,9 @@ impl Stream {
         if let Some(before) = before {
             before.wake();
         }
+        if let Some(backing) = &self.backing {
+            backing.readers.notify_one();
+        }
         Attachment::new(self.clone(), attach)
     }
 
@@ -358,6 +374,14 @@ impl Stream {
     /// The same by the stream's URL.
     pub fn note_return_by_url(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_return_by_url(cursor, now));
+    }
+
+    /// Asks the connection that reads now to end once it has what there is, where its client may be closed on. One that comes later may
+    /// stay.
+    pub fn close_reader(&self, retry: Duration) {
+        let mut inner = self.lock();
+        inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
+        inner.wake();
     }
 
     /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_turn`].
@@ -530,40 +554,25 @@ impl Stream {
         data.collect()
     }
 
-    /// One step of the machine. With a store the batch to make durable comes back; without one it is in the tail already.
+    /// One step of the machine. With a store, what is to be brought there comes back; without one it is in the tail already.
     pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
         let now = clock::now();
         let mut inner = self.lock();
         let result = tell(&mut inner.machine, now);
-        let mut staged = inner.machine.poll_batch();
         let mut stored = false;
-        if self.store.is_none() {
-            while let Some(ready) = staged.take() {
-                inner.accept(&ready, self.bounds, now);
-                stored = true;
-                staged = inner.machine.poll_batch();
+        let staged = match self.backing {
+            Some(_) => self.stage(&mut inner),
+            None => {
+                while let Some(ready) = inner.machine.poll_batch() {
+                    inner.accept(&ready, self.bounds, now);
+                    stored = true;
+                }
+                None
             }
-        }
+        };
         let short = inner.is_short();
         self.publish(inner, stored);
         Advanced { result, staged, short }
-    }
-
-    /// The store has `batch`: it may be read. Hands out the next one.
-    pub(super) fn accept(&self, batch: &Batch) -> Advanced<()> {
-        let mut inner = self.lock();
-        inner.accept(batch, self.bounds, clock::now());
-        let staged = inner.machine.poll_batch();
-        let short = inner.is_short();
-        self.publish(inner, true);
-        Advanced { result: (), staged, short }
-    }
-
-    /// The store will not have the batch: nobody reads it, and the stream is over.
-    pub(super) fn refuse(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_refused(clock::now());
-        self.publish(inner, false);
     }
 
     /// Settles the head and wakes the reader where there is something for it.

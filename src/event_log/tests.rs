@@ -1,8 +1,10 @@
 //! Readers, the writer and the store of one stream together. Futures are polled by hand; nothing waits for time to pass.
 
 mod framing;
+mod mirroring;
 mod property;
 mod reading;
+mod restoring;
 mod retention;
 mod sessions;
 mod sharing;
@@ -23,14 +25,40 @@ use crate::protocol::headers::Era;
 use crate::protocol::ids::{self, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Machine, Policy};
+use crate::store::Store;
+use crate::store::memory::whole::Memory;
 
 const RETENTION: Duration = Duration::from_secs(60);
 
 fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
-    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys };
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), shared: None, keys };
     let metrics = Arc::new(Metrics::new().unwrap());
-    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, store)
+    let backing = store.map(|store| Backing {
+        store,
+        shared: None,
+        on_unreachable: OnUnreachable::Degrade,
+        heard_until: Arc::default(),
+        readers: Arc::default(),
+        metrics: metrics.clone(),
+    });
+    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
+}
+
+/// That of a replica which shares its store.
+fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
+    let keys = Keyring::new([7; 32], Vec::new());
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let backing = Backing {
+        store: store.clone(),
+        shared: Some(store.clone()),
+        on_unreachable: OnUnreachable::Degrade,
+        heard_until: Arc::default(),
+        readers: Arc::default(),
+        metrics: metrics.clone(),
+    };
+    let identity = Identity { owner, epoch: StoreEpoch(1), shared: Some(store), keys };
+    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
 }
 
 /// More than the tests hold that are not about it.

@@ -4,15 +4,15 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::Stream;
 use super::head::Head;
+use super::recorder::{Backing, Fate, LOOK_AGAIN, Recorder, Staged};
 use super::room::Room;
 use super::stream::Advanced;
 use crate::clock;
-use crate::protocol::stream::{Batch, Effect, Machine};
-use crate::store::Appended;
+use crate::protocol::stream::{Effect, Machine};
 
 /// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
 const LOOK_FOR_ROOM: Duration = Duration::from_millis(250);
@@ -36,13 +36,12 @@ impl Writer {
     /// Tells the machine what happened, stores what it staged, publishes the head it decided on, and wakes the reader: one
     /// state change and one wake-up however many events there are. Not to be dropped half way: the pump awaits it whole.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
-        let Advanced { result, mut staged, mut short } = self.stream.advance(tell);
-        while let Some(batch) = staged {
-            if !self.make_durable(&batch).await {
-                self.stream.refuse();
-                break;
-            }
-            Advanced { staged, short, .. } = self.stream.accept(&batch);
+        let Advanced { result, staged, mut short } = self.stream.advance(tell);
+        if let Some(backing) = &self.stream.backing
+            && (staged.is_some() || self.recorder(backing).can_catch_up())
+        {
+            // Boxed: without a store nothing of it is carried along.
+            short |= Box::pin(self.record(backing, staged.unwrap_or_default())).await;
         }
         if short {
             self.room.make(self.stream.share());
@@ -51,45 +50,56 @@ impl Writer {
         result
     }
 
-    /// Store before deliver. A store that cannot take the batch leaves it to memory, as it would have been without a store;
-    /// one that has given the stream to another writer takes nothing more from this one: false.
-    async fn make_durable(&self, batch: &Batch) -> bool {
-        let Some(store) = &self.stream.store else { return true };
-        let (epoch, after) = {
-            let inner = self.stream.lock();
-            (inner.epoch, inner.tail.last())
-        };
-        match store.append(self.stream.id, epoch, after, batch, None).wait().await {
-            Ok(Appended::Ok) => true,
-            Ok(refused) => {
-                warn!(stream.id = %self.stream.id, ?refused, "the store refused a batch");
-                false
+    fn recorder<'a>(&'a self, backing: &'a Backing) -> Recorder<'a> {
+        Recorder { stream: &self.stream, backing }
+    }
+
+    /// Store before deliver, until nothing is staged any more. Says whether the stream wants room.
+    async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
+        loop {
+            if self.recorder(backing).keep(&staged).await == Fate::Moved {
+                self.leave(backing);
+                return false;
             }
-            Err(error) => {
-                warn!(stream.id = %self.stream.id, %error, "the store is unavailable, memory holds the events");
-                true
+            let advanced = self.stream.accept(&staged.batch);
+            match advanced.staged {
+                Some(next) => staged = next,
+                None => return advanced.short,
             }
         }
     }
 
-    /// Records the stream with its store, before its head is written.
-    pub async fn create(&self) {
-        let Some(store) = &self.stream.store else { return };
-        match store.create(self.stream.id, b"", Duration::from_secs(600)).wait().await {
-            Ok(epoch) => self.stream.lock().epoch = epoch,
-            Err(error) => {
-                warn!(stream.id = %self.stream.id, %error, "the store is unavailable, memory holds the stream")
-            }
+    fn leave(&self, backing: &Backing) {
+        // First out of the map: nobody is to find what is over here and goes on elsewhere.
+        self.room.streams.remove_if(&self.stream.id, |_, known| Arc::ptr_eq(known, &self.stream));
+        if self.stream.leave() {
+            warn!(stream.id = %self.stream.id, "another replica has taken the stream");
+            backing.metrics.observe_fenced();
         }
     }
 
-    /// Seals the stream with its store, once the machine has.
+    /// Seals the stream with its store, once the machine has. One that the store does not take now is sealed there as soon as it can
+    /// be, or forgotten there once its retention is over.
     pub async fn seal(&self) {
-        let Some(store) = &self.stream.store else { return };
-        let epoch = self.stream.lock().epoch;
-        if let Err(error) = store.seal(self.stream.id, epoch, b"", Duration::from_secs(600)).wait().await {
-            warn!(stream.id = %self.stream.id, %error, "the store is unavailable, the stream is sealed in memory");
+        let Some(backing) = self.stream.backing.clone() else { return };
+        if self.recorder(&backing).seal().await {
+            return;
         }
+        let until = clock::now() + self.stream.look(|machine| machine.policy().retention);
+        let stream = self.stream.clone();
+        tokio::spawn(async move {
+            let recorder = Recorder { stream: &stream, backing: &backing };
+            while !recorder.seal().await {
+                if clock::now() >= until {
+                    // What has no end is kept for long, and what takes up the room may be this.
+                    if let Err(error) = backing.store.expire(stream.id).wait().await {
+                        debug!(stream.id = %stream.id, %error, "the store could not forget a stream that it has no end of");
+                    }
+                    return;
+                }
+                clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            }
+        });
     }
 
     /// Publishes a head that the upstream gave.
@@ -111,11 +121,13 @@ impl Writer {
     pub fn agenda(&self) -> (Option<Instant>, bool) {
         let inner = self.stream.lock();
         let deadline = inner.machine.poll_timeout();
-        if !inner.machine.is_paused() {
+        let is_behind = inner.recorded.as_ref().is_some_and(|recorded| recorded.is_behind && !recorded.is_local);
+        let is_paused = inner.machine.is_paused();
+        if !is_paused && !is_behind {
             return (deadline, true);
         }
         let look = clock::now() + LOOK_FOR_ROOM;
-        (Some(deadline.map_or(look, |deadline| deadline.min(look))), false)
+        (Some(deadline.map_or(look, |deadline| deadline.min(look))), !is_paused)
     }
 
     /// Resolves when another task changed the stream.

@@ -71,6 +71,14 @@ impl Ingress {
             return self.forward_whole(asked, body).await;
         };
         let cancelled = cancelled_ids(&messages, &body);
+        if self.replicas.is_some() && self.may_concern_others(&asked, &messages, !cancelled.is_empty()) {
+            let streams = self.log.sessions().streams(id, &session);
+            if !refreshed::is_concerned(&streams, &session, &messages, &cancelled)
+                && let Some(response) = Box::pin(self.hand_over(&asked, &body)).await
+            {
+                return response;
+            }
+        }
         let sessions = self.log.sessions();
         let is_concerned = |id: &SessionId, session: &Session| {
             refreshed::is_concerned(&sessions.streams(id, session), session, &messages, &cancelled)
@@ -292,7 +300,7 @@ fn under_upstream_ids<'a, I: Iterator<Item = &'a Arc<Session>>>(
 }
 
 /// The requests that the body's notifications cancel.
-fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
+pub(super) fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
     let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *CANCELLED);
     if !messages.iter().any(is_cancel) {
         return Vec::new();

@@ -83,6 +83,9 @@ impl Ingress {
         if let Some(session) = &asked.session {
             session.wait_turn().await;
         }
+        if self.replicas.is_some() && asked.is_issued {
+            Box::pin(self.join_session(&asked)).await;
+        }
         let (initialize, body) = self.take_declared(&call, body);
         let retry = retry_of(&asked, &asked.binding, &call, &body);
         let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
@@ -91,7 +94,7 @@ impl Ingress {
             let elders = |elder: &Binding| self.elder_retried(elder, &asked, &call, &body);
             match Box::pin(self.elder_call(&asked, call.era(), elders)).await {
                 Ok(found) => elder = found,
-                Err(Unproven::Unasked) => return self.refuse_call(ErrorCode::TokenUnproven, &call),
+                Err(Unproven::Unasked(code)) => return self.refuse_call(code, &call),
                 Err(unproven) => return self.tell(unproven),
             }
             earlier = elder.clone();
@@ -111,6 +114,15 @@ impl Ingress {
                 self.reply(reply, attachment, pump).await
             }
             Err(code) => self.refuse_call(code, &posted.call),
+        }
+    }
+
+    /// Answers and cancels of a session of the proxy's own find its calls, wherever they arrive.
+    async fn join_session(&self, asked: &Asked) {
+        if let (Some(session), Some(id)) = (&asked.session, &asked.binding.session)
+            && session.joins_first()
+        {
+            self.log.join_session(id).await;
         }
     }
 

@@ -24,6 +24,7 @@ const READ_STEP: usize = 4 * 1024;
 /// What a connection's requests share.
 pub struct Connection {
     peer: IpAddr,
+    is_secure: bool,
     forwarded: Forwarded,
     receipts: Arc<Receipts>,
 }
@@ -31,12 +32,18 @@ pub struct Connection {
 impl Connection {
     /// A connection from `peer`, which speaks `scheme`.
     pub fn new(peer: SocketAddr, scheme: &'static str) -> Self {
-        Self { peer: peer.ip(), forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
+        let is_secure = scheme == "https";
+        Self { peer: peer.ip(), is_secure, forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
     }
 
     /// Who is at the other end.
     pub fn peer(&self) -> IpAddr {
         self.peer
+    }
+
+    /// Whether what it carries is encrypted.
+    pub fn is_secure(&self) -> bool {
+        self.is_secure
     }
 
     /// What the upstream is told of who is at the other end.

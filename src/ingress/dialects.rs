@@ -35,7 +35,7 @@ impl Ingress {
         let params = Params::of(&body);
         let found = match self.find_by_token(&asked, params.resume_token.as_deref()).await {
             Ok(found) => found,
-            Err(Unproven::Unasked) => return self.refuse_dialect(ErrorCode::TokenUnproven, &request),
+            Err(Unproven::Unasked(code)) => return self.refuse_dialect(code, &request),
             Err(unproven) => return self.tell(unproven),
         };
         let answer = found.and_then(|stream| self.ask(&asked, &request, &params, stream));
@@ -79,10 +79,14 @@ impl Ingress {
         token: Option<&str>,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
-        match self.log.find_by_token(&token, &asked.binding) {
-            Some(stream) => Ok(Some(stream)),
-            None => self.find_elder_by_token(asked, &token).await,
+        for _ in 0..if self.log.has_store() { 2 } else { 1 } {
+            self.recall(token.handle()).await?;
+            let found = self.log.find_by_token(&token, &asked.binding).filter(|stream| !stream.has_moved());
+            if found.is_some() {
+                return Ok(found);
+            }
         }
+        self.find_elder_by_token(asked, &token).await
     }
 
     /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.

@@ -284,15 +284,16 @@ mod tests {
     use super::*;
     use crate::incoming::Incoming;
     use crate::ingress::Connection;
+    use crate::ingress::serve::Ending;
     use crate::upstream::whole;
 
     /// A SETTINGS frame without settings.
     const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
 
     /// Serves the other end of a pipe; every request is answered after `takes`.
-    fn served(takes: Duration) -> (DuplexStream, watch::Sender<()>) {
+    fn served(takes: Duration) -> (DuplexStream, watch::Sender<Ending>) {
         let (near, far) = duplex(64 * 1024);
-        let (stop, stopping) = watch::channel(());
+        let (stop, stopping) = watch::channel(Ending::None);
         let handle = move |_: Arc<Connection>, _: Request<Incoming>| async move {
             clock::sleep_until(clock::now() + takes).await;
             Response::new(whole(Bytes::from_static(b"done")))

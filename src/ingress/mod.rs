@@ -10,6 +10,7 @@ mod call;
 pub mod connection;
 mod dialects;
 mod forward;
+mod handed;
 mod http2;
 mod refreshed;
 pub mod respond;
@@ -23,7 +24,7 @@ mod trace;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::header::{ORIGIN, UPGRADE};
+use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 use hyper::body::Body;
@@ -44,6 +45,7 @@ use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
+use crate::replicas::Replicas;
 use crate::shutdown::Drain;
 use crate::upstream::{Credentials, Upstream};
 
@@ -67,6 +69,8 @@ pub struct Ingress {
     pub metrics: Arc<Metrics>,
     /// The end of the process, asked for or not.
     pub drain: Arc<Drain>,
+    /// Others that share the store; `None` where none does.
+    pub replicas: Option<Arc<Replicas>>,
 }
 
 /// One request's head with what is known of its sender.
@@ -76,6 +80,8 @@ struct Asked {
     session: Option<Arc<Session>>,
     /// Whether the session is one of the proxy's own.
     is_issued: bool,
+    /// Another replica has handed it over.
+    is_handed: bool,
     /// What its sender holds.
     share: Arc<Share>,
     connection: Arc<Connection>,
@@ -94,6 +100,10 @@ impl Ingress {
             None => self.clone().dispatch(connection, request).await,
             Some(span) => Box::pin(self.clone().dispatch(connection, request)).instrument(span.clone()).await,
         };
+        if self.drain.sends_away() {
+            // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
+            response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
         if let Some(origin) = origin
             && respond::is_ours(&response)
         {
@@ -123,7 +133,10 @@ impl Ingress {
             return Box::pin(self.forward(parts, body, connection.forwarded())).await;
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
-        let asked = self.identify(parts, connection);
+        let mut asked = self.identify(parts, connection);
+        if self.log.has_store() && asked.session.as_ref().is_none_or(|session| !session.is_known()) {
+            Box::pin(self.recall_session(&mut asked)).await;
+        }
         if let Some(named) = stream_url
             && matches!(asked.parts.method, Method::GET | Method::POST)
         {
@@ -201,7 +214,24 @@ impl Ingress {
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
         let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.peer());
         let share = self.log.share(sharer);
-        Asked { parts, binding: Binding { principal, subject, session: id }, session, is_issued, share, connection }
+        Asked {
+            parts,
+            binding: Binding { principal, subject, session: id },
+            session,
+            is_issued,
+            is_handed: false,
+            share,
+            connection,
+        }
+    }
+
+    /// What another process knows of the session that a request names.
+    async fn recall_session(&self, asked: &mut Asked) {
+        if let Some(id) = &asked.binding.session
+            && let Some(session) = self.log.recall_session(id, &asked.binding.principal).await
+        {
+            asked.session = Some(session);
+        }
     }
 
     /// The session a request names. One of the proxy's own is never named upstream, and one that nobody with our keys issued is as
@@ -264,6 +294,7 @@ impl Ingress {
             heartbeat: delivery.heartbeat,
             max_connection: delivery.max_connection.filter(|_| comes_back),
             polls,
+            closes_when_asked: comes_back,
             turns: false,
             preface: None,
             closing: None,

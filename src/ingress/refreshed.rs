@@ -22,8 +22,8 @@ use crate::upstream::{Asking, Probed};
 pub(super) enum Unproven {
     /// The upstream's own refusal of the token.
     Refused(Box<Response<BoxBody>>),
-    /// The upstream could not be asked.
-    Unasked,
+    /// Whoever knows could not be asked: the upstream, or the store. This says who.
+    Unasked(ErrorCode),
 }
 
 type Told<T> = Result<T, Unproven>;
@@ -33,7 +33,7 @@ impl Ingress {
     pub(super) fn tell(&self, unproven: Unproven) -> Response<BoxBody> {
         match unproven {
             Unproven::Refused(response) => *response,
-            Unproven::Unasked => self.refuse(ErrorCode::TokenUnproven),
+            Unproven::Unasked(code) => self.refuse(code),
         }
     }
 
@@ -114,7 +114,7 @@ impl Ingress {
             Ok(asking) => Some(asking),
             Err(theirs) => {
                 if !theirs.is_answered().await {
-                    return Err(Unproven::Unasked);
+                    return Err(Unproven::Unasked(ErrorCode::TokenUnproven));
                 }
                 None
             }
@@ -134,7 +134,7 @@ impl Ingress {
             }
             Probed::Unknown => {
                 asking.into_iter().for_each(Asking::end_unanswered);
-                return Err(Unproven::Unasked);
+                return Err(Unproven::Unasked(ErrorCode::TokenUnproven));
             }
         };
         tokens.note_shown(caller, is_genuine, clock::now());

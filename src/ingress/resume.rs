@@ -2,6 +2,7 @@
 
 use std::future::poll_fn;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
@@ -11,7 +12,7 @@ use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
-use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream};
+use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -20,6 +21,9 @@ use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
 use crate::upstream::{Teaches, gap_warning, whole};
+
+/// So long the owner of a stream may take to say whether it has more than the store.
+const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Ingress {
     /// A GET with one of our event IDs.
@@ -72,9 +76,36 @@ impl Ingress {
 
     /// The stream of an event ID and the place in it, for the caller with this credential or an older one.
     pub(super) async fn find_own(&self, asked: &Asked, id: &EventId) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
-        match self.log.find(id, &asked.binding) {
-            Some(found) => Ok(Some(found)),
-            None => self.find_elder(asked, id).await,
+        // Twice: what was here may be taken by another replica before it is found.
+        for _ in 0..if self.log.has_store() { 2 } else { 1 } {
+            self.recall(id).await?;
+            let found = self.log.find(id, &asked.binding).filter(|(stream, _)| !stream.has_moved());
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        self.find_elder(asked, id).await
+    }
+
+    /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
+    /// is to try again.
+    pub(super) async fn recall(&self, id: &EventId) -> Result<(), Unproven> {
+        let unreachable = Unproven::Unasked(ErrorCode::StoreFailed);
+        match self.log.recall(id).await {
+            Ok(()) if self.is_ahead_elsewhere(id).await => Err(unreachable),
+            Ok(()) => Ok(()),
+            Err(Unreachable) => Err(unreachable),
+        }
+    }
+
+    /// Whether a replica that lives has what an event ID names, and the store does not have it yet. One that does not answer may.
+    async fn is_ahead_elsewhere(&self, id: &EventId) -> bool {
+        let Some(replicas) = &self.replicas else { return false };
+        let Some((owner, stream, seq)) = self.log.may_be_ahead(id) else { return false };
+        let asking = replicas.requests().place_at(owner, stream);
+        match tokio::time::timeout(OWNER_PATIENCE, asking).await {
+            Ok(Ok(upto)) => upto.is_some_and(|upto| seq <= upto),
+            Ok(Err(_)) | Err(_) => true,
         }
     }
 
@@ -299,7 +330,13 @@ impl Ingress {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
         if asked.is_issued {
+            Box::pin(self.hand_to_all(&asked)).await;
             return self.end_issued(&asked);
+        }
+        let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
+        if !is_home && let Some(response) = Box::pin(self.hand_to_all(&asked)).await {
+            self.log.forget_session_of(&binding).await;
+            return response;
         }
         let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
         let elders = match self.elder_sessions(&asked, has_streams).await {
@@ -309,12 +346,14 @@ impl Ingress {
         let response = self.forward_read(asked, body).await;
         let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if over && let Some(id) = &binding.session {
-            let session = sessions.remove(id, &binding.principal);
+            let session = self.log.forget_session(id, &binding.principal).await;
             let streams = session.iter().flat_map(|session| session.streams());
             let of_old = elders.iter().flat_map(|elder| sessions.streams(id, elder));
             let ended = streams.chain(sessions.standalone(id, &binding.principal)).chain(of_old);
             ended.for_each(|stream| stream.expire(ErrorCode::Abandoned));
-            elders.iter().for_each(|elder| drop(sessions.remove(id, elder.principal())));
+            for elder in &elders {
+                drop(self.log.forget_session(id, elder.principal()).await);
+            }
         }
         response
     }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -150,12 +151,25 @@ impl Protocols {
     }
 }
 
-/// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended.
+/// What the connections of a listener are told.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// Nothing yet.
+    None,
+    /// To end after what is being answered, unless nothing was: the client's first request is then on its way.
+    Leaving,
+    /// To end after what is being answered.
+    Stopping,
+}
+
+/// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended. At
+/// `leaving` those on which something was asked end after its answer; new ones are accepted as before.
 pub async fn serve<A, H, F>(
     mut listener: A,
     limits: Limits,
     metrics: Arc<Metrics>,
     handle: H,
+    leaving: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
 ) where
     A: Accept,
@@ -163,13 +177,21 @@ pub async fn serve<A, H, F>(
     F: Future<Output = Response<BoxBody>> + Send + 'static,
 {
     // Every connection holds a receiver: when the last is gone, all have ended.
-    let (stop, stopping) = watch::channel(());
-    let mut shutdown = pin!(shutdown);
+    let (stop, mut stopping) = watch::channel(Ending::None);
+    let (mut leaving, mut shutdown) = (pin!(leaving), pin!(shutdown));
+    let mut has_left = false;
     loop {
         let accepted = tokio::select! {
             // The order is fixed, so that a simulated run is the same each time.
             biased;
             () = &mut shutdown => break,
+            () = &mut leaving, if !has_left => {
+                has_left = true;
+                let _ = stop.send(Ending::Leaving);
+                // The word is not for those that come from now on.
+                stopping.borrow_and_update();
+                continue;
+            }
             accepted = listener.accept() => accepted,
         };
         match accepted {
@@ -203,7 +225,7 @@ pub async fn serve<A, H, F>(
     }
     drop(listener);
     drop(stopping);
-    let _ = stop.send(());
+    let _ = stop.send(Ending::Stopping);
     stop.closed().await;
 }
 
@@ -218,7 +240,7 @@ pub(super) struct Visit<H> {
     pub(super) scheme: &'static str,
     pub(super) header_bytes: usize,
     pub(super) handle: H,
-    pub(super) stopping: watch::Receiver<()>,
+    pub(super) stopping: watch::Receiver<Ending>,
 }
 
 impl<H> Visit<H> {
@@ -230,8 +252,26 @@ impl<H> Visit<H> {
         let Self { peer, scheme, handle, mut stopping, .. } = self;
         let connection = Arc::new(Connection::new(peer, scheme));
         let settling = Settling::new(connection.receipts().clone());
-        let answer = move |request| handle(connection.clone(), Incoming::of_request(request));
-        (answer, settling, async move { drop(stopping.changed().await) })
+        let is_new = Arc::new(AtomicBool::new(true));
+        let was_new = is_new.clone();
+        let answer = move |request| {
+            is_new.store(false, Ordering::Relaxed);
+            handle(connection.clone(), Incoming::of_request(request))
+        };
+        let told = async move {
+            while stopping.changed().await.is_ok() {
+                let ending = *stopping.borrow_and_update();
+                if ending == Ending::Stopping || !was_new.load(Ordering::Relaxed) {
+                    break;
+                }
+            }
+        };
+        (answer, settling, told)
+    }
+
+    /// Resolves when a connection on which nothing was asked is to end.
+    async fn stopped(&mut self) {
+        drop(self.stopping.wait_for(|ending| *ending == Ending::Stopping).await);
     }
 }
 
@@ -244,7 +284,7 @@ where
     let shaking = tokio::time::timeout(HEAD_TIMEOUT, certificates.current().accept(io));
     let shaken = tokio::select! {
         shaken = shaking => shaken,
-        _ = visit.stopping.changed() => return,
+        () = visit.stopped() => return,
     };
     drop(certificates);
     visit.scheme = "https";
@@ -267,7 +307,7 @@ where
 {
     let sniffed = tokio::select! {
         sniffed = tokio::time::timeout(HEAD_TIMEOUT, http2::sniff(&mut io)) => sniffed,
-        _ = visit.stopping.changed() => return,
+        () = visit.stopped() => return,
     };
     match sniffed {
         Ok(Ok((ahead, true))) => Box::pin(http2::serve(io, ahead, visit)).await,
@@ -348,7 +388,7 @@ mod tests {
         let metrics = Arc::new(Metrics::new().unwrap());
         let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
         let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1) };
-        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending()));
+        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();
         let mut answer = Vec::new();
@@ -356,11 +396,62 @@ mod tests {
         assert_eq!((answer, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
     }
 
+    /// Each connection that is sent.
+    struct Sent(mpsc::Receiver<DuplexStream>);
+
+    impl Accept for Sent {
+        type Io = DuplexStream;
+
+        async fn accept(&mut self) -> io::Result<(DuplexStream, SocketAddr)> {
+            match self.0.recv().await {
+                Some(io) => Ok((io, SocketAddr::from(([127, 0, 0, 1], 1)))),
+                None => pending().await,
+            }
+        }
+    }
+
+    /// Asks, and reads the head of the answer.
+    async fn asked(client: &mut DuplexStream) -> String {
+        client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(client.read_u8().await.expect("an answer"));
+        }
+        String::from_utf8(head).expect("ASCII")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_leaves_ends_idle_connections_and_serves_those_that_come_then() {
+        let (send, connections) = mpsc::channel(1);
+        let (leave, leaving) = tokio::sync::oneshot::channel::<()>();
+        let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(3) };
+        let metrics = Arc::new(Metrics::new().expect("metrics"));
+        let leaving = async move { drop(leaving.await) };
+        tokio::spawn(serve(Sent(connections), limits, metrics, handle, leaving, pending()));
+        let (mut early, far) = duplex(1024);
+        send.send(far).await.expect("it accepts");
+        // Asked twice: the connection is one that stays.
+        for _ in 0..2 {
+            assert!(asked(&mut early).await.starts_with("HTTP/1.1 200"));
+        }
+        let (mut silent, far) = duplex(1024);
+        send.send(far).await.expect("it accepts");
+        leave.send(()).expect("it waits for that");
+        assert_eq!(early.read(&mut [0]).await.expect("a pipe"), 0, "it ends");
+        assert!(asked(&mut silent).await.starts_with("HTTP/1.1 200"), "its first request was on its way");
+        let (mut late, far) = duplex(1024);
+        send.send(far).await.expect("it accepts");
+        for _ in 0..2 {
+            assert!(asked(&mut late).await.starts_with("HTTP/1.1 200"));
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_preface_that_does_not_go_on_is_waited_for_no_longer_than_a_head() {
         for begun in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
             let (mut near, far) = duplex(1024);
-            let (_stop, stopping) = watch::channel(());
+            let (_stop, stopping) = watch::channel(Ending::None);
             let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
             let peer = SocketAddr::from(([127, 0, 0, 1], 1));
             let visit = Visit { peer, scheme: "http", header_bytes: 65_536, handle, stopping };

@@ -132,7 +132,7 @@ impl Ingress {
         let sameness = Sameness::of(body, method);
         let found = match self.find_by_token(&asked, token).await {
             Ok(found) => found,
-            Err(Unproven::Unasked) => return self.refuse_call(ErrorCode::TokenUnproven, &call),
+            Err(Unproven::Unasked(code)) => return self.refuse_call(code, &call),
             Err(unproven) => return self.tell(unproven),
         };
         let resumption = found.and_then(|stream| {

@@ -119,10 +119,14 @@ impl Ingress {
         let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && answers.is_none();
         match back {
             Return::To(resumption) => {
-                if let Some(answers) = answers
-                    && let Err(refusal) = self.give(&asked, &resumption.stream, answers).await
-                {
-                    return *refusal;
+                if let Some(answers) = answers {
+                    let given = match resumption.stream.is_elsewhere() {
+                        true => self.give_elsewhere(&asked, &resumption.stream, answers).await,
+                        false => self.give(&asked, &resumption.stream, answers).await,
+                    };
+                    if let Err(refusal) = given {
+                        return *refusal;
+                    }
                 }
                 self.deliver_resumption(&asked, Dialect::StreamUrl, resumption)
             }
@@ -173,6 +177,27 @@ impl Ingress {
         tokio::spawn(giving).await.unwrap_or_else(|_| Err(broke()))
     }
 
+    /// The same where another replica writes the stream: its server is the one that asked. What concerns no other replica after all is
+    /// given here.
+    async fn give_elsewhere(
+        self: &Arc<Self>,
+        asked: &Asked,
+        stream: &Arc<Stream>,
+        answers: Vec<(Bytes, RequestId)>,
+    ) -> Result<(), Refusal> {
+        let mut left = Vec::new();
+        for (message, id) in answers {
+            match Box::pin(self.hand_over(asked, &message)).await {
+                Some(response) if is_for_the_client(response.status()) || is_for_later(response.status()) => {
+                    return Err(Box::new(response));
+                }
+                Some(_) => {}
+                None => left.push((message, id)),
+            }
+        }
+        self.give(asked, stream, left).await
+    }
+
     async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, deliveries: Vec<Delivery>) -> Result<(), Refusal> {
         let mut left = deliveries.into_iter();
         while let Some(delivery) = left.next() {
@@ -202,6 +227,11 @@ impl Ingress {
             Ok(Told::Passed(_) | Told::Held) | Err(_) => Ok(()),
         }
     }
+}
+
+/// The server could not be reached there.
+fn is_for_later(status: StatusCode) -> bool {
+    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
 /// What only the client can do something about: its credentials, or its session.

@@ -80,6 +80,8 @@ pub struct Pump {
     source: Source,
     /// The session named by the head of an `initialize` answer.
     opened_session: Option<SessionId>,
+    /// What its result says, until the store has it.
+    unsaved: Option<Opened>,
     began: Instant,
     alarm: Alarm,
 }
@@ -110,6 +112,7 @@ impl Pump {
             call,
             source: Source::Idle,
             opened_session: None,
+            unsaved: None,
             began,
             alarm: Alarm::new(),
         });
@@ -119,7 +122,6 @@ impl Pump {
 
     /// Until the stream is sealed or its answer passed.
     pub async fn run(mut self: Box<Self>) {
-        self.writer.create().await;
         loop {
             self.do_effects().await;
             if self.is_over() {
@@ -273,6 +275,7 @@ impl Pump {
         let Gathered { mut events, error, ending } = reader.gather(piece).await;
         if self.call.teaches.is_any() {
             events.iter_mut().for_each(|event| event.data = self.be_taught(std::mem::take(&mut event.data)));
+            Box::pin(self.save_session()).await;
         }
         let bytes = events.iter().map(|event| event.data.len()).sum();
         self.metrics.observe_upstream_events(events.len(), bytes);
@@ -409,6 +412,7 @@ impl Pump {
         self.source = Source::Idle;
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_answer(body).ok_or(refused)).map(|body| self.be_taught(body));
+        Box::pin(self.save_session()).await;
         self.writer
             .update(|machine, now| match body {
                 Ok(body) => {
@@ -463,6 +467,7 @@ impl Pump {
         let plain = match complete {
             Ok(Ok(true)) => {
                 let taught = if is_compressed(&parts.headers) { kept.clone() } else { self.be_taught(kept.clone()) };
+                Box::pin(self.save_session()).await;
                 if taught != kept {
                     parts.headers.remove(ETAG);
                     parts.headers.insert(CONTENT_LENGTH, taught.len().into());
@@ -518,7 +523,7 @@ impl Pump {
     }
 
     /// A message of an answer that something is to be learned of, as the client gets it.
-    fn be_taught(&self, message: Bytes) -> Bytes {
+    fn be_taught(&mut self, message: Bytes) -> Bytes {
         if self.call.teaches.initialize.is_some() {
             self.note_initialized(&message);
         }
@@ -529,7 +534,7 @@ impl Pump {
     }
 
     /// The result of `initialize` makes a record, before the client can use the session.
-    fn note_initialized(&self, message: &[u8]) {
+    fn note_initialized(&mut self, message: &[u8]) {
         if let Some(session) = &self.opened_session
             && let Some(initialized) = jsonrpc::initialize_result(message)
             && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
@@ -537,7 +542,15 @@ impl Pump {
             let declared =
                 self.call.teaches.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
             let opened = Opened { version, logging: initialized.logging, declared };
+            self.unsaved = self.log.has_store().then(|| opened.clone());
             self.log.sessions().record(session.clone(), self.call.credentials.principal, opened);
+        }
+    }
+
+    /// Before the client can use the session on any replica.
+    async fn save_session(&mut self) {
+        if let (Some(opened), Some(session)) = (self.unsaved.take(), &self.opened_session) {
+            self.log.save_session(session, &self.call.credentials.principal, &opened).await;
         }
     }
 }

@@ -63,7 +63,6 @@ proptest! {
         let store = with_store.then(Slow::new);
         let log = log_with(store.clone().map(|store| store as Arc<dyn Store>));
         let (stream, writer) = open(&log);
-        ready(writer.create());
         let (mut said, mut text) = (0, String::new());
         let mut task = Task::attach(&stream, Seq(0));
         let mut old = Vec::new();

@@ -1,6 +1,7 @@
 //! A store whose appends take effect when the test says so.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -15,17 +16,31 @@ use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, S
 pub(super) struct Slow {
     pub(super) behind: Arc<Memory>,
     gate: Arc<Semaphore>,
-    broken: bool,
+    broken: AtomicBool,
 }
 
 impl Slow {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: false })
+        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: AtomicBool::new(false) })
     }
 
     /// One that cannot be reached.
     pub(super) fn broken() -> Arc<Self> {
-        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: true })
+        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: AtomicBool::new(true) })
+    }
+
+    /// It can be reached, or cannot.
+    pub(super) fn set_broken(&self, broken: bool) {
+        self.broken.store(broken, Ordering::Relaxed);
+    }
+
+    fn is_broken(&self) -> bool {
+        self.broken.load(Ordering::Relaxed)
+    }
+
+    /// Every append takes effect from now on.
+    pub(super) fn open(&self) {
+        self.gate.add_permits(1000);
     }
 
     /// The next append takes effect.
@@ -35,8 +50,8 @@ impl Slow {
 }
 
 impl Store for Slow {
-    fn create(&self, stream: StreamId, about: &[u8], keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
-        self.behind.create(stream, about, keep)
+    fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
+        self.behind.create(stream, about, tail, keep)
     }
 
     fn append(
@@ -47,7 +62,7 @@ impl Store for Slow {
         batch: &Batch,
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
-        if self.broken {
+        if self.is_broken() {
             return Pending::Ready(Err(Error::Unavailable("broken".into())));
         }
         let (behind, gate) = (self.behind.clone(), self.gate.clone());
@@ -117,7 +132,7 @@ impl Store for Slow {
     }
 
     fn standing(&self) -> Standing {
-        match self.broken {
+        match self.is_broken() {
             true => Standing::Unreachable,
             false => Standing::Ready,
         }

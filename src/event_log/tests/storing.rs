@@ -9,7 +9,6 @@ use crate::store::Read;
 fn open_with(store: &Arc<Slow>) -> (Arc<Stream>, Writer) {
     let log = log_with(Some(store.clone()));
     let (stream, writer) = open(&log);
-    ready(writer.create());
     (stream, writer)
 }
 
@@ -85,7 +84,7 @@ fn an_answer_counts_once_the_store_has_it() {
 }
 
 #[test]
-fn a_fenced_writer_ends_the_stream_and_shows_nothing_of_what_was_refused() {
+fn a_fenced_writer_sends_its_reader_away_and_shows_nothing_of_what_was_refused() {
     let store = Slow::new();
     let (stream, writer) = open_with(&store);
     let mut client = Client::attach(&stream, Seq(0));
@@ -101,7 +100,7 @@ fn a_fenced_writer_ends_the_stream_and_shows_nothing_of_what_was_refused() {
     store.let_one_through();
     assert!(update.poll().is_ready(), "nothing more is sent to a store that refuses");
     assert_eq!(client.bell.rings(), 1);
-    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Moved(Duration::from_secs(1))));
     assert_eq!(client.text(), wire(&stream, 1, &message));
     assert_eq!(stream.look(Machine::tail), Seq(1));
     assert_eq!(stored(&store, &stream), 1);
@@ -118,7 +117,8 @@ fn a_writer_that_is_fenced_while_the_stream_ends_still_ends_it() {
     store.let_one_through();
     assert!(update.poll().is_ready());
     assert!(stream.look(Machine::is_sealed));
-    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    let moved = ReadOutcome::Moved(Duration::from_secs(1));
+    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(moved));
 }
 
 #[test]

@@ -1,0 +1,130 @@
+//! Readers at other replicas, of streams that are written here.
+//!
+//! A stream has one reader wherever that is: the newest one the writer has heard of. Owned here: what is known of those that are
+//! elsewhere. Invariant: a reader that was displaced does not become the reader again, whatever it says late. Absent: how it is heard
+//! and told (`replicas`).
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use super::mirror::READER_HOLD;
+use super::{EventLog, Stream};
+use crate::clock;
+use crate::protocol::ids::{AttachId, Owner, StreamId};
+use crate::protocol::replica::Reader;
+
+/// What a reader says that was displaced is recognised for so long.
+const REMEMBERED: Duration = Duration::from_secs(60);
+
+/// The readers elsewhere.
+#[derive(Debug, Default)]
+pub(super) struct Readers {
+    known: Mutex<HashMap<StreamId, Vec<Known>>>,
+}
+
+#[derive(Debug)]
+struct Known {
+    from: Owner,
+    attach: AttachId,
+    reads: bool,
+    heard: Instant,
+    touches: u64,
+}
+
+/// A reader that is not the newest any more, and where it is to be told.
+pub type Displaced = (Owner, StreamId, AttachId);
+
+impl Readers {
+    fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<Known>>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl EventLog {
+    /// What another replica says of a reader there. Returns the readers that it displaces, or itself where it was displaced before.
+    pub fn note_reader(&self, said: &Reader) -> Vec<Displaced> {
+        let Some(stream) = self.room.streams.get(&said.stream).map(|entry| entry.value().clone()) else {
+            return Vec::new();
+        };
+        let now = clock::now();
+        let mut readers = self.readers.lock();
+        let known = readers.entry(said.stream).or_default();
+        let mut displaced = Vec::new();
+        // Whoever read there has left, or was followed by another one.
+        for before in known.iter_mut().filter(|known| known.from == said.from && known.reads) {
+            if Some(before.attach) != said.attach {
+                before.reads = false;
+                before.heard = now;
+                stream.detach_elsewhere(before.attach);
+            }
+        }
+        if let Some(attach) = said.attach {
+            match known.iter_mut().find(|known| known.attach == attach) {
+                Some(known) if known.reads && stream.look(|machine| machine.reader().is(attach)) => known.heard = now,
+                Some(known) => {
+                    known.reads = false;
+                    known.heard = now;
+                    displaced.push((said.from, said.stream, attach));
+                }
+                None => {
+                    for other in known.iter_mut().filter(|known| known.reads) {
+                        other.reads = false;
+                        other.heard = now;
+                        displaced.push((other.from, said.stream, other.attach));
+                    }
+                    known.push(Known { from: said.from, attach, reads: true, heard: now, touches: 0 });
+                    stream.attach_elsewhere(attach, said.written);
+                }
+            }
+            if displaced.iter().all(|(_, _, gone)| *gone != attach) {
+                stream.note_written_elsewhere(said.written);
+            }
+        }
+        let is_asked_again = match known.iter_mut().rev().find(|known| known.from == said.from) {
+            Some(known) => std::mem::replace(&mut known.touches, said.touches) < said.touches,
+            None => said.touches > 0,
+        };
+        drop(readers);
+        if said.returned && !stream.look(|machine| machine.reader().has_returned()) {
+            stream.note_return(None);
+        }
+        if is_asked_again || stream.look(|machine| machine.reader().confirmed() < said.confirmed) {
+            stream.note_retry(Some(said.confirmed));
+        }
+        displaced
+    }
+
+    /// The readers elsewhere that a newer one here has displaced since this was last asked. Forgets those that were not heard of.
+    pub fn displaced_readers(&self) -> Vec<Displaced> {
+        let now = clock::now();
+        let mut displaced = Vec::new();
+        let mut gone = Vec::new();
+        self.readers.lock().retain(|id, known| {
+            let stream = self.room.streams.get(id).map(|entry| entry.value().clone());
+            for known in known.iter_mut().filter(|known| known.reads) {
+                let is_reader =
+                    stream.as_ref().is_some_and(|stream| stream.look(|machine| machine.reader().is(known.attach)));
+                if !is_reader {
+                    displaced.push((known.from, *id, known.attach));
+                    known.reads = false;
+                    known.heard = now;
+                } else if now.saturating_duration_since(known.heard) >= READER_HOLD {
+                    known.reads = false;
+                    gone.extend(stream.clone().map(|stream| (stream, known.attach)));
+                }
+            }
+            known.retain(|known| known.reads || now.saturating_duration_since(known.heard) < REMEMBERED);
+            !known.is_empty()
+        });
+        gone.into_iter().for_each(|(stream, attach): (_, AttachId)| Stream::detach_elsewhere(&stream, attach));
+        displaced
+    }
+
+    /// The writer of a stream says that a reader here is not the newest.
+    pub fn displace(&self, stream: StreamId, attach: AttachId) {
+        if let Some(stream) = self.room.streams.get(&stream).map(|entry| entry.value().clone()) {
+            stream.detach_elsewhere(attach);
+        }
+    }
+}

@@ -1,0 +1,318 @@
+//! The writer's conversation with the store: every batch is there before anybody reads it, or it is known why not.
+//!
+//! Owned here: what the store has of one stream, what becomes of a batch that the store cannot take, and how a stream catches up
+//! once it can. Absent: the events themselves (the tail has them) and who decides that there are any (the machine).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tokio::sync::Notify;
+use tracing::{info, warn};
+
+use super::Stream;
+use super::record::StateMarks;
+use crate::clock;
+use crate::config::OnUnreachable;
+use crate::metrics::{Metrics, StoreTrouble};
+use crate::protocol::ids::Seq;
+use crate::protocol::stream::Batch;
+use crate::store::{Appended, Error, Shared, Standing, Store};
+
+/// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
+/// gone comes far earlier; this frees what nobody takes up.
+pub(super) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
+/// How often a store that cannot be reached is looked at again.
+pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+/// One append of a stream that catches up.
+const CATCH_UP: usize = 256 * 1024;
+/// So many events that are gone here may still be in the store: each trim is a call.
+const TRIM_STEP: u64 = 256;
+
+/// The store behind a log, and how it is used.
+#[derive(Clone)]
+pub struct Backing {
+    /// The store.
+    pub store: Arc<dyn Store>,
+    /// The same, where other replicas use it too.
+    pub shared: Option<Arc<dyn Shared>>,
+    /// What is done without it.
+    pub on_unreachable: OnUnreachable,
+    /// Until when this replica counts as living for the others, in milliseconds of [`clock::boot`]; 0 where nobody asks.
+    pub heard_until: Arc<AtomicU64>,
+    /// Told of each new reader here: one at another replica may have to end.
+    pub readers: Arc<Notify>,
+    /// Where its failures are counted.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Backing {
+    /// Whether this replica was not heard of for its lease, so that others may have taken what it has.
+    pub(super) fn is_unheard(&self) -> bool {
+        let until = self.heard_until.load(Ordering::Relaxed);
+        until > 0 && u128::from(until) <= clock::boot().as_millis()
+    }
+}
+
+/// What the store has of one stream.
+#[derive(Debug, Default)]
+pub(super) struct Recorded {
+    /// There is a record.
+    pub(super) is_created: bool,
+    /// The last event that is there.
+    pub(super) upto: Seq,
+    /// The last event that was dropped there.
+    pub(super) trimmed: Seq,
+    /// What the last state said.
+    pub(super) marks: StateMarks,
+    /// Events are missing there, because the store could not take them when they came.
+    pub(super) is_behind: bool,
+    /// Some of those are gone here as well: the rest of the stream stays in memory.
+    pub(super) is_local: bool,
+}
+
+/// A batch on its way into the store, with the state that it brings about where that is worth writing.
+#[derive(Debug, Default)]
+pub(super) struct Staged {
+    pub(super) batch: Batch,
+    pub(super) state: Option<(StateMarks, Bytes)>,
+}
+
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fate {
+    /// It may be read: the store has it, or memory stands for the store.
+    Kept,
+    /// Another writer has the stream. Nothing of this one will ever be in it again.
+    Moved,
+}
+
+enum Trouble {
+    Moved,
+    Store(Error),
+}
+
+impl From<Error> for Trouble {
+    fn from(error: Error) -> Self {
+        Trouble::Store(error)
+    }
+}
+
+/// How long an owner that was not heard of for its lease waits for the store before memory stands for it.
+#[derive(Default)]
+struct Patience(Option<Instant>);
+
+impl Patience {
+    const LENGTH: Duration = Duration::from_secs(3);
+
+    fn is_due(&mut self, backing: &Backing) -> bool {
+        let now = clock::now();
+        backing.is_unheard() && now < *self.0.get_or_insert(now + Self::LENGTH)
+    }
+}
+
+/// One stream's recorder.
+pub(super) struct Recorder<'a> {
+    pub(super) stream: &'a Stream,
+    pub(super) backing: &'a Backing,
+}
+
+impl Recorder<'_> {
+    /// Brings `staged` into the store, and whatever is missing there first. Waits for a store that is to be waited for.
+    pub(super) async fn keep(&self, staged: &Staged) -> Fate {
+        let mut has_warned = false;
+        let mut patience = Patience::default();
+        loop {
+            let began = clock::now();
+            let error = match self.try_keep(staged).await {
+                Ok(()) => {
+                    self.backing.metrics.observe_store_append(clock::now().saturating_duration_since(began));
+                    return Fate::Kept;
+                }
+                Err(Trouble::Moved) => return Fate::Moved,
+                Err(Trouble::Store(error)) => error,
+            };
+            let waits = self.backing.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_));
+            self.backing.metrics.observe_store_failure(match &error {
+                Error::Full(_) => StoreTrouble::Full,
+                Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
+            });
+            if !std::mem::replace(&mut has_warned, true) {
+                let what = if waits { "the stream waits" } else { "memory holds the events" };
+                self.warn_once(&error, what);
+            }
+            // After a lapse others may have ended the stream: only a store that cannot be reached now leaves it to this replica.
+            let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
+            if !waits {
+                self.stream.with_recorded(|recorded| recorded.is_behind = true);
+                return Fate::Kept;
+            }
+            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+        }
+    }
+
+    /// Whether the stream lacks something in the store that could be brought there now.
+    pub(super) fn can_catch_up(&self) -> bool {
+        self.stream.with_recorded(|recorded| recorded.is_behind && !recorded.is_local)
+            && self.backing.store.standing() == Standing::Ready
+    }
+
+    fn warn_once(&self, error: &Error, what: &str) {
+        // Once a stream: each of its batches meets the same.
+        if !self.stream.with_recorded(|recorded| recorded.is_behind) {
+            warn!(stream.id = %self.stream.id, %error, "the store cannot take an event: {what}");
+        }
+    }
+
+    async fn try_keep(&self, staged: &Staged) -> Result<(), Trouble> {
+        // Twice: what the store has may be another thing than was believed.
+        for _ in 0..2 {
+            if self.stream.with_recorded(|recorded| recorded.is_local) {
+                return Ok(());
+            }
+            if self.backing.store.standing() == Standing::Unreachable {
+                return Err(Error::Unavailable("it did not answer before".into()).into());
+            }
+            self.create().await?;
+            if !self.catch_up().await? {
+                return Ok(());
+            }
+            if staged.batch.is_empty() && staged.state.is_none() {
+                return Ok(());
+            }
+            let after = Seq(staged.batch.first().0.max(1) - 1);
+            match self.append(after, &staged.batch, staged.state.as_ref()).await? {
+                Appended::Ok => return Ok(()),
+                Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
+                // An append of which it was not known whether it took effect.
+                Appended::Conflict { tail } if tail < after => {
+                    self.stream.with_recorded(|recorded| recorded.upto = tail)
+                }
+                Appended::Conflict { .. } => return Err(Trouble::Moved),
+            }
+        }
+        Err(Error::Unavailable("it does not hold what it took".into()).into())
+    }
+
+    async fn create(&self) -> Result<(), Error> {
+        if self.stream.with_recorded(|recorded| recorded.is_created) {
+            return Ok(());
+        }
+        let about = self.stream.about().encode();
+        let trimmed = self.stream.lock().tail.trimmed();
+        let epoch = self.backing.store.create(self.stream.id, &about, trimmed, KEEP_UNSEALED).wait().await?;
+        let mut inner = self.stream.lock();
+        inner.epoch = epoch;
+        if let Some(recorded) = &mut inner.recorded {
+            **recorded = Recorded {
+                is_created: true,
+                upto: trimmed,
+                trimmed,
+                is_behind: recorded.is_behind,
+                ..Recorded::default()
+            };
+        }
+        Ok(())
+    }
+
+    /// Brings what readers have already into the store. False when that cannot be done any more.
+    async fn catch_up(&self) -> Result<bool, Trouble> {
+        loop {
+            let (upto, missing) = {
+                let inner = self.stream.lock();
+                let upto = inner.recorded.as_ref().map_or(Seq(0), |recorded| recorded.upto);
+                if inner.tail.trimmed() > upto {
+                    (upto, None)
+                } else {
+                    (upto, Some(inner.tail.batch_after(upto, CATCH_UP)))
+                }
+            };
+            let Some(missing) = missing else {
+                warn!(stream.id = %self.stream.id, "events are gone that the store never had: the stream stays in memory");
+                self.stream.with_recorded(|recorded| recorded.is_local = true);
+                return Ok(false);
+            };
+            if missing.is_empty() {
+                let was_behind = self.stream.with_recorded(|recorded| std::mem::take(&mut recorded.is_behind));
+                if was_behind {
+                    info!(stream.id = %self.stream.id, "the store has the whole stream again");
+                }
+                return Ok(true);
+            }
+            match self.append(upto, &missing, None).await? {
+                Appended::Ok => {}
+                Appended::Conflict { tail } => self.stream.with_recorded(|recorded| recorded.upto = tail),
+                Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
+            }
+        }
+    }
+
+    async fn append(&self, after: Seq, batch: &Batch, state: Option<&(StateMarks, Bytes)>) -> Result<Appended, Error> {
+        let (store, id) = (&self.backing.store, self.stream.id);
+        let epoch = self.stream.lock().epoch;
+        let appended = store.append(id, epoch, after, batch, state.map(|(_, state)| &state[..])).wait().await;
+        match &appended {
+            Ok(Appended::Ok) => {
+                self.stream.with_recorded(|recorded| {
+                    recorded.upto = recorded.upto.max(Seq(after.0 + batch.len() as u64));
+                    if let Some((marks, _)) = state {
+                        recorded.marks = *marks;
+                    }
+                });
+                self.trim().await;
+            }
+            // It lost what it had.
+            Err(Error::Gone) => self.stream.with_recorded(|recorded| recorded.is_created = false),
+            Ok(_) | Err(_) => {}
+        }
+        match appended {
+            Err(Error::Gone) => Err(Error::Unavailable("it has lost the stream".into())),
+            appended => appended,
+        }
+    }
+
+    /// What is gone here need not be kept there.
+    async fn trim(&self) {
+        let (epoch, trimmed) = {
+            let inner = self.stream.lock();
+            (inner.epoch, inner.machine.trimmed())
+        };
+        let is_due = self.stream.with_recorded(|recorded| {
+            let is_due = trimmed.0 >= recorded.trimmed.0 + TRIM_STEP;
+            if is_due {
+                recorded.trimmed = trimmed;
+            }
+            is_due
+        });
+        if is_due && let Err(error) = self.backing.store.trim(self.stream.id, epoch, trimmed).wait().await {
+            warn!(stream.id = %self.stream.id, %error, "the store could not drop what is not needed any more");
+        }
+    }
+
+    /// Seals the stream there. False when it cannot be done now.
+    pub(super) async fn seal(&self) -> bool {
+        if self.stream.with_recorded(|recorded| !recorded.is_created && !recorded.is_behind) {
+            // It never began: an answer that passed, or a failure before one.
+            return true;
+        }
+        match self.try_keep(&Staged::default()).await {
+            Ok(()) => {}
+            Err(Trouble::Moved) => return true,
+            Err(Trouble::Store(_)) => return false,
+        }
+        let (epoch, retention, state) = {
+            let state = self.stream.state();
+            let inner = self.stream.lock();
+            (inner.epoch, inner.machine.policy().retention, state.encode())
+        };
+        match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
+            Ok(_) => true,
+            Err(error) => {
+                self.warn_once(&error, "the stream is sealed in memory");
+                self.stream.with_recorded(|recorded| recorded.is_behind = true);
+                false
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! Streams of other processes, and of this one before it was started: served from the store, and ended where nobody writes them any
+//! more.
+//!
+//! Owned here: how a stream comes out of its record. One that is over is read whole and lives here like any other. One that is not
+//! belongs to a replica that writes it: here it is a mirror (`mirror.rs`). Absent: who may have it (as for any stream), and when a replica
+//! counts as gone (`replicas`).
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::JoinSet;
+use tracing::{debug, info, warn};
+
+use super::mirror::Mirror;
+use super::record::{About, State};
+use super::recorder::{Backing, KEEP_UNSEALED, Recorded};
+use super::share::{Part, Sharer};
+use super::stream::Restored;
+use super::{EventLog, Principal, Stream, Writer};
+use crate::clock;
+use crate::config::OnUnreachable;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
+use crate::store::{Error, Standing, Stored};
+
+/// So long a client may wait for an event that the store was handed.
+const STORE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The store cannot be asked, and only it could tell.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the store cannot be reached")]
+pub struct Unreachable;
+
+impl EventLog {
+    /// Takes the stream that an event ID names out of the store, if it is there and not here. Says nothing of who may have it; what is
+    /// not there is no error.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn recall(self: &Arc<Self>, id: &EventId) -> Result<(), Unreachable> {
+        let Some(backing) = self.backing.clone() else { return Ok(()) };
+        // Without the store: a forged one is not worth the question.
+        let Some(verified) = id.verify(&self.identity.keys) else { return Ok(()) };
+        let is_unreachable = backing.store.standing() == Standing::Unreachable;
+        let here = self.room.streams.get(&verified.stream).map(|entry| entry.value().clone());
+        if let Some(here) = here {
+            if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
+                return Err(Unreachable);
+            }
+            // A client that read it elsewhere may be back before the store has answered its writer.
+            if tokio::time::timeout(STORE_PATIENCE, here.stored(verified.seq)).await.is_err() {
+                return Err(Unreachable);
+            }
+            if !self.may_be_taken(&backing, &here, verified.seq) {
+                return Ok(());
+            }
+            match self.look_whether_taken(&backing, &here).await {
+                Ok(false) => return Ok(()),
+                Ok(true) => self.leave(&backing, &here),
+                // Served on where it is known to be this replica's, and not where others may have ended it.
+                Err(_) if is_unreachable && !backing.is_unheard() => return Ok(()),
+                Err(_) => return Err(Unreachable),
+            }
+        }
+        if is_unreachable {
+            return Err(Unreachable);
+        }
+        match self.restore(&backing, verified.stream).await {
+            Ok(()) => Ok(()),
+            Err(error) => {
+                warn!(stream.id = %verified.stream, %error, "a stream cannot be read from the store");
+                Err(Unreachable)
+            }
+        }
+    }
+
+    /// The writer of the stream that an event ID names, where it may have what is neither here nor in the store: what came while the
+    /// store was away. To be asked for after [`Self::recall`].
+    pub fn may_be_ahead(&self, id: &EventId) -> Option<(Owner, StreamId, Seq)> {
+        let verified = id.verify(&self.identity.keys).filter(|verified| verified.owner != self.identity.owner)?;
+        // The map's guard ends before the stream's lock is waited for.
+        let here = self.room.streams.get(&verified.stream).map(|entry| entry.value().clone());
+        let is_missing = here.is_none_or(|here| {
+            !here.is_written_here() && here.look(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
+        });
+        is_missing.then_some((verified.owner, verified.stream, verified.seq))
+    }
+
+    /// The last event that a client may have of a stream of this process.
+    pub fn written_upto(&self, id: StreamId) -> Option<Seq> {
+        let stream = self.room.streams.get(&id).map(|entry| entry.value().clone())?;
+        Some(stream.last_kept())
+    }
+
+    async fn restore(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
+        // Heard of from before it is looked at on, so that nothing is missed.
+        let following = match &backing.shared {
+            Some(shared) => Some(shared.follow(id).wait().await?),
+            None => None,
+        };
+        let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
+        let Some(stream) = self.rebuild(backing, id, &stored, stored.trimmed) else { return Ok(()) };
+        let stream = Arc::new(stream);
+        let mut mirror = Mirror::new(stream.clone(), backing.clone(), self.identity.owner);
+        let is_over = mirror.catch_up(&stored).await?;
+        if !is_over && following.is_none() {
+            // Its writer is this process, which has not let anybody know of it yet.
+            return Ok(());
+        }
+        // Of two that restore it at once, one is enough.
+        let entry = self.room.streams.entry(id).or_insert_with(|| stream.clone());
+        if !Arc::ptr_eq(entry.value(), &stream) {
+            return Ok(());
+        }
+        drop(entry);
+        stream.publish_first();
+        backing.metrics.observe_restored();
+        debug!(stream.id = %id, is_over, "stream restored");
+        match following {
+            Some(following) if !is_over => drop(tokio::spawn(mirror.run(self.clone(), following))),
+            Some(_) | None => self.keep_restored(backing, &stream).await?,
+        }
+        Ok(())
+    }
+
+    /// From now on its retention counts anew, here and in the store.
+    pub(super) async fn keep_restored(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<(), Error> {
+        self.retain(stream);
+        let retention = stream.look(|machine| machine.policy().retention);
+        backing.store.keep(stream.id(), retention).wait().await
+    }
+
+    /// The stream of a record, without its events; `None` where the record cannot be read.
+    fn rebuild(&self, backing: &Arc<Backing>, id: StreamId, stored: &Stored, tail: Seq) -> Option<Stream> {
+        let records = About::decode(&stored.about).and_then(|about| Ok((about, State::decode(&stored.state)?)));
+        let (about, state) = match records {
+            Ok(records) => records,
+            Err(error) => {
+                warn!(stream.id = %id, %error, "a stream is lost");
+                return None;
+            }
+        };
+        // What is not here is not gone there.
+        let recorded = Recorded { is_created: true, upto: tail, trimmed: tail, ..Recorded::default() };
+        let restored = Restored { id, about, state, epoch: stored.epoch, tail, recorded };
+        let part = self.part_of_restored(&restored.about);
+        Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), part, clock::now()))
+    }
+
+    /// It counts as its principal's, whoever asks for it. Nothing is refused: it is there, and somebody waits.
+    fn part_of_restored(&self, about: &About) -> Part {
+        let sharer = match (&about.binding.principal, &about.binding.session) {
+            (Principal::Known(known), _) => Sharer::Known(*known),
+            (Principal::Anonymous, Some(session)) => Sharer::Session(session.clone()),
+            (Principal::Anonymous, None) => Sharer::Peer(std::net::Ipv4Addr::UNSPECIFIED.into()),
+        };
+        self.share(sharer).take_part(0)
+    }
+
+    /// Takes the stream from a writer that is gone, and ends it with an error for whatever it owes. Nothing where it has ended.
+    ///
+    /// # Errors
+    /// When the store cannot do it now. It may be tried again.
+    pub async fn adopt(&self, id: StreamId) -> Result<(), Error> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        match backing.store.take_over(id).wait().await {
+            Ok(_) => {}
+            Err(Error::Gone) => return Ok(()),
+            Err(error) => return Err(error),
+        }
+        let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
+        if stored.sealed {
+            return Ok(());
+        }
+        // Its events stay where they are.
+        let Some(stream) = self.rebuild(backing, id, &stored, stored.tail) else {
+            return backing.store.expire(id).wait().await;
+        };
+        let writer = Writer::new(Arc::new(stream), self.room.clone());
+        writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
+        info!(stream.id = %id, "a stream whose writer is gone was ended");
+        backing.metrics.observe_adopted();
+        writer.seal().await;
+        Ok(())
+    }
+
+    /// Ends every stream that this replica left open when it was last running. To be called before anything is served.
+    ///
+    /// # Errors
+    /// When the store cannot do it.
+    pub async fn recover(self: &Arc<Self>) -> Result<usize, Error> {
+        let Some(backing) = &self.backing else { return Ok(0) };
+        let left = backing.store.open_streams(self.identity.owner).wait().await?;
+        // Each waits for the disk: together they wait once.
+        const AT_ONCE: usize = 64;
+        for some in left.chunks(AT_ONCE) {
+            let mut adopting = JoinSet::new();
+            for id in some.iter().copied() {
+                let log = self.clone();
+                adopting.spawn(async move { log.adopt(id).await });
+            }
+            adopting.join_all().await.into_iter().collect::<Result<(), Error>>()?;
+        }
+        Ok(left.len())
+    }
+
+    /// Leaves every stream that another replica has taken meanwhile. To be called when this one was not heard of for longer than its lease.
+    ///
+    /// # Errors
+    /// When the store cannot be asked. What was not looked at yet may still be another's: the store takes nothing more of it.
+    pub async fn leave_taken(&self) -> Result<(), Error> {
+        let Some(backing) = &self.backing else { return Ok(()) };
+        for (_, stream) in self.open_here() {
+            if self.look_whether_taken(backing, &stream).await? {
+                self.leave(backing, &stream);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether another replica may have the stream, and this one not know it yet: it was not heard of for its lease, or a client has what
+    /// was never written here.
+    fn may_be_taken(&self, backing: &Backing, stream: &Stream, seq: Seq) -> bool {
+        let is_strange = || stream.look(|machine| machine.tail() < seq);
+        backing.shared.is_some() && stream.is_written_here() && (backing.is_unheard() || is_strange())
+    }
+
+    async fn look_whether_taken(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {
+        if !stream.with_recorded(|recorded| recorded.is_created) {
+            return Ok(false);
+        }
+        let epoch = stream.lock().epoch;
+        let stored = backing.store.load(stream.id()).wait().await?;
+        Ok(stored.is_some_and(|stored| stored.epoch > epoch))
+    }
+
+    fn leave(&self, backing: &Backing, stream: &Arc<Stream>) {
+        self.room.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
+        if stream.leave() {
+            warn!(stream.id = %stream.id(), "another replica has taken the stream");
+            backing.metrics.observe_fenced();
+        }
+        stream.pump.notify_one();
+    }
+
+    /// The store has lost what it had: every stream that is written here is brought there again.
+    pub fn write_back(&self) {
+        self.open_here().iter().for_each(|(_, stream)| stream.note_unrecorded());
+    }
+
+    /// The streams that can be found, are not over, and are written here.
+    fn open_here(&self) -> Vec<(StreamId, Arc<Stream>)> {
+        let open = self.room.streams.iter().filter(|entry| entry.value().is_written_here());
+        open.map(|entry| (*entry.key(), entry.value().clone())).collect()
+    }
+
+    /// Keeps the unsealed streams of this process in the store, for as long as it runs. Until dropped.
+    pub async fn keep_open(&self) {
+        let Some(backing) = &self.backing else { return std::future::pending().await };
+        loop {
+            clock::sleep_until(clock::now() + KEEP_UNSEALED / 6).await;
+            for (id, _) in self.open_here() {
+                if let Err(error) = backing.store.keep(id, KEEP_UNSEALED).wait().await {
+                    warn!(stream.id = %id, %error, "the store could not be told to keep a stream");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A stream that comes out of the store: written by a process before this one, or by another replica while it is read here.
+
+use std::future::poll_fn;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Instant;
+
+use super::Stream;
+use crate::clock;
+use crate::event_log::Identity;
+use crate::event_log::head::Head;
+use crate::event_log::inner::Bounds;
+use crate::event_log::record::{About, State};
+use crate::event_log::recorder::{Backing, Recorded};
+use crate::event_log::share::Part;
+use crate::event_log::stream::Spec;
+use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
+use crate::protocol::replica::Reader;
+use crate::protocol::stream::{Batch, Machine};
+use crate::store::memory::Tail;
+use crate::store::{Stored, WriterEpoch};
+
+/// What a record says of a stream.
+pub(in crate::event_log) struct Restored {
+    pub(in crate::event_log) id: StreamId,
+    pub(in crate::event_log) about: About,
+    pub(in crate::event_log) state: Option<State>,
+    pub(in crate::event_log) epoch: WriterEpoch,
+    /// The last event that is not kept here.
+    pub(in crate::event_log) tail: Seq,
+    pub(in crate::event_log) recorded: Recorded,
+}
+
+impl Stream {
+    /// The stream of a record, without its events.
+    pub(in crate::event_log) fn restored(
+        restored: Restored,
+        identity: Arc<Identity>,
+        bounds: Bounds,
+        backing: Arc<Backing>,
+        part: Part,
+        now: Instant,
+    ) -> Self {
+        let Restored { id, about, state, epoch, tail, recorded } = restored;
+        let spec = Spec {
+            policy: about.policy.clone(),
+            binding: about.binding,
+            ids: Vec::new(),
+            batch: about.batch,
+            polls: about.polls,
+            body: about.body,
+            slicing: about.slicing,
+        };
+        let mut stream = Self::new(id, identity, bounds, Some(backing), spec, part, now);
+        stream.origin = (about.owner, about.epoch);
+        let (machine, slices, secret) = match state {
+            Some(State { machine, slices, secret }) => (Some(machine), slices, secret),
+            None => (None, Vec::new(), None),
+        };
+        if let Some(secret) = about.secret.or(secret) {
+            let _ = stream.secret.set(secret);
+        }
+        {
+            let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
+            inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
+            inner.tail = Tail::starting_at(tail);
+            inner.tail.set_epoch(epoch);
+            inner.epoch = epoch;
+            inner.head = Head::Committed;
+            inner.recorded = Some(Box::new(recorded));
+            inner.is_mirror = true;
+        }
+        // Its bytes went upstream long ago.
+        stream.note_sent();
+        if stream.slices.is_some() {
+            stream.begin_first_slice();
+            slices.into_iter().for_each(|names| drop(stream.begin_slice(names)));
+        }
+        let marks = stream.look(|machine| stream.marks_of(machine));
+        stream.with_recorded(|recorded| recorded.marks = marks);
+        stream
+    }
+
+    /// Whether it is not over, and written by this process.
+    pub(in crate::event_log) fn is_written_here(&self) -> bool {
+        let inner = self.lock();
+        !inner.is_mirror && !inner.machine.is_sealed()
+    }
+
+    /// Whether another replica has it, and nothing more of it is read here.
+    pub fn has_moved(&self) -> bool {
+        self.lock().moved
+    }
+
+    /// Waits until the store has said what it makes of the event at `seq`, where it was handed that.
+    pub(in crate::event_log) async fn stored(&self, seq: Seq) {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            let machine = &inner.machine;
+            let is_under_way = machine.tail() < seq && seq <= machine.numbered_upto() && !machine.is_sealed();
+            if !is_under_way {
+                return Poll::Ready(());
+            }
+            inner.watch(cx);
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Whether it is not over, and written by another process.
+    pub fn is_elsewhere(&self) -> bool {
+        let inner = self.lock();
+        inner.is_mirror && !inner.machine.is_sealed()
+    }
+
+    /// The last event that is here.
+    pub(in crate::event_log) fn last_kept(&self) -> Seq {
+        self.lock().tail.last()
+    }
+
+    /// Takes events that were logged elsewhere.
+    pub(in crate::event_log) fn mirror(&self, batch: &Batch) {
+        let mut inner = self.lock();
+        inner.mirror(batch, self.bounds, clock::now());
+        self.publish(inner, true);
+    }
+
+    /// The events up to `upto` are gone before they came here.
+    pub(in crate::event_log) fn skip_to(&self, upto: Seq) {
+        let mut inner = self.lock();
+        inner.tail = Tail::starting_at(upto);
+        inner.machine.handle_elsewhere(None, upto, upto);
+        let events = inner.tail.byte_len();
+        inner.part.set_events(events);
+        self.publish(inner, true);
+    }
+
+    /// Takes the state that was written elsewhere, and the end.
+    pub(in crate::event_log) fn mirror_state(&self, state: Option<State>, stored: &Stored) {
+        let mut inner = self.lock();
+        inner.epoch = stored.epoch;
+        let tail = inner.tail.last();
+        let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
+        inner.machine.handle_elsewhere(machine, tail, Seq(0));
+        if stored.sealed {
+            inner.machine.handle_sealed_elsewhere(clock::now());
+        }
+        // A question may have been answered, or the last response have come.
+        self.publish(inner, true);
+        let known = self.slices.as_ref().map(|known| known.later()).unwrap_or_default();
+        let new = slices.into_iter().flatten().filter(|names| !known.contains(names));
+        new.for_each(|names| drop(self.begin_slice(names)));
+    }
+
+    /// The store does not have it any more.
+    pub(in crate::event_log) fn end_elsewhere(&self) {
+        let mut inner = self.lock();
+        inner.machine.handle_sealed_elsewhere(clock::now());
+        self.publish(inner, true);
+    }
+
+    /// A connection of another replica reads it now. Whoever did before ends.
+    pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
+        let mut inner = self.lock();
+        inner.machine.handle_attach(attach, written, clock::now());
+        inner.note_presence();
+        inner.wake();
+        drop(inner);
+        self.pump.notify_one();
+    }
+
+    /// That connection took the events up to `written`.
+    pub(in crate::event_log) fn note_written_elsewhere(&self, written: Seq) {
+        let mut inner = self.lock();
+        let written = written.min(inner.machine.tail());
+        inner.machine.handle_written(written, clock::now());
+        inner.fit_paused(self.bounds);
+        drop(inner);
+        self.pump.notify_one();
+    }
+
+    /// That connection does not read it any more. Nothing where it was not the reader.
+    pub(in crate::event_log) fn detach_elsewhere(&self, attach: AttachId) {
+        let mut inner = self.lock();
+        inner.machine.handle_detach(attach, clock::now());
+        inner.note_presence();
+        inner.fit_paused(self.bounds);
+        inner.wake();
+        drop(inner);
+        self.pump.notify_one();
+    }
+
+    /// The store has lost it, and is to get it again.
+    pub(in crate::event_log) fn note_unrecorded(&self) {
+        self.with_recorded(|recorded| {
+            if recorded.is_created {
+                recorded.is_created = false;
+                recorded.is_behind = true;
+            }
+        });
+        self.pump.notify_one();
+    }
+
+    /// What its reader here has, for the replica that writes it; `touches` is how often it was asked for.
+    pub(in crate::event_log) fn reader_here(&self, from: Owner, touches: u64) -> Reader {
+        let inner = self.lock();
+        let reader = inner.machine.reader();
+        Reader {
+            stream: self.id,
+            from,
+            attach: reader.attached(),
+            written: reader.written(),
+            confirmed: reader.confirmed(),
+            returned: reader.has_returned(),
+            touches,
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What of a stream is to be brought into the store, and what follows from that.
+
+use super::{Advanced, Stream};
+use crate::clock;
+use crate::event_log::inner::Inner;
+use crate::event_log::record::{About, State, StateMarks};
+use crate::event_log::recorder::{Recorded, Staged};
+use crate::protocol::ids::Seq;
+use crate::protocol::stream::{Batch, Machine, Phase};
+
+impl Stream {
+    /// What it is, for its record.
+    pub(in crate::event_log) fn about(&self) -> About {
+        let (policy, ids) = self.look(|machine| (machine.policy().clone(), machine.debts().ids().cloned().collect()));
+        let (owner, epoch) = self.origin;
+        About {
+            owner,
+            epoch,
+            policy,
+            binding: self.binding.clone(),
+            ids,
+            batch: self.batch,
+            polls: self.polls,
+            body: self.body(),
+            slicing: self.slicing().cloned(),
+            secret: self.secret().cloned(),
+        }
+    }
+
+    /// Where it stands, for its record.
+    pub(in crate::event_log) fn state(&self) -> State {
+        self.state_of(&self.lock().machine)
+    }
+
+    fn state_of(&self, machine: &Machine) -> State {
+        let slices = self.slices.as_ref().map(|slices| slices.later()).unwrap_or_default();
+        State { machine: machine.snapshot(), slices, secret: self.secret().cloned() }
+    }
+
+    pub(super) fn marks_of(&self, machine: &Machine) -> StateMarks {
+        let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
+        StateMarks { machine: machine.marks(), slices, has_secret: self.secret().is_some() }
+    }
+
+    /// Looks at, or changes, what is known of the store's record. To be called of a stream that has one.
+    pub(in crate::event_log) fn with_recorded<R: Default>(&self, act: impl FnOnce(&mut Recorded) -> R) -> R {
+        self.lock().recorded.as_deref_mut().map(act).unwrap_or_default()
+    }
+
+    /// What there is to be brought into the store; `None` where that is nothing.
+    pub(in crate::event_log) fn stage(&self, inner: &mut Inner) -> Option<Staged> {
+        let batch = inner.machine.poll_batch();
+        let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
+        let recorded = inner.recorded.as_ref()?;
+        if batch.is_none() && !(has_begun && recorded.is_created) {
+            // A stream that begins is recorded whether or not there is an event yet.
+            let begins = inner.machine.phase() == Phase::Open && !recorded.is_created && !recorded.is_behind;
+            return begins.then(Staged::default);
+        }
+        let marks = self.marks_of(&inner.machine);
+        let state = (marks != recorded.marks).then(|| (marks, self.state_of(&inner.machine).encode()));
+        let is_sealed = inner.machine.is_sealed();
+        match (batch, state) {
+            (None, None) => None,
+            // The seal brings its own; and while memory stands for the store, or always will, none is missed.
+            (None, Some(_)) if is_sealed || recorded.is_behind || recorded.is_local => None,
+            (batch, state) => {
+                let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
+                Some(Staged { batch, state })
+            }
+        }
+    }
+
+    /// The store has `batch`: it may be read. Hands out what is next.
+    pub(in crate::event_log) fn accept(&self, batch: &Batch) -> Advanced<()> {
+        let mut inner = self.lock();
+        if !batch.is_empty() {
+            inner.accept(batch, self.bounds, clock::now());
+        }
+        let staged = self.stage(&mut inner);
+        let short = inner.is_short();
+        self.publish(inner, !batch.is_empty());
+        Advanced { result: (), staged, short }
+    }
+
+    /// Another writer has the stream: nobody reads any more of it here. Its readers end, to find it where it is now. False where that
+    /// was known.
+    pub(in crate::event_log) fn leave(&self) -> bool {
+        let mut inner = self.lock();
+        let is_news = !std::mem::replace(&mut inner.moved, true);
+        inner.machine.handle_refused(clock::now());
+        inner.wake();
+        self.publish(inner, false);
+        is_news
+    }
+}

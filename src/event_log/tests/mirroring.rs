@@ -1,0 +1,230 @@
+//! Two replicas with one store: what one writes, the other one's clients read.
+
+use super::restoring::{ended, event_id, read_again};
+use super::*;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::ids::EventId;
+use crate::replicas::Replicas;
+use crate::store::memory::whole::Memory;
+use crate::store::{Renewal, Shared};
+
+const LEASE: Duration = Duration::from_secs(15);
+
+/// A replica, and its part in what they say to each other.
+struct Replica {
+    log: Arc<EventLog>,
+    store: Arc<Memory>,
+    running: tokio::task::JoinHandle<()>,
+}
+
+impl Replica {
+    async fn of(store: &Memory, owner: u32) -> Self {
+        let store = Arc::new(store.as_of(Owner(owner)));
+        let log = Arc::new(log_of(Owner(owner), store.clone()));
+        let shared = log.shared().unwrap();
+        let replicas = Replicas::begin(shared, log.clone(), LEASE).await.unwrap();
+        let running = tokio::spawn(async move { replicas.run(|_| async { None }).await });
+        Self { log, store, running }
+    }
+
+    /// Nothing of it runs any more, and nobody is told.
+    fn kill(&self) {
+        self.running.abort();
+    }
+
+    /// A client of it that comes back with that id.
+    async fn resume(&self, id: &EventId) -> Client {
+        self.log.recall(id).await.unwrap();
+        let (stream, cursor) = self.log.find(id, &binding()).expect("it is in the store");
+        stream.note_return(Some(cursor));
+        Client::attach(&stream, cursor)
+    }
+}
+
+/// Lets every task do what it can do now.
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn is_read(stream: &Stream) -> bool {
+    stream.look(|machine| machine.reader().is_attached())
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_reads_at_one_replica_what_another_one_writes() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let mut client = two.resume(&event_id(&stream, 0)).await;
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), wire(&stream, 1, &note(0)));
+    for n in 1..4 {
+        writer.update(says(&note(n))).await;
+        settle().await;
+        assert!(client.read_all().is_pending());
+        assert!(client.text().ends_with(&wire(&stream, n as u64 + 1, &note(n))));
+    }
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    writer.seal().await;
+    settle().await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    let whole: String = (0..4).map(|n| wire(&stream, n + 1, &note(n as usize))).collect();
+    assert_eq!(client.text(), whole + &wire(&stream, 5, RESPONSE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let abandoned_at = || stream.look(Machine::poll_timeout);
+    assert!(abandoned_at().is_some(), "nobody reads it");
+    let client = two.resume(&event_id(&stream, 0)).await;
+    settle().await;
+    assert!(is_read(&stream) && abandoned_at().is_none());
+    // Renewed for as long as it reads.
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    settle().await;
+    assert!(is_read(&stream));
+    drop(client);
+    settle().await;
+    assert!(!is_read(&stream) && abandoned_at().is_some());
+    // And one whose replica died is not waited for.
+    let client = two.resume(&event_id(&stream, 0)).await;
+    settle().await;
+    assert!(is_read(&stream));
+    two.kill();
+    std::mem::forget(client);
+    store.set_away(true);
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    settle().await;
+    assert!(!is_read(&stream));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_newest_reader_displaces_the_others_wherever_they_are() {
+    let store = Memory::default();
+    let (one, two, three) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await, Replica::of(&store, 3).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let id = event_id(&stream, 0);
+    let mut here = Client::attach(&stream, Seq(0));
+    assert!(here.read_all().is_pending());
+
+    let mut at_two = two.resume(&id).await;
+    settle().await;
+    assert!(matches!(here.read_all(), Poll::Ready(ReadOutcome::TakenOver(_))));
+    assert!(at_two.read_all().is_pending());
+
+    let mut at_three = three.resume(&id).await;
+    settle().await;
+    assert!(matches!(at_two.read_all(), Poll::Ready(ReadOutcome::TakenOver(_))));
+    assert!(at_three.read_all().is_pending());
+
+    let mut again = Client::attach(&stream, Seq(0));
+    settle().await;
+    assert!(matches!(at_three.read_all(), Poll::Ready(ReadOutcome::TakenOver(_))));
+    writer.update(says(&note(1))).await;
+    settle().await;
+    assert!(again.read_all().is_pending());
+    assert_eq!(again.text(), wire(&stream, 1, &note(0)) + &wire(&stream, 2, &note(1)));
+    // What those that were displaced say late changes nothing.
+    drop((at_two, at_three, here));
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    settle().await;
+    assert!(again.read_all().is_pending());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_is_gone_is_swept_within_its_lease() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    // Long enough for two to have seen the store for a lease.
+    tokio::time::sleep(LEASE * 2).await;
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let mut client = two.resume(&event_id(&stream, 0)).await;
+    assert!(client.read_all().is_pending());
+    one.kill();
+    tokio::time::sleep(LEASE + LEASE / 2).await;
+    settle().await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(client.text().contains("-32011"), "{}", client.text());
+    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
+
+    // It was only frozen: nothing of it is in the stream any more, and its own readers are sent away.
+    let mut late = Client::attach(&stream, Seq(1));
+    assert!(late.read_all().is_pending());
+    writer.update(says(RESPONSE)).await;
+    assert!(matches!(late.read_all(), Poll::Ready(ReadOutcome::Moved(_))));
+    let (text, _) = read_again(&two.log, &event_id(&stream, 1)).await;
+    assert!(text.contains("-32011") && !text.contains("result"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_wakes_leaves_what_others_have_taken() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let mut client = Client::attach(&stream, Seq(1));
+    assert!(client.read_all().is_pending());
+    two.log.adopt(stream.id()).await.unwrap();
+    // Its next renewal says that it was not heard of.
+    one.store.give_up().wait().await.unwrap();
+    tokio::time::sleep(LEASE).await;
+    settle().await;
+    assert!(matches!(client.read_all(), Poll::Ready(ReadOutcome::Moved(_))));
+    let (text, outcome) = read_again(&one.log, &event_id(&stream, 1)).await;
+    assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
+    assert!(text.contains("-32011"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_of_the_store_is_nobodys_death() {
+    let store = Memory::default();
+    let (one, _two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    tokio::time::sleep(LEASE * 2).await;
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    store.set_away(true);
+    tokio::time::sleep(LEASE * 4).await;
+    writer.update(says(&note(1))).await;
+    store.set_away(false);
+    tokio::time::sleep(LEASE * 4).await;
+    settle().await;
+    writer.update(says(RESPONSE)).await;
+    assert_eq!(stream.look(Machine::failure).map(|failure| failure.code), None::<ErrorCode>);
+    assert_eq!(stream.look(Machine::tail), Seq(3));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
+    let store = Memory::default();
+    let before = Replica::of(&store, 1).await;
+    let (stream, writer) = open(&before.log);
+    writer.update(says(&note(0))).await;
+    before.kill();
+    let began = crate::clock::now();
+    let after = Replica::of(&store, 1).await;
+    assert!(crate::clock::now() - began >= LEASE);
+    let (text, _) = read_again(&after.log, &event_id(&stream, 0)).await;
+    assert!(text.contains("-32011"), "{text}");
+    // A living one keeps it.
+    let twin = Arc::new(store.as_of(Owner(1)));
+    let log = Arc::new(log_of(Owner(1), twin.clone()));
+    let shared = log.shared().unwrap();
+    assert!(Replicas::begin(shared, log, LEASE).await.is_err());
+    assert_eq!(twin.renew(LEASE).wait().await.unwrap(), Renewal::Taken);
+}

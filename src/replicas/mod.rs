@@ -1,0 +1,251 @@
+//! This process among others like it that share its store.
+//!
+//! Owned here: the lease by which the others know that it lives, the end of streams whose replica does not, and what replicas say to each
+//! other: who reads where ([`EventLog`] decides what follows), and requests that concern something at another replica. Invariant:
+//! nobody is swept before the store could be reached for one whole lease, so that an outage of the store is nobody's death. Absent:
+//! what a request means (ingress).
+
+mod requests;
+
+use std::future::Future;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error, info, warn};
+
+pub use requests::Requests;
+
+use crate::clock;
+use crate::event_log::{Displaced, EventLog, READER_HOLD};
+use crate::protocol::ids::{Owner, StoreEpoch};
+use crate::protocol::replica::{Handed, Message};
+use crate::store::{Error, Renewal, Shared};
+
+/// Readers that were displaced are looked for so often, also where nobody has told of one.
+const LOOK_FOR_READERS: Duration = Duration::from_secs(1);
+/// After the store failed while it was waited for.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Why this process cannot be one of several.
+#[derive(Debug, thiserror::Error)]
+pub enum BeginError {
+    /// Another living process has its name.
+    #[error(
+        "another process that uses this store is called the same and was heard of within the last {0:?}: \
+         give each a replica.name of its own"
+    )]
+    Taken(Duration),
+    /// The store failed.
+    #[error("the store cannot be used: {0}")]
+    Store(#[from] Error),
+}
+
+/// This process among others.
+pub struct Replicas {
+    shared: Arc<dyn Shared>,
+    log: Arc<EventLog>,
+    lease: Duration,
+    requests: Requests,
+    is_taken: AtomicBool,
+}
+
+impl Replicas {
+    /// Takes this replica's name, waiting until a process that had it before counts as gone, and ends what that one left open.
+    ///
+    /// # Errors
+    /// When another living process has the name, or the store fails.
+    pub async fn begin(shared: Arc<dyn Shared>, log: Arc<EventLog>, lease: Duration) -> Result<Arc<Self>, BeginError> {
+        if shared.renew(lease).wait().await? == Renewal::Taken {
+            info!(?lease, "a process of this name was running a moment ago: waiting until it counts as gone");
+            // A little longer, because the lease is renewed three times in its length.
+            clock::sleep_until(clock::now() + lease + lease / 10).await;
+            if shared.renew(lease).wait().await? == Renewal::Taken {
+                return Err(BeginError::Taken(lease));
+            }
+        }
+        let left = log.recover().await?;
+        if left > 0 {
+            info!(streams = left, "ended what was left open when this replica last ran");
+        }
+        let requests = Requests::new(shared.clone());
+        Ok(Arc::new(Self { shared, log, lease, requests, is_taken: AtomicBool::new(false) }))
+    }
+
+    /// Which replica this is.
+    pub fn owner(&self) -> Owner {
+        self.shared.owner()
+    }
+
+    /// Whether another process has taken the name of this one, which had better end.
+    pub fn is_taken(&self) -> bool {
+        self.is_taken.load(Ordering::Relaxed)
+    }
+
+    /// Requests to other replicas.
+    pub fn requests(&self) -> &Requests {
+        &self.requests
+    }
+
+    /// Keeps the lease, ends the streams of replicas that are gone, and listens; until dropped. `take` answers a request of another
+    /// replica: `None` where it concerns nothing here.
+    pub async fn run<F>(&self, take: impl Fn(Handed) -> F)
+    where
+        F: Future<Output = Option<Handed>> + Send + 'static,
+    {
+        tokio::join!(self.keep_lease(), self.listen(take), self.watch_readers());
+    }
+
+    /// Ends the lease: nothing is open here any more.
+    pub async fn leave(&self) {
+        if let Err(error) = self.shared.give_up().wait().await {
+            warn!(%error, "the lease could not be given up: it lapses");
+        }
+    }
+
+    // ── leases ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn keep_lease(&self) {
+        let mut reachable_since: Option<Instant> = None;
+        let mut epoch = self.shared.epoch();
+        loop {
+            let began = clock::boot();
+            let renewed = self.shared.renew(self.lease).wait().await;
+            let now = clock::now();
+            match renewed {
+                Ok(renewal) => {
+                    self.note_contents(&mut epoch);
+                    let since = *reachable_since.get_or_insert(now);
+                    self.take_renewal(renewal).await;
+                    if renewal != Renewal::Taken {
+                        // From before it was asked for: the store may have answered late.
+                        self.log.note_heard(began + self.lease);
+                    }
+                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
+                        self.sweep().await;
+                    }
+                }
+                Err(error) => {
+                    if reachable_since.take().is_some() {
+                        warn!(%error, "the lease could not be renewed");
+                    }
+                }
+            }
+            clock::sleep_until(now + self.lease / 3).await;
+        }
+    }
+
+    async fn take_renewal(&self, renewal: Renewal) {
+        let is_taken = renewal == Renewal::Taken;
+        if is_taken != self.is_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
+            error!("another process that uses this store is called the same: this one serves nothing new");
+        }
+        // Not heard of for longer than the lease: others may have ended what is open here.
+        if renewal != Renewal::Held
+            && let Err(error) = self.log.leave_taken().await
+        {
+            warn!(%error, "the store could not say which streams others have taken");
+        }
+    }
+
+    /// A store that came back empty gets back what lives here.
+    fn note_contents(&self, epoch: &mut StoreEpoch) {
+        let now = self.shared.epoch();
+        if std::mem::replace(epoch, now) != now {
+            warn!("the store has lost what it held: what lives here is brought there again");
+            self.log.write_back();
+        }
+    }
+
+    async fn sweep(&self) {
+        match self.try_sweep().await {
+            Ok(()) => {}
+            Err(error) => warn!(%error, "the streams of a replica that is gone could not be ended yet"),
+        }
+    }
+
+    async fn try_sweep(&self) -> Result<(), Error> {
+        for owner in self.shared.lapsed().wait().await? {
+            if owner == self.owner() {
+                continue;
+            }
+            let open = self.shared.open_streams(owner).wait().await?;
+            warn!(
+                owner = owner.0,
+                streams = open.len(),
+                "a replica was not heard of for its lease: ending its streams"
+            );
+            for stream in open {
+                self.log.adopt(stream).await?;
+            }
+            self.shared.dismiss(owner).wait().await?;
+        }
+        Ok(())
+    }
+
+    // ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn listen<F>(&self, take: impl Fn(Handed) -> F)
+    where
+        F: Future<Output = Option<Handed>> + Send + 'static,
+    {
+        loop {
+            match self.shared.receive().wait().await {
+                Ok(messages) => {
+                    for message in messages {
+                        self.hear(&message, &take).await;
+                    }
+                }
+                Err(error) => {
+                    debug!(%error, "nothing can be heard of other replicas");
+                    clock::sleep_until(clock::now() + PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn hear<F>(&self, message: &[u8], take: &impl Fn(Handed) -> F)
+    where
+        F: Future<Output = Option<Handed>> + Send + 'static,
+    {
+        match Message::decode(message) {
+            Some(Message::Reader(reader)) => self.displace(self.log.note_reader(&reader)).await,
+            Some(Message::Displaced { stream, attach }) => self.log.displace(stream, attach),
+            Some(Message::Request { from, number, request }) => {
+                let (shared, taken) = (self.shared.clone(), take(request));
+                // Others are not to wait for an upstream that takes its time.
+                tokio::spawn(async move {
+                    let reply = Message::Reply { number, reply: taken.await };
+                    requests::answer(&*shared, from, reply).await;
+                });
+            }
+            Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
+            Some(Message::Where { from, number, stream }) => {
+                let upto = self.log.written_upto(stream);
+                requests::answer(&*self.shared, from, Message::There { number, upto }).await;
+            }
+            Some(Message::There { number, upto }) => self.requests.take_place(number, upto),
+            None => debug!("another replica says what is not known here"),
+        }
+    }
+
+    async fn watch_readers(&self) {
+        loop {
+            tokio::select! {
+                biased;
+                () = self.log.has_new_reader() => {}
+                () = clock::sleep_until(clock::now() + LOOK_FOR_READERS) => {}
+            }
+            self.displace(self.log.displaced_readers()).await;
+        }
+    }
+
+    async fn displace(&self, displaced: Vec<Displaced>) {
+        for (to, stream, attach) in displaced {
+            let message = Message::Displaced { stream, attach }.encode();
+            if let Err(error) = self.shared.send(to, &message, READER_HOLD).wait().await {
+                debug!(stream.id = %stream, %error, "a reader could not be told that it is displaced");
+            }
+        }
+    }
+}

@@ -1,0 +1,135 @@
+//! A client's request that concerns something at another replica: handed over, answered there, and the answer brought back.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tracing::debug;
+
+use crate::protocol::ids::{Owner, Seq, StreamId};
+use crate::protocol::replica::{Handed, Message};
+use crate::store::{Error, Shared};
+
+/// A request nobody took for so long is of no use any more.
+const KEPT: Duration = Duration::from_secs(60);
+
+/// Requests and questions that wait for their answer.
+pub struct Requests {
+    shared: Arc<dyn Shared>,
+    next: AtomicU64,
+    handed: Asked<Option<Handed>>,
+    places: Asked<Option<Seq>>,
+}
+
+/// What waits for one kind of answer, by number.
+struct Asked<T>(Mutex<HashMap<u64, oneshot::Sender<T>>>);
+
+/// Forgets a request whose asker has left.
+struct Waiting<'a, T> {
+    asked: &'a Asked<T>,
+    number: u64,
+}
+
+impl<T> Asked<T> {
+    fn wait(&self, number: u64) -> (Waiting<'_, T>, oneshot::Receiver<T>) {
+        let (reply, replied) = oneshot::channel();
+        self.lock().insert(number, reply);
+        (Waiting { asked: self, number }, replied)
+    }
+
+    fn take(&self, number: u64, reply: T) {
+        if let Some(waiting) = self.lock().remove(&number) {
+            // Whoever asked may have left.
+            let _ = waiting.send(reply);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<T>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<T> Drop for Waiting<'_, T> {
+    fn drop(&mut self) {
+        self.asked.lock().remove(&self.number);
+    }
+}
+
+impl Requests {
+    pub(super) fn new(shared: Arc<dyn Shared>) -> Self {
+        // A process that was here before may have asked as well.
+        let first = u64::from_be_bytes(crate::random::bytes());
+        let (handed, places) = (Asked(Mutex::default()), Asked(Mutex::default()));
+        Self { shared, next: AtomicU64::new(first), handed, places }
+    }
+
+    /// The living replicas but this one that have to do with `group`; empty where nobody knows.
+    pub async fn others(&self, group: &[u8]) -> Vec<Owner> {
+        match self.living_members(group).await {
+            Ok(others) => others,
+            Err(error) => {
+                debug!(%error, "the store could not say which replicas a request concerns");
+                Vec::new()
+            }
+        }
+    }
+
+    async fn living_members(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
+        let mut members = self.shared.members(group).wait().await?;
+        members.retain(|owner| *owner != self.shared.owner());
+        if members.is_empty() {
+            return Ok(members);
+        }
+        let living = self.shared.living().wait().await?;
+        members.retain(|owner| living.contains(owner));
+        Ok(members)
+    }
+
+    /// Hands `request` to another replica and waits for its answer; `None` where it concerns nothing there.
+    ///
+    /// # Errors
+    /// When it could not be handed over. Waiting has no end of its own: whoever gives up has handed it over all the same.
+    pub async fn ask(&self, to: Owner, request: Handed) -> Result<Option<Handed>, Error> {
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (_waiting, replied) = self.handed.wait(number);
+        let message = Message::Request { from: self.shared.owner(), number, request };
+        self.shared.send(to, &message.encode(), KEPT).wait().await?;
+        Ok(replied.await.unwrap_or_default())
+    }
+
+    /// How far `stream` is at `owner`, whatever the store has of it; `None` where it is not there, or that replica is gone.
+    ///
+    /// # Errors
+    /// When it could not be asked. Waiting has no end of its own.
+    pub async fn place_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
+        if !self.shared.living().wait().await?.contains(&owner) {
+            // Where the store was away for longer than a lease, that has lapsed and says nothing.
+            return match self.shared.lapsed().wait().await?.contains(&owner) {
+                true => Err(Error::Unavailable("its owner may come back".into())),
+                false => Ok(None),
+            };
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (_waiting, replied) = self.places.wait(number);
+        let message = Message::Where { from: self.shared.owner(), number, stream };
+        self.shared.send(owner, &message.encode(), KEPT).wait().await?;
+        Ok(replied.await.unwrap_or_default())
+    }
+
+    pub(super) fn take_reply(&self, number: u64, reply: Option<Handed>) {
+        self.handed.take(number, reply);
+    }
+
+    pub(super) fn take_place(&self, number: u64, upto: Option<Seq>) {
+        self.places.take(number, upto);
+    }
+}
+
+/// Brings an answer back.
+pub(super) async fn answer(shared: &dyn Shared, to: Owner, answer: Message) {
+    if let Err(error) = shared.send(to, &answer.encode(), KEPT).wait().await {
+        debug!(%error, "the answer to another replica's request could not be brought there");
+    }
+}
