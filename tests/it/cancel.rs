@@ -3,14 +3,14 @@
 use crate::support::*;
 use serde_json::{Value, json};
 
-fn cancelled(id: impl Into<Value>) -> String {
+pub(crate) fn cancelled(id: impl Into<Value>) -> String {
     json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
         "params": {"requestId": id.into(), "reason": "no longer"}})
     .to_string()
 }
 
 /// Sends a cancel, which the upstream takes.
-async fn cancel(proxy: &Proxy, upstream: &mut Upstream, request: Request) {
+pub(crate) async fn cancel(proxy: &Proxy, upstream: &mut Upstream, request: Request) {
     let pending = request.start(proxy.addr).await;
     let call = upstream.expect("notifications/cancelled").await;
     assert_eq!(call.json_body()["params"]["reason"], "no longer");

@@ -35,6 +35,7 @@ mod resume;
 mod retry;
 mod session;
 mod standalone;
+mod stores;
 mod support;
 mod tls;
 mod torture;

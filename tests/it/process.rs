@@ -187,7 +187,7 @@ async fn the_log_holds_no_secret_at_any_level() {
 }
 
 /// What a balancer finds its replica by.
-fn owner(id: &EventId) -> Owner {
+pub(crate) fn owner(id: &EventId) -> Owner {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(&id.handle).expect("base64");
     Owner(u32::from_be_bytes(bytes[2..6].try_into().expect("four bytes")))
 }

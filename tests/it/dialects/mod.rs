@@ -3,7 +3,7 @@
 mod requests;
 mod streams;
 mod together;
-mod tokens;
+pub(crate) mod tokens;
 mod url;
 
 use serde_json::{Value, json};
@@ -11,7 +11,12 @@ use serde_json::{Value, json};
 use crate::support::*;
 
 /// A session whose client declared these capabilities; with them the `initialize` that the upstream saw.
-async fn open(proxy: &Proxy, upstream: &mut Upstream, capabilities: Value, id: Option<&str>) -> (Session, Value) {
+pub(crate) async fn open(
+    proxy: &Proxy,
+    upstream: &mut Upstream,
+    capabilities: Value,
+    id: Option<&str>,
+) -> (Session, Value) {
     let body = json!({ "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": {
         "protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": { "name": "c", "version": "1" },
     } });
@@ -31,12 +36,12 @@ async fn open(proxy: &Proxy, upstream: &mut Upstream, capabilities: Value, id: O
 }
 
 /// A request of a dialect.
-fn ask(id: Value, method: &str, params: Value) -> String {
+pub(crate) fn ask(id: Value, method: &str, params: Value) -> String {
     json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": params }).to_string()
 }
 
 /// Every token that opens nothing gets these bytes.
-fn refused(id: Value) -> Value {
+pub(crate) fn refused(id: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": id, "error": {
         "code": -32602, "message": "the resume token opens nothing here",
         "data": { "fault": "client", "mayHaveRun": false },

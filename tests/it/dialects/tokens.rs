@@ -34,14 +34,14 @@ fn tools() -> Value {
     ] } })
 }
 
-async fn list(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> Value {
+pub(crate) async fn list(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> Value {
     let pending = session.post(ask(json!(90), "tools/list", json!({}))).start(proxy.addr).await;
     upstream.expect("tools/list").await.json(200, tools().to_string()).await;
     pending.response().await.json().await
 }
 
 /// The call of [`call`] again, as client code that knows of tokens sends it: with an id and a progress token of its own.
-fn again(id: Value, progress: Value, token: &str) -> String {
+pub(crate) fn again(id: Value, progress: Value, token: &str) -> String {
     let meta = json!({ "progressToken": progress });
     ask(id, "tools/call", json!({ "name": "slow", "arguments": {}, "resumeToken": token, "_meta": meta }))
 }
@@ -62,7 +62,7 @@ async fn interim(response: &mut Response, id: Value) -> String {
 }
 
 #[track_caller]
-fn interim_token(message: &Value, id: Value, member: &str) -> String {
+pub(crate) fn interim_token(message: &Value, id: Value, member: &str) -> String {
     let token = message["result"]["nextResumeToken"].as_str().unwrap_or_else(|| panic!("no token: {message}"));
     let result = json!({ member: [], "nextResumeToken": token, "_meta": { "io.github.mcp-resume/ttl": 600 } });
     assert_eq!(message, &json!({ "jsonrpc": "2.0", "id": id, "result": result }));

@@ -8,6 +8,7 @@ pub(crate) mod jwt;
 pub(crate) mod mcp;
 pub(crate) mod pki;
 pub(crate) mod proxy;
+pub(crate) mod redis;
 pub(crate) mod spoken;
 pub(crate) mod sse;
 pub(crate) mod upstream;
@@ -16,7 +17,8 @@ pub(crate) mod wire;
 pub(crate) use client::{Client, End, Request, Response};
 pub(crate) use jwt::{Judge, bearer};
 pub(crate) use mcp::*;
-pub(crate) use proxy::{LATER, Proxy, SOON};
+pub(crate) use proxy::{LATER, Proxy, SOON, command};
+pub(crate) use redis::Redis;
 pub(crate) use sse::Frame;
 pub(crate) use upstream::{Call, Sse, Upstream};
 
@@ -30,6 +32,20 @@ pub(crate) async fn within<T>(what: &str, wait: impl Future<Output = T>) -> T {
     match tokio::time::timeout(LIMIT, wait).await {
         Ok(value) => value,
         Err(_) => panic!("waited {LIMIT:?} in vain: {what}"),
+    }
+}
+
+/// Asks until it is so.
+pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
+    // What has to pass on other threads, in other processes, or in time needs a turn.
+    let asking = async {
+        while !is_so().await {
+            tokio::time::sleep(Duration::from_millis(5)).await
+        }
+    };
+    match tokio::time::timeout(3 * LIMIT, asking).await {
+        Ok(()) => {}
+        Err(_) => panic!("waited {:?} in vain: {what}", 3 * LIMIT),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::upstream::Upstream;
 use super::within;
-use mcp_resume::app::Server;
+use mcp_resume::app::{self, Server};
 use mcp_resume::config::Config;
 use mcp_resume::tls::{Certificates, ClientFiles};
 use std::fs::File;
@@ -25,8 +25,18 @@ pub(crate) struct Proxy {
     pub(crate) upstream_files: Option<Arc<ClientFiles>>,
     /// Where the admin listener listens, if the configuration asks for one.
     pub(crate) admin: Option<SocketAddr>,
-    shutdown: oneshot::Sender<()>,
+    /// The process that it is, where it is one of its own.
+    pid: Option<u32>,
+    shutdown: oneshot::Sender<Ending>,
     running: JoinHandle<()>,
+}
+
+/// How it is to end.
+enum Ending {
+    /// It is asked to.
+    Asked,
+    /// Without a word. For processes alone.
+    Killed,
 }
 
 impl Proxy {
@@ -36,9 +46,14 @@ impl Proxy {
     }
 
     pub(crate) async fn to_url(url: &str, change: impl FnOnce(&mut Config)) -> Proxy {
+        Proxy::try_to_url(url, change).await.expect("a bound server")
+    }
+
+    /// The same where it may not start.
+    pub(crate) async fn try_to_url(url: &str, change: impl FnOnce(&mut Config)) -> Result<Proxy, app::Error> {
         let mut config = patient(url);
         change(&mut config);
-        let server = Server::bind(config).await.expect("a bound server");
+        let server = Server::bind(config).await?;
         let (addr, admin) = (server.local_addr(), server.admin_addr());
         let certificates = server.certificates().cloned();
         let upstream_files = server.upstream_files().cloned();
@@ -53,19 +68,20 @@ impl Proxy {
             };
             ran.expect("the server runs");
         });
-        Proxy { addr, certificates, upstream_files, admin, shutdown, running }
+        Ok(Proxy { addr, certificates, upstream_files, admin, pid: None, shutdown, running })
     }
 
     /// The binary before `upstream`, as `serve` runs it, with everything it can say in the file `log`.
     pub(crate) async fn binary(upstream: &Upstream, log: &Path) -> Proxy {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
-            .args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"])
-            .env("MCP_RESUME_LOG__LEVEL", "trace")
-            .stdout(Stdio::piped())
-            .stderr(File::create(log).expect("a log file"))
-            .kill_on_drop(true)
-            .spawn()
-            .expect("the binary runs");
+        let mut command = command(upstream);
+        command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(File::create(log).expect("a log file"));
+        Proxy::process(command).await
+    }
+
+    /// What [`command`] made, as a process of its own.
+    pub(crate) async fn process(mut command: Command) -> Proxy {
+        let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the binary runs");
+        let pid = child.id();
         let mut said = BufReader::new(child.stdout.take().expect("its stdout is piped")).lines();
         let mut addresses = Vec::new();
         for _ in 0..2 {
@@ -75,11 +91,13 @@ impl Proxy {
         }
         let (shutdown, asked) = oneshot::channel();
         let running = tokio::spawn(async move {
-            // A test that is over without asking kills it.
-            if asked.await.is_ok() {
-                let pid = child.id().expect("it runs").to_string();
-                Command::new("kill").args(["-TERM", &pid]).status().await.expect("kill runs");
-                assert_eq!(child.wait().await.expect("a status").code(), Some(0));
+            match asked.await {
+                Ok(Ending::Asked) => {
+                    signal(child.id(), "TERM").await;
+                    assert_eq!(child.wait().await.expect("a status").code(), Some(0));
+                }
+                // So does a test that is over without asking.
+                Ok(Ending::Killed) | Err(_) => child.kill().await.expect("it runs"),
             }
         });
         Proxy {
@@ -87,6 +105,7 @@ impl Proxy {
             certificates: None,
             upstream_files: None,
             admin: Some(addresses[1]),
+            pid,
             shutdown,
             running,
         }
@@ -99,9 +118,37 @@ impl Proxy {
 
     /// Asks it to stop; the future resolves once it has.
     pub(crate) fn ask_to_stop(self) -> impl Future<Output = ()> {
-        self.shutdown.send(()).expect("the server runs");
+        self.end(Ending::Asked)
+    }
+
+    /// Kills the process and waits until it is gone.
+    pub(crate) async fn kill(self) {
+        assert!(self.pid.is_some(), "not a process of its own");
+        self.end(Ending::Killed).await;
+    }
+
+    /// Sends the process a signal.
+    pub(crate) async fn signal(&self, name: &str) {
+        signal(self.pid, name).await;
+    }
+
+    fn end(self, how: Ending) -> impl Future<Output = ()> {
+        assert!(self.shutdown.send(how).is_ok(), "the server runs");
         async { within("the server stops", self.running).await.expect("the server ends well") }
     }
+}
+
+/// The binary before `upstream`, as `serve` runs it on free ports.
+pub(crate) fn command(upstream: &Upstream) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
+    command.args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]);
+    command
+}
+
+async fn signal(pid: Option<u32>, name: &str) {
+    let pid = pid.expect("a process that runs").to_string();
+    let sent = Command::new("kill").args([&format!("-{name}"), &pid]).status().await.expect("kill runs");
+    assert!(sent.success());
 }
 
 /// The defaults, except that nothing happens because a loaded machine was slow: no commit before

@@ -1,0 +1,247 @@
+//! One process on a directory, and the one after it.
+
+use std::path::{Path, PathBuf};
+use std::process::Output;
+
+use mcp_resume::config::{DiskStore, Fsync, Store};
+use serde_json::{Value, json};
+
+use super::*;
+use crate::dialects::{ask, open, refused};
+use crate::process::owner;
+
+/// A directory that is there for one test.
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new(name: &str) -> Dir {
+        let dir = Dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("disk-{name}")));
+        let _ = std::fs::remove_dir_all(&dir.0);
+        dir
+    }
+
+    fn store(&self) -> String {
+        format!("disk:{}", self.0.display())
+    }
+
+    async fn open(&self, upstream: &Upstream) -> Proxy {
+        let mut command = command(upstream);
+        command.args(["--store", &self.store()]).env("MCP_RESUME_REPLICA__DRAIN_TIMEOUT_SECS", "0");
+        Proxy::process(command).await
+    }
+
+    /// A process that is not to serve anything.
+    async fn refused(&self) -> Output {
+        let upstream = Upstream::start().await;
+        let mut command = command(&upstream);
+        command.args(["--store", &self.store()]).kill_on_drop(true);
+        within("it gives up", command.output()).await.expect("the binary runs")
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A stream as its client knows it: everything that names it.
+struct Known {
+    id: u64,
+    place: EventId,
+    token: Value,
+    stream: Value,
+}
+
+impl Known {
+    /// Begins a call whose client declared everything, and reads one event of it.
+    async fn begin(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: u64) -> (Known, Sse, Response) {
+        let (sse, mut response) = begin(proxy, upstream, &session.post(call(id))).await;
+        let place = EventId::of(response.prime().await.id());
+        let token = response.event().await.json()["params"]["resumeToken"].clone();
+        let stream = response.event().await.json()["params"]["streamId"].clone();
+        sse.event(progress(id)).await;
+        assert_eq!(response.event().await.id(), place.at(3));
+        (Known { id, place, token, stream }, sse, response)
+    }
+
+    /// Every way back to what follows the announcements.
+    fn ways(&self, session: &Session) -> [Request; 4] {
+        let requested = json!({ "resumeToken": self.token });
+        let named = json!({ "streamId": self.stream, "resumeToken": self.token });
+        [
+            session.get(),
+            session.get().target(&url_of(&self.place)),
+            session.post(ask(json!(self.id), "requests/resume", requested)),
+            session.post(ask(json!("r"), "stream/resume", named)),
+        ]
+        .map(|request| request.resume_from(&self.place.at(2)))
+    }
+
+    fn status(&self, session: &Session) -> Request {
+        session.post(ask(json!("s"), "requests/getStatus", json!({ "requestId": self.id, "resumeToken": self.token })))
+    }
+
+    fn poll(&self, session: &Session) -> Request {
+        session.post(ask(json!("p"), "stream/poll", json!({ "streamId": self.stream, "resumeToken": self.token })))
+    }
+}
+
+/// What the next process says of a call that had ended, and of one that ran.
+async fn after_restart(name: &str, kills: bool) {
+    let dir = Dir::new(name);
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let declared = json!({ "streams": {}, "resumableRequests": {} });
+    let (session, _) = open(&proxy, &mut upstream, declared, Some("s")).await;
+    let (ended, sse, mut response) = Known::begin(&proxy, &mut upstream, &session, 1).await;
+    sse.finish(result(1)).await;
+    response.events().await;
+    let (ran, sse, response) = Known::begin(&proxy, &mut upstream, &session, 2).await;
+    if kills {
+        proxy.kill().await;
+    } else {
+        proxy.stop().await;
+    }
+    sse.closed().await;
+    drop(response);
+
+    let proxy = dir.open(&upstream).await;
+    for request in ended.ways(&session) {
+        let texts = rest(&mut request.send(proxy.addr).await.sse()).await;
+        assert_eq!(texts[..2], [progress(1), result(1)]);
+    }
+    for request in ran.ways(&session) {
+        let texts = rest(&mut request.send(proxy.addr).await.sse()).await;
+        assert_eq!(texts[0], progress(2));
+        let message: Value = serde_json::from_str(&texts[1]).expect("JSON");
+        assert_fault(&message, 2, ABANDONED, "proxy");
+        let told = if kills { OWNER_DIED } else { "the proxy is shutting down" };
+        assert_eq!(message["error"]["message"], told);
+        assert_eq!(message["error"]["data"]["mayHaveRun"], true);
+    }
+    let said = async |request: Request| request.send(proxy.addr).await.json().await["result"]["status"].clone();
+    assert_eq!(said(ended.status(&session)).await, "completed");
+    assert_eq!(said(ended.poll(&session)).await, "completed");
+    assert_eq!(said(ran.status(&session)).await, "failed");
+    assert_eq!(said(ran.poll(&session)).await, "completed");
+
+    // Whoever it was not, it is not now.
+    let strange = |request: Request| request.with("Authorization", "Bearer other");
+    for known in [&ended, &ran] {
+        for request in &known.ways(&session)[..2] {
+            let (status, text) = told(&proxy, strange(request.clone())).await;
+            assert_eq!(status, 200);
+            assert_lost(&text);
+            let forged = known.place.forged();
+            let unknown = told(&proxy, strange(session.resume(&forged.at(2)))).await;
+            assert_eq!(unknown, (200, text.replace(&known.place.handle, &forged.handle)));
+        }
+        let asked = known.ways(&session).into_iter().skip(2).chain([known.status(&session), known.poll(&session)]);
+        for request in asked {
+            let id = request.rpc_id();
+            assert_eq!(strange(request).send(proxy.addr).await.json().await, refused(id));
+        }
+    }
+
+    // The session is the same, and so is the replica.
+    let (new, sse, mut response) = Known::begin(&proxy, &mut upstream, &session, 3).await;
+    assert_eq!(owner(&new.place), owner(&ended.place));
+    sse.finish(result(3)).await;
+    assert_eq!(rest(&mut response).await[0], result(3));
+    assert!(upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn after_a_restart_in_order_everything_is_there() {
+    after_restart("stopped", false).await;
+}
+
+#[tokio::test]
+async fn after_a_crash_everything_is_there_and_what_ran_has_ended_with_an_error() {
+    after_restart("killed", true).await;
+}
+
+#[tokio::test]
+async fn a_second_process_is_refused() {
+    let dir = Dir::new("shared");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let second = dir.refused().await;
+    assert_eq!(second.status.code(), Some(1));
+    let told = String::from_utf8(second.stderr).expect("text");
+    assert!(told.contains("is in use by another process"), "{told}");
+    Session::open(&proxy, &mut upstream, V2025_11).await;
+}
+
+#[tokio::test]
+async fn a_foreign_directory_is_refused_and_left_as_it_is() {
+    let dir = Dir::new("foreign");
+    std::fs::create_dir_all(&dir.0).expect("a directory");
+    std::fs::write(dir.0.join("thesis.txt"), "chapter 1").expect("a file");
+    let output = dir.refused().await;
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).expect("text");
+    assert!(told.contains("is not a store of this program") && told.contains("thesis.txt"), "{told}");
+    let left: Vec<_> =
+        std::fs::read_dir(&dir.0).expect("a directory").map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(left, ["thesis.txt"]);
+    assert_eq!(std::fs::read_to_string(dir.0.join("thesis.txt")).expect("a file"), "chapter 1");
+}
+
+#[tokio::test]
+async fn where_it_is_full_new_calls_are_refused_and_what_runs_goes_on() {
+    let dir = Dir::new("full");
+    let (mut upstream, proxy, session) = stage_with(|config| {
+        let store = DiskStore { path: dir.0.clone(), fsync: Fsync::Interval, max_bytes: 1024 * 1024 };
+        config.store = Store::Disk(store);
+        config.admin.address = Some(([127, 0, 0, 1], 0).into());
+        config.streams.max_wait = Some(LATER);
+        config.streams.retention = LATER;
+    })
+    .await;
+    let full = (503, "the store is full\n".to_owned());
+    let failures = async || metric(&proxy, "mcp_resume_store_failures_total{reason=\"full\"}").await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let (large, mut reader) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    let place = EventId::of(reader.prime().await.id());
+    assert_eq!((readiness(&proxy).await.0, failures().await), (200, 0.0));
+    let text = progress(1).replace("7,", &format!("\"{}\",", "x".repeat(100_000)));
+    let mut events = 0;
+    while readiness(&proxy).await != full {
+        assert!(events < 100, "it is never full");
+        large.event(&text).await;
+        events += 1;
+        assert_eq!(reader.event().await.id(), place.at(events));
+    }
+    assert!(failures().await >= 1.0);
+    assert_eq!(metric(&proxy, "mcp_resume_store_ready").await, 0.0);
+
+    let mut refused = session.post(call(3)).send(proxy.addr).await;
+    assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+    let message = refused.json().await;
+    assert_fault(&message, 3, BOUND, "proxy");
+    assert_eq!(
+        (&message["error"]["message"], &message["error"]["data"]["mayHaveRun"]),
+        (&STORE_FAILED.into(), &false.into())
+    );
+    assert!(upstream.is_quiet());
+
+    // What runs goes on, and can be resumed.
+    for (sse, response) in [(&sse, &mut response), (&large, &mut reader)] {
+        sse.event(progress(1)).await;
+        assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+    }
+    let mut back = session.resume(&place.at(events)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), progress(1).as_bytes());
+    large.finish(result(2)).await;
+    assert_eq!(rest(&mut back).await, [result(2)]);
+
+    // Until there is room.
+    until("what is over is forgotten", async || readiness(&proxy).await.0 == 200).await;
+    let (new, mut response_again) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
+    new.finish(result(4)).await;
+    assert_eq!(rest(&mut response_again).await, [result(4)]);
+    sse.finish(result(1)).await;
+    assert_eq!(rest(&mut response).await, [result(1)]);
+}

@@ -1,0 +1,141 @@
+//! What a client says at one replica of something at another one.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::answers::{answer, question};
+use crate::cancel::{cancel, cancelled};
+use crate::dialects::open;
+
+/// A session of the first replica's server, and one of the proxy's own.
+async fn sessions() -> [(Redis, Replica, Replica, Session); 2] {
+    let of_upstream = pair().await;
+    let redis = Redis::start();
+    let mut one = Replica::start(&redis, "one").await;
+    let two = Replica::start(&redis, "two").await;
+    let (own, _) = open(&one.proxy, &mut one.upstream, json!({ "streams": {} }), None).await;
+    assert!(own.id.starts_with("mr1."), "{}", own.id);
+    [of_upstream, (redis, one, two, own)]
+}
+
+fn is_own(session: &Session) -> bool {
+    session.id.starts_with("mr1.")
+}
+
+#[tokio::test]
+async fn an_answer_reaches_the_server_that_asked_once() {
+    for (_redis, mut one, two, session) in sessions().await {
+        let (sse, response, place) = one.begin(&session.post(call(1))).await;
+        response.reset();
+        let mut back = two.send(session.resume(&place.at(0))).await.sse();
+        sse.event(question("q")).await;
+        while back.event().await.bytes() != question("q").as_bytes() {}
+        let pending = session.post(answer("q")).start(two.proxy.addr).await;
+        let given = one.upstream.expect("response").await;
+        assert_eq!(given.body, answer("q").into_bytes());
+        assert_eq!(given.header("mcp-session-id"), Some(session.id.as_str()).filter(|_| !is_own(&session)));
+        given.status_with(202, "x-custom: 1\r\n").await;
+        let response = pending.response().await;
+        assert_eq!((response.status, response.header("x-custom")), (202, Some("1")));
+        // Acknowledged, and dropped.
+        assert_eq!(two.send(session.post(answer("q"))).await.status, 202);
+        assert_eq!(one.send(session.post(answer("q"))).await.status, 202);
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+        sse.finish(result(1)).await;
+        assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_on_a_stream_url_reaches_the_server_that_asked() {
+    for (_redis, mut one, two, session) in sessions().await {
+        let (sse, response, place) = one.begin(&session.post(call(1))).await;
+        response.reset();
+        let mut back = two.send(session.get().target(&url_of(&place))).await.sse();
+        sse.event(question("q")).await;
+        while back.event().await.bytes() != question("q").as_bytes() {}
+        let pending = session.post(answer("q")).target(&url_of(&place)).start(two.proxy.addr).await;
+        let given = one.upstream.expect("response").await;
+        assert_eq!(given.body, answer("q").into_bytes());
+        given.status(202).await;
+        let mut goes_on = pending.response().await.sse();
+        sse.finish(result(1)).await;
+        while goes_on.event().await.bytes() != result(1).as_bytes() {}
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_reaches_the_server_that_runs_the_call() {
+    for (_redis, mut one, two, session) in sessions().await {
+        let (sse, response, place) = one.begin(&session.post(call(1))).await;
+        response.reset();
+        cancel(&two.proxy, &mut one.upstream, session.post(cancelled(1))).await;
+        sse.end().await;
+        until("the stream is over", async || {
+            let mut back = two.send(session.resume(&place.at(0))).await;
+            back.status == 204 || rest(&mut back).await.iter().all(|text| text.contains("notifications/stream"))
+        })
+        .await;
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_ends_its_calls() {
+    for (_redis, mut one, two, session) in sessions().await {
+        let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
+        let deleted = session.delete().start(two.proxy.addr).await;
+        if is_own(&session) {
+            assert_eq!(deleted.response().await.status, 200);
+        } else {
+            let call = one.upstream.expect("DELETE").await;
+            assert_eq!(call.header("mcp-session-id"), Some(session.id.as_str()));
+            call.status_with(204, "x-custom: 1\r\n").await;
+            let deleted = deleted.response().await;
+            assert_eq!((deleted.status, deleted.header("x-custom")), (204, Some("1")));
+        }
+        sse.closed().await;
+        let error = async |response: &mut Response| {
+            let texts = rest(response).await;
+            let errors: Vec<Value> = texts.iter().map(|text| serde_json::from_str(text).expect("JSON")).collect();
+            errors.into_iter().find(|message| message["error"].is_object()).expect("an error")
+        };
+        assert_fault(&error(&mut response).await, 1, ABANDONED, "client");
+        let mut late = two.send(session.resume(&place.at(0))).await.sse();
+        let code = error(&mut late).await["error"]["code"].as_i64();
+        assert!(matches!(code, Some(ABANDONED | GONE)), "{code:?}");
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    }
+}
+
+#[tokio::test]
+async fn a_notification_in_a_session_goes_to_its_server() {
+    let (_redis, mut one, two, session) = pair().await;
+    let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
+    let pending = session.post(changed).start(two.proxy.addr).await;
+    one.upstream.expect("notifications/roots/list_changed").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    assert!(two.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_stranger_cannot_answer_cancel_or_end_anything_elsewhere() {
+    for (_redis, mut one, mut two, session) in sessions().await {
+        let (sse, mut response, _) = one.begin(&session.post(call(1))).await;
+        sse.event(question("q")).await;
+        while response.event().await.bytes() != question("q").as_bytes() {}
+        for request in [session.post(answer("q")), session.post(cancelled(1)), session.delete()] {
+            let is_delete = request.line().0 == "DELETE";
+            let pending = request.with("Authorization", "Bearer other").start(two.proxy.addr).await;
+            if !(is_own(&session) && is_delete) {
+                // It is nobody's here: what it is, is the server's to say.
+                two.upstream.next().await.status(404).await;
+            }
+            pending.response().await;
+        }
+        assert!(one.upstream.is_quiet() && !sse.is_closed());
+        sse.finish(result(1)).await;
+        assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    }
+}

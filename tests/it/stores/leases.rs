@@ -1,0 +1,113 @@
+//! The end of a replica that says nothing, and its awakening.
+
+use mcp_resume::app;
+use mcp_resume::replicas::BeginError;
+use std::process::Stdio;
+
+use super::*;
+
+#[tokio::test]
+async fn the_calls_of_a_replica_that_died_end_for_those_who_wait_elsewhere() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let two = Replica::start(&redis, "two").await;
+    let three = Replica::start(&redis, "three").await;
+    let session = one.open(V2025_11).await;
+    let (sse, response, place) = one.begin(&session.post(call(1))).await;
+    sse.event(progress(1)).await;
+    response.reset();
+    let mut waiting = two.send(session.resume(&place.at(0))).await.sse();
+    assert_eq!(waiting.event().await.bytes(), progress(1).as_bytes());
+    let (_unread, response, unread) = one.begin(&session.post(call(2))).await;
+    drop(response);
+    one.proxy.kill().await;
+    let texts = rest(&mut waiting).await;
+    assert_eq!(texts.len(), 1);
+    assert_owner_died(&texts[0], 1);
+    for at in [&two, &three] {
+        let mut back = at.send(session.resume(&place.at(0))).await.sse();
+        let texts = rest(&mut back).await;
+        assert_eq!((texts.len(), &texts[0]), (2, &progress(1)));
+        assert_owner_died(&texts[1], 1);
+        // One that nobody waits for ends as well.
+        let mut back = at.send(session.resume(&unread.at(0))).await.sse();
+        let texts = rest(&mut back).await;
+        assert_eq!(texts.len(), 1);
+        assert_owner_died(&texts[0], 2);
+    }
+    // Both may have set about the same one; the store takes one ending.
+    let adopted = two.metric("streams_adopted_total").await + three.metric("streams_adopted_total").await;
+    assert!(adopted >= 2.0, "{adopted}");
+}
+
+#[tokio::test]
+async fn one_that_was_frozen_serves_nothing_stale() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let two = Replica::start(&redis, "two").await;
+    let session = one.open(V2025_11).await;
+    let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+    // Silent, its owner is told by the lease alone.
+    let (silent, mut quiet, second) = one.begin(&session.post(call(2))).await;
+    one.proxy.signal("STOP").await;
+    until("it is taken for gone", async || two.metric("streams_adopted_total").await == 2.0).await;
+    sse.event(progress(2)).await;
+    sse.event(result(1)).await;
+    one.proxy.signal("CONT").await;
+    for response in [&mut response, &mut quiet] {
+        let frames = response.frames().await;
+        assert!(frames.iter().all(|frame| !frame.is_event()), "{frames:?}");
+        assert!(frames.last().is_some_and(|frame| frame.retry.is_some()), "{frames:?}");
+    }
+    sse.closed().await;
+    silent.closed().await;
+    assert_eq!(one.metric("streams_fenced_total").await, 2.0);
+    for at in [&one, &two] {
+        let mut back = at.send(session.resume(&place.at(1))).await.sse();
+        let texts = rest(&mut back).await;
+        assert_eq!(texts.len(), 1);
+        assert_owner_died(&texts[0], 1);
+        let mut back = at.send(session.resume(&second.at(0))).await.sse();
+        assert_owner_died(&rest(&mut back).await[0], 2);
+    }
+    // It serves as before.
+    let (sse, mut response, place) = one.begin(&session.post(call(3))).await;
+    sse.finish(result(3)).await;
+    assert_eq!(rest(&mut response).await, [result(3)]);
+    let mut back = two.send(session.resume(&place.at(0))).await.sse();
+    assert_eq!(rest(&mut back).await, [result(3)]);
+}
+
+#[tokio::test]
+async fn two_living_ones_of_one_name_are_refused() {
+    let redis = Redis::start();
+    let one = Replica::start(&redis, "one").await;
+    let refused = Proxy::try_to_url(&one.upstream.url(), redis.of("one", OnUnreachable::Degrade)).await;
+    assert!(matches!(refused, Err(app::Error::Replica(BeginError::Taken(_)))), "{:?}", refused.err());
+    // As an operator sees it.
+    let mut command = command(&one.upstream);
+    command.args(["--store", &redis.url()]).env("MCP_RESUME_REPLICA__NAME", "one");
+    command.env("MCP_RESUME_REPLICA__LEASE_SECS", "2").stdin(Stdio::null());
+    let output = within("it gives up", command.kill_on_drop(true).output()).await.expect("the binary runs");
+    assert_eq!(output.status.code(), Some(1));
+    let told = String::from_utf8(output.stderr).expect("text");
+    assert!(told.contains("is called the same") && told.contains("replica.name"), "{told}");
+    assert_eq!(one.readiness().await, (200, "ready\n".to_owned()));
+}
+
+#[tokio::test]
+async fn one_that_died_comes_back_under_its_name() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let session = one.open(V2025_11).await;
+    let (_sse, response, place) = one.begin(&session.post(call(1))).await;
+    drop(response);
+    one.proxy.kill().await;
+    let again = Replica::process(&redis, "one", &[]).await;
+    let mut back = again.send(session.resume(&place.at(0))).await.sse();
+    let texts = rest(&mut back).await;
+    assert_eq!(texts.len(), 1);
+    assert_owner_died(&texts[0], 1);
+}

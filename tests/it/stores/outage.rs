@@ -1,0 +1,228 @@
+//! A Redis that dies and comes back, with what it held or without, while calls run.
+
+use std::time::{Duration, Instant};
+
+use super::*;
+
+const UNREACHABLE: &str = "store_failures_total{reason=\"unreachable\"}";
+
+/// Two replicas in these manners, a call at the first one, and what its client has got.
+struct Scene {
+    redis: Redis,
+    one: Replica,
+    two: Replica,
+    session: Session,
+    sse: Sse,
+    response: Response,
+    place: EventId,
+}
+
+async fn scene(on_unreachable: OnUnreachable) -> Scene {
+    let redis = Redis::start();
+    let manners = |config: &mut Config| {
+        if let mcp_resume::config::Store::Redis(store) = &mut config.store {
+            store.on_unreachable = on_unreachable;
+        }
+        config.streams.max_wait = Some(Duration::from_secs(5));
+    };
+    let mut one = Replica::with(&redis, "one", manners).await;
+    let mut two = Replica::with(&redis, "two", manners).await;
+    let session = one.open(V2025_11).await;
+    // So that both are ready.
+    Session::open_as(&two.proxy, &mut two.upstream, V2025_11, "s-2", None).await;
+    let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+    Scene { redis, one, two, session, sse, response, place }
+}
+
+impl Scene {
+    async fn end_redis(&mut self) {
+        self.redis.kill();
+        for replica in [&self.one, &self.two] {
+            until("it is seen", async || replica.metric("store_ready").await == 0.0).await;
+        }
+    }
+
+    async fn heals(&self) {
+        for replica in [&self.one, &self.two] {
+            until("it is seen", async || replica.metric("store_ready").await == 1.0).await;
+            assert_eq!(replica.readiness().await, (200, "ready\n".to_owned()));
+        }
+    }
+
+    async fn event(&mut self, n: u64) {
+        self.sse.event(progress(n)).await;
+        let event = self.response.event().await;
+        assert_eq!((event.id(), event.bytes()), (self.place.at(n).as_str(), progress(n).as_bytes()));
+    }
+
+    /// A client that comes back to the other replica, as soon as that can be, has every event; and the rest.
+    async fn goes_on_elsewhere(self, events: u64) {
+        let Scene { one, two, session, sse, response, place, .. } = self;
+        drop(response);
+        let mut back = two.send(session.resume(&place.at(0))).await.sse();
+        for n in 1..=events {
+            let event = back.event().await;
+            assert_eq!((event.id(), event.bytes()), (place.at(n).as_str(), progress(n).as_bytes()));
+        }
+        sse.finish(result(1)).await;
+        assert_eq!(rest(&mut back).await, [result(1)]);
+        for replica in [&one, &two] {
+            assert_eq!(replica.metric("streams_adopted_total").await, 0.0);
+            assert_eq!(replica.metric("streams_fenced_total").await, 0.0);
+        }
+    }
+}
+
+/// The store could not be asked: the client is to try again, and its call is not said to be gone.
+async fn try_again(replica: &Replica, request: Request) {
+    let mut response = replica.send(request).await;
+    assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
+    let message = response.json().await;
+    assert_eq!(message["error"]["message"], STORE_FAILED, "{message}");
+    assert_eq!(message["error"]["data"]["mayHaveRun"], false, "{message}");
+}
+
+#[tokio::test]
+async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.end_redis().await;
+    for n in 2..=3 {
+        scene.event(n).await;
+    }
+    assert!(scene.one.metric(UNREACHABLE).await >= 1.0);
+    let said = "ready, but the store cannot be reached: memory stands for it\n".to_owned();
+    assert_eq!(scene.one.readiness().await, (200, said));
+    try_again(&scene.two, scene.session.resume(&scene.place.at(1))).await;
+    try_again(&scene.two, scene.session.get().target(&url_of(&scene.place))).await;
+    // At its owner everything is as ever.
+    let mut back = scene.one.send(scene.session.resume(&scene.place.at(2))).await.sse();
+    assert_eq!(back.event().await.bytes(), progress(3).as_bytes());
+    scene.response = back;
+    let (sse, mut response, begun) = scene.one.begin(&scene.session.post(call(2))).await;
+    sse.event(progress(1)).await;
+    response.event().await;
+    scene.redis.begin_again();
+    scene.heals().await;
+    // Begun without the store, and there now.
+    sse.finish(result(2)).await;
+    assert_eq!(rest(&mut response).await, [result(2)]);
+    let mut other = scene.two.send(scene.session.resume(&begun.at(0))).await.sse();
+    assert_eq!(rest(&mut other).await, [progress(1), result(2)]);
+    scene.goes_on_elsewhere(3).await;
+}
+
+#[tokio::test]
+async fn what_ended_during_an_outage_is_read_elsewhere_after_it() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.end_redis().await;
+    let Scene { mut redis, two, session, sse, mut response, place, one } = scene;
+    sse.finish(result(1)).await;
+    assert_eq!(rest(&mut response).await, [result(1)]);
+    redis.begin_again();
+    until("the other one can tell", async || two.send(session.resume(&place.at(0))).await.status == 200).await;
+    until("the end is brought there", async || {
+        let mut back = two.send(session.get().target(&url_of(&place))).await.sse();
+        back.prime().await;
+        let (first, second) = (back.event().await, back.event().await);
+        assert_eq!(texts(&[first, second]), [progress(1), result(1)]);
+        back.frame().await.is_none()
+    })
+    .await;
+    assert_eq!(one.metric("streams_fenced_total").await, 0.0);
+}
+
+#[tokio::test]
+async fn an_outage_longer_than_the_lease_is_nobodys_death() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.end_redis().await;
+    scene.event(2).await;
+    // One that nobody comes back to tells that more than two leases are over.
+    let (left, response, _) = scene.one.begin(&scene.session.post(call(2))).await;
+    response.reset();
+    left.closed().await;
+    scene.one.upstream.expect("notifications/cancelled").await.status(202).await;
+    scene.redis.begin_again();
+    scene.heals().await;
+    // And as long again, for whoever might be swept.
+    let (left, response, _) = scene.one.begin(&scene.session.post(call(3))).await;
+    response.reset();
+    left.closed().await;
+    scene.event(3).await;
+    scene.goes_on_elsewhere(3).await;
+}
+
+#[tokio::test]
+async fn a_redis_that_comes_back_empty_gets_back_what_lives() {
+    for on_unreachable in [OnUnreachable::Degrade, OnUnreachable::Refuse] {
+        let mut scene = scene(on_unreachable).await;
+        let (sse, mut response, over) = scene.one.begin(&scene.session.post(call(2))).await;
+        sse.finish(result(2)).await;
+        assert_eq!(rest(&mut response).await, [result(2)]);
+        scene.end_redis().await;
+        scene.redis.begin_empty();
+        scene.heals().await;
+        scene.event(2).await;
+        // What was over is gone: there, but not where it is remembered.
+        let mut here = scene.one.send(scene.session.resume(&over.at(0))).await.sse();
+        assert_eq!(rest(&mut here).await, [result(2)]);
+        assert_lost(&scene.two.told(scene.session.resume(&over.at(0))).await.1);
+        scene.goes_on_elsewhere(2).await;
+    }
+}
+
+#[tokio::test]
+async fn a_silent_call_is_back_in_an_empty_redis_as_well() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.redis.kill();
+    scene.redis.begin_empty();
+    // Nothing is written meanwhile.
+    let Scene { two, session, place, sse, .. } = scene;
+    until("it is brought there", async || {
+        let (session, place) = (&session, &place);
+        let mut back = two.send(session.resume(&place.at(0))).await;
+        back.status == 200 && back.event().await.bytes() == progress(1).as_bytes()
+    })
+    .await;
+    let mut back = two.send(session.resume(&place.at(1))).await.sse();
+    sse.finish(result(1)).await;
+    assert_eq!(rest(&mut back).await, [result(1)]);
+}
+
+#[tokio::test]
+async fn refusing_replicas_wait_and_give_nothing_that_the_store_has_not() {
+    let mut scene = scene(OnUnreachable::Refuse).await;
+    scene.end_redis().await;
+    scene.sse.event(progress(2)).await;
+    until("it is tried", async || scene.one.metric(UNREACHABLE).await >= 1.0).await;
+    assert_eq!(scene.one.readiness().await, (503, "the store cannot be reached\n".to_owned()));
+    for replica in [&scene.one, &scene.two] {
+        let mut refused = replica.send(scene.session.post(call(9))).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+        let message = refused.json().await;
+        assert_fault(&message, 9, BOUND, "proxy");
+        assert_eq!(message["error"]["message"], STORE_FAILED);
+        try_again(replica, scene.session.resume(&scene.place.at(1))).await;
+    }
+    assert!(scene.one.upstream.is_quiet() && scene.two.upstream.is_quiet());
+    scene.redis.begin_again();
+    scene.heals().await;
+    assert_eq!(scene.response.event().await.bytes(), progress(2).as_bytes());
+    scene.event(3).await;
+    scene.goes_on_elsewhere(3).await;
+}
+
+#[tokio::test]
+async fn an_outage_longer_than_the_lease_makes_refusing_replicas_wait_longer() {
+    let mut scene = scene(OnUnreachable::Refuse).await;
+    let began = Instant::now();
+    scene.end_redis().await;
+    scene.sse.event(progress(2)).await;
+    // Everything waits, so that nothing but time tells.
+    until("more than two leases are over", async || began.elapsed() > Duration::from_secs(5)).await;
+    scene.redis.begin_again();
+    scene.heals().await;
+    assert_eq!(scene.response.event().await.bytes(), progress(2).as_bytes());
+    scene.goes_on_elsewhere(2).await;
+}

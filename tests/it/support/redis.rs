@@ -1,0 +1,113 @@
+//! A server of Redis: a process of its own on 127.0.0.1, which ends with the test.
+
+use mcp_resume::config::{Config, OnUnreachable, RedisStore, Store};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::Duration;
+
+/// Waits for the end of its input, which comes when the tests end, in whatever way.
+const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
+/// Below the ports that systems hand out by themselves, and beside those that the tests of the store use.
+const PORTS: std::ops::Range<u16> = 21000..31000;
+const TRIES: usize = 20;
+
+pub(crate) struct Redis {
+    port: u16,
+    dir: PathBuf,
+    running: Option<Child>,
+}
+
+impl Redis {
+    pub(crate) fn start() -> Redis {
+        static NEXT: AtomicU16 = AtomicU16::new(0);
+        for _ in 0..TRIES {
+            let mine = std::process::id() as u16;
+            let port = PORTS.start + mine.wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 10000;
+            let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("redis-{port}"));
+            let mut redis = Redis { port, dir, running: None };
+            if redis.try_begin().is_ok() {
+                return redis;
+            }
+        }
+        panic!("no port in {TRIES} tries, or no redis-server: is it installed?");
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A replica of this name that uses it.
+    pub(crate) fn of(&self, name: &str, on_unreachable: OnUnreachable) -> impl FnOnce(&mut Config) + use<> {
+        let (url, name) = (self.url(), name.to_owned());
+        move |config| {
+            let prefix = "mcp-resume".to_owned();
+            config.store = Store::Redis(RedisStore { url, prefix, ca: None, identity: None, on_unreachable });
+            config.replica.name = Some(name);
+            config.replica.lease = Duration::from_secs(2);
+            config.admin.address = Some(([127, 0, 0, 1], 0).into());
+        }
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(&mut self) {
+        if let Some(mut keeper) = self.running.take() {
+            drop(keeper.stdin.take());
+            keeper.wait().expect("the keeper ends");
+        }
+    }
+
+    /// Starts it again where it was, with what it has kept.
+    pub(crate) fn begin_again(&mut self) {
+        self.try_begin().expect("it starts again");
+    }
+
+    /// Starts it again where it was, with nothing.
+    pub(crate) fn begin_empty(&mut self) {
+        fs::remove_dir_all(&self.dir).expect("its directory");
+        self.begin_again();
+    }
+
+    fn try_begin(&mut self) -> Result<(), ()> {
+        fs::create_dir_all(&self.dir).expect("a directory");
+        // Every write is on the disk itself before it is answered.
+        let keeps = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
+        let mut keeper = Command::new("sh")
+            .args([
+                "-c",
+                KEEPER,
+                "sh",
+                "redis-server",
+                "--port",
+                &self.port.to_string(),
+                "--bind",
+                "127.0.0.1",
+                "--dir",
+            ])
+            .arg(&self.dir)
+            .args(keeps)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("sh");
+        let mut lines = BufReader::new(keeper.stdout.take().expect("it is piped")).lines();
+        let is_ready = lines.by_ref().map_while(Result::ok).any(|line| line.contains("Ready to accept connections"));
+        if is_ready {
+            std::thread::spawn(move || lines.for_each(drop));
+            self.running = Some(keeper);
+            return Ok(());
+        }
+        drop(keeper.stdin.take());
+        let _ = keeper.wait();
+        Err(())
+    }
+}
+
+impl Drop for Redis {
+    fn drop(&mut self) {
+        self.kill();
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
