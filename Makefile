@@ -1,4 +1,4 @@
-.PHONY: build demo setup test sim fuzz lint fmt deny bench instructions
+.PHONY: build demo setup test sim crash soak fuzz lint fmt deny bench instructions
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -33,6 +33,16 @@ sim: SEEDS ?= 20000
 sim: FROM ?= 0
 sim:
 	SIM_SEEDS=$(SEEDS) SIM_FROM=$(FROM) cargo test --locked --test sim no_seed -- --nocapture
+
+# Stores against processes that are killed, frozen and drained, as the tests run it. A failure says how to repeat its decisions.
+crash:
+	cargo test --locked --test crash -- --nocapture
+
+# The same for long: so many rounds of each test, each ended after so many seconds at the latest.
+soak: CRASH_ROUNDS ?= 500
+soak: CRASH_SECS ?= 3600
+soak:
+	CRASH_ROUNDS=$(CRASH_ROUNDS) CRASH_SECS=$(CRASH_SECS) cargo test --locked --test crash -- --nocapture
 
 # Arbitrary bytes for every parser of bytes from outside.
 fuzz:
