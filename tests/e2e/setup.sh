@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Gets everything the end-to-end suite runs: the SDKs from npm, PyPI and crates.io, each pinned, each set apart from the
-# others where two do not fit together. Does nothing where all is there already. Needs Node 20, Python 3.11, Rust.
+# others where two do not fit together. Does nothing where all is there already. Needs Node 20, Python 3.11, Rust, Redis.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -16,6 +16,7 @@ need() {
 need node "Node 20 or later"
 need npm "npm, which comes with Node"
 need cargo "a Rust toolchain"
+need redis-server "Redis 6.2 or later (Debian: redis-server)"
 
 node -e 'process.exit(Number(process.versions.node.split(".")[0]) >= 20 ? 0 : 1)' ||
     die "Node $(node --version) is too old; the suite needs Node 20 or later"

@@ -36,6 +36,7 @@ class Cut:
     on: str = "call"
     resumes: bool = False
     away: float = 0.0
+    hold: bool = False
 
 
 @dataclass
@@ -54,10 +55,13 @@ class Exchange:
     headers: dict
     body: bytes
     began: float
+    target: int = 0
     status: int | None = None
     response_headers: dict = field(default_factory=dict)
     events: list = field(default_factory=list)
     primes: list = field(default_factory=list)
+    # Of all blocks of the stream, the last one that was written.
+    retry: int | None = None
     cut: bool = False
     ended: float | None = None
 
@@ -100,6 +104,22 @@ class Severed(Exception):
     """The relay cut this connection on purpose."""
 
 
+class Way:
+    """The relay's own connection to the one it relays to."""
+
+    def __init__(self):
+        self.target, self.reader, self.writer = 0, None, None
+
+    async def open(self, target):
+        self.close()
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", target, limit=1 << 24)
+        self.target = target
+
+    def close(self):
+        if self.writer is not None:
+            self.writer.close()
+
+
 class Relay:
     """`async with Relay(port, cut) as relay`: relays 127.0.0.1:`relay.port` to `port`.
 
@@ -113,6 +133,8 @@ class Relay:
         self.exchanges = []
         self.cuts = 0
         self._away_until = 0.0
+        self._open_to_all = asyncio.Event()
+        self._open_to_all.set()
         self._tasks = set()
         self._idle = set()
         self.port = 0
@@ -136,6 +158,10 @@ class Relay:
         """Relays to `target` from now on; what is under way goes on where it is."""
         self.target = target
         self._drop_idle()
+
+    def release(self):
+        """Lets those through that a cut with `hold` keeps waiting."""
+        self._open_to_all.set()
 
     def _drop_idle(self):
         for writer in self._idle:
@@ -166,10 +192,12 @@ class Relay:
             what = ", ".join(str(message.get("method", "answer")) for message in exchange.messages)
             if cursor := exchange.headers.get("last-event-id"):
                 what += f" after {cursor}"
-            ids = [*exchange.primes, *(event.id for event in exchange.events)]
+            ids = [str(id) for id in (*exchange.primes, *(event.id for event in exchange.events))]
+            ids = ids if len(ids) < 5 else [*ids[:2], f"… {len(ids) - 4} …", *ids[-2:]]
             ended = "open" if exchange.ended is None else f"{exchange.ended - self._began:.2f} s"
             lines.append(
-                f"{exchange.began - self._began:.2f} s .. {ended}: {exchange.method} {what} -> {exchange.status} {ids}"
+                f"{exchange.began - self._began:.2f} s .. {ended}: {exchange.method} {what} "
+                f"-> {exchange.target} {exchange.status} {ids}"
                 + (" cut" if exchange.cut else "")
             )
         return "\n".join(lines)
@@ -184,6 +212,7 @@ class Relay:
             if asyncio.get_running_loop().time() < self._away_until:
                 sever(writer, "rst")
                 return
+            await self._open_to_all.wait()
             await self._connection(reader, writer)
         except asyncio.CancelledError:
             # Only the end of the test cancels; asyncio's streams would log it as a failure.
@@ -192,32 +221,34 @@ class Relay:
             self._tasks.discard(task)
 
     async def _connection(self, reader, writer):
+        way, head = Way(), b""
         try:
-            up_reader, up_writer = await asyncio.open_connection("127.0.0.1", self.target, limit=1 << 24)
+            await self._open(way)
         except OSError:
             sever(writer, "rst")
             return
-        head = b""
         try:
             while True:
                 self._idle.add(writer)
-                head, exchange = await self._request(head, reader, writer, up_writer)
-                response = asyncio.create_task(self._response(exchange, up_reader, writer))
+                raw, exchange = await self._request(head, reader, writer, way)
+                await self._send(exchange, raw, way)
+                response = asyncio.create_task(self._response(exchange, raw, way, writer))
                 head = await until_done_or_gone(response, reader)
                 exchange.ended = asyncio.get_running_loop().time()
                 if response.result() == "close":
                     break
         except Severed as severed:
             sever(writer, severed.args[0])
-            sever(up_writer, "rst")
+            sever(way.writer, "rst")
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
             self._idle.discard(writer)
             writer.close()
-            up_writer.close()
+            way.close()
 
-    async def _request(self, head, reader, writer, up_writer):
+    async def _request(self, head, reader, writer, way):
+        """The next request as it came, and what it is."""
         head += await reader.readuntil(b"\r\n\r\n")
         self._idle.discard(writer)
         first, headers = parse_head(head)
@@ -227,9 +258,16 @@ class Relay:
         self.exchanges.append(exchange)
         if exchange.is_answer and self.slow_answers:
             await asyncio.sleep(self.slow_answers)
-        up_writer.write(head + framed(headers, body))
-        await up_writer.drain()
-        return b"", exchange
+        return head + framed(headers, body), exchange
+
+    async def _open(self, way):
+        """Connects for a client that has connected."""
+        await way.open(self.target)
+
+    async def _send(self, exchange, raw, way):
+        exchange.target = way.target
+        way.writer.write(raw)
+        await way.writer.drain()
 
     def _due(self, exchange, at, n=None):
         cut = self.cut
@@ -245,33 +283,39 @@ class Relay:
         await asyncio.sleep(SETTLE)
         self.cuts += 1
         exchange.cut = True
+        if self.cut.hold:
+            self._open_to_all.clear()
         self._away_until = asyncio.get_running_loop().time() + self.cut.away
         raise Severed(self.cut.how)
 
-    async def _response(self, exchange, up_reader, writer):
+    async def _response(self, exchange, raw, way, writer):
         if self._due(exchange, "request"):
             await self._sever(exchange)
         patience = self.cut.n / 1000 if self._due(exchange, "silence") else None
         try:
             async with asyncio.timeout(patience) as silence:
-                return await self._answer(exchange, up_reader, writer, silence)
+                return await self._answer(exchange, raw, way, writer, silence)
         except TimeoutError:
             await self._sever(exchange)
 
-    async def _answer(self, exchange, up_reader, writer, silence):
-        head = await up_reader.readuntil(b"\r\n\r\n")
-        first, headers = parse_head(head)
+    async def _head(self, exchange, raw, way):
+        """The head of the answer; `raw` is what was asked."""
+        head = await way.reader.readuntil(b"\r\n\r\n")
+        first, exchange.response_headers = parse_head(head)
         exchange.status = int(first.split(" ")[1])
-        exchange.response_headers = headers
-        writer.write(head)
+        return head
+
+    async def _answer(self, exchange, raw, way, writer, silence):
+        writer.write(await self._head(exchange, raw, way))
+        headers = exchange.response_headers
         if self._due(exchange, "head"):
             await self._sever(exchange)
         no_body = exchange.method == "HEAD" or exchange.status in (204, 304)
         if not no_body:
             if headers.get("content-type", "").startswith("text/event-stream"):
-                await self._events(exchange, headers, up_reader, writer, silence)
+                await self._events(exchange, headers, way.reader, writer, silence)
             else:
-                async for piece in read_body(headers, up_reader):
+                async for piece in read_body(headers, way.reader):
                     writer.write(chunked(headers, piece))
             writer.write(chunked(headers, b""))
         await writer.drain()
@@ -285,6 +329,8 @@ class Relay:
             while end := BLOCK_END.search(pending):
                 block, pending = pending[: end.end()], pending[end.end() :]
                 event = parse_event(block)
+                if event is not None and event.retry is not None:
+                    exchange.retry = event.retry
                 if event is not None and event.data:
                     silence.reschedule(None)
                     await self._event(exchange, headers, event, block, writer)

@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import re
+import socket
 import subprocess
 import threading
 import time
@@ -117,8 +118,16 @@ class Process:
         self._process.kill()
         self._process.wait()
 
-    def stop(self):
+    def terminate(self):
+        """Asks it to end."""
         self._process.terminate()
+
+    def ended(self):
+        """Waits for its end; the exit status."""
+        return self._process.wait(START_LIMIT)
+
+    def stop(self):
+        self.terminate()
         try:
             self._process.wait(5)
         except subprocess.TimeoutExpired:
@@ -160,8 +169,11 @@ def proxy_binary():
     return os.environ.get("MCP_RESUME_BIN", str(default))
 
 
-def start_proxy(port, **settings):
-    """Starts a proxy before 127.0.0.1:`port`; settings are keys such as `DELIVERY__RETRY_MS`."""
+def start_proxy(port, listen=0, admin=0, **settings):
+    """Starts a proxy before 127.0.0.1:`port`; settings are keys such as `DELIVERY__RETRY_MS`.
+
+    `listen`, `admin`: where; 0 is any port.
+    """
 
     def ready(line, found):
         if place := re.search(r"http://127\.0\.0\.1:(\d+)", line):
@@ -169,9 +181,33 @@ def start_proxy(port, **settings):
         return "port" in found and "admin" in found
 
     upstream = f"http://127.0.0.1:{port}/mcp"
-    command = [proxy_binary(), "serve", "--upstream", upstream, "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0"]
+    places = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
+    command = [proxy_binary(), "serve", "--upstream", upstream, *places]
     env = {f"MCP_RESUME_{key}": str(value) for key, value in settings.items()}
     return Process(command, env, ready)
+
+
+def start_redis(folder):
+    """Starts a Redis of its own that keeps nothing; `.found["url"]` is where it is."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+
+    def ready(line, found):
+        if "Ready to accept connections" in line:
+            found["url"] = f"redis://127.0.0.1:{port}"
+        return "url" in found
+
+    places = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
+    try:
+        return Process(["redis-server", *places, "--save", "", "--appendonly", "no"], {}, ready)
+    except FileNotFoundError:
+        raise RuntimeError("redis-server is not installed: tests/setup.sh gets it") from None
+
+
+def open_gate(port, gate):
+    """Lets the runs of the tool `until_open` end that wait for `gate` at the server at `port`."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/open?gate={gate}", timeout=5):
+        pass
 
 
 def counters(port, key):

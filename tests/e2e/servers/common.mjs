@@ -36,11 +36,22 @@ export async function progress(steps, intervalMs, token, signal, notify) {
     }
 }
 
+const open = new Set();
+
+/** Sends progress 1, 2, …, one each `intervalMs`, until `gate` is open; how many they were. */
+export async function progressUntil(gate, intervalMs, token, signal, notify) {
+    for (let n = 1; ; n += 1) {
+        await sleep(intervalMs, undefined, { signal });
+        await notify({ method: 'notifications/progress', params: { progressToken: token, progress: n } });
+        if (open.has(gate)) return n;
+    }
+}
+
 export const text = words => ({ content: [{ type: 'text', text: words }] });
 
 /**
- * Listens on PORT (0: any) of the loopback interface, answers `/counters?key=K` itself, hands the rest to `handle` and
- * says the port on stdout.
+ * Listens on PORT (0: any) of the loopback interface, answers `/counters?key=K` and `/open?gate=G` itself, hands the rest
+ * to `handle` and says the port on stdout.
  */
 export function listen(handle) {
     const server = createServer((request, response) => {
@@ -48,6 +59,11 @@ export function listen(handle) {
         if (url.pathname === '/counters') {
             response.setHeader('content-type', 'application/json');
             response.end(JSON.stringify(counted(url.searchParams.get('key'))));
+            return;
+        }
+        if (url.pathname === '/open') {
+            open.add(url.searchParams.get('gate'));
+            response.end();
             return;
         }
         Promise.resolve(handle(request, response)).catch(error => {

@@ -8,7 +8,7 @@ import { setTimeout as sleep } from 'node:timers/promises';
 import { McpServer } from '@modelcontextprotocol/sdk/server/mcp.js';
 import { StreamableHTTPServerTransport } from '@modelcontextprotocol/sdk/server/streamableHttp.js';
 import { z } from 'zod';
-import { listen, progress, run, text } from './common.mjs';
+import { listen, progress, progressUntil, run, text } from './common.mjs';
 
 const STATELESS = process.env.STATELESS === '1';
 const JSON_ANSWERS = process.env.JSON === '1';
@@ -25,6 +25,15 @@ function build() {
             const token = extra._meta?.progressToken;
             await progress(args.steps, args.interval_ms, token, extra.signal, extra.sendNotification);
             return text(`done ${args.steps}`);
+        })
+    );
+
+    const gated = { gate: z.string(), interval_ms: z.number(), key };
+    server.registerTool('until_open', { inputSchema: gated }, (args, extra) =>
+        run(args.key, extra.signal, async () => {
+            const token = extra._meta?.progressToken;
+            const notify = extra.sendNotification;
+            return text(`done ${await progressUntil(args.gate, args.interval_ms, token, extra.signal, notify)}`);
         })
     );
 

@@ -3,7 +3,7 @@
 import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
 import { toNodeHandler } from '@modelcontextprotocol/node';
 import { z } from 'zod';
-import { listen, progress, run, text } from './common.mjs';
+import { listen, progress, progressUntil, run, text } from './common.mjs';
 
 const key = z.string().default('');
 
@@ -16,6 +16,15 @@ function build() {
             const token = ctx.mcpReq._meta?.progressToken;
             await progress(args.steps, args.interval_ms, token, ctx.mcpReq.signal, ctx.mcpReq.notify);
             return text(`done ${args.steps}`);
+        })
+    );
+
+    const gated = z.object({ gate: z.string(), interval_ms: z.number(), key });
+    server.registerTool('until_open', { inputSchema: gated }, (args, ctx) =>
+        run(args.key, ctx.mcpReq.signal, async () => {
+            const { signal, notify, _meta } = ctx.mcpReq;
+            const steps = await progressUntil(args.gate, args.interval_ms, _meta?.progressToken, signal, notify);
+            return text(`done ${steps}`);
         })
     );
 
