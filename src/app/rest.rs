@@ -56,13 +56,8 @@ impl Rest {
         metrics: &Arc<Metrics>,
     ) -> Result<Self, Error> {
         let began = clock::now();
-        let (path, max_bytes) = (disk.path.clone(), disk.max_bytes);
-        let fsync = match disk.fsync {
-            config::Fsync::Always => disk::Fsync::Always,
-            config::Fsync::Interval => disk::Fsync::Interval,
-        };
         let default_name = name.to_owned();
-        let options = disk::Options { path, fsync, max_bytes };
+        let options = disk::Options { path: disk.path.clone(), fsync: disk.fsync, max_bytes: disk.max_bytes };
         let opening = tokio::task::spawn_blocking(move || Disk::open(options, &default_name));
         let disk::Opened { store, keys, name: kept } = opening.await.map_err(|_| Error::Opening)??;
         info!(took = ?clock::now().saturating_duration_since(began), "disk store open");

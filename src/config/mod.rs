@@ -312,12 +312,13 @@ pub struct DiskStore {
     pub max_bytes: u64,
 }
 
-/// When what was written is brought to the disk itself.
+/// What an event that was read survives besides the end of the process, `kill -9` included, which nothing is lost to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
-    /// Before anybody reads it.
+    /// A power cut and a crash of the system: each group of calls is synced before it is answered.
     Always,
-    /// Some times in a second.
+    /// The same 200 ms later, or as soon as the disk has taken a sync that was begun then. A power cut loses the calls since,
+    /// the last ones first and each whole.
     Interval,
 }
 

@@ -56,7 +56,7 @@ impl EventLog {
             }
             match self.look_whether_taken(&backing, &here).await {
                 Ok(false) => return Ok(()),
-                Ok(true) => self.leave(&backing, &here),
+                Ok(true) => self.room.leave(&here),
                 // Served on where it is known to be this replica's, and not where others may have ended it.
                 Err(_) if is_unreachable && !backing.is_unheard() => return Ok(()),
                 Err(_) => return Err(Unreachable),
@@ -212,7 +212,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return Ok(()) };
         for (_, stream) in self.open_here() {
             if self.look_whether_taken(backing, &stream).await? {
-                self.leave(backing, &stream);
+                self.room.leave(&stream);
             }
         }
         Ok(())
@@ -232,15 +232,6 @@ impl EventLog {
         let epoch = stream.lock().epoch;
         let stored = backing.store.load(stream.id()).wait().await?;
         Ok(stored.is_some_and(|stored| stored.epoch > epoch))
-    }
-
-    fn leave(&self, backing: &Backing, stream: &Arc<Stream>) {
-        self.room.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
-        if stream.leave() {
-            warn!(stream.id = %stream.id(), "another replica has taken the stream");
-            backing.metrics.observe_fenced();
-        }
-        stream.pump.notify_one();
     }
 
     /// The store has lost what it had: every stream that is written here is brought there again.

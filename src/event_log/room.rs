@@ -11,6 +11,7 @@ use std::sync::{Mutex, TryLockError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use tracing::warn;
 
 use super::Stream;
 use super::share::{Part, Share, Shares};
@@ -35,6 +36,17 @@ pub(super) struct Room {
 impl Room {
     pub(super) fn new(shares: Shares) -> Self {
         Self { streams: DashMap::new(), shares, search_after: Mutex::default() }
+    }
+
+    /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
+    pub(super) fn leave(&self, stream: &Arc<Stream>) {
+        // First out of the map: nobody is to find what is over here and goes on elsewhere.
+        self.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
+        if stream.leave() {
+            warn!(stream.id = %stream.id(), "another replica has taken the stream");
+            stream.share().whole().metrics.observe_fenced();
+        }
+        stream.pump.notify_one();
     }
 
     /// Room for one more stream of `share`, whose request has so many bytes.

@@ -12,7 +12,7 @@ use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use tokio::sync::{Notify, SetOnce};
@@ -374,14 +374,6 @@ impl Stream {
     /// The same by the stream's URL.
     pub fn note_return_by_url(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_return_by_url(cursor, now));
-    }
-
-    /// Asks the connection that reads now to end once it has what there is, where its client may be closed on. One that comes later may
-    /// stay.
-    pub fn close_reader(&self, retry: Duration) {
-        let mut inner = self.lock();
-        inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
-        inner.wake();
     }
 
     /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_turn`].

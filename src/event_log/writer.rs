@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tracing::{debug, warn};
+use tracing::debug;
 
 use super::Stream;
 use super::head::Head;
@@ -58,7 +58,7 @@ impl Writer {
     async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
         loop {
             if self.recorder(backing).keep(&staged).await == Fate::Moved {
-                self.leave(backing);
+                self.room.leave(&self.stream);
                 return false;
             }
             let advanced = self.stream.accept(&staged.batch);
@@ -66,15 +66,6 @@ impl Writer {
                 Some(next) => staged = next,
                 None => return advanced.short,
             }
-        }
-    }
-
-    fn leave(&self, backing: &Backing) {
-        // First out of the map: nobody is to find what is over here and goes on elsewhere.
-        self.room.streams.remove_if(&self.stream.id, |_, known| Arc::ptr_eq(known, &self.stream));
-        if self.stream.leave() {
-            warn!(stream.id = %self.stream.id, "another replica has taken the stream");
-            backing.metrics.observe_fenced();
         }
     }
 

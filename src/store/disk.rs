@@ -42,6 +42,7 @@ use self::index::Index;
 use self::writer::{Act, Call, Reply, Writer};
 use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
 use crate::clock;
+pub use crate::config::Fsync;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 
@@ -60,16 +61,6 @@ pub struct Options {
     /// It takes nothing new beyond this many bytes of live streams and records. The directory takes up to about twice that, and
     /// 200 MiB.
     pub max_bytes: u64,
-}
-
-/// What a call that returned Ok survives besides the end of the process, `kill -9` included, which nothing is lost to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fsync {
-    /// A power cut and a crash of the system: each group of calls is synced before it is answered.
-    Always,
-    /// The same 200 ms later, or as soon as the disk has taken a sync that was begun then. A power cut loses the calls since,
-    /// the last ones first and each whole.
-    Interval,
 }
 
 /// A store that was opened.

@@ -3,7 +3,7 @@
 use std::future::poll_fn;
 use std::sync::Arc;
 use std::task::Poll;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Stream;
 use crate::clock;
@@ -85,6 +85,14 @@ impl Stream {
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
         !inner.is_mirror && !inner.machine.is_sealed()
+    }
+
+    /// Asks the connection that reads now to end once it has what there is, where its client may be closed on. One that comes later may
+    /// stay.
+    pub fn close_reader(&self, retry: Duration) {
+        let mut inner = self.lock();
+        inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
+        inner.wake();
     }
 
     /// Whether another replica has it, and nothing more of it is read here.
