@@ -7,8 +7,10 @@ use std::net::IpAddr;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
+use super::error::Failure;
 use super::ids::{AttachId, Owner, Seq, StreamId};
 
 /// One message.
@@ -39,6 +41,24 @@ pub enum Message {
         /// The last event; `None`: there is no such stream.
         upto: Option<Seq>,
     },
+    /// To the replica that runs a call: a client has sent it again, elsewhere.
+    Repeated {
+        /// Who waits for the answer.
+        from: Owner,
+        /// What the answer is to be called.
+        number: u64,
+        /// The fingerprint of the call.
+        call: Base64,
+        /// The fingerprint of its body, where the client names it by a key.
+        body: Option<Base64>,
+    },
+    /// What a call that was sent again comes back to.
+    Known {
+        /// What the question was called.
+        number: u64,
+        /// The answer.
+        known: Known,
+    },
     /// A client's request that may concern something at that replica.
     Request {
         /// Who waits for the answer.
@@ -55,6 +75,25 @@ pub enum Message {
         /// `None`: it concerns nothing there.
         reply: Option<Handed>,
     },
+}
+
+/// What a replica knows of a call that was sent again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Known {
+    /// Nothing.
+    Nothing,
+    /// A call that nobody comes back to any more: this is another one.
+    Another,
+    /// Its key was used with another body.
+    OtherBody,
+    /// It runs, and there is no word of its answer yet: to be asked again.
+    Waiting,
+    /// The answer is this stream.
+    Stream(StreamId),
+    /// The answer that passed.
+    Answer(Handed),
+    /// It failed before there was an answer.
+    Failed(Failure),
 }
 
 /// A reader of a stream, as its writer must know of it.
@@ -91,6 +130,20 @@ pub struct Handed {
     pub body: Base64,
 }
 
+impl Handed {
+    /// An answer.
+    pub fn answer(status: StatusCode, headers: &HeaderMap, body: Vec<u8>) -> Self {
+        let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
+        Self {
+            line: status.as_str().to_owned(),
+            peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
+            is_secure: false,
+            headers: headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect(),
+            body: Base64(body),
+        }
+    }
+}
+
 /// Bytes as text.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
@@ -125,6 +178,7 @@ impl Message {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::protocol::error::ErrorCode;
 
     #[test]
     fn a_message_comes_back_as_it_was_and_an_unknown_one_is_none() {
@@ -141,6 +195,9 @@ mod tests {
             Message::Where { from: Owner(7), number: 2, stream },
             Message::There { number: 2, upto: Some(Seq(u64::MAX)) },
             Message::There { number: 3, upto: None },
+            Message::Repeated { from: Owner(7), number: 4, call: Base64(vec![0xff; 32]), body: None },
+            Message::Known { number: 4, known: Known::Stream(stream) },
+            Message::Known { number: 5, known: Known::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },
             Message::Request { from: Owner(7), number: u64::MAX, request: request.clone() },
             Message::Reply { number: 1, reply: Some(request) },
         ] {

@@ -20,6 +20,7 @@ mod followers;
 mod index;
 mod journal;
 mod layout;
+mod reply;
 #[cfg(test)]
 mod tests;
 mod writer;
@@ -32,14 +33,15 @@ use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
 use self::database::{Database, Failure};
 use self::directory::Directory;
 use self::followers::Followers;
 use self::index::Index;
-use self::writer::{Act, Call, Reply, Writer};
+use self::reply::{Answer, Reply};
+use self::writer::{Act, Call, Writer};
+use super::completion::Completions;
 use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
 use crate::clock;
 pub use crate::config::Fsync;
@@ -168,6 +170,7 @@ struct Shared {
 /// The store. Dropping the last handle waits until all calls are written and the database is closed.
 pub struct Disk {
     shared: Arc<Shared>,
+    completions: Completions<Answer>,
     calls: Option<mpsc::Sender<Call>>,
     writer: Option<thread::JoinHandle<()>>,
 }
@@ -219,7 +222,16 @@ impl Disk {
             writer.run();
         });
         let thread = thread.map_err(|error| OpenError::at(&options.path, error))?;
-        Ok(Opened { store: Arc::new(Self { shared, calls: Some(sender), writer: Some(thread) }), keys, name })
+        Ok(Opened {
+            store: Arc::new(Self {
+                shared,
+                completions: Completions::default(),
+                calls: Some(sender),
+                writer: Some(thread),
+            }),
+            keys,
+            name,
+        })
     }
 
     /// Leaves a call to the writer; in its queue from here on, whatever becomes of the result.
@@ -229,7 +241,7 @@ impl Disk {
             queued.fetch_sub(bytes, Ordering::Relaxed);
             return Pending::Ready(Err(Error::Unavailable("the disk does not keep up".into())));
         }
-        let (reply, result) = oneshot::channel();
+        let (reply, result) = Reply::new(self.completions.here());
         let call = Call { at: now(), bytes, act: act(reply) };
         let stopped = || Error::Unavailable("the writer has stopped".into());
         if self.calls.as_ref().is_none_or(|calls| calls.send(call).is_err()) {

@@ -5,6 +5,7 @@
 //! here: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC: what a stream is
 //! ([`Stored::about`]) and where it stands ([`Stored::state`]) are bytes here.
 
+mod completion;
 #[cfg(test)]
 pub(crate) mod contract;
 pub mod disk;
@@ -158,7 +159,7 @@ impl Following {
 /// for survives what the store says it survives. Atomicity: every call is all or nothing, `append` together with its checks of
 /// epoch, seal and tail. Cancellation: dropping a result leaves it open whether the call took effect; repeating it is safe.
 /// Expiry: a stream is readable for as long as it was last told to be kept, and gone some time after; each `create`, `append`
-/// and `seal` by its writer, and [`Self::keep`], begin that time anew. A store knows which replica it belongs to.
+/// and `seal` by its writer, and [`Self::keep`], begin that time anew, an `append` to within a sixteenth of it. A store knows which replica it belongs to.
 pub trait Store: Send + Sync + 'static {
     /// Records a new stream and makes the caller its writer. Complete before the stream's head is written. Its tail is at `tail`: 0, but
     /// for a stream that the store has lost and whose events up to there are gone. Unsealed, it is kept for `keep` from each call of

@@ -2,9 +2,9 @@
 //!
 //! A stream is a hash (what it is, where it stands) and a Redis Stream (an entry for each batch, its ID the number of the last
 //! event), on one slot; each change of it is one script there, which checks the writer's epoch, the place and the seal, and begins
-//! the time it is kept anew. One connection serves every caller of the process: what waits goes out together and is not waited for
-//! before more does. Another one hears what Redis publishes for this replica: followers and [`Shared::receive`] wait for that, and
-//! nothing is polled.
+//! the time it is kept anew. Most appends need none: `append.rs` says which. One connection serves every caller of the process: what
+//! waits goes out together, and a few such flights are under way at once. Another one hears what Redis publishes for this replica:
+//! followers and [`Shared::receive`] wait for that, and nothing is polled.
 //!
 //! Durability: what a call returned Ok for is what Redis has taken, and survives what Redis survives: a crash of it as far as its
 //! append-only file goes (`appendfsync`), a failover as far as the replica had followed.
@@ -18,16 +18,17 @@
 //!
 //! ```text
 //! +evalsha +eval +script|load +hello +auth +select +ping +subscribe +publish +time +del +get +set +pttl +pexpire
-//! +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +zadd +zrem +zscore +zrange +zrangebyscore
-//! +zremrangebyscore +rpush +lrange +lindex +ltrim
+//! +exists +rename +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +xinfo|stream +zadd +zrem +zscore
+//! +zrange +zrangebyscore +zremrangebyscore +rpush +lrange +lindex +ltrim
 //! ```
 //!
 //! with `+role` behind sentinels and `+cluster|slots` in a Cluster; `+config|get` lets it see the eviction policy. Before Redis 7
-//! subcommands are allowed as `+script +cluster +config`.
+//! subcommands are allowed as `+script +cluster +config +xinfo`.
 //!
 //! Absent: eviction (a `maxmemory-policy` other than `noeviction` loses streams, and is warned about), and reading from replicas.
 
 mod address;
+mod append;
 mod call;
 mod connector;
 mod contents;
@@ -51,6 +52,7 @@ use tokio::task::JoinHandle;
 use tracing::{debug, warn};
 
 pub use self::address::UrlError;
+use self::append::Append;
 use self::call::{Answer, Note, ask, cmd};
 use self::connector::{Connector, Link};
 use self::contents::Unusable;
@@ -194,13 +196,6 @@ impl Redis {
         Ok(Opened { store: Arc::new(Self { core, tasks }), keys })
     }
 
-    /// A script that changes a stream, so far.
-    fn change(&self, script: &scripts::Script, stream: StreamId) -> Cmd {
-        let mut cmd = self.core.names.on(script, stream);
-        cmd.arg(self.core.names.channels()).arg(&stream.as_bytes()[..]);
-        cmd
-    }
-
     fn index(&self, stream: StreamId) -> Cmd {
         let mut cmd = scripts::INDEX.call();
         cmd.arg(self.core.names.index(self.core.owner)).arg(&stream.as_bytes()[..]);
@@ -213,7 +208,7 @@ impl Redis {
         cmd: Cmd,
         read: impl FnOnce(Value) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        self.core.call(order(stream), vec![cmd], move |answers| read(last(answers)))
+        self.core.call(stream, vec![cmd], move |answers| read(last(answers)))
     }
 }
 
@@ -248,13 +243,11 @@ fn evicting(answer: &Value) -> Option<String> {
 
 impl Store for Redis {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
-        let mut create = self.change(&scripts::CREATE, stream);
+        let mut create = self.core.names.change(&scripts::CREATE, stream);
         create.arg(about).arg(names::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
-        self.core.call(order(stream), vec![self.index(stream), create], |answers| {
-            match said(&last(answers)).as_slice() {
-                ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
-                _ => Err(odd()),
-            }
+        self.core.call(stream, vec![self.index(stream), create], |answers| match said(&last(answers)).as_slice() {
+            ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
+            _ => Err(odd()),
         })
     }
 
@@ -266,17 +259,11 @@ impl Store for Redis {
         batch: &Batch,
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
-        let mut append = self.change(&scripts::APPEND, stream);
-        append
-            .arg(epoch.0)
-            .arg(after.0)
-            .arg(after.0.saturating_add(1))
-            .arg(after.0.saturating_add(batch.len() as u64))
-            .arg(batch.len())
-            .arg(entry::encode(batch))
-            .arg(u8::from(state.is_some()))
-            .arg(state.unwrap_or_default());
-        self.call(stream, append, |answer| appended(&answer))
+        let append = Append::new(stream, epoch, after, batch, state);
+        self.core.append(append, |answers| match answers.first() {
+            Some(answer) => appended(answer),
+            None => Ok(Appended::Ok),
+        })
     }
 
     fn seal(
@@ -286,7 +273,7 @@ impl Store for Redis {
         state: &[u8],
         keep: Duration,
     ) -> Pending<Result<Appended, Error>> {
-        let mut seal = self.change(&scripts::SEAL, stream);
+        let mut seal = self.core.names.change(&scripts::SEAL, stream);
         seal.arg(epoch.0).arg(state).arg(millis(keep));
         let (core, owner) = (self.core.clone(), self.core.owner);
         let note: Note = Box::new(move |answer| {
@@ -294,11 +281,11 @@ impl Store for Redis {
                 unindex(&core, owner, now, &[stream]);
             }
         });
-        self.core.call_and_note(order(stream), vec![seal], Some(note), |answers| appended(&last(answers)))
+        self.core.call_and_note(stream, vec![seal], note, |answers| appended(&last(answers)))
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
-        let mut take = self.change(&scripts::TAKE_OVER, stream);
+        let mut take = self.core.names.change(&scripts::TAKE_OVER, stream);
         take.arg(names::of(self.core.owner));
         let core = self.core.clone();
         let note: Note = Box::new(move |answer| {
@@ -309,7 +296,7 @@ impl Store for Redis {
             }
         });
         let steps = vec![self.index(stream), take];
-        self.core.call_and_note(order(stream), steps, Some(note), |answers| match said(&last(answers)).as_slice() {
+        self.core.call_and_note(stream, steps, note, |answers| match said(&last(answers)).as_slice() {
             ["ok", epoch, ..] => Ok(WriterEpoch(number(epoch)?)),
             ["gone"] => Err(Error::Gone),
             _ => Err(odd()),
@@ -317,9 +304,7 @@ impl Store for Redis {
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
-        let [meta, ..] = self.core.names.stream(stream);
-        let load = cmd(&[b"HMGET", meta.as_bytes(), b"a", b"s", b"o", b"p", b"x", b"t", b"z"]);
-        self.call(stream, load, stored)
+        self.call(stream, self.core.names.on(&scripts::LOAD, stream), stored)
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
@@ -338,21 +323,21 @@ impl Store for Redis {
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
-        let mut trim = self.change(&scripts::TRIM, stream);
+        let mut trim = self.core.names.change(&scripts::TRIM, stream);
         trim.arg(epoch.0).arg(upto.0).arg(upto.0.saturating_add(1));
         self.call(stream, trim, |answer| done(&answer))
     }
 
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
-        let mut cmd = self.change(&scripts::KEEP, stream);
+        let mut cmd = self.core.names.change(&scripts::KEEP, stream);
         cmd.arg(millis(keep));
         self.call(stream, cmd, |answer| done(&answer))
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
-        let expire = self.change(&scripts::EXPIRE, stream);
+        let expire = self.core.names.change(&scripts::EXPIRE, stream);
         let forget = cmd(&[b"ZREM", self.core.names.index(self.core.owner).as_bytes(), stream.as_bytes()]);
-        self.core.call(order(stream), vec![expire, forget], |answers| answers.first().map_or(Err(odd()), done))
+        self.core.call(stream, vec![expire, forget], |answers| answers.first().map_or(Err(odd()), done))
     }
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
@@ -423,9 +408,11 @@ fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
 fn look(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
     let [meta, ..] = core.names.stream(stream);
     let look = cmd(&[b"HMGET", meta.as_bytes(), b"o", b"z"]);
-    core.call(order(stream), vec![look], move |answers| {
-        Ok(said(&last(answers)).as_slice() == [names::of(owner).as_str(), "0"])
-    })
+    core.call(
+        stream,
+        vec![look],
+        move |answers| Ok(said(&last(answers)).as_slice() == [names::of(owner).as_str(), "0"]),
+    )
 }
 
 /// The time and the streams of an index.
@@ -441,7 +428,7 @@ fn listed(answer: &Value) -> Result<(u64, Vec<StreamId>), Error> {
 
 fn stored(answer: Value) -> Result<Option<Stored>, Error> {
     let Value::Array(fields) = answer else { return Err(odd()) };
-    if fields.iter().all(|field| *field == Value::Nil) {
+    if fields.is_empty() {
         return Ok(None);
     }
     let mut fields = fields.into_iter().map(|field| if let Value::BulkString(bytes) = field { bytes } else { vec![] });

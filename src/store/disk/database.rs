@@ -166,7 +166,13 @@ impl Database {
             for row in self.streams.prefix(layout::PLACES) {
                 let (key, row) = row.into_inner()?;
                 let place = layout::stream_of(&key).zip(Place::decode(&row));
-                let (stream, place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+                let (stream, mut place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+                if !place.sealed {
+                    for event in self.events.range(place.behind()) {
+                        let (key, batch) = event.into_inner()?;
+                        place.add(event_of(&key)?.1, batch.len() as u64);
+                    }
+                }
                 highest = highest.max(place.number);
                 places.push((stream, place));
             }
@@ -194,7 +200,10 @@ impl Database {
         let snapshot = self.database.snapshot();
         let get = |key| snapshot.get(&self.streams, key);
         let Some(place) = get(layout::place_key(stream))? else { return Ok(None) };
-        let place = Place::decode(&place).ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+        let mut place = Place::decode(&place).ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+        if let Some(last) = snapshot.range(&self.events, place.behind()).next_back() {
+            place.tail = event_of(&last.key()?)?.1;
+        }
         let [about, state] = [get(layout::about_key(stream))?, get(layout::state_key(stream))?]
             .map(|row| row.map_or_else(Bytes::new, |row| Bytes::copy_from_slice(&row)));
         Ok(Some((place, about, state)))

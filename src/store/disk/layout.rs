@@ -13,6 +13,8 @@
 //! they are cleared away, and neighbours in time are neighbours on disk. A batch is keyed by its last event: the first key at
 //! or behind a place is the batch that holds it. Every key of `events` is written once, ever.
 
+use std::ops::RangeInclusive;
+
 use bytes::Bytes;
 
 use crate::protocol::ids::{Seq, StreamId};
@@ -28,7 +30,11 @@ pub(super) const PLACES: &[u8] = b"p";
 /// What a key, a row and a batch are counted besides their bytes: about what the database adds to them.
 pub(super) const OVERHEAD: u64 = 64;
 
-/// Where a stream stands: what every check needs, in memory and on disk.
+/// At most about so many events of a stream lie behind its place.
+const LOOKED_AT: u64 = 512;
+
+/// Where a stream stands: what every check needs, in memory. On disk an unsealed stream's may be an earlier one, and the events
+/// behind its tail say the rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) number: u64,
@@ -58,6 +64,24 @@ impl Place {
 
     pub(super) fn size(&self) -> u64 {
         self.events + self.rows + self.state
+    }
+
+    /// Whether `before`, on disk, and the events behind it say all of this one. Now and then it is to be written all the same, so
+    /// that there are few events to look at when the database is opened.
+    pub(super) fn follows_from_events(&self, before: &Self) -> bool {
+        let as_before = Self { tail: before.tail, events: before.events, ..*self };
+        as_before == *before && self.tail.0 / LOOKED_AT == before.tail.0 / LOOKED_AT
+    }
+
+    /// The keys of the events that lie behind it.
+    pub(super) fn behind(&self) -> RangeInclusive<[u8; 16]> {
+        event_key(self.number, Seq(self.tail.0.saturating_add(1)))..=event_key(self.number, Seq(u64::MAX))
+    }
+
+    /// Adds a batch of events that lie behind it.
+    pub(super) fn add(&mut self, last: Seq, batch: u64) {
+        self.tail = last;
+        self.events += batch + OVERHEAD;
     }
 
     pub(super) fn encode(&self) -> Vec<u8> {

@@ -13,7 +13,6 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tokio::sync::oneshot;
 use tracing::{info, warn};
 
 use self::clean::Cleaner;
@@ -21,10 +20,11 @@ use self::group::Group;
 use super::agenda::{Agenda, Item};
 use super::database::{Database, Failure, Record};
 use super::directory::Directory;
+use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
 use crate::clock;
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
-use crate::store::{Appended, Error, Standing, WriterEpoch};
+use crate::store::{Appended, Standing, WriterEpoch};
 
 /// A group: large enough that a sync is shared by many, small enough that none waits long.
 const MAX_GROUP_BYTES: usize = 2 << 20;
@@ -41,8 +41,6 @@ const CLEANER_REST: Duration = Duration::from_millis(50);
 /// Pauses before the database is opened again after a failure, doubled from one to the other.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
-
-pub(super) type Reply<T> = oneshot::Sender<Result<T, Error>>;
 
 /// A call of the store, as it was made.
 pub(super) struct Call {
@@ -252,9 +250,9 @@ impl Writer {
         let group = std::mem::take(&mut self.group);
         let (pending, changes) = group.into_changes();
         let Some(database) = &self.database else {
-            return pending.answer(Some(&Failure { full: false, problem: "the store is closed".into() }));
+            return pending.fail(Failure { full: false, problem: "the store is closed".into() });
         };
-        let Some(changes) = changes else { return pending.answer(None) };
+        let Some(changes) = changes else { return pending.answer() };
         let result = database.commit(changes, self.fsync);
         #[cfg(test)]
         self.shared.groups.fetch_add(1, Ordering::Relaxed);
@@ -268,7 +266,7 @@ impl Writer {
             Err(failure) => {
                 // Who hears of it finds the store in the state that it tells of.
                 self.close(&failure);
-                pending.answer(Some(&failure));
+                pending.fail(failure.clone());
                 self.heal(failure);
             }
         }

@@ -20,6 +20,9 @@ use crate::protocol::stream::Batch;
 use crate::random;
 use crate::store::{Appended, Error, Following, Pending, Read, Renewal, Shared, Standing, Store, Stored, WriterEpoch};
 
+/// So late.
+const SLOW: Duration = Duration::from_secs(2);
+
 /// One replica's way to what is kept. Streams are found by id; each is locked on its own, and one lock is one atomic step.
 pub(crate) struct Memory {
     owner: Owner,
@@ -40,6 +43,8 @@ pub(crate) struct Contents {
     groups: DashMap<Vec<u8>, Vec<Owner>>,
     /// It cannot be reached.
     away: AtomicBool,
+    /// What a claim met is said long after.
+    slow: AtomicBool,
 }
 
 impl Default for Memory {
@@ -95,6 +100,17 @@ impl Memory {
     /// From now on nobody can reach it, or everybody can.
     pub(crate) fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Relaxed);
+    }
+
+    /// From now on a claim takes effect long before its caller knows.
+    pub(crate) fn set_slow(&self, slow: bool) {
+        self.slow.store(slow, Ordering::Relaxed);
+    }
+
+    /// The keys of the small records that have not expired.
+    pub(crate) fn records(&self) -> Vec<Vec<u8>> {
+        let now = clock::now();
+        self.records.iter().filter(|entry| entry.1 > now).map(|entry| entry.key().clone()).collect()
     }
 
     fn reach(&self) -> Result<(), Error> {
@@ -288,11 +304,15 @@ impl Store for Memory {
     }
 
     fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
-        self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));
-        Pending::Ready(Ok(()))
+        Pending::Ready(self.reach().map(|()| {
+            self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));
+        }))
     }
 
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
+        if let Err(error) = self.reach() {
+            return Pending::Ready(Err(error));
+        }
         let (now, value) = (clock::now(), Bytes::copy_from_slice(value));
         let mut there = None;
         self.records
@@ -302,16 +322,21 @@ impl Store for Memory {
                 false => *record = (value.clone(), now + keep),
             })
             .or_insert_with(|| (value.clone(), now + keep));
+        if self.slow.load(Ordering::Relaxed) {
+            return Pending::Later(Box::pin(async move {
+                clock::sleep_until(now + SLOW).await;
+                Ok(there)
+            }));
+        }
         Pending::Ready(Ok(there))
     }
 
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
-        Pending::Ready(Ok(self.record(key)))
+        Pending::Ready(self.reach().map(|()| self.record(key)))
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
-        self.records.remove(key);
-        Pending::Ready(Ok(()))
+        Pending::Ready(self.reach().map(|()| drop(self.records.remove(key))))
     }
 
     fn standing(&self) -> Standing {
@@ -390,12 +415,26 @@ impl Shared for Memory {
         }))
     }
 
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        let now = clock::now();
+        Pending::Ready(self.reach().map(|()| {
+            self.records.remove_if_mut(key, |_, record| {
+                let is_it = record.0 == value && record.1 > now;
+                if let (true, Some(keep)) = (is_it, keep) {
+                    record.1 = now + keep;
+                }
+                is_it && keep.is_none()
+            });
+        }))
+    }
+
     fn join(&self, group: &[u8], _: Duration) -> Pending<Result<(), Error>> {
-        let mut members = self.groups.entry(group.to_vec()).or_default();
-        if !members.contains(&self.owner) {
-            members.push(self.owner);
-        }
-        Pending::Ready(Ok(()))
+        Pending::Ready(self.reach().map(|()| {
+            let mut members = self.groups.entry(group.to_vec()).or_default();
+            if !members.contains(&self.owner) {
+                members.push(self.owner);
+            }
+        }))
     }
 
     fn members(&self, group: &[u8]) -> Pending<Result<Vec<Owner>, Error>> {

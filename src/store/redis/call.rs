@@ -5,23 +5,49 @@ use std::sync::Arc;
 use ::redis::{Cmd, ErrorKind, RedisError, ServerError, Value};
 use tokio::sync::oneshot;
 
+use super::append::Append;
+use super::names::Order;
 use super::scripts;
 use crate::store::Error;
+use crate::store::completion::{Complete, Queue, deliver};
 
-/// Commands that are done in this order, and who waits for their answers.
+/// What is to be done, and who waits for the answers.
 pub(super) struct Call {
-    pub(super) steps: Vec<Cmd>,
-    /// How many there are, while they are elsewhere.
-    count: usize,
+    pub(super) work: Work,
+    /// How many answers there will be.
+    pub(super) count: usize,
     /// Calls of the same order take effect as they were made.
-    pub(super) order: u64,
+    pub(super) order: Order,
     tell: oneshot::Sender<Answer>,
+    /// In the runtime of whoever waits.
+    queue: Arc<Queue<Told>>,
     /// Is told first, whether or not anybody waits any more.
     note: Option<Note>,
 }
 
+/// What is to be done.
+pub(super) enum Work {
+    /// Commands, in this order.
+    Steps(Vec<Cmd>),
+    /// An append, in whichever way. One that was made without a word has no answers.
+    Append(Append),
+}
+
 /// The answers to the steps of a call.
 pub(super) type Answer = Result<Vec<Value>, Failure>;
+
+/// An answer on its way to whoever waits for it.
+pub(super) struct Told {
+    tell: oneshot::Sender<Answer>,
+    answer: Answer,
+}
+
+impl Complete for Told {
+    fn complete(self) {
+        // Who does not wait any more does not need to know.
+        let _ = self.tell.send(self.answer);
+    }
+}
 
 /// What is done with an answer on its way.
 pub(super) type Note = Box<dyn FnOnce(&Answer) + Send>;
@@ -57,22 +83,32 @@ const UNREADY: [&str; 13] = [
 ];
 
 impl Call {
-    pub(super) fn new(steps: Vec<Cmd>, order: u64, note: Option<Note>) -> (Self, oneshot::Receiver<Answer>) {
+    /// To be answered by way of `queue`.
+    pub(super) fn new(
+        work: Work,
+        order: Order,
+        note: Option<Note>,
+        queue: Arc<Queue<Told>>,
+    ) -> (Self, oneshot::Receiver<Answer>) {
         let (tell, answer) = oneshot::channel();
-        (Self { count: steps.len(), steps, order, tell, note }, answer)
+        let count = match &work {
+            Work::Steps(steps) => steps.len(),
+            Work::Append(_) => 1,
+        };
+        (Self { work, count, order, tell, queue, note }, answer)
     }
 
-    /// How many steps it has, wherever they are.
-    pub(super) fn count(&self) -> usize {
-        self.count
+    /// The answer and where it goes, to be delivered together with others.
+    pub(super) fn answered(self, answer: Answer) -> (Arc<Queue<Told>>, Told) {
+        if let Some(note) = self.note {
+            note(&answer);
+        }
+        (self.queue, Told { tell: self.tell, answer })
     }
 
     /// Hands out the answer.
     pub(super) fn answer(self, answer: Answer) {
-        if let Some(note) = self.note {
-            note(&answer);
-        }
-        let _ = self.tell.send(answer);
+        deliver([self.answered(answer)]);
     }
 }
 

@@ -6,12 +6,14 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use ::redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc};
 
-use super::call::{Call, Failure, Note};
+use super::append::Append;
+use super::call::{Call, Failure, Note, Told, Work};
 use super::contents::hex;
-use super::names::Names;
+use super::names::{Names, Order};
 use super::wake::Followers;
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
+use crate::store::completion::Completions;
 use crate::store::{Error, Keys, Pending, Standing};
 
 /// Calls that wait to be sent. One that finds no place fails: Redis is far behind.
@@ -36,6 +38,7 @@ pub(super) struct Core {
     epoch: AtomicU32,
     standing: AtomicU8,
     queue: mpsc::Sender<Call>,
+    completions: Completions<Told>,
 }
 
 impl Core {
@@ -55,6 +58,7 @@ impl Core {
             keys,
             standing: AtomicU8::new(Standing::Ready as u8),
             queue,
+            completions: Completions::default(),
         };
         (core, calls)
     }
@@ -88,22 +92,42 @@ impl Core {
     /// Makes a call; it is on its way when this returns. `read` makes a result of the answers.
     pub(super) fn call<T: Send + 'static>(
         &self,
-        order: u64,
+        order: impl Into<Order>,
         steps: Vec<Cmd>,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        self.call_and_note(order, steps, None, read)
+        self.make(Work::Steps(steps), order.into(), None, read)
     }
 
     /// The same; `note` is told the answer even if nobody waits for it.
     pub(super) fn call_and_note<T: Send + 'static>(
         &self,
-        order: u64,
+        order: impl Into<Order>,
         steps: Vec<Cmd>,
+        note: Note,
+        read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        self.make(Work::Steps(steps), order.into(), Some(note), read)
+    }
+
+    /// Makes an append, in the way that is cheapest.
+    pub(super) fn append<T: Send + 'static>(
+        &self,
+        append: Append,
+        read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        let order = append.stream().into();
+        self.make(Work::Append(append), order, None, read)
+    }
+
+    fn make<T: Send + 'static>(
+        &self,
+        work: Work,
+        order: Order,
         note: Option<Note>,
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
-        let (call, answer) = Call::new(steps, order, note);
+        let (call, answer) = Call::new(work, order, note, self.completions.here());
         if self.queue.try_send(call).is_err() {
             return Pending::Ready(Err(Error::Unavailable("too many calls are waiting".to_owned())));
         }

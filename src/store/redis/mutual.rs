@@ -8,7 +8,7 @@ use ::redis::{Cmd, Value};
 use bytes::Bytes;
 
 use super::core::{Core, odd};
-use super::names::{self, order};
+use super::names::{self, Order, order};
 use super::scripts::{self, Script};
 use super::wake::MAIL;
 use super::{Redis, call, last, millis};
@@ -112,6 +112,13 @@ impl Shared for Redis {
         }))
     }
 
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        let name = self.core.names.record(key);
+        let mut hold = scripts::HOLD.call();
+        hold.arg(&name).arg(value).arg(keep.map(millis).map_or_else(String::new, |keep| keep.to_string()));
+        self.core.call(order(name), vec![hold], |_| Ok(()))
+    }
+
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
         let (core, group) = (self.core.clone(), self.core.names.group(group));
         let asked = dismissals(&core, &[core.owner]);
@@ -174,7 +181,7 @@ fn told(core: &Core, script: &Script) -> Cmd {
     cmd
 }
 
-fn mail_order(core: &Core) -> u64 {
+fn mail_order(core: &Core) -> Order {
     order(("mail", core.owner.0))
 }
 

@@ -69,6 +69,12 @@ impl Names {
         ["m", "e", "f"].map(|part| format!("{}{{{stream}}}:{part}", self.prefix))
     }
 
+    /// The events of a stream, under the name that a generation gives them; 0 is the first.
+    pub(super) fn events(&self, stream: StreamId, generation: &str) -> Vec<u8> {
+        let generation = if generation == "0" { "" } else { generation };
+        format!("{}{{{stream}}}:e{generation}", self.prefix).into_bytes()
+    }
+
     /// A script on a stream, with what all of these begin with.
     pub(super) fn on(&self, script: &Script, stream: StreamId) -> Cmd {
         let mut cmd = script.call();
@@ -76,6 +82,26 @@ impl Names {
             cmd.arg(key);
         }
         cmd
+    }
+
+    /// A script that changes a stream, so far.
+    pub(super) fn change(&self, script: &Script, stream: StreamId) -> Cmd {
+        let mut cmd = self.on(script, stream);
+        cmd.arg(self.channels()).arg(&stream.as_bytes()[..]);
+        cmd
+    }
+}
+
+/// What orders calls: those about one thing take effect as they were made.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) enum Order {
+    Stream(StreamId),
+    Other(u64),
+}
+
+impl From<StreamId> for Order {
+    fn from(stream: StreamId) -> Self {
+        Self::Stream(stream)
     }
 }
 
@@ -89,9 +115,9 @@ pub(super) fn owner(text: &[u8]) -> Option<Owner> {
     u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok().map(Owner)
 }
 
-/// What orders the calls about this.
-pub(super) fn order(about: impl Hash) -> u64 {
+/// What orders the calls about this, which is no stream.
+pub(super) fn order(about: impl Hash) -> Order {
     let mut hasher = DefaultHasher::new();
     about.hash(&mut hasher);
-    hasher.finish()
+    Order::Other(hasher.finish())
 }

@@ -1,8 +1,9 @@
-//! The scripts: every change of a stream is one of them, on the slot of its keys.
+//! The scripts: every change of a stream is one of them, on the slot of its keys, but for the plain addition of [`super::append`].
 //!
-//! Written for Redis 6.2 and later, and for a Cluster: a script touches the keys it is given and no others. Numbers of events come
-//! and go as text, since Lua's are exact up to 2^53 alone, and are only compared as numbers. A script that may be refused for want of
-//! memory begins with what is refused, so that nothing is ever half done.
+//! Written for Redis 6.2 and later, and for a Cluster: a script touches the keys it is given and no others there. (Elsewhere the key
+//! of the events may have the number of their generation behind it.) Numbers of events come and go as text, since Lua's are exact up
+//! to 2^53 alone, and are only compared as numbers. A script that may be refused for want of memory begins with what is refused, so
+//! that nothing is ever half done.
 
 use std::sync::LazyLock;
 
@@ -76,15 +77,50 @@ const NOTHING: &str = "";
 
 /// The keys of a stream are its meta, its events and its followers; the first arguments of what changes it are the channels'
 /// prefix and the stream's name.
+///
+/// While there is a holder, it adds events without a script, and the tail in the meta is behind. What it may not add any more is
+/// kept out by a name: `revoke` gives the events the one of the next generation. It is called behind what may be refused for want
+/// of memory. `known` tells the fields `p g h t` and those that are asked for; nothing where there is no stream, or where events are
+/// lost that nobody knows the number of.
 const STREAM: &str = "
-local meta, events, followers = KEYS[1], KEYS[2], KEYS[3]
-local function tell()
-  local all = redis.call('ZRANGE', followers, 0, -1, 'WITHSCORES')
-  if #all == 0 then return end
+local meta, followers = KEYS[1], KEYS[3]
+local generation, holder, tail, events
+local function called(number)
+  generation = number
+  events = number == '0' and KEYS[2] or KEYS[2] .. number
+end
+local function known(...)
+  local is = redis.call('HMGET', meta, 'p', 'g', 'h', 't', ...)
+  called(is[2] or '0')
+  holder, tail = is[3] or '', is[4]
+  if not is[1] then return end
+  if holder == '' then return is end
+  if redis.call('EXISTS', events) == 0 then return end
+  local info = redis.call('XINFO', 'STREAM', events)
+  for i = 1, #info, 2 do
+    if info[i] == 'last-generated-id' then tail = string.match(info[i + 1], '^%d+') end
+  end
+  return is
+end
+local function revoke()
+  if holder == '' then return end
+  local before = events
+  called(text(tonumber(generation) + 1))
+  holder = ''
+  redis.call('HSET', meta, 'g', generation, 'h', '', 't', tail)
+  redis.call('RENAME', before, events)
+end
+local function listening()
+  local all, live = redis.call('ZRANGE', followers, 0, -1, 'WITHSCORES'), {}
+  if #all == 0 then return live end
   local time = now()
   for i = 1, #all, 2 do
-    if tonumber(all[i + 1]) > time then redis.call('PUBLISH', ARGV[1] .. all[i], ARGV[2]) end
+    if tonumber(all[i + 1]) > time then live[#live + 1] = all[i] end
   end
+  return live
+end
+local function tell()
+  for _, follower in ipairs(listening()) do redis.call('PUBLISH', ARGV[1] .. follower, ARGV[2]) end
 end
 local function keep(time)
   redis.call('PEXPIRE', meta, time)
@@ -109,27 +145,33 @@ end
 scripts! {
     /// about, owner, keep, tail.
     CREATE(3, STREAM) "
-local old = redis.call('HGET', meta, 'p')
-local epoch = old and text(tonumber(old) + 1) or '0'
-redis.call('HSET', meta, 'a', ARGV[3], 's', '', 'o', ARGV[4], 'p', epoch, 't', ARGV[6], 'x', ARGV[6], 'z', '0', 'k', ARGV[5])
-redis.call('DEL', events)
+local old = redis.call('HMGET', meta, 'p', 'g', 'h')
+local epoch = old[1] and text(tonumber(old[1]) + 1) or '0'
+called(old[2] or '0')
+local before = events
+if (old[3] or '') ~= '' then called(text(tonumber(generation) + 1)) end
+redis.call('HSET', meta, 'a', ARGV[3], 's', '', 'o', ARGV[4], 'p', epoch, 't', ARGV[6], 'x', ARGV[6], 'z', '0', 'k', ARGV[5],
+  'g', generation, 'h', '')
+redis.call('DEL', before)
 keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
-    /// epoch, after, after + 1, last, how many, events, whether there is a state, state.
+    /// epoch, after, after + 1, last, how many, events, whether there is a state, state, who would be the holder.
     ///
-    /// A batch that is there already is looked for byte for byte, however it was cut into entries.
+    /// A batch that is there already is looked for byte for byte, however it was cut into entries. The caller becomes the holder
+    /// where it would and nobody is to be told of what is added, and learns the generation and how long the stream is kept.
     APPEND(3, STREAM) "
-local is = redis.call('HMGET', meta, 'p', 't', 'z', 'k', 'x')
-if not is[1] then return {'gone'} end
+local is = known('z', 'k', 'x')
+if not is then return {'gone'} end
 if tonumber(ARGV[3]) < tonumber(is[1]) then return {'fenced'} end
-local count, bytes = tonumber(ARGV[7]), ARGV[8]
-if ARGV[4] ~= is[2] then
-  if tonumber(ARGV[4]) < tonumber(is[5]) or tonumber(ARGV[6]) > tonumber(is[2]) then return {'conflict', is[2]} end
+local sealed, time, trimmed = is[5] == '1', tonumber(is[6]), is[7]
+local count, bytes, caller = tonumber(ARGV[7]), ARGV[8], ARGV[11]
+if ARGV[4] ~= tail then
+  if tonumber(ARGV[4]) < tonumber(trimmed) or tonumber(ARGV[6]) > tonumber(tail) then return {'conflict', tail} end
   if count > 0 then
     local found = redis.call('XRANGE', events, ARGV[5] .. '-0', '+', 'COUNT', count)
-    if #found == 0 then return {'conflict', is[2]} end
+    if #found == 0 then return {'conflict', tail} end
     local all = {}
     for i, entry in ipairs(found) do all[i] = entry[2][4] end
     all = table.concat(all)
@@ -137,33 +179,37 @@ if ARGV[4] ~= is[2] then
     for _ = 1, tonumber(ARGV[5]) - tonumber(found[1][2][2]) do
       at = at + 4 + struct.unpack('>I4', all, at)
     end
-    if string.sub(all, at, at + #bytes - 1) ~= bytes then return {'conflict', is[2]} end
+    if string.sub(all, at, at + #bytes - 1) ~= bytes then return {'conflict', tail} end
   end
-  if is[3] == '0' then keep(tonumber(is[4])) end
+  if not sealed then keep(time) end
   return {'ok'}
 end
-if is[3] == '1' then return {'sealed'} end
+if sealed then return {'sealed'} end
+local live = listening()
 if count > 0 then
   redis.call('XADD', events, ARGV[6] .. '-0', 'f', ARGV[5], 'd', bytes)
-  if ARGV[9] == '1' then
-    redis.call('HSET', meta, 't', ARGV[6], 's', ARGV[10])
-  else
-    redis.call('HSET', meta, 't', ARGV[6])
-  end
-elseif ARGV[9] == '1' then
-  redis.call('HSET', meta, 's', ARGV[10])
+  tail = ARGV[6]
+  redis.call('HSET', meta, 't', tail)
 end
-keep(tonumber(is[4]))
-tell()
-return {'ok'}
+if ARGV[9] == '1' then redis.call('HSET', meta, 's', ARGV[10]) end
+if holder ~= caller or #live > 0 then revoke() end
+if count > 0 and holder == '' and caller ~= '' and #live == 0 then
+  holder = caller
+  redis.call('HSET', meta, 'h', holder)
+end
+keep(time)
+for _, follower in ipairs(live) do redis.call('PUBLISH', ARGV[1] .. follower, ARGV[2]) end
+if holder == '' then return {'ok'} end
+return {'ok', generation, is[6]}
 "
     /// epoch, state, keep.
     SEAL(3, STREAM) "
-local is = redis.call('HMGET', meta, 'p', 'z')
-if not is[1] then return {'gone'} end
+local is = known('z')
+if not is then return {'gone'} end
 if tonumber(ARGV[3]) < tonumber(is[1]) then return {'fenced'} end
-if is[2] == '0' then
+if is[5] == '0' then
   redis.call('HSET', meta, 'z', '1', 's', ARGV[4], 'k', ARGV[5])
+  revoke()
   keep(tonumber(ARGV[5]))
   tell()
 end
@@ -171,21 +217,31 @@ return {'ok', text(now())}
 "
     /// owner.
     TAKE_OVER(3, STREAM) "
-local is = redis.call('HMGET', meta, 'p', 'o')
-if not is[1] then return {'gone'} end
+local is = known('o')
+if not is then return {'gone'} end
 local epoch = text(tonumber(is[1]) + 1)
 redis.call('HSET', meta, 'p', epoch, 'o', ARGV[3])
+revoke()
 tell()
-return {'ok', epoch, is[2], text(now())}
+return {'ok', epoch, is[5], text(now())}
 "
-    /// after, max bytes. Whole entries, from the one that holds the next event on, until there are enough bytes.
+    /// about, state, owner, epoch, trimmed, tail, whether it is sealed.
+    LOAD(3, STREAM) "
+local is = known('a', 's', 'o', 'x', 'z')
+if not is then return {} end
+return {is[5], is[6], is[7], is[1], is[8], tail, is[9]}
+"
+    /// after, after + 1, max bytes. Whole entries, from the one that holds the next event on, until there are enough bytes. The tail
+    /// that is told may be behind them.
     READ(3, STREAM) "
-local is = redis.call('HMGET', meta, 't', 'x')
+local is = redis.call('HMGET', meta, 't', 'x', 'g', 'h')
 if not is[1] then return {'gone'} end
+called(is[3] or '0')
+local held = (is[4] or '') ~= ''
 if tonumber(ARGV[1]) < tonumber(is[2]) then return {'trimmed', is[2]} end
 local all, size, limit = {}, 0, tonumber(ARGV[3])
 local from = ARGV[2] .. '-0'
-if tonumber(ARGV[1]) >= tonumber(is[1]) then return {'events', is[1], all} end
+if not held and tonumber(ARGV[1]) >= tonumber(is[1]) then return {'events', is[1], all} end
 repeat
   local found = redis.call('XRANGE', events, from, '+', 'COUNT', 16)
   for _, entry in ipairs(found) do
@@ -204,17 +260,18 @@ repeat
     from = '(' .. entry[1]
   end
 until #found < 16
+if held and #all == 0 and redis.call('EXISTS', events) == 0 then return {'gone'} end
 return {'events', is[1], all}
 "
     /// epoch, upto, upto + 1. What frees memory is first.
     TRIM(3, STREAM) "
-local is = redis.call('HMGET', meta, 'p', 't', 'x')
-if not is[1] then return {'gone'} end
+local is = known('x')
+if not is then return {'gone'} end
 if tonumber(ARGV[3]) < tonumber(is[1]) then return {'ok'} end
 local upto = ARGV[4]
-if tonumber(upto) >= tonumber(is[2]) then upto = is[2] end
-if tonumber(upto) <= tonumber(is[3]) then return {'ok'} end
-if upto == is[2] then
+if tonumber(upto) >= tonumber(tail) then upto = tail end
+if tonumber(upto) <= tonumber(is[5]) then return {'ok'} end
+if upto == tail then
   redis.call('XTRIM', events, 'MAXLEN', 0)
 else
   redis.call('XTRIM', events, 'MINID', ARGV[5] .. '-0')
@@ -226,20 +283,25 @@ return {'ok'}
     /// keep. No time is shortened.
     KEEP(3, STREAM) "
 local left = redis.call('PTTL', meta)
-if left >= 0 and left < tonumber(ARGV[3]) then keep(tonumber(ARGV[3])) end
+if left >= 0 and left < tonumber(ARGV[3]) then
+  called(redis.call('HGET', meta, 'g') or '0')
+  keep(tonumber(ARGV[3]))
+end
 return {'ok'}
 "
     EXPIRE(3, STREAM) "
+called(redis.call('HGET', meta, 'g') or '0')
 redis.call('DEL', meta, events)
 tell()
 return {'ok'}
 "
-    /// owner, for how long.
+    /// owner, for how long. From now on whoever adds events tells of them.
     FOLLOW(3, STREAM) "
 local time = now()
 redis.call('ZADD', followers, time + tonumber(ARGV[2]), ARGV[1])
 redis.call('ZREMRANGEBYSCORE', followers, '-inf', time)
 redis.call('PEXPIRE', followers, ARGV[2])
+if known() then revoke() end
 return 0
 "
     /// Notes that a stream may be open. Key: the index of its owner.
@@ -259,6 +321,12 @@ return 0
 local there = redis.call('GET', KEYS[1])
 if not there then redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2]) end
 return there
+"
+    /// value, keep. Of a record that is still the value: none forgets it.
+    HOLD(1, NOTHING) "
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
+if ARGV[2] == '' then return redis.call('DEL', KEYS[1]) end
+return redis.call('PEXPIRE', KEYS[1], ARGV[2])
 "
     /// Keys: leases, incarnations. owner, incarnation, lease.
     RENEW(2, NOTHING) "

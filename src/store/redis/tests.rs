@@ -1,6 +1,7 @@
 //! Against real servers.
 
 mod mutual;
+mod plain;
 mod server;
 mod trouble;
 mod ways;

@@ -129,7 +129,7 @@ async fn hear(core: &Core, ears: &mut Ears) {
 pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Error>> {
     let mut cmd = core.names.on(&scripts::FOLLOW, stream);
     cmd.arg(names::of(core.owner)).arg(REGISTERED.as_millis() as u64);
-    core.call(names::order(stream), vec![cmd], |_| Ok(()))
+    core.call(stream, vec![cmd], |_| Ok(()))
 }
 
 /// Keeps the registrations; after a loss all are made anew, and then everybody is told.

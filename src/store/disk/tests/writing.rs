@@ -71,6 +71,27 @@ async fn calls_of_one_group_see_each_other() {
 }
 
 #[tokio::test]
+async fn where_a_stream_stands_is_found_again_from_its_events() {
+    let directory = TemporaryDirectory::new();
+    let store = directory.open();
+    let stream = store.made(KEEP).await;
+    let place = |store: &Disk| store.shared.index.find(stream, now()).unwrap();
+    for after in 0..1100 {
+        let state = (after == 700).then_some(&b"state"[..]);
+        let appended = store.append(stream, WriterEpoch(0), Seq(after), &batch(after, &["event"]), state);
+        assert_eq!(appended.wait().await.unwrap(), Appended::Ok);
+    }
+    // As a process that is killed leaves it.
+    let copy = directory.copy();
+    let again = copy.open();
+    assert_eq!(place(&again), place(&store));
+    let stored = again.load(stream).wait().await.unwrap().unwrap();
+    assert_eq!((stored.tail, &stored.state[..]), (Seq(1100), &b"state"[..]));
+    assert_eq!(again.appended(stream, 1100, &["event"]).await, Appended::Ok);
+    assert!(matches!(again.all(stream).await, Read::Events(events) if events.len() == 1101));
+}
+
+#[tokio::test]
 async fn a_call_whose_result_nobody_waits_for_takes_effect() {
     let fresh = Fresh::new(Fsync::Always);
     let stream = fresh.store.made(KEEP).await;

@@ -5,23 +5,25 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Act, Call, Reply, Unwanted, Writer};
+use super::{Act, Call, Unwanted, Writer};
 use crate::protocol::ids::{Seq, StreamId};
+use crate::store::completion::{self, Queue};
 use crate::store::disk::Fsync;
 use crate::store::disk::agenda::Item;
 use crate::store::disk::database::{self, Changes, Failure};
 use crate::store::disk::layout::{self, OVERHEAD, Place};
+use crate::store::disk::reply::{Answer, Reply};
 use crate::store::{Appended, Error, WriterEpoch};
 
-/// Tells a caller how the group ended.
-type Answer = Box<dyn FnOnce(Option<&Failure>) + Send>;
+/// An answer, and where it goes.
+type Addressed = (Arc<Queue<Answer>>, Answer);
 /// A record's value and the time it ends; `None` where it is removed.
 type Record = Option<(Bytes, u64)>;
 
 /// What the calls so far change, laid over what is in memory; each key once.
 #[derive(Default)]
 pub(super) struct Group {
-    places: HashMap<StreamId, Option<Place>>,
+    places: HashMap<StreamId, Change>,
     /// What streams are, and their states.
     rows: HashMap<Vec<u8>, Option<Vec<u8>>>,
     events: Vec<([u8; 16], Vec<u8>)>,
@@ -30,7 +32,16 @@ pub(super) struct Group {
     growth: i64,
     /// About what is to be written.
     bytes: usize,
-    answers: Vec<Answer>,
+    answers: Vec<Addressed>,
+}
+
+/// Where a stream is left.
+#[derive(Clone, Copy)]
+struct Change {
+    /// `None`: it is gone.
+    place: Option<Place>,
+    /// Whether that is written. It need not be where the events say it.
+    is_written: bool,
 }
 
 /// A group on its way to the disk.
@@ -38,12 +49,20 @@ pub(super) struct Pending {
     places: HashMap<StreamId, Option<Place>>,
     records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
     bytes: usize,
-    answers: Vec<Answer>,
+    answers: Vec<Addressed>,
 }
 
 impl Pending {
-    pub(super) fn answer(self, failure: Option<&Failure>) {
-        self.answers.into_iter().for_each(|answer| answer(failure));
+    /// The group is written.
+    pub(super) fn answer(self) {
+        completion::deliver(self.answers);
+    }
+
+    /// It is not.
+    pub(super) fn fail(mut self, failure: Failure) {
+        let failure = Arc::new(failure);
+        self.answers.iter_mut().for_each(|(_, answer)| answer.fail(&failure));
+        self.answer();
     }
 }
 
@@ -55,33 +74,34 @@ impl Group {
     /// What is to be written, if anything, and what is to be done after.
     pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
         let is_empty = self.places.is_empty() && self.rows.is_empty() && self.records.is_empty();
-        let rows = self.rows.into_iter();
+        let written = self.places.iter().filter(|(_, change)| change.is_written);
         let places =
-            self.places.iter().map(|(stream, place)| (layout::place_key(*stream), place.as_ref().map(Place::encode)));
-        let streams = rows.chain(places).collect();
+            written.map(|(stream, change)| (layout::place_key(*stream), change.place.as_ref().map(Place::encode)));
+        let streams = self.rows.into_iter().chain(places).collect();
         let encode = |record: &Record| record.as_ref().map(|(value, until)| layout::encode_record(value, *until));
         let records = self.records.iter().map(|(key, record)| (layout::record_key(key), encode(record))).collect();
         let changes = Changes { streams, events: self.events, records };
         let sized =
             |key: &Arc<[u8]>, record: Record| record.map(|(value, until)| (until, database::record_size(key, &value)));
         let records = self.records.into_iter().map(|(key, record)| (key.clone(), sized(&key, record))).collect();
-        let pending = Pending { places: self.places, records, bytes: self.bytes, answers: self.answers };
+        let places = self.places.into_iter().map(|(stream, change)| (stream, change.place)).collect();
+        let pending = Pending { places, records, bytes: self.bytes, answers: self.answers };
         (pending, (!is_empty).then_some(changes))
     }
 
     fn answer<T: Send + 'static>(&mut self, reply: Reply<T>, result: Result<T, Error>) {
-        self.answers.push(Box::new(move |failure| {
-            let result = failure.map_or(result, |failure| Err(failure.clone().into()));
-            // Who does not wait any more does not need to know.
-            let _ = reply.send(result);
-        }));
+        self.answers.push(reply.with(result));
     }
 
     fn set_place(&mut self, stream: StreamId, before: Option<&Place>, place: Option<Place>) {
         let size = |place: Option<&Place>| place.map_or(0, Place::size) as i64;
         self.growth += size(place.as_ref()) - size(before);
-        self.bytes += 128;
-        self.places.insert(stream, place);
+        let follows = before.zip(place.as_ref()).is_some_and(|(before, place)| place.follows_from_events(before));
+        let change = self.places.entry(stream).or_insert(Change { place, is_written: false });
+        change.place = place;
+        if !follows && !std::mem::replace(&mut change.is_written, true) {
+            self.bytes += 128;
+        }
     }
 
     fn set_row(&mut self, key: Vec<u8>, row: Option<Vec<u8>>) {
@@ -100,6 +120,9 @@ impl Group {
 /// How much of the agenda is swept in one group.
 const SWEPT_AT_ONCE: usize = 1024;
 
+/// For how long a stream is kept is exact to this part of it.
+const KEPT_TO_WITHIN: u64 = 16;
+
 /// An append, less whom it answers.
 struct Append {
     epoch: WriterEpoch,
@@ -114,7 +137,11 @@ impl Append {
     fn placed(&self, before: Place, is_new: bool, at: u64) -> Place {
         let mut place = before;
         if !place.sealed {
-            place.until = at.saturating_add(place.keep);
+            let until = at.saturating_add(place.keep);
+            // Not a moment later with each: that would be a row each time.
+            if until < place.until || until - place.until >= place.keep / KEPT_TO_WITHIN {
+                place.until = until;
+            }
         }
         if let Some(state) = self.state.as_ref().filter(|_| is_new) {
             place.state = state.len() as u64 + OVERHEAD;
@@ -129,8 +156,8 @@ impl Append {
 
 impl Act {
     pub(super) fn refuse(self, failure: &Failure) {
-        fn refuse<T>(reply: Reply<T>, failure: &Failure) {
-            let _ = reply.send(Err(failure.clone().into()));
+        fn refuse<T: Send + 'static>(reply: Reply<T>, failure: &Failure) {
+            completion::deliver([reply.with(Err(failure.clone().into()))]);
         }
         match self {
             Act::Create { reply, .. } | Act::TakeOver { reply, .. } => refuse(reply, failure),
@@ -160,7 +187,7 @@ impl Writer {
             }
             Act::Append { stream, epoch, after, events, batch, state, reply } => {
                 let appended = self.append(stream, Append { epoch, after, events, batch, state }, at);
-                self.group.answer(reply, appended);
+                self.group.answers.push(reply.with_append(appended));
             }
             Act::Seal { stream, epoch, state, keep, reply } => {
                 let sealed = self.seal(stream, epoch, state, keep, at);
@@ -217,7 +244,7 @@ impl Writer {
     /// The place of a stream as the group leaves it, whether or not it has expired.
     fn place(&self, stream: StreamId) -> Option<Place> {
         match self.group.places.get(&stream) {
-            Some(place) => *place,
+            Some(change) => change.place,
             None => self.shared.index.streams.get(&stream).map(|place| *place),
         }
     }
@@ -456,7 +483,7 @@ impl Writer {
             self.unwant();
         }
         self.show_room();
-        pending.answer(None);
+        pending.answer();
         told.into_iter().for_each(|stream| self.shared.followers.tell(stream));
     }
 

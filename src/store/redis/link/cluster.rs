@@ -11,14 +11,15 @@ use tokio::task::JoinSet;
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
 use crate::store::Standing;
-use crate::store::redis::call::{Answer, Call, ask, cmd};
+use crate::store::redis::call::{Answer, Call, Work, ask, cmd};
 use crate::store::redis::core::Core;
+use crate::store::redis::names::Order;
 
 /// So many calls are known here at once; the others wait where they are.
 const AT_ONCE: usize = 4096;
 
 /// Calls by their order: the ones that wait for the one that is under way.
-type Lanes = HashMap<u64, VecDeque<Call>>;
+type Lanes = HashMap<Order, VecDeque<Call>>;
 
 /// What a task here came to.
 enum Done {
@@ -44,7 +45,7 @@ pub(super) async fn serve(
                 Ok(Done::Call(call, answer)) => {
                     known -= 1;
                     if let Some(next) = next_of(&mut lanes, call.order) {
-                        make(&mut tasks, &connection, next);
+                        make(core, &mut tasks, &connection, next);
                     }
                     let broken = note(core, &answer);
                     call.answer(answer);
@@ -67,7 +68,7 @@ pub(super) async fn serve(
                     Some(lane) => lane.push_back(call),
                     None => {
                         lanes.insert(call.order, VecDeque::new());
-                        make(&mut tasks, &connection, call);
+                        make(core, &mut tasks, &connection, call);
                     }
                 }
             }
@@ -81,7 +82,7 @@ pub(super) async fn serve(
 }
 
 /// The next call of that order, which begins now; with none, the lane is free.
-fn next_of(lanes: &mut Lanes, order: u64) -> Option<Call> {
+fn next_of(lanes: &mut Lanes, order: Order) -> Option<Call> {
     let next = lanes.get_mut(&order)?.pop_front();
     if next.is_none() {
         lanes.remove(&order);
@@ -89,11 +90,16 @@ fn next_of(lanes: &mut Lanes, order: u64) -> Option<Call> {
     next
 }
 
-fn make(tasks: &mut JoinSet<Done>, connection: &ClusterConnection, call: Call) {
+fn make(core: &Core, tasks: &mut JoinSet<Done>, connection: &ClusterConnection, mut call: Call) {
     let mut connection = connection.clone();
+    let steps = match &mut call.work {
+        Work::Steps(steps) => std::mem::take(steps),
+        // Of what the connection does by itself when it is cut nothing is heard here: nothing is held over it.
+        Work::Append(append) => vec![append.script(&core.names, "")],
+    };
     tasks.spawn(async move {
-        let mut answers = Vec::with_capacity(call.steps.len());
-        for step in &call.steps {
+        let mut answers = Vec::with_capacity(steps.len());
+        for step in &steps {
             match ask(&mut connection, step).await {
                 Ok(answer) => answers.push(answer),
                 Err(failure) => return Done::Call(call, Err(failure)),

@@ -3,24 +3,33 @@
 use std::collections::{HashSet, VecDeque};
 use std::future::Future;
 use std::pin::Pin;
-use std::task::{Context, Waker};
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{Pipeline, PushInfo, PushKind, RedisError, Value};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, unconstrained};
+use tokio::task::unconstrained;
 
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
+use crate::random;
 use crate::store::Standing;
-use crate::store::redis::call::{Call, ask, settle};
+use crate::store::completion::deliver;
+use crate::store::redis::append::Held;
+use crate::store::redis::call::{Call, Work, ask, settle};
+use crate::store::redis::contents::hex;
 use crate::store::redis::core::Core;
+use crate::store::redis::names::Order;
 use crate::store::redis::scripts;
 
 /// As many calls go out together at most.
 const TOGETHER: usize = 256;
-/// So many times before the first of them is answered.
-const UNDER_WAY: usize = 32;
+/// So many times before the first of them is answered; what comes meanwhile gathers.
+const UNDER_WAY: usize = 4;
+
+/// What comes of itself, to be waited for here.
+type Coming<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Calls that were sent together.
 struct Flight {
@@ -34,77 +43,175 @@ struct Flight {
 #[derive(Default)]
 struct Again {
     calls: Vec<Call>,
-    orders: HashSet<u64>,
+    orders: HashSet<Order>,
+}
+
+/// What there is of one connection.
+struct Line<'a> {
+    core: &'a Arc<Core>,
+    connection: MultiplexedConnection,
+    held: Held,
+    /// In the order in which they are answered.
+    flying: Flying<Flight>,
+    again: Again,
+    /// Calls that come next.
+    waiting: Vec<Call>,
+    probing: Flying<Result<(), Failure>>,
 }
 
 /// Serves until the connection breaks, and says why; `None` when the store is gone.
 pub(super) async fn serve(
-    core: &std::sync::Arc<Core>,
+    core: &Arc<Core>,
     connection: MultiplexedConnection,
-    mut pushed: mpsc::UnboundedReceiver<PushInfo>,
+    pushed: mpsc::UnboundedReceiver<PushInfo>,
     calls: &mut mpsc::Receiver<Call>,
 ) -> Option<Failure> {
-    let mut flying = Flying(VecDeque::new());
-    let mut again = Again::default();
-    let mut waiting = Vec::with_capacity(TOGETHER);
-    let mut next_probe = clock::now() + PROBE_EVERY;
-    let mut probing: Option<Flying<Result<(), Failure>>> = None;
-    let mut open = true;
-    loop {
-        if !open && flying.0.is_empty() {
-            let closed = Failure::lost("Redis closed the connection");
-            fail(again.calls, &closed);
-            return Some(closed);
-        }
-        if flying.0.is_empty() && !again.calls.is_empty() {
-            if let Err(failure) = load_scripts(&mut connection.clone()).await {
-                fail(again.calls, &failure);
-                return Some(failure);
+    let mut line = Line {
+        core,
+        connection,
+        held: Held::new(hex(&random::bytes::<8>())),
+        flying: Flying::default(),
+        again: Again::default(),
+        waiting: Vec::new(),
+        probing: Flying::default(),
+    };
+    let why = line.run(pushed, calls).await;
+    if let Some(failure) = &why {
+        fail(line.again.calls, failure);
+        fail(line.waiting, failure);
+    }
+    why
+}
+
+impl Line<'_> {
+    async fn run(
+        &mut self,
+        mut pushed: mpsc::UnboundedReceiver<PushInfo>,
+        calls: &mut mpsc::Receiver<Call>,
+    ) -> Option<Failure> {
+        let mut next_probe = clock::now() + PROBE_EVERY;
+        let mut open = true;
+        loop {
+            if !open && self.flying.is_empty() {
+                return Some(Failure::lost("Redis closed the connection"));
             }
-            flying.0.push_back(send(&connection, std::mem::take(&mut again).calls));
-        }
-        tokio::select! {
-            biased;
-            flight = flying.next() => {
-                let broken = match flight {
-                    Some(flight) => land(core, flight, &mut again),
-                    None => Some(Failure::lost("the connection's task ended")),
-                };
-                if let Some(failure) = broken {
-                    fail(again.calls, &failure);
+            if self.flying.is_empty() && !self.again.calls.is_empty() {
+                if let Err(failure) = load_scripts(&mut self.connection.clone()).await {
                     return Some(failure);
                 }
+                let again = std::mem::take(&mut self.again);
+                self.waiting.splice(..0, again.calls);
             }
-            // Answers that came before it are handed out yet.
-            push = pushed.recv(), if open => open = push.is_some_and(|push| push.kind != PushKind::Disconnection),
-            count = calls.recv_many(&mut waiting, TOGETHER),
-                if open && flying.0.len() < UNDER_WAY && again.calls.is_empty() =>
-            {
-                if count == 0 {
-                    return None;
+            if self.may_send(open) && !self.waiting.is_empty() {
+                self.send();
+            }
+            let may_take = self.may_send(open) && self.waiting.is_empty();
+            tokio::select! {
+                biased;
+                flight = self.flying.next() => {
+                    if let Some(failure) = self.land(flight) {
+                        return Some(failure);
+                    }
                 }
-                flying.0.push_back(send(&connection, std::mem::take(&mut waiting)));
-            }
-            probed = next(&mut probing), if probing.is_some() => {
-                probing = None;
-                next_probe = clock::now() + PROBE_EVERY;
-                if let Err(failure) = judge(core, probed) {
-                    return Some(failure);
+                // Answers that came before it are handed out yet.
+                push = pushed.recv(), if open => open = push.is_some_and(|push| push.kind != PushKind::Disconnection),
+                count = calls.recv_many(&mut self.waiting, TOGETHER), if may_take => {
+                    if count == 0 {
+                        return None;
+                    }
                 }
-            }
-            () = clock::sleep_until(next_probe), if probing.is_none() => {
-                let (core, mut connection) = (core.clone(), connection.clone());
-                let probe = tokio::spawn(async move { probe(&core, &mut connection).await });
-                probing = Some(Flying(VecDeque::from([probe])));
+                probed = self.probing.next() => {
+                    next_probe = clock::now() + PROBE_EVERY;
+                    self.held.sweep(clock::now());
+                    if let Err(failure) = judge(self.core, probed) {
+                        return Some(failure);
+                    }
+                }
+                () = clock::sleep_until(next_probe), if self.probing.is_empty() => {
+                    let (core, mut connection) = (self.core.clone(), self.connection.clone());
+                    self.probing.push(Box::pin(async move { probe(&core, &mut connection).await }));
+                }
             }
         }
     }
-}
 
-async fn next(probing: &mut Option<Flying<Result<(), Failure>>>) -> Result<(), Failure> {
-    match probing {
-        Some(probing) => probing.next().await.unwrap_or_else(|| Err(Failure::lost("the probe's task ended"))),
-        None => std::future::pending().await,
+    fn may_send(&self, open: bool) -> bool {
+        open && self.flying.len() < UNDER_WAY && self.again.calls.is_empty()
+    }
+
+    /// Hands what waits to the connection, behind all that was handed over before; from a call on that must wait for an answer it
+    /// stays.
+    fn send(&mut self) {
+        let now = clock::now();
+        let mut calls = std::mem::take(&mut self.waiting);
+        let mut sent = Pipeline::with_capacity(calls.len());
+        let mut count = 0;
+        while let Some(call) = calls.get_mut(count).filter(|call| !self.held.is_waited_for(call.order)) {
+            match &mut call.work {
+                Work::Steps(steps) => steps.drain(..).for_each(|step| _ = sent.add_command(step)),
+                Work::Append(append) => _ = sent.add_command(self.held.send(append, &self.core.names, now)),
+            }
+            count += 1;
+        }
+        self.waiting = calls.split_off(count);
+        if !calls.is_empty() {
+            self.flying.push(fly(&self.connection, calls, sent));
+        }
+    }
+
+    /// Hands out the answers, and keeps the calls that must be made again. A failure ends the connection.
+    fn land(&mut self, flight: Flight) -> Option<Failure> {
+        let answers = match flight.answers {
+            Ok(answers) => answers,
+            Err(error) => {
+                let failure = match Failure::of(&error) {
+                    failure if failure.breaks() => failure,
+                    failure => Failure::Lost(failure.to_string().into()),
+                };
+                fail(flight.calls, &failure);
+                return Some(failure);
+            }
+        };
+        let mut answers = answers.into_iter();
+        let mut sent = flight.sent.cmd_iter();
+        let mut refused = Vec::new();
+        let mut answered = Vec::with_capacity(flight.calls.len());
+        let mut broken = None;
+        for mut call in flight.calls {
+            let answer = match &call.work {
+                Work::Steps(_) => Some(settle(answers.by_ref().take(call.count).collect())),
+                Work::Append(append) => self.held.land(append, &self.core.names, answers.next().unwrap_or_default()),
+            };
+            let commands = sent.by_ref().take(call.count);
+            // What was made after a call that must be made again may have failed for that alone. To make one twice is safe.
+            if matches!(answer, Some(Err(Failure::Unknown))) || self.again.orders.contains(&call.order) {
+                match &mut call.work {
+                    Work::Steps(steps) => steps.extend(commands.cloned()),
+                    Work::Append(_) => commands.for_each(drop),
+                }
+                self.again.orders.insert(call.order);
+                self.again.calls.push(call);
+                continue;
+            }
+            commands.for_each(drop);
+            let Some(answer) = answer else {
+                refused.push(call);
+                continue;
+            };
+            match &answer {
+                Err(Failure::Full(_)) => self.core.stand(Standing::Full),
+                Err(failure) if failure.breaks() => {
+                    self.core.stand(Standing::Unreachable);
+                    broken = Some(failure.clone());
+                }
+                _ => {}
+            }
+            answered.push(call.answered(answer));
+        }
+        deliver(answered);
+        // Whatever is of their order has waited.
+        self.waiting.splice(..0, refused);
+        broken
     }
 }
 
@@ -116,31 +223,39 @@ pub(super) async fn load_scripts(connection: &mut MultiplexedConnection) -> Resu
     Ok(())
 }
 
-/// Tasks, the first one first. What is dropped is ended.
-struct Flying<T>(VecDeque<JoinHandle<T>>);
+/// What comes in this order.
+struct Flying<T>(VecDeque<Coming<T>>);
+
+impl<T> Default for Flying<T> {
+    fn default() -> Self {
+        Self(VecDeque::new())
+    }
+}
 
 impl<T> Flying<T> {
-    /// The result of the first one; never where there is none. `None` if it ended without. Cancel-safe.
-    async fn next(&mut self) -> Option<T> {
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn push(&mut self, coming: Coming<T>) {
+        self.0.push_back(coming);
+    }
+
+    /// The first one; never where there is none. Cancel-safe.
+    async fn next(&mut self) -> T {
         let Some(first) = self.0.front_mut() else { return std::future::pending().await };
         let result = first.await;
         self.0.pop_front();
-        result.ok()
+        result
     }
 }
 
-impl<T> Drop for Flying<T> {
-    fn drop(&mut self) {
-        self.0.iter().for_each(JoinHandle::abort);
-    }
-}
-
-/// Hands the calls to the connection, behind all that were handed over before.
-fn send(connection: &MultiplexedConnection, mut calls: Vec<Call>) -> JoinHandle<Flight> {
-    let mut sent = Pipeline::with_capacity(calls.len());
-    for step in calls.iter_mut().flat_map(|call| call.steps.drain(..)) {
-        sent.add_command(step);
-    }
+/// Sends the calls, which are these commands.
+fn fly(connection: &MultiplexedConnection, calls: Vec<Call>, sent: Pipeline) -> Coming<Flight> {
     let mut connection = connection.clone();
     // The connection's queue has room for all that fly, and without a budget nothing else makes the first look wait: the
     // commands are in that queue then.
@@ -149,52 +264,12 @@ fn send(connection: &MultiplexedConnection, mut calls: Vec<Call>) -> JoinHandle<
         let answers = connection.send_packed_commands(&sent, 0, count).await;
         Flight { calls, sent, answers }
     }));
-    match Pin::new(&mut flight).poll(&mut Context::from_waker(Waker::noop())) {
-        std::task::Poll::Ready(flight) => tokio::spawn(std::future::ready(flight)),
-        std::task::Poll::Pending => tokio::spawn(flight),
+    match flight.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+        Poll::Ready(flight) => Box::pin(std::future::ready(flight)),
+        Poll::Pending => flight,
     }
-}
-
-/// Hands out the answers, and keeps the calls that must be made again. A failure ends the connection.
-fn land(core: &Core, flight: Flight, again: &mut Again) -> Option<Failure> {
-    let answers = match flight.answers {
-        Ok(answers) => answers,
-        Err(error) => {
-            let failure = match Failure::of(&error) {
-                failure if failure.breaks() => failure,
-                failure => Failure::Lost(failure.to_string().into()),
-            };
-            fail(flight.calls, &failure);
-            return Some(failure);
-        }
-    };
-    let mut answers = answers.into_iter();
-    let mut sent = flight.sent.cmd_iter();
-    let mut broken = None;
-    for mut call in flight.calls {
-        let count = call.count();
-        let answer = settle(answers.by_ref().take(count).collect());
-        // What was made after a call that must be made again may have failed for that alone. To make one twice is safe.
-        if matches!(answer, Err(Failure::Unknown)) || again.orders.contains(&call.order) {
-            call.steps.extend(sent.by_ref().take(count).cloned());
-            again.orders.insert(call.order);
-            again.calls.push(call);
-            continue;
-        }
-        sent.by_ref().take(count).for_each(drop);
-        match &answer {
-            Err(Failure::Full(_)) => core.stand(Standing::Full),
-            Err(failure) if failure.breaks() => {
-                core.stand(Standing::Unreachable);
-                broken = Some(failure.clone());
-            }
-            _ => {}
-        }
-        call.answer(answer);
-    }
-    broken
 }
 
 fn fail(calls: Vec<Call>, failure: &Failure) {
-    calls.into_iter().for_each(|call| call.answer(Err(failure.clone())));
+    deliver(calls.into_iter().map(|call| call.answered(Err(failure.clone()))));
 }

@@ -20,6 +20,13 @@ async fn works(store: &Redis) {
     store.trim(stream, epoch, Seq(1)).wait().await.unwrap();
     assert_eq!(count(store, stream, 1).await, 1);
     let epoch = store.take_over(stream).wait().await.unwrap();
+    let (alone, first) = create(store).await;
+    for after in 0..2 {
+        assert_eq!(append(store, alone, first, after).await.unwrap(), Appended::Ok);
+    }
+    assert_eq!(count(store, alone, 0).await, 2);
+    store.take_over(alone).wait().await.unwrap();
+    store.expire(alone).wait().await.unwrap();
     assert_eq!(store.open_streams(store.owner()).wait().await.unwrap(), [stream]);
     assert_eq!(store.seal(stream, epoch, b"end", KEEP).wait().await.unwrap(), Appended::Ok);
     assert!(store.load(stream).wait().await.unwrap().is_some_and(|stored| stored.sealed));
@@ -52,8 +59,8 @@ async fn a_user_needs_few_permissions() {
     let server = Server::start();
     let mut admin = server.admin().await;
     let allowed = "+evalsha +eval +script|load +hello +auth +select +ping +subscribe +publish +time +del +get +set +pttl +pexpire \
-                   +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +zadd +zrem +zscore +zrange +zrangebyscore \
-                   +zremrangebyscore +rpush +lrange +lindex +ltrim";
+                   +exists +rename +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +xinfo|stream +zadd +zrem +zscore \
+                   +zrange +zrangebyscore +zremrangebyscore +rpush +lrange +lindex +ltrim";
     let options = Options { prefix: "mine:".to_owned(), ..Options::new("") };
     let url = |password| format!("redis://me:{password}@127.0.0.1:{}/2", server.port);
     admin.say(&format!("ACL SETUSER me on >p@ss ~mine:* &mine:wake:* {allowed}")).await;

@@ -1,0 +1,185 @@
+//! Results on their way from a store's own thread to whoever waits for them.
+//!
+//! To wake a task from outside its runtime takes a lock and a system call. What a group of calls has come to is therefore handed over
+//! once for each runtime, to a task there that tells everybody: one such wake-up however many wait.
+//!
+//! Absent: the order of results, which is that of the groups, and any bound; there is one for each call that waits.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use dashmap::DashMap;
+use tokio::runtime::{Handle, Id};
+use tokio::sync::Notify;
+
+/// A result that knows whom it is for.
+pub(super) trait Complete: Send + 'static {
+    /// Hands it out.
+    fn complete(self);
+}
+
+/// The queues of one store, one for each runtime that calls it. Dropping it ends their tasks.
+pub(super) struct Completions<C>(DashMap<Id, Arc<Queue<C>>>);
+
+/// Results for callers in one runtime.
+pub(super) struct Queue<C> {
+    state: Mutex<State<C>>,
+    told: Notify,
+}
+
+struct State<C> {
+    waiting: Vec<C>,
+    /// Its task is there.
+    open: bool,
+}
+
+impl<C> Default for Completions<C> {
+    fn default() -> Self {
+        Self(DashMap::new())
+    }
+}
+
+impl<C: Complete> Completions<C> {
+    /// Where results for a caller in this runtime go; without a runtime they are handed out by whoever has them.
+    pub(super) fn here(&self) -> Arc<Queue<C>> {
+        let Ok(runtime) = Handle::try_current() else { return Arc::new(Queue::new(false)) };
+        if let Some(queue) = self.0.get(&runtime.id()) {
+            return queue.clone();
+        }
+        let entry = self.0.entry(runtime.id()).or_insert_with(|| {
+            let queue = Arc::new(Queue::new(true));
+            runtime.spawn(tell(Closing(queue.clone())));
+            queue
+        });
+        entry.clone()
+    }
+}
+
+impl<C> Drop for Completions<C> {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|queue| {
+            queue.lock().open = false;
+            queue.told.notify_one();
+        });
+    }
+}
+
+impl<C> Queue<C> {
+    fn new(open: bool) -> Self {
+        Self { state: Mutex::new(State { waiting: Vec::new(), open }), told: Notify::new() }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State<C>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<C: Complete> Queue<C> {
+    /// Takes results along to the callers' runtime.
+    fn push(&self, mut results: Vec<C>) {
+        let mut state = self.lock();
+        if !state.open {
+            drop(state);
+            return results.into_iter().for_each(C::complete);
+        }
+        let is_first = state.waiting.is_empty();
+        state.waiting.append(&mut results);
+        drop(state);
+        if is_first {
+            self.told.notify_one();
+        }
+    }
+}
+
+/// Hands every result over to the runtime of its queue.
+pub(super) fn deliver<C: Complete>(results: impl IntoIterator<Item = (Arc<Queue<C>>, C)>) {
+    let mut sorted: Vec<(Arc<Queue<C>>, Vec<C>)> = Vec::new();
+    for (queue, result) in results {
+        // There are as many queues as runtimes: a handful.
+        match sorted.iter_mut().find(|(other, _)| Arc::ptr_eq(other, &queue)) {
+            Some((_, results)) => results.push(result),
+            None => sorted.push((queue, vec![result])),
+        }
+    }
+    sorted.into_iter().for_each(|(queue, results)| queue.push(results));
+}
+
+/// A queue and its task: when that is gone, so that nobody is told any more, results are handed out where they are.
+struct Closing<C: Complete>(Arc<Queue<C>>);
+
+impl<C: Complete> Drop for Closing<C> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.open = false;
+        let waiting = std::mem::take(&mut state.waiting);
+        drop(state);
+        waiting.into_iter().for_each(C::complete);
+    }
+}
+
+async fn tell<C: Complete>(queue: Closing<C>) {
+    loop {
+        queue.0.told.notified().await;
+        let mut state = queue.0.lock();
+        let waiting = std::mem::take(&mut state.waiting);
+        let is_open = state.open;
+        drop(state);
+        waiting.into_iter().for_each(C::complete);
+        if !is_open {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    struct Said(mpsc::Sender<u32>, u32);
+
+    impl Complete for Said {
+        fn complete(self) {
+            self.0.send(self.1).unwrap();
+        }
+    }
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_current_thread().build().unwrap()
+    }
+
+    #[test]
+    fn every_runtime_is_told_what_is_its_own_and_in_order() {
+        let completions = Completions::default();
+        let (here, there) = (runtime(), runtime());
+        let ((tell_a, a), (tell_b, b)) = (mpsc::channel(), mpsc::channel());
+        let queue_a = here.block_on(async { completions.here() });
+        let queue_b = there.block_on(async { completions.here() });
+        assert!(Arc::ptr_eq(&queue_a, &here.block_on(async { completions.here() })));
+        deliver([(queue_a.clone(), Said(tell_a.clone(), 1)), (queue_b, Said(tell_b, 2)), (queue_a, Said(tell_a, 3))]);
+        assert!(a.try_recv().is_err() && b.try_recv().is_err(), "their runtimes do not run");
+        here.block_on(tokio::task::yield_now());
+        assert_eq!(a.try_iter().collect::<Vec<_>>(), [1, 3]);
+        there.block_on(tokio::task::yield_now());
+        assert_eq!(b.try_iter().collect::<Vec<_>>(), [2]);
+    }
+
+    #[test]
+    fn a_result_is_handed_out_without_its_runtime_and_without_the_store() {
+        let (tell, told) = mpsc::channel();
+        let completions = Completions::default();
+        let gone = runtime();
+        let queue = gone.block_on(async { completions.here() });
+        deliver([(queue.clone(), Said(tell.clone(), 1))]);
+        drop(gone);
+        deliver([(queue, Said(tell.clone(), 2))]);
+        deliver([(completions.here(), Said(tell.clone(), 3))]);
+        let closing = runtime();
+        let queue = closing.block_on(async { completions.here() });
+        deliver([(queue.clone(), Said(tell.clone(), 4))]);
+        drop(completions);
+        closing.block_on(tokio::task::yield_now());
+        deliver([(queue, Said(tell, 5))]);
+        assert_eq!(told.iter().collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    }
+}

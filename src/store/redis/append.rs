@@ -1,0 +1,302 @@
+//! An append, and the two ways to do it.
+//!
+//! The script checks everything. It costs Redis several times what the addition itself does, so where it can it leaves the next
+//! additions of the stream to one connection, the holder: plain `XADD`s, which name the events by a key that only holds while nothing
+//! else has happened to the stream. Another writer, a seal, a follower that must be told and a stream that begins anew give the events
+//! another name; a stream that is gone has none. Redis then answers a plain addition with nothing, and the script has the word.
+//!
+//! Whoever holds a stream knows its tail: nobody else adds to it, and Redis takes no number twice. So a plain addition is made only
+//! where the caller's epoch and place are those that the script has found good on this connection, and while no other append of the
+//! stream is under way: of one that was under way when its connection broke it is open whether it took effect, and whatever Redis has
+//! lost, it has lost the connection too. An addition does not begin the time anew that the stream is kept; the script does, before a
+//! sixteenth of it is over.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
+
+use ::redis::{Cmd, Value};
+
+use super::call::{Answer, Failure, settle};
+use super::names::{Names, Order};
+use super::{entry, number, said_last, scripts};
+use crate::protocol::ids::{Seq, StreamId};
+use crate::protocol::stream::Batch;
+use crate::store::WriterEpoch;
+
+/// A stream without an append for so long is held no more.
+const HELD: Duration = Duration::from_secs(30);
+/// As many streams are held at most, those apart that are being written.
+const HELD_AT_ONCE: usize = 64 * 1024;
+/// Names and numbers of a plain addition.
+const PLAIN_BYTES: usize = 128;
+
+/// An append that is to be made.
+pub(super) struct Append {
+    stream: StreamId,
+    epoch: WriterEpoch,
+    after: Seq,
+    count: usize,
+    events: Vec<u8>,
+    state: Option<Vec<u8>>,
+}
+
+impl Append {
+    pub(super) fn new(stream: StreamId, epoch: WriterEpoch, after: Seq, batch: &Batch, state: Option<&[u8]>) -> Self {
+        let (count, events, state) = (batch.len(), entry::encode(batch), state.map(<[u8]>::to_vec));
+        Self { stream, epoch, after, count, events, state }
+    }
+
+    pub(super) fn stream(&self) -> StreamId {
+        self.stream
+    }
+
+    fn last(&self) -> u64 {
+        self.after.0.saturating_add(self.count as u64)
+    }
+
+    /// With every check. `holder` would add the next events by itself; an empty one would not.
+    pub(super) fn script(&self, names: &Names, holder: &str) -> Cmd {
+        let mut cmd = names.change(&scripts::APPEND, self.stream);
+        cmd.arg(self.epoch.0)
+            .arg(self.after.0)
+            .arg(self.after.0.saturating_add(1))
+            .arg(self.last())
+            .arg(self.count)
+            .arg(&self.events)
+            .arg(u8::from(self.state.is_some()))
+            .arg(self.state.as_deref().unwrap_or_default())
+            .arg(holder);
+        cmd
+    }
+
+    /// Behind the last event of the key, if there is such a key.
+    fn plain(&self, key: &[u8]) -> Cmd {
+        let mut cmd = Cmd::with_capacity(8, PLAIN_BYTES + self.events.len());
+        cmd.arg("XADD").arg(key).arg("NOMKSTREAM").arg(self.last());
+        cmd.arg("f").arg(self.after.0.saturating_add(1)).arg("d").arg(&self.events);
+        cmd
+    }
+}
+
+/// What one connection holds.
+pub(super) struct Held {
+    holder: String,
+    streams: HashMap<StreamId, Lane>,
+}
+
+/// A stream whose appends come over the connection.
+struct Lane {
+    under_way: usize,
+    /// The one that is under way is plain.
+    is_plain: bool,
+    /// When the first of those that are under way was sent, or of those that were last.
+    used: Instant,
+    permit: Option<Permit>,
+}
+
+/// Events may be added by themselves.
+struct Permit {
+    key: Vec<u8>,
+    epoch: WriterEpoch,
+    tail: Seq,
+    until: Instant,
+}
+
+impl Permit {
+    fn allows(&self, append: &Append, now: Instant) -> bool {
+        self.epoch == append.epoch
+            && self.tail == append.after
+            && now < self.until
+            && append.count > 0
+            && append.state.is_none()
+    }
+}
+
+impl Held {
+    /// `holder` is another one for each connection.
+    pub(super) fn new(holder: String) -> Self {
+        Self { holder, streams: HashMap::new() }
+    }
+
+    /// Whether a plain addition is under way that may have to be made again: what comes after it waits.
+    pub(super) fn is_waited_for(&self, order: Order) -> bool {
+        let Order::Stream(stream) = order else { return false };
+        self.streams.get(&stream).is_some_and(|lane| lane.is_plain)
+    }
+
+    /// The command for it. Its answer is to be told to [`Self::land`].
+    pub(super) fn send(&mut self, append: &Append, names: &Names, now: Instant) -> Cmd {
+        if self.streams.len() >= HELD_AT_ONCE {
+            self.streams.retain(|_, lane| lane.under_way > 0);
+        }
+        let lane = self.streams.entry(append.stream).or_insert(Lane {
+            under_way: 0,
+            is_plain: false,
+            used: now,
+            permit: None,
+        });
+        if lane.under_way == 0 {
+            lane.used = now;
+        }
+        lane.under_way += 1;
+        let permit = lane.permit.as_ref().filter(|permit| lane.under_way == 1 && permit.allows(append, now));
+        match permit {
+            Some(permit) => {
+                lane.is_plain = true;
+                append.plain(&permit.key)
+            }
+            None => append.script(names, &self.holder),
+        }
+    }
+
+    /// Takes notice of an answer, which must come in the order of [`Self::send`]. What a plain addition says is told as the script
+    /// would; `None`: the script must be asked.
+    pub(super) fn land(&mut self, append: &Append, names: &Names, answer: Value) -> Option<Answer> {
+        let Some(lane) = self.streams.get_mut(&append.stream) else { return Some(settle(vec![answer])) };
+        lane.under_way = lane.under_way.saturating_sub(1);
+        let is_plain = std::mem::take(&mut lane.is_plain);
+        if is_plain && let Value::BulkString(_) = answer {
+            lane.permit.iter_mut().for_each(|permit| permit.tail = Seq(append.last()));
+            return Some(Ok(Vec::new()));
+        }
+        let answer = settle(vec![answer]);
+        if is_plain {
+            lane.permit = None;
+            return answer.err().filter(|failure| !matches!(failure, Failure::Refused(_))).map(Err);
+        }
+        lane.permit = match said_last(&answer).as_slice() {
+            ["ok", generation, keep] => number(keep).ok().map(|keep| Permit {
+                key: names.events(append.stream, generation),
+                epoch: append.epoch,
+                tail: Seq(append.last()),
+                until: lane.used + Duration::from_millis(keep) / 16,
+            }),
+            _ => None,
+        };
+        Some(answer)
+    }
+
+    /// Lets go of what is not written to any more.
+    pub(super) fn sweep(&mut self, now: Instant) {
+        self.streams.retain(|_, lane| lane.under_way > 0 || now.saturating_duration_since(lane.used) < HELD);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+
+    const KEEP: Duration = Duration::from_secs(1600);
+
+    fn names() -> Names {
+        Names::new("mr:").unwrap()
+    }
+
+    fn append(epoch: u64, after: u64, texts: &[&str], state: Option<&[u8]>) -> Append {
+        let mut batch = Batch::starting_at(Seq(after + 1));
+        texts.iter().for_each(|text| _ = batch.push(b"", text.as_bytes()));
+        Append::new(StreamId::from_bytes([7; 12]), WriterEpoch(epoch), Seq(after), &batch, state)
+    }
+
+    fn event(after: u64) -> Append {
+        append(0, after, &["event"], None)
+    }
+
+    fn is_plain(cmd: &Cmd) -> bool {
+        cmd.args_iter().next() == Some(::redis::Arg::Simple(b"XADD"))
+    }
+
+    fn words(words: &[&str]) -> Value {
+        Value::Array(words.iter().map(|word| Value::BulkString(word.as_bytes().to_vec())).collect())
+    }
+
+    fn added() -> Value {
+        Value::BulkString(b"1-0".to_vec())
+    }
+
+    fn error(line: &str) -> Value {
+        ::redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap()
+    }
+
+    /// What a connection holds, and the time when the stream of these tests was found to be its own, with one event.
+    fn held() -> (Held, Instant) {
+        let (mut held, now) = (Held::new("me".to_owned()), clock::now());
+        assert!(!is_plain(&held.send(&event(0), &names(), now)));
+        let answer = held.land(&event(0), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
+        assert!(answer.is_some());
+        (held, now)
+    }
+
+    #[test]
+    fn the_next_event_is_added_under_the_name_that_was_told() {
+        let (mut held, now) = held();
+        for after in 1..5 {
+            let cmd = held.send(&event(after), &names(), now);
+            assert!(is_plain(&cmd));
+            let key = ::redis::Arg::Simple(&b"mr:{BwcHBwcHBwcHBwcH}:e3"[..]);
+            assert_eq!(cmd.args_iter().nth(1), Some(key));
+            assert!(held.is_waited_for(Order::Stream(event(0).stream())));
+            assert!(matches!(held.land(&event(after), &names(), added()), Some(Ok(none)) if none.is_empty()));
+            assert!(!held.is_waited_for(Order::Stream(event(0).stream())));
+        }
+    }
+
+    #[test]
+    fn whatever_is_another_thing_than_the_next_event_is_for_the_script() {
+        for (what, other) in [
+            ("another writer's", append(1, 1, &["event"], None)),
+            ("another place", event(2)),
+            ("an old place", event(0)),
+            ("nothing", append(0, 1, &[], None)),
+            ("a state", append(0, 1, &["event"], Some(b"state"))),
+        ] {
+            let (mut held, now) = held();
+            assert!(!is_plain(&held.send(&other, &names(), now)), "{what}");
+            assert!(!is_plain(&held.send(&event(1), &names(), now)), "while that is under way");
+            held.land(&other, &names(), words(&["conflict", "1"]));
+            held.land(&event(1), &names(), words(&["ok"]));
+            assert!(!is_plain(&held.send(&event(2), &names(), now)), "the script did not say that it may be");
+        }
+    }
+
+    #[test]
+    fn the_script_is_asked_again_before_a_sixteenth_of_the_time_is_over() {
+        let (mut held, began) = held();
+        let due = began + KEEP / 16;
+        assert!(is_plain(&held.send(&event(1), &names(), due.checked_sub(Duration::from_millis(1)).unwrap())));
+        held.land(&event(1), &names(), added());
+        assert!(!is_plain(&held.send(&event(2), &names(), due)));
+        held.land(&event(2), &names(), words(&["ok", "3", &KEEP.as_millis().to_string()]));
+        assert!(is_plain(&held.send(&event(3), &names(), due)));
+    }
+
+    #[test]
+    fn an_addition_that_is_refused_is_for_the_script_and_other_trouble_is_told() {
+        for answer in [Value::Nil, error("ERR The ID specified in XADD is equal or smaller")] {
+            let (mut held, now) = held();
+            held.send(&event(1), &names(), now);
+            assert!(held.land(&event(1), &names(), answer).is_none());
+            assert!(!is_plain(&held.send(&event(1), &names(), now)));
+        }
+        for failure in [error("OOM command not allowed"), error("READONLY You can't write")] {
+            let (mut held, now) = held();
+            held.send(&event(1), &names(), now);
+            assert!(matches!(held.land(&event(1), &names(), failure), Some(Err(_))));
+            assert!(!is_plain(&held.send(&event(1), &names(), now)));
+        }
+    }
+
+    #[test]
+    fn what_is_not_written_to_is_let_go_of() {
+        let (mut held, now) = held();
+        held.sweep(now + HELD / 2);
+        assert_eq!(held.streams.len(), 1);
+        held.send(&event(1), &names(), now);
+        held.sweep(now + HELD);
+        assert_eq!(held.streams.len(), 1, "it is under way");
+        held.land(&event(1), &names(), added());
+        held.sweep(now + HELD);
+        assert!(held.streams.is_empty());
+    }
+}
