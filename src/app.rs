@@ -1,8 +1,11 @@
 //! Composition root: the only file that knows every module.
 
 mod rest;
+mod running;
+#[cfg(test)]
+mod tests;
 
-use std::future::{Future, pending};
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -12,16 +15,12 @@ use std::time::Duration;
 
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::runtime;
-#[cfg(unix)]
-use tokio::signal::unix;
 use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
-use tracing::{info, warn};
+use tracing::info;
 
 use rest::Rest;
+use running::{Running, stopped};
 
-use crate::admin::Admin;
-use crate::clock;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::{self, Accept, Ingress, Limits, Protocols, Seats, hand_out};
@@ -30,19 +29,11 @@ use crate::random;
 use crate::replicas::{BeginError, Replicas};
 use crate::shutdown::Drain;
 use crate::store::{self, disk, redis};
-use crate::tls::{self, Certificates, ClientFiles, Files, Reload, Side, Source};
+use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
 
 /// Connections that wait for one worker.
 const HANDED_MAX: usize = 1024;
-/// After the drain, connections get so long to end.
-const STOP_GRACE: Duration = Duration::from_secs(5);
-
-/// So often the files of TLS are looked at.
-const RENEWAL: Duration = Duration::from_secs(5);
-
-/// Connections of the admin listener: probes and a few collectors.
-const ADMIN_CONNECTIONS: usize = 256;
 /// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
 const BACKLOG: u32 = 4096;
 
@@ -137,11 +128,9 @@ impl Server {
     /// # Errors
     /// None at present; the signature is that of a program's main part.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let (stop, stopping) = watch::channel(false);
-        let limits = data_limits(&self.ingress, self.certificates.clone());
-        let data = tokio::spawn(run_data(self.listener, self.ingress.clone(), limits, stopped(&stopping)));
-        let ended = async move { drop(data.await) };
-        attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
+        let running = self.start();
+        shutdown.await;
+        running.end().await;
         Ok(())
     }
 
@@ -152,8 +141,20 @@ impl Server {
     /// # Errors
     /// When a thread or its runtime cannot be had.
     pub async fn run_on_threads(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let running = self.start_on_threads(workers)?;
+        shutdown.await;
+        running.end().await;
+        Ok(())
+    }
+
+    fn start(self) -> Running {
+        let limits = data_limits(&self.ingress, self.certificates.clone());
+        start(self.listener, limits, self.ingress, self.admin, self.certificates)
+    }
+
+    fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
         let (stop, stopping) = watch::channel(false);
-        let (running, mut ended) = mpsc::channel::<()>(1);
+        let (serving, ended) = mpsc::channel(1);
         let mut handed = Vec::new();
         let limits = data_limits(&self.ingress, self.certificates.clone());
         for worker in 0..workers.max(1) {
@@ -161,20 +162,16 @@ impl Server {
             handed.push(hand);
             let upstream = Arc::new(self.ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&self.ingress) });
-            let (limits, stopped, running) = (limits.clone(), stopped(&stopping), running.clone());
+            let (limits, stopped, serving) = (limits.clone(), stopped(&stopping), serving.clone());
             let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
             let work = move || {
                 runtime.block_on(run_data(connections, ingress, limits, stopped));
-                drop(running);
+                drop(serving);
             };
             thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
         }
-        drop(running);
         tokio::spawn(hand_out(self.listener, handed, stopped(&stopping)));
-        // Nothing is sent: the channel closes when the last worker is done.
-        let ended = async move { while ended.recv().await.is_some() {} };
-        attend(self.admin, self.ingress, self.certificates, stop, ended, shutdown).await;
-        Ok(())
+        Ok(Running::attend(self.ingress, self.admin, self.certificates, stop, ended))
     }
 }
 
@@ -207,87 +204,29 @@ impl Sidecar {
 
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
-        let (stop, stopping) = watch::channel(false);
         let limits = data_limits(&self.ingress, None);
-        let data = tokio::spawn(run_data(connections, self.ingress.clone(), limits, stopped(&stopping)));
-        attend(None, self.ingress, None, stop, async move { drop(data.await) }, shutdown).await;
+        let running = start(connections, limits, self.ingress, None, None);
+        shutdown.await;
+        running.end().await;
     }
 }
 
-/// What goes on beside the data listener, and the end of it all.
-async fn attend(
-    admin: Option<(TcpListener, SocketAddr)>,
+/// Serves on the caller's runtime.
+fn start(
+    connections: impl Accept,
+    limits: Limits,
     ingress: Arc<Ingress>,
+    admin: Option<(TcpListener, SocketAddr)>,
     certificates: Option<Arc<Certificates>>,
-    stop: watch::Sender<bool>,
-    ended: impl Future<Output = ()>,
-    shutdown: impl Future<Output = ()>,
-) {
-    let (log, drain) = (ingress.log.clone(), ingress.drain.clone());
-    let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
-    let files: Vec<Reading> = files.collect();
-    let renewing = (!files.is_empty()).then(|| tokio::spawn(renew(files, ingress.metrics.clone())));
-    let sweeping = tokio::spawn(async move { tokio::join!(log.sweep(), log.keep_open()) });
-    let replicas = ingress.replicas.clone();
-    let living = replicas.clone().map(|replicas| live(replicas, ingress.clone()));
-    let admin = tokio::spawn(run_admin(admin.map(|(listener, _)| listener), ingress, stopped(&stop.subscribe())));
-    shutdown.await;
-    drain.run().await;
-    // What never ends by itself.
-    drain.end().await;
-    info!("stopping");
-    let _ = stop.send(true);
-    if tokio::time::timeout(STOP_GRACE, ended).await.is_err() {
-        warn!("stopped while responses were still running");
-    }
-    if let Some(replicas) = replicas {
-        replicas.leave().await;
-    }
-    living.inspect(JoinHandle::abort);
-    admin.abort();
-    sweeping.abort();
-    renewing.inspect(JoinHandle::abort);
-}
-
-/// Among others that share the store. Not part of what is generic above, which each caller compiles anew.
-fn live(replicas: Arc<Replicas>, ingress: Arc<Ingress>) -> JoinHandle<()> {
-    tokio::spawn(async move { replicas.run(move |handed| ingress.clone().take_handed(handed)).await })
-}
-
-/// Reads some files again.
-type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
-
-fn reading<S>(files: Arc<Files<S>>) -> Reading
-where
-    S: Source + Send + Sync + 'static,
-    S::Made: Send,
-{
-    Arc::new(move || (S::SIDE, files.reload()))
-}
-
-/// Looks for new certificates every now and then, and when told to by SIGHUP.
-async fn renew(files: Vec<Reading>, metrics: Arc<Metrics>) {
-    #[cfg(unix)]
-    let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
-    loop {
-        let next = clock::sleep_until(clock::now() + RENEWAL);
-        #[cfg(unix)]
-        match &mut hangups {
-            Some(hangups) => tokio::select! {
-                () = next => {}
-                _ = hangups.recv() => {}
-            },
-            None => next.await,
-        }
-        #[cfg(not(unix))]
-        next.await;
-        for read in &files {
-            let read = read.clone();
-            if let Ok((side, reload)) = tokio::task::spawn_blocking(move || read()).await {
-                metrics.observe_reload(side, reload);
-            }
-        }
-    }
+) -> Running {
+    let (stop, stopping) = watch::channel(false);
+    let (serving, ended) = mpsc::channel(1);
+    let data = run_data(connections, ingress.clone(), limits, stopped(&stopping));
+    tokio::spawn(async move {
+        data.await;
+        drop(serving);
+    });
+    Running::attend(ingress, admin, certificates, stop, ended)
 }
 
 /// All threads share the places.
@@ -305,23 +244,6 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, 
     ingress::serve(listener, limits, metrics, handle, leaving, stopped).await;
 }
 
-async fn run_admin(listener: Option<TcpListener>, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
-    let Some(listener) = listener else { return };
-    let header_bytes = ingress.config.limits.header_bytes;
-    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(ADMIN_CONNECTIONS) };
-    let metrics = ingress.metrics.clone();
-    let admin = Arc::new(Admin {
-        metrics: metrics.clone(),
-        upstream: ingress.upstream.clone(),
-        log: ingress.log.clone(),
-        replicas: ingress.replicas.clone(),
-        drain: ingress.drain.clone(),
-        hosts: ingress.config.admin.allowed_hosts.clone(),
-    });
-    let handle = move |_, request| admin.clone().handle(request);
-    ingress::serve(listener, limits, metrics, handle, pending(), stopped).await;
-}
-
 fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::Bind { address, source };
     let listener = listen(address).map_err(failed)?;
@@ -336,12 +258,6 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)
-}
-
-fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
-    let mut stopping = stopping.clone();
-    // A sender that is gone has stopped as well.
-    async move { drop(stopping.wait_for(|stopping| *stopping).await) }
 }
 
 fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {

@@ -11,9 +11,9 @@ use crate::event_log::{Backing, Identity};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
+use crate::store::Keys;
 use crate::store::disk::{self, Disk};
 use crate::store::redis::{self, Redis};
-use crate::store::{Keys, Shared};
 
 /// A store that is open, and what depends on its contents.
 pub(super) struct Rest {
@@ -32,7 +32,6 @@ impl Rest {
                 owner: Owner::from_name(name),
                 // The contents are lost at each start.
                 epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
-                shared: None,
                 keys: Keyring::new(random::bytes(), Vec::new()),
             },
             principal_key: random::bytes(),
@@ -69,10 +68,10 @@ impl Rest {
             shared: None,
             on_unreachable: OnUnreachable::Degrade,
             heard_until: Arc::default(),
-            readers: Arc::default(),
+            displacing: Arc::default(),
             metrics: metrics.clone(),
         };
-        Ok(Self::with(&kept, &keys, None, backing))
+        Ok(Self::with(&kept, &keys, backing))
     }
 
     async fn in_redis(redis: &config::RedisStore, name: &str, metrics: &Arc<Metrics>) -> Result<Self, Error> {
@@ -86,22 +85,18 @@ impl Rest {
         info!("Redis store open");
         let backing = Backing {
             store: store.clone(),
-            shared: Some(store.clone()),
+            shared: Some(store),
             on_unreachable: redis.on_unreachable,
             heard_until: Arc::default(),
-            readers: Arc::default(),
+            displacing: Arc::default(),
             metrics: metrics.clone(),
         };
-        Ok(Self::with(name, &keys, Some(store), backing))
+        Ok(Self::with(name, &keys, backing))
     }
 
-    fn with(name: &str, keys: &Keys, shared: Option<Arc<dyn Shared>>, backing: Backing) -> Self {
-        let identity = Identity {
-            owner: Owner::from_name(name),
-            epoch: keys.epoch,
-            shared,
-            keys: Keyring::new(keys.signing, Vec::new()),
-        };
+    fn with(name: &str, keys: &Keys, backing: Backing) -> Self {
+        let identity =
+            Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: Keyring::new(keys.signing, Vec::new()) };
         Self { identity, principal_key: keys.principal, backing: Some(backing) }
     }
 }

@@ -309,7 +309,7 @@ fn store(reader: &mut Reader) -> Store {
     let fsync = s.one_of("fsync", &[("always", Fsync::Always), ("interval", Fsync::Interval)]);
     let max_bytes = s.count("max_bytes", 64 * MIB);
     let url = s.text("url", redis_url).flatten();
-    let prefix = s.text("prefix", redis_prefix).unwrap_or_else(|| "mcp-resume".to_owned());
+    let prefix = s.text("prefix", redis_prefix).unwrap_or_else(|| "mcp-resume:".to_owned());
     let policies = [("degrade", OnUnreachable::Degrade), ("refuse", OnUnreachable::Refuse)];
     let on_unreachable = s.one_of("on_unreachable", &policies).unwrap_or(OnUnreachable::Degrade);
     match kind {

@@ -36,6 +36,8 @@ pub(super) struct Inner {
     pub(super) recorded: Option<Box<Recorded>>,
     /// It comes out of the store, and is not written here unless to end it.
     pub(super) is_mirror: bool,
+    /// A connection of another replica may be the reader.
+    pub(super) is_read_elsewhere: bool,
     /// This connection is to end once it has what there is, and its client to wait so long before it comes back.
     pub(super) closing: Option<(AttachId, Duration)>,
     /// Another writer has the stream: nothing here is true any more but what was read.
@@ -61,6 +63,7 @@ impl Inner {
             epoch: WriterEpoch::default(),
             recorded: None,
             is_mirror: false,
+            is_read_elsewhere: false,
             closing: None,
             moved: false,
             head: Head::Waiting,

@@ -73,6 +73,11 @@ impl Mirror {
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the store could not be told to keep a stream");
                     }
+                    // As the last thing: while somebody reads, the same call again would be another one's.
+                    while self.stream.look(|machine| machine.reader().is_attached()) {
+                        self.stream.pump.notified().await;
+                    }
+                    self.report().await;
                     return;
                 }
                 // It tells when it is back.

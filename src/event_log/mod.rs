@@ -17,6 +17,7 @@ mod recorder;
 mod restore;
 mod retries;
 mod room;
+mod runs;
 mod sessions;
 mod share;
 mod slices;
@@ -42,7 +43,8 @@ pub use readers::Displaced;
 pub use recalled::session_group;
 pub use recorder::Backing;
 pub use restore::Unreachable;
-pub use retries::{Fingerprint, Match, Registration, Retries};
+pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
+pub use runs::{Claimed, Hold, Run};
 pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn};
 pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};
@@ -58,7 +60,6 @@ use crate::protocol::ids::{
     AttachId, EventId, IssuedSession, Keyring, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId,
 };
 use crate::simulation::{self, Bug};
-use crate::store::Shared;
 use crate::store::Standing;
 use crate::{clock, random};
 use readers::Readers;
@@ -82,17 +83,8 @@ pub struct Identity {
     pub owner: Owner,
     /// The contents of its store when it began.
     pub epoch: StoreEpoch,
-    /// Tells of new ones.
-    pub shared: Option<Arc<dyn Shared>>,
     /// Signs event IDs, and accepts them.
     pub keys: Keyring,
-}
-
-impl Identity {
-    /// The contents of its store now.
-    pub fn epoch(&self) -> StoreEpoch {
-        self.shared.as_ref().map_or(self.epoch, |shared| shared.epoch())
-    }
 }
 
 /// All streams of this process.
@@ -171,7 +163,11 @@ impl EventLog {
 
     /// A new stream, not yet found by anybody.
     pub fn create(&self, spec: Spec, part: Part) -> Arc<Stream> {
-        let id = StreamId::from_bytes(random::bytes());
+        self.create_as(StreamId::from_bytes(random::bytes()), spec, part)
+    }
+
+    /// The same of one whose name is known already.
+    pub fn create_as(&self, id: StreamId, spec: Spec, part: Part) -> Arc<Stream> {
         Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.backing.clone(), spec, part, clock::now()))
     }
 
@@ -184,6 +180,10 @@ impl EventLog {
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
             self.room.streams.insert(stream.id(), stream.clone());
+            // Where another replica has taken it before, or just now, it was not there to be left.
+            if stream.has_moved() {
+                self.room.leave(stream);
+            }
         }
     }
 
@@ -344,6 +344,13 @@ impl EventLog {
             self.sessions.sweep(clock::now());
             self.room.shares.sweep(clock::now());
         }
+    }
+}
+
+impl Drop for EventLog {
+    fn drop(&mut self) {
+        // What the store has of them outlives them.
+        self.leave_runs();
     }
 }
 

@@ -8,8 +8,9 @@ use tracing::{debug, warn};
 
 use super::sessions::{Opened, Session};
 use super::{Binding, EventLog, Principal};
+use crate::config::OnUnreachable;
 use crate::protocol::headers::SessionId;
-use crate::store::Shared;
+use crate::store::{Error, Shared};
 
 /// The record of a session stays so long after the session was last opened or looked up elsewhere. A client whose record is gone is served
 /// as one whose `initialize` did not pass here.
@@ -21,15 +22,20 @@ impl EventLog {
         self.backing.is_some()
     }
 
+    /// What is done without the store.
+    pub fn on_unreachable(&self) -> OnUnreachable {
+        self.backing.as_ref().map_or(OnUnreachable::Degrade, |backing| backing.on_unreachable)
+    }
+
     /// The store, where other replicas use it as well.
     pub fn shared(&self) -> Option<Arc<dyn Shared>> {
         self.backing.as_ref()?.shared.clone()
     }
 
-    /// Waits until there is a new reader here, of any stream.
-    pub async fn has_new_reader(&self) {
+    /// Waits until a new reader here may have displaced one at another replica, of any stream.
+    pub async fn has_displaced_readers(&self) {
         match &self.backing {
-            Some(backing) => backing.readers.notified().await,
+            Some(backing) => backing.displacing.notified().await,
             None => std::future::pending().await,
         }
     }
@@ -42,45 +48,49 @@ impl EventLog {
         }
     }
 
-    /// Writes down what was agreed on in a session that has just been opened.
+    /// Writes down what was agreed on in a session that has just been opened. Where the store cannot be reached, the session is known here
+    /// alone, or, with [`OnUnreachable::Refuse`], this waits until it can: another replica would serve the session as another one.
     pub async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
         self.join_session(id).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
-        if let Err(error) = backing.store.put(&key(id, principal), &record, KEEP).wait().await {
-            warn!(%error, "the store could not take the record of a session: it is known here alone");
-        }
+        let key = key(id, principal);
+        backing.insist(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
     }
 
-    /// From now on other replicas find this one by the session: something of it lives here.
+    /// From now on other replicas find this one by the session: something of it lives here. Without the store as
+    /// [`EventLog::save_session`].
     pub async fn join_session(&self, id: &SessionId) {
-        let shared = self.backing.as_ref().and_then(|backing| backing.shared.as_ref());
-        if let Some(shared) = shared
-            && let Err(error) = shared.join(&session_group(id), KEEP).wait().await
-        {
-            warn!(%error, "the store could not be told where a session lives");
+        let Some(backing) = &self.backing else { return };
+        if let Some(shared) = &backing.shared {
+            let group = session_group(id);
+            backing.insist(|| shared.join(&group, KEEP), "be told where a session lives").await;
         }
     }
 
-    /// The session, if another process has written it down. Where none has, that is known from now on; where the store cannot be asked,
-    /// it is as if it had nothing, this time.
-    pub async fn recall_session(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        let backing = self.backing.as_ref()?;
+    /// The session, if another process has written it down. Where none has, that is known from now on.
+    ///
+    /// # Errors
+    ///
+    /// The store cannot be asked, and nobody is to be served without it. Where they are ([`OnUnreachable::Degrade`]), it is as if the
+    /// store had nothing, this time.
+    pub async fn recall_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
+        let Some(backing) = &self.backing else { return Ok(None) };
         match backing.store.get(&key(id, principal)).wait().await {
             Ok(Some(record)) => match serde_json::from_slice(&record) {
-                Ok(opened) => Some(self.sessions.restore(id, principal, opened)),
+                Ok(opened) => Ok(Some(self.sessions.restore(id, principal, opened))),
                 Err(error) => {
                     warn!(%error, "the record of a session cannot be read");
-                    None
+                    Ok(None)
                 }
             },
             Ok(None) => {
                 self.sessions.find(id, principal).iter().for_each(|session| session.note_looked_up());
-                None
+                Ok(None)
             }
             Err(error) => {
                 debug!(%error, "the store could not be asked about a session");
-                None
+                if backing.waits_out(&error) { Err(error) } else { Ok(None) }
             }
         }
     }

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
@@ -16,9 +16,9 @@ use super::record::StateMarks;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::metrics::{Metrics, StoreTrouble};
-use crate::protocol::ids::Seq;
+use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
-use crate::store::{Appended, Error, Shared, Standing, Store};
+use crate::store::{Appended, Error, Pending, Shared, Standing, Store, WriterEpoch};
 
 /// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
 /// gone comes far earlier; this frees what nobody takes up.
@@ -41,13 +41,38 @@ pub struct Backing {
     pub on_unreachable: OnUnreachable,
     /// Until when this replica counts as living for the others, in milliseconds of [`clock::boot`]; 0 where nobody asks.
     pub heard_until: Arc<AtomicU64>,
-    /// Told of each new reader here: one at another replica may have to end.
-    pub readers: Arc<Notify>,
+    /// Told of a new reader here where one at another replica may have to end.
+    pub displacing: Arc<Notify>,
     /// Where its failures are counted.
     pub metrics: Arc<Metrics>,
 }
 
 impl Backing {
+    /// The contents of the store now, where they may become others while this process runs.
+    pub(super) fn epoch(&self) -> Option<StoreEpoch> {
+        self.shared.as_ref().map(|shared| shared.epoch())
+    }
+
+    /// Whether what failed with `error` waits until the store is back.
+    pub(super) fn waits_out(&self, error: &Error) -> bool {
+        self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
+    }
+
+    /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise.
+    pub(super) async fn insist<T>(&self, change: impl Fn() -> Pending<Result<T, Error>>, what: &str) {
+        let mut has_warned = false;
+        while let Err(error) = change().wait().await {
+            let waits = self.waits_out(&error);
+            if !std::mem::replace(&mut has_warned, true) {
+                warn!(%error, waits, "the store could not {what}");
+            }
+            if !waits {
+                return;
+            }
+            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+        }
+    }
+
     /// Whether this replica was not heard of for its lease, so that others may have taken what it has.
     pub(super) fn is_unheard(&self) -> bool {
         let until = self.heard_until.load(Ordering::Relaxed);
@@ -72,6 +97,13 @@ pub(super) struct Recorded {
     pub(super) is_local: bool,
 }
 
+impl Recorded {
+    /// Whether the store has everything up to `after`, so that what is next can follow.
+    fn is_level(&self, after: Seq) -> bool {
+        self.is_created && !self.is_behind && self.upto == after
+    }
+}
+
 /// A batch on its way into the store, with the state that it brings about where that is worth writing.
 #[derive(Debug, Default)]
 pub(super) struct Staged {
@@ -79,10 +111,10 @@ pub(super) struct Staged {
     pub(super) state: Option<(StateMarks, Bytes)>,
 }
 
-/// What became of a batch.
+/// What became of a batch, or of a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// It may be read: the store has it, or memory stands for the store.
+    /// It is there: the store has it, or memory stands for the store.
     Kept,
     /// Another writer has the stream. Nothing of this one will ever be in it again.
     Moved,
@@ -99,16 +131,24 @@ impl From<Error> for Trouble {
     }
 }
 
-/// How long an owner that was not heard of for its lease waits for the store before memory stands for it.
-#[derive(Default)]
-struct Patience(Option<Instant>);
+/// How often an owner that was not heard of for its lease asks the store before memory stands for it. Not how long: it may be frozen
+/// while it waits.
+struct Patience(u32);
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self(Self::TRIES)
+    }
+}
 
 impl Patience {
-    const LENGTH: Duration = Duration::from_secs(3);
+    /// With a pause of [`LOOK_AGAIN`] about three seconds.
+    const TRIES: u32 = 12;
 
     fn is_due(&mut self, backing: &Backing) -> bool {
-        let now = clock::now();
-        backing.is_unheard() && now < *self.0.get_or_insert(now + Self::LENGTH)
+        let is_due = backing.is_unheard() && self.0 > 0;
+        self.0 -= u32::from(is_due);
+        is_due
     }
 }
 
@@ -133,7 +173,7 @@ impl Recorder<'_> {
                 Err(Trouble::Moved) => return Fate::Moved,
                 Err(Trouble::Store(error)) => error,
             };
-            let waits = self.backing.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_));
+            let waits = self.backing.waits_out(&error);
             self.backing.metrics.observe_store_failure(match &error {
                 Error::Full(_) => StoreTrouble::Full,
                 Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
@@ -168,21 +208,38 @@ impl Recorder<'_> {
     async fn try_keep(&self, staged: &Staged) -> Result<(), Trouble> {
         // Twice: what the store has may be another thing than was believed.
         for _ in 0..2 {
-            if self.stream.with_recorded(|recorded| recorded.is_local) {
-                return Ok(());
-            }
             if self.backing.store.standing() == Standing::Unreachable {
-                return Err(Error::Unavailable("it did not answer before".into()).into());
+                return match self.stream.with_recorded(|recorded| recorded.is_local) {
+                    true => Ok(()),
+                    false => Err(Error::Unavailable("it did not answer before".into()).into()),
+                };
             }
-            self.create().await?;
-            if !self.catch_up().await? {
-                return Ok(());
+            let after = Seq(staged.batch.first().0.max(1) - 1);
+            let (mut epoch, is_level) = {
+                let inner = self.stream.lock();
+                let recorded = inner.recorded.as_deref();
+                if recorded.is_some_and(|recorded| recorded.is_local) {
+                    return Ok(());
+                }
+                (inner.epoch, recorded.is_some_and(|recorded| recorded.is_level(after)))
+            };
+            if !is_level {
+                if self.backing.is_unheard() && !self.stream.with_recorded(|recorded| recorded.is_created) {
+                    // Nobody would end what it began now, if it died.
+                    return Err(
+                        Error::Unavailable("this replica counts as gone and must be heard of first".into()).into()
+                    );
+                }
+                self.create().await?;
+                if !self.catch_up().await? {
+                    return Ok(());
+                }
+                epoch = self.stream.lock().epoch;
             }
             if staged.batch.is_empty() && staged.state.is_none() {
                 return Ok(());
             }
-            let after = Seq(staged.batch.first().0.max(1) - 1);
-            match self.append(after, &staged.batch, staged.state.as_ref()).await? {
+            match self.append(epoch, after, &staged.batch, staged.state.as_ref()).await? {
                 Appended::Ok => return Ok(()),
                 Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
                 // An append of which it was not known whether it took effect.
@@ -219,14 +276,11 @@ impl Recorder<'_> {
     /// Brings what readers have already into the store. False when that cannot be done any more.
     async fn catch_up(&self) -> Result<bool, Trouble> {
         loop {
-            let (upto, missing) = {
+            let (epoch, upto, missing) = {
                 let inner = self.stream.lock();
                 let upto = inner.recorded.as_ref().map_or(Seq(0), |recorded| recorded.upto);
-                if inner.tail.trimmed() > upto {
-                    (upto, None)
-                } else {
-                    (upto, Some(inner.tail.batch_after(upto, CATCH_UP)))
-                }
+                let missing = (inner.tail.trimmed() <= upto).then(|| inner.tail.batch_after(upto, CATCH_UP));
+                (inner.epoch, upto, missing)
             };
             let Some(missing) = missing else {
                 warn!(stream.id = %self.stream.id, "events are gone that the store never had: the stream stays in memory");
@@ -240,7 +294,7 @@ impl Recorder<'_> {
                 }
                 return Ok(true);
             }
-            match self.append(upto, &missing, None).await? {
+            match self.append(epoch, upto, &missing, None).await? {
                 Appended::Ok => {}
                 Appended::Conflict { tail } => self.stream.with_recorded(|recorded| recorded.upto = tail),
                 Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
@@ -248,58 +302,64 @@ impl Recorder<'_> {
         }
     }
 
-    async fn append(&self, after: Seq, batch: &Batch, state: Option<&(StateMarks, Bytes)>) -> Result<Appended, Error> {
+    async fn append(
+        &self,
+        epoch: WriterEpoch,
+        after: Seq,
+        batch: &Batch,
+        state: Option<&(StateMarks, Bytes)>,
+    ) -> Result<Appended, Error> {
         let (store, id) = (&self.backing.store, self.stream.id);
-        let epoch = self.stream.lock().epoch;
         let appended = store.append(id, epoch, after, batch, state.map(|(_, state)| &state[..])).wait().await;
-        match &appended {
+        match appended {
             Ok(Appended::Ok) => {
-                self.stream.with_recorded(|recorded| {
-                    recorded.upto = recorded.upto.max(Seq(after.0 + batch.len() as u64));
-                    if let Some((marks, _)) = state {
-                        recorded.marks = *marks;
-                    }
-                });
-                self.trim().await;
+                if let Some(trimmed) = self.note_appended(Seq(after.0 + batch.len() as u64), state) {
+                    self.trim(epoch, trimmed).await;
+                }
+                Ok(Appended::Ok)
             }
             // It lost what it had.
-            Err(Error::Gone) => self.stream.with_recorded(|recorded| recorded.is_created = false),
-            Ok(_) | Err(_) => {}
-        }
-        match appended {
-            Err(Error::Gone) => Err(Error::Unavailable("it has lost the stream".into())),
+            Err(Error::Gone) => {
+                self.stream.with_recorded(|recorded| recorded.is_created = false);
+                Err(Error::Unavailable("it has lost the stream".into()))
+            }
             appended => appended,
         }
     }
 
+    /// The store has the events up to `upto`, and `state`. Up to where it may drop them, where that is worth a call.
+    fn note_appended(&self, upto: Seq, state: Option<&(StateMarks, Bytes)>) -> Option<Seq> {
+        let mut inner = self.stream.lock();
+        let trimmed = inner.machine.trimmed();
+        let recorded = inner.recorded.as_deref_mut()?;
+        recorded.upto = recorded.upto.max(upto);
+        if let Some((marks, _)) = state {
+            recorded.marks = *marks;
+        }
+        let is_due = trimmed.0 >= recorded.trimmed.0 + TRIM_STEP;
+        if is_due {
+            recorded.trimmed = trimmed;
+        }
+        is_due.then_some(trimmed)
+    }
+
     /// What is gone here need not be kept there.
-    async fn trim(&self) {
-        let (epoch, trimmed) = {
-            let inner = self.stream.lock();
-            (inner.epoch, inner.machine.trimmed())
-        };
-        let is_due = self.stream.with_recorded(|recorded| {
-            let is_due = trimmed.0 >= recorded.trimmed.0 + TRIM_STEP;
-            if is_due {
-                recorded.trimmed = trimmed;
-            }
-            is_due
-        });
-        if is_due && let Err(error) = self.backing.store.trim(self.stream.id, epoch, trimmed).wait().await {
+    async fn trim(&self, epoch: WriterEpoch, upto: Seq) {
+        if let Err(error) = self.backing.store.trim(self.stream.id, epoch, upto).wait().await {
             warn!(stream.id = %self.stream.id, %error, "the store could not drop what is not needed any more");
         }
     }
 
-    /// Seals the stream there. False when it cannot be done now.
-    pub(super) async fn seal(&self) -> bool {
+    /// Seals the stream there. `None` when it cannot be done now.
+    pub(super) async fn seal(&self) -> Option<Fate> {
         if self.stream.with_recorded(|recorded| !recorded.is_created && !recorded.is_behind) {
             // It never began: an answer that passed, or a failure before one.
-            return true;
+            return Some(Fate::Kept);
         }
         match self.try_keep(&Staged::default()).await {
             Ok(()) => {}
-            Err(Trouble::Moved) => return true,
-            Err(Trouble::Store(_)) => return false,
+            Err(Trouble::Moved) => return Some(Fate::Moved),
+            Err(Trouble::Store(_)) => return None,
         }
         let (epoch, retention, state) = {
             let state = self.stream.state();
@@ -307,11 +367,12 @@ impl Recorder<'_> {
             (inner.epoch, inner.machine.policy().retention, state.encode())
         };
         match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
-            Ok(_) => true,
+            Ok(Appended::Ok) => Some(Fate::Kept),
+            Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(Fate::Moved),
             Err(error) => {
                 self.warn_once(&error, "the stream is sealed in memory");
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
-                false
+                None
             }
         }
     }

@@ -41,20 +41,41 @@ impl EventLog {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         // Without the store: a forged one is not worth the question.
         let Some(verified) = id.verify(&self.identity.keys) else { return Ok(()) };
+        self.recall_stream(&backing, verified.stream, verified.seq).await
+    }
+
+    /// The stream of a call that another replica ran, or this one before it was started; `None` where there is none in the store. Says
+    /// nothing of who may have it.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
+        let Some(backing) = self.backing.clone() else { return Ok(None) };
+        self.recall_stream(&backing, id, Seq(0)).await?;
+        let found = self.room.streams.get(&id).map(|entry| entry.value().clone());
+        Ok(found.filter(|stream| !stream.has_moved()))
+    }
+
+    async fn recall_stream(
+        self: &Arc<Self>,
+        backing: &Arc<Backing>,
+        id: StreamId,
+        seq: Seq,
+    ) -> Result<(), Unreachable> {
         let is_unreachable = backing.store.standing() == Standing::Unreachable;
-        let here = self.room.streams.get(&verified.stream).map(|entry| entry.value().clone());
+        let here = self.room.streams.get(&id).map(|entry| entry.value().clone());
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
             }
             // A client that read it elsewhere may be back before the store has answered its writer.
-            if tokio::time::timeout(STORE_PATIENCE, here.stored(verified.seq)).await.is_err() {
+            if tokio::time::timeout(STORE_PATIENCE, here.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
-            if !self.may_be_taken(&backing, &here, verified.seq) {
+            if !self.may_be_taken(backing, &here, seq) {
                 return Ok(());
             }
-            match self.look_whether_taken(&backing, &here).await {
+            match self.look_whether_taken(backing, &here).await {
                 Ok(false) => return Ok(()),
                 Ok(true) => self.room.leave(&here),
                 // Served on where it is known to be this replica's, and not where others may have ended it.
@@ -65,10 +86,10 @@ impl EventLog {
         if is_unreachable {
             return Err(Unreachable);
         }
-        match self.restore(&backing, verified.stream).await {
+        match self.restore(backing, id).await {
             Ok(()) => Ok(()),
             Err(error) => {
-                warn!(stream.id = %verified.stream, %error, "a stream cannot be read from the store");
+                warn!(stream.id = %id, %error, "a stream cannot be read from the store");
                 Err(Unreachable)
             }
         }
@@ -178,9 +199,13 @@ impl EventLog {
         };
         let writer = Writer::new(Arc::new(stream), self.room.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
-        info!(stream.id = %id, "a stream whose writer is gone was ended");
-        backing.metrics.observe_adopted();
-        writer.seal().await;
+        let metrics = backing.metrics.clone();
+        // Others may have set about it as well: the store takes one seal.
+        let ended = move || {
+            info!(stream.id = %id, "a stream whose writer is gone was ended");
+            metrics.observe_adopted();
+        };
+        writer.seal_and(ended).await;
         Ok(())
     }
 
@@ -237,6 +262,7 @@ impl EventLog {
     /// The store has lost what it had: every stream that is written here is brought there again.
     pub fn write_back(&self) {
         self.open_here().iter().for_each(|(_, stream)| stream.note_unrecorded());
+        self.retries.streams().iter().for_each(|stream| stream.write_holds());
     }
 
     /// The streams that can be found, are not over, and are written here.

@@ -1,17 +1,24 @@
 //! Which POST is the retry of which call.
 //!
-//! Owned here: the index from a call's fingerprint to its stream. An entry lives exactly as long as its stream and holds no
-//! stream alive. Absent: the decision whether a match may be used, which depends on the stream's state.
+//! Owned here: the index from a call's fingerprint to its stream, and whether a match may be used. An entry lives exactly as long as
+//! its stream and holds no stream alive. Absent: the calls of other replicas (`runs.rs`).
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
 use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
+use super::runs::Hold;
 use super::{Binding, Principal, Stream};
+use crate::protocol::replica::Base64;
+
+/// How long a POST that looks like a retry waits for the first call's client to be gone.
+const DETACH_WAIT: Duration = Duration::from_millis(200);
 
 /// What makes two POSTs the same call: principal, session and body, or principal and `Idempotency-Key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -39,6 +46,20 @@ impl Fingerprint {
     /// Of a body alone: whether a key came back with the same one.
     pub fn of_body(query: &str, body: &[u8]) -> Self {
         Self::hash(b"body", &Principal::Anonymous, &[query], body)
+    }
+
+    /// As replicas say it to each other.
+    pub fn to_wire(&self) -> Base64 {
+        Base64(self.0.to_vec())
+    }
+
+    /// Reads that; `None` for what is none.
+    pub fn from_wire(wire: &Base64) -> Option<Self> {
+        wire.0.as_slice().try_into().ok().map(Self)
+    }
+
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.0
     }
 
     fn hash(kind: &[u8], principal: &Principal, places: &[&str], last: &[u8]) -> Self {
@@ -72,6 +93,26 @@ pub enum Match {
 #[derive(Debug, Default)]
 pub struct Retries {
     calls: DashMap<Fingerprint, Weak<Stream>>,
+    /// Those that are about to be registered, once the store has said whether another replica runs them.
+    registering: DashMap<Fingerprint, Arc<Mutex<()>>>,
+}
+
+/// Keeps others from registering the same call meanwhile.
+#[derive(Debug)]
+pub struct Registering {
+    index: Arc<Retries>,
+    fingerprint: Fingerprint,
+    guard: OwnedMutexGuard<()>,
+}
+
+impl Drop for Registering {
+    fn drop(&mut self) {
+        // Whoever waits has the lock at hand, and takes it out after.
+        let is_mine = |lock: &Arc<Mutex<()>>| {
+            Arc::ptr_eq(lock, OwnedMutexGuard::mutex(&self.guard)) && Arc::strong_count(lock) == 2
+        };
+        self.index.registering.remove_if(&self.fingerprint, |_, lock| is_mine(lock));
+    }
 }
 
 /// An entry of the index; dropping it removes it.
@@ -80,6 +121,19 @@ pub struct Registration {
     index: Arc<Retries>,
     fingerprint: Fingerprint,
     stream: Weak<Stream>,
+    hold: Option<Hold>,
+}
+
+impl Registration {
+    /// With what tells other replicas of it.
+    pub fn under(mut self, hold: Option<Hold>) -> Self {
+        self.hold = hold;
+        self
+    }
+
+    pub(super) fn hold(&self) -> Option<&Hold> {
+        self.hold.as_ref()
+    }
 }
 
 impl Retries {
@@ -114,7 +168,20 @@ impl Retries {
         let weak = Arc::downgrade(&stream);
         drop(entry.insert(weak.clone()));
         drop(stale);
-        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak }))
+        Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, hold: None }))
+    }
+
+    /// Waits until nobody else is about to register this call.
+    pub async fn registering(self: &Arc<Self>, fingerprint: Fingerprint) -> Registering {
+        // The map's guard ends before the lock is waited for.
+        let lock = self.registering.entry(fingerprint).or_default().value().clone();
+        let guard = lock.lock_owned().await;
+        Registering { index: self.clone(), fingerprint, guard }
+    }
+
+    /// The streams of all calls.
+    pub(super) fn streams(&self) -> Vec<Arc<Stream>> {
+        self.calls.iter().filter_map(|entry| entry.value().upgrade()).collect()
     }
 
     /// How many calls are known.
@@ -130,7 +197,30 @@ impl Retries {
 
 impl Drop for Registration {
     fn drop(&mut self) {
+        // Whoever does not find it here does not find it there.
+        drop(self.hold.take());
         // A newer call may have taken the place.
         self.index.calls.remove_if(&self.fingerprint, |_, stream| stream.ptr_eq(&self.stream));
+    }
+}
+
+impl Stream {
+    /// Whether a POST of the same fingerprint is a retry: an idempotency key says so for as long as the stream lives; the same request
+    /// id and body say so while the first call's client is gone and has no answer. A call that ended before its bytes went upstream
+    /// is none to come back to.
+    pub fn may_return(&self, keyed: bool) -> bool {
+        self.look(|machine| {
+            let undelivered = !machine.reader().is_attached() && !machine.is_delivered();
+            let never_ran = machine.is_sealed() && !self.is_sent();
+            !machine.is_cancelled() && !never_ran && (keyed || undelivered)
+        })
+    }
+
+    /// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
+    pub async fn wait_for_detach(&self) {
+        if !self.look(|machine| machine.is_delivered()) {
+            // Whoever stays is another caller with the same id.
+            let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
+        }
     }
 }

@@ -20,9 +20,11 @@ use tokio::sync::{Notify, SetOnce};
 use super::Identity;
 use super::attachment::Attachment;
 use super::binding::Binding;
+use super::head::Head;
 use super::inner::{Bounds, Inner};
 use super::recorder::{Backing, Staged};
 use super::retries::{Fingerprint, Registration};
+use super::runs::Hold;
 use super::share::{Part, Share};
 use super::slices::{Slice, Slices, Slicing};
 use super::summary::Summary;
@@ -115,7 +117,8 @@ impl Stream {
         let share = part.share().clone();
         let mut inner = Inner::new(Machine::new(spec.policy, spec.ids, now), part);
         inner.recorded = backing.is_some().then(Box::default);
-        let origin = (identity.owner, identity.epoch());
+        let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
+        let origin = (identity.owner, epoch);
         Self {
             id,
             identity,
@@ -300,6 +303,45 @@ impl Stream {
         !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
     }
 
+    /// Other replicas go on finding it, where they are to.
+    pub(super) fn keep_holds(&self, now: Instant) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.keep_if_due(now));
+    }
+
+    /// The same where the store has lost what told of it.
+    pub(super) fn write_holds(&self) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(Hold::write_again);
+    }
+
+    /// They stay there when it goes here.
+    pub(super) fn leave_holds(&self) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(Hold::leave);
+    }
+
+    /// Somebody asks for it without reading.
+    pub(super) fn touch(&self) {
+        self.lock().machine.handle_touch(clock::now());
+        self.pump.notify_one();
+    }
+
+    /// Waits for the head of its response, without being its reader.
+    pub(super) async fn head(&self) -> Head {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            match &inner.head {
+                Head::Waiting => {
+                    inner.watch(cx);
+                    Poll::Pending
+                }
+                head => Poll::Ready(head.clone()),
+            }
+        })
+        .await
+    }
+
     /// The bytes of its request have been handed to an upstream connection.
     pub fn note_sent(&self) {
         // The second telling is of a redirect.
@@ -356,12 +398,13 @@ impl Stream {
         inner.fit_paused(self.bounds);
         let before = inner.reader.take();
         inner.stored_at = None;
+        let displaces_elsewhere = std::mem::take(&mut inner.is_read_elsewhere);
         drop(inner);
         if let Some(before) = before {
             before.wake();
         }
-        if let Some(backing) = &self.backing {
-            backing.readers.notify_one();
+        if displaces_elsewhere && let Some(backing) = &self.backing {
+            backing.displacing.notify_one();
         }
         Attachment::new(self.clone(), attach)
     }

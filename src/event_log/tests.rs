@@ -32,14 +32,14 @@ const RETENTION: Duration = Duration::from_secs(60);
 
 fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
-    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), shared: None, keys };
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys };
     let metrics = Arc::new(Metrics::new().unwrap());
     let backing = store.map(|store| Backing {
         store,
         shared: None,
         on_unreachable: OnUnreachable::Degrade,
         heard_until: Arc::default(),
-        readers: Arc::default(),
+        displacing: Arc::default(),
         metrics: metrics.clone(),
     });
     EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
@@ -51,13 +51,13 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
     let metrics = Arc::new(Metrics::new().unwrap());
     let backing = Backing {
         store: store.clone(),
-        shared: Some(store.clone()),
+        shared: Some(store),
         on_unreachable: OnUnreachable::Degrade,
         heard_until: Arc::default(),
-        readers: Arc::default(),
+        displacing: Arc::default(),
         metrics: metrics.clone(),
     };
-    let identity = Identity { owner, epoch: StoreEpoch(1), shared: Some(store), keys };
+    let identity = Identity { owner, epoch: StoreEpoch(1), keys };
     EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
 }
 

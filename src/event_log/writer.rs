@@ -72,15 +72,27 @@ impl Writer {
     /// Seals the stream with its store, once the machine has. One that the store does not take now is sealed there as soon as it can
     /// be, or forgotten there once its retention is over.
     pub async fn seal(&self) {
+        self.seal_and(|| {}).await;
+    }
+
+    /// The same, and then `done`, unless another writer has the stream.
+    pub(super) async fn seal_and(&self, done: impl FnOnce() + Send + 'static) {
         let Some(backing) = self.stream.backing.clone() else { return };
-        if self.recorder(&backing).seal().await {
-            return;
+        match self.recorder(&backing).seal().await {
+            Some(Fate::Kept) => return done(),
+            Some(Fate::Moved) => return,
+            None => {}
         }
         let until = clock::now() + self.stream.look(|machine| machine.policy().retention);
         let stream = self.stream.clone();
         tokio::spawn(async move {
             let recorder = Recorder { stream: &stream, backing: &backing };
-            while !recorder.seal().await {
+            loop {
+                match recorder.seal().await {
+                    Some(Fate::Kept) => return done(),
+                    Some(Fate::Moved) => return,
+                    None => {}
+                }
                 if clock::now() >= until {
                     // What has no end is kept for long, and what takes up the room may be this.
                     if let Err(error) = backing.store.expire(stream.id).wait().await {

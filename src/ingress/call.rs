@@ -4,7 +4,6 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::ORIGIN;
@@ -13,7 +12,8 @@ use http_body_util::BodyExt;
 use tracing::Instrument;
 
 use super::refreshed::Unproven;
-use super::{Asked, Connection, Ingress, respond};
+use super::repeated::{Elsewhere, Place};
+use super::{Asked, Connection, Ingress, handed, respond};
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
@@ -31,16 +31,13 @@ use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
 use crate::upstream::{self, Pump, Running, Teaches, Template};
 
-/// How long a POST that looks like a retry waits for the first call's client to be gone.
-const DETACH_WAIT: Duration = Duration::from_millis(200);
-
 /// A POST that carries requests, with all that is known of it.
-struct Posted {
-    asked: Asked,
+pub(super) struct Posted {
+    pub(super) asked: Asked,
     call: classify::Call,
     accept: Accept,
     body: Bytes,
-    retry: Retry,
+    pub(super) retry: Retry,
     /// What its answer teaches.
     teaches: Teaches,
 }
@@ -99,11 +96,30 @@ impl Ingress {
             }
             earlier = elder.clone();
         }
-        wait_for_detach(earlier).await;
+        if let Some(earlier) = earlier {
+            earlier.wait_for_detach().await;
+        }
         self.learn_tool(&asked, &call, &body).await;
         let teaches = Teaches { initialize, tools: self.listed(&call) };
         let posted = Posted { asked, call, accept, body, retry, teaches };
-        match self.begin(&posted, elder) {
+        let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
+        let elsewhere = match self.replicas.is_some() && !is_elders {
+            true => Box::pin(self.look_elsewhere(&posted)).await,
+            false => Elsewhere::Nowhere(None),
+        };
+        let claimed = match elsewhere {
+            Elsewhere::Nowhere(place) => self.begin(&posted, elder, place),
+            Elsewhere::Stream(stream) => Ok(self.return_to(&posted.asked, &stream)),
+            Elsewhere::Answer(answer) => {
+                self.metrics.observe_retry();
+                return handed::answer_of(answer);
+            }
+            Elsewhere::Refused(failure) => {
+                self.metrics.observe_reject(failure.code);
+                return respond::failure(failure, &posted.call.ids, posted.call.batch);
+            }
+        };
+        match claimed {
             Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
@@ -167,9 +183,9 @@ impl Ingress {
 
     /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
     /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
-    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>) -> Result<Claimed, ErrorCode> {
+    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>, place: Option<Place>) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body } = posted.retry;
-        if let Some(stream) = elder.filter(|stream| may_return(stream, body.is_some())) {
+        if let Some(stream) = elder.filter(|stream| stream.may_return(body.is_some())) {
             let is_same = stream.body() == body;
             return if is_same { Ok(self.return_to(&posted.asked, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
@@ -177,14 +193,21 @@ impl Ingress {
             return self.rejoin(posted);
         }
         let part = self.log.admit(&posted.asked.share, posted.body.len());
-        let create = || Ok(self.log.create(self.spec(posted), part?));
+        let (hold, _registering) = place.map(|Place { hold, registering }| (hold, registering)).unzip();
+        let create = || {
+            let (spec, part) = (self.spec(posted), part?);
+            Ok(match &hold {
+                Some(hold) => self.log.create_as(hold.stream(), spec, part),
+                None => self.log.create(spec, part),
+            })
+        };
         let Some(fingerprint) = fingerprint else {
             return Ok(self.start(posted, &create()?));
         };
-        let matches = |stream: &Arc<Stream>| may_return(stream, body.is_some());
+        let matches = |stream: &Arc<Stream>| stream.may_return(body.is_some());
         match self.log.retries().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
-                stream.keep_registration(registration);
+                stream.keep_registration(registration.under(hold));
                 Ok(self.start(posted, &stream))
             }
             Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
@@ -196,7 +219,7 @@ impl Ingress {
     fn rejoin(&self, posted: &Posted) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body } = posted.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
-        match found.filter(|stream| may_return(stream, body.is_some())) {
+        match found.filter(|stream| stream.may_return(body.is_some())) {
             Some(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
             Some(_) => Err(ErrorCode::KeyReused),
             None => Err(ErrorCode::Draining),
@@ -204,7 +227,7 @@ impl Ingress {
     }
 
     /// What holds for this call. Its tool's name is looked for only where some tool has settings of its own.
-    fn limits(&self, posted: &Posted) -> config::Call {
+    pub(super) fn limits(&self, posted: &Posted) -> config::Call {
         let has_own = posted.call.calls_tool && !self.config.tools.is_empty();
         let tool = if has_own { jsonrpc::tool_name(&posted.body) } else { None };
         self.config.call(tool.as_deref())
@@ -469,13 +492,6 @@ fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     Poll::Ready(head)
 }
 
-/// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
-async fn wait_for_detach(earlier: Option<Arc<Stream>>) {
-    let Some(stream) = earlier.filter(|stream| !stream.look(|machine| machine.is_delivered())) else { return };
-    // Whoever stays is another caller with the same id.
-    let _ = tokio::time::timeout(DETACH_WAIT, stream.detached()).await;
-}
-
 /// A small body is a slice of the connection's read buffer, which would live as long as the call.
 fn unpinned(body: Bytes) -> Bytes {
     const SMALL: usize = 64 * 1024;
@@ -484,11 +500,11 @@ fn unpinned(body: Bytes) -> Bytes {
 
 /// By what a POST may be the retry of a call.
 #[derive(Clone, Copy)]
-struct Retry {
+pub(super) struct Retry {
     /// `None`: by nothing.
-    fingerprint: Option<Fingerprint>,
+    pub(super) fingerprint: Option<Fingerprint>,
     /// Where it has a key: the body the key must come back with.
-    body: Option<Fingerprint>,
+    pub(super) body: Option<Fingerprint>,
 }
 
 /// Of a POST by `binding`, which is the caller with this token or an older one.
@@ -507,15 +523,4 @@ fn retry_of(asked: &Asked, binding: &Binding, call: &classify::Call, body: &[u8]
         }
         None => Retry { fingerprint: None, body: None },
     }
-}
-
-/// Whether a POST of the same fingerprint is a retry: an idempotency key says so for as long as the stream lives; the same
-/// request id and body say so while the first call's client is gone and has no answer. A call that ended before its bytes went
-/// upstream is none to come back to.
-fn may_return(stream: &Arc<Stream>, keyed: bool) -> bool {
-    stream.look(|machine| {
-        let undelivered = !machine.reader().is_attached() && !machine.is_delivered();
-        let never_ran = machine.is_sealed() && !stream.is_sent();
-        !machine.is_cancelled() && !never_ran && (keyed || undelivered)
-    })
 }

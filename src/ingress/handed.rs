@@ -71,7 +71,7 @@ impl Ingress {
         let (mut asked, body) = self.asked_of(handed)?;
         let id = asked.binding.session.clone()?;
         if asked.session.as_ref().is_none_or(|session| !session.is_known()) {
-            self.recall_session(&mut asked).await;
+            self.recall_session(&mut asked).await.ok()?;
         }
         let session = asked.session.clone()?;
         let streams = self.log.sessions().streams(&id, &session);
@@ -142,17 +142,11 @@ async fn handed_answer(response: Response<BoxBody>) -> Handed {
         }
         whole.extend_from_slice(&data);
     }
-    let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
-    Handed {
-        line: parts.status.as_str().to_owned(),
-        peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
-        is_secure: false,
-        headers: parts.headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect(),
-        body: Base64(whole),
-    }
+    Handed::answer(parts.status, &parts.headers, whole)
 }
 
-fn answer_of(reply: Handed) -> Response<BoxBody> {
+/// The answer of another replica, as if it had been given here.
+pub(super) fn answer_of(reply: Handed) -> Response<BoxBody> {
     let Ok(status) = reply.line.parse::<StatusCode>() else {
         return respond::failure(Failure::after_send(ErrorCode::StoreFailed), &[], false);
     };

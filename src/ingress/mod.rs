@@ -13,6 +13,7 @@ mod forward;
 mod handed;
 mod http2;
 mod refreshed;
+mod repeated;
 pub mod respond;
 mod resume;
 mod seats;
@@ -47,6 +48,7 @@ use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
 use crate::replicas::Replicas;
 use crate::shutdown::Drain;
+use crate::store;
 use crate::upstream::{Credentials, Upstream};
 
 /// The revision whose clients are known to come back when a response ends early.
@@ -134,9 +136,9 @@ impl Ingress {
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
         let mut asked = self.identify(parts, connection);
-        if self.log.has_store() && asked.session.as_ref().is_none_or(|session| !session.is_known()) {
-            Box::pin(self.recall_session(&mut asked)).await;
-        }
+        let is_known = !self.log.has_store()
+            || asked.session.as_ref().is_some_and(|session| session.is_known())
+            || Box::pin(self.recall_session(&mut asked)).await.is_ok();
         if let Some(named) = stream_url
             && matches!(asked.parts.method, Method::GET | Method::POST)
         {
@@ -144,9 +146,13 @@ impl Ingress {
         }
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
             return match self.read(&asked, body).await {
-                Ok(body) => self.post(asked, body).await,
+                Ok(body) if is_known => self.post(asked, body).await,
+                Ok(body) => self.refuse_post(ErrorCode::StoreFailed, &asked, &body),
                 Err(code) => self.refuse(code),
             };
+        }
+        if !is_known {
+            return self.refuse(ErrorCode::StoreFailed);
         }
         Box::pin(self.by_head(asked, body)).await
     }
@@ -225,13 +231,14 @@ impl Ingress {
         }
     }
 
-    /// What another process knows of the session that a request names.
-    async fn recall_session(&self, asked: &mut Asked) {
+    /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.
+    async fn recall_session(&self, asked: &mut Asked) -> Result<(), store::Error> {
         if let Some(id) = &asked.binding.session
-            && let Some(session) = self.log.recall_session(id, &asked.binding.principal).await
+            && let Some(session) = self.log.recall_session(id, &asked.binding.principal).await?
         {
             asked.session = Some(session);
         }
+        Ok(())
     }
 
     /// The session a request names. One of the proxy's own is never named upstream, and one that nobody with our keys issued is as
@@ -265,6 +272,14 @@ impl Ingress {
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {
         self.metrics.observe_reject(code);
         respond::refusal(code)
+    }
+
+    /// The same of a POST that was read, with the ids of its requests.
+    fn refuse_post(&self, code: ErrorCode, asked: &Asked, body: &[u8]) -> Response<BoxBody> {
+        match classify::post(&asked.parts.headers, body, None, self.config.dialects.declared) {
+            Route::Call(call) => self.refuse_call(code, &call),
+            _ => self.refuse(code),
+        }
     }
 
     /// How the connection of `attachment` is served: for a client that speaks `version`, `returning` to its stream or not.

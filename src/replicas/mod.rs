@@ -98,6 +98,7 @@ impl Replicas {
 
     /// Ends the lease: nothing is open here any more.
     pub async fn leave(&self) {
+        self.log.leave_runs();
         if let Err(error) = self.shared.give_up().wait().await {
             warn!(%error, "the lease could not be given up: it lapses");
         }
@@ -124,14 +125,16 @@ impl Replicas {
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
                         self.sweep().await;
                     }
+                    clock::sleep_until(now + self.lease / 3).await;
                 }
                 Err(error) => {
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }
+                    // A connection that broke while this process was frozen is there again in a moment.
+                    clock::sleep_until(now + PAUSE.min(self.lease / 3)).await;
                 }
             }
-            clock::sleep_until(now + self.lease / 3).await;
         }
     }
 
@@ -220,6 +223,15 @@ impl Replicas {
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
+            Some(Message::Repeated { from, number, call, body }) => {
+                let (shared, log) = (self.shared.clone(), self.log.clone());
+                // It may wait for a word of the upstream.
+                tokio::spawn(async move {
+                    let known = log.known(&call, body.as_ref()).await;
+                    requests::answer(&*shared, from, Message::Known { number, known }).await;
+                });
+            }
+            Some(Message::Known { number, known }) => self.requests.take_known(number, known),
             Some(Message::Where { from, number, stream }) => {
                 let upto = self.log.written_upto(stream);
                 requests::answer(&*self.shared, from, Message::There { number, upto }).await;
@@ -233,7 +245,7 @@ impl Replicas {
         loop {
             tokio::select! {
                 biased;
-                () = self.log.has_new_reader() => {}
+                () = self.log.has_displaced_readers() => {}
                 () = clock::sleep_until(clock::now() + LOOK_FOR_READERS) => {}
             }
             self.displace(self.log.displaced_readers()).await;

@@ -8,8 +8,9 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::debug;
 
+use crate::event_log::Fingerprint;
 use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::protocol::replica::{Handed, Message};
+use crate::protocol::replica::{Handed, Known, Message};
 use crate::store::{Error, Shared};
 
 /// A request nobody took for so long is of no use any more.
@@ -21,6 +22,7 @@ pub struct Requests {
     next: AtomicU64,
     handed: Asked<Option<Handed>>,
     places: Asked<Option<Seq>>,
+    calls: Asked<Known>,
 }
 
 /// What waits for one kind of answer, by number.
@@ -61,8 +63,8 @@ impl Requests {
     pub(super) fn new(shared: Arc<dyn Shared>) -> Self {
         // A process that was here before may have asked as well.
         let first = u64::from_be_bytes(crate::random::bytes());
-        let (handed, places) = (Asked(Mutex::default()), Asked(Mutex::default()));
-        Self { shared, next: AtomicU64::new(first), handed, places }
+        let (handed, places, calls) = (Asked(Mutex::default()), Asked(Mutex::default()), Asked(Mutex::default()));
+        Self { shared, next: AtomicU64::new(first), handed, places, calls }
     }
 
     /// The living replicas but this one that have to do with `group`; empty where nobody knows.
@@ -116,6 +118,39 @@ impl Requests {
         let message = Message::Where { from: self.shared.owner(), number, stream };
         self.shared.send(owner, &message.encode(), KEPT).wait().await?;
         Ok(replied.await.unwrap_or_default())
+    }
+
+    /// What `owner` knows of a call that was sent again here; `None` where that replica does not live.
+    ///
+    /// # Errors
+    /// When it could not be asked. Waiting has no end of its own.
+    pub async fn known_at(
+        &self,
+        owner: Owner,
+        call: &Fingerprint,
+        body: Option<&Fingerprint>,
+    ) -> Result<Option<Known>, Error> {
+        if !self.shared.living().wait().await?.contains(&owner) {
+            return Ok(None);
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let (_waiting, replied) = self.calls.wait(number);
+        let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
+        let message = Message::Repeated { from: self.shared.owner(), number, call, body };
+        self.shared.send(owner, &message.encode(), KEPT).wait().await?;
+        Ok(replied.await.ok())
+    }
+
+    /// Whether `owner` was not heard of for its lease, and nobody has ended yet what it left.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn may_come_back(&self, owner: Owner) -> Result<bool, Error> {
+        Ok(self.shared.lapsed().wait().await?.contains(&owner))
+    }
+
+    pub(super) fn take_known(&self, number: u64, known: Known) {
+        self.calls.take(number, known);
     }
 
     pub(super) fn take_reply(&self, number: u64, reply: Option<Handed>) {

@@ -171,6 +171,7 @@ impl Stream {
     pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
         inner.machine.handle_attach(attach, written, clock::now());
+        inner.is_read_elsewhere = true;
         inner.note_presence();
         inner.wake();
         drop(inner);

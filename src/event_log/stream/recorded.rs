@@ -91,6 +91,7 @@ impl Stream {
         inner.machine.handle_refused(clock::now());
         inner.wake();
         self.publish(inner, false);
+        self.leave_holds();
         is_news
     }
 }

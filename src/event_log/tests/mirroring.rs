@@ -1,9 +1,11 @@
 //! Two replicas with one store: what one writes, the other one's clients read.
 
 use super::restoring::{ended, event_id, read_again};
+use super::slow::Slow;
 use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
+use crate::protocol::replica::Reader;
 use crate::replicas::Replicas;
 use crate::store::memory::whole::Memory;
 use crate::store::{Renewal, Shared};
@@ -75,6 +77,23 @@ async fn a_client_reads_at_one_replica_what_another_one_writes() {
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     let whole: String = (0..4).map(|n| wire(&stream, n + 1, &note(n as usize))).collect();
     assert_eq!(client.text(), whole + &wire(&stream, 5, RESPONSE));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_taken_before_anybody_could_find_it_is_found_where_it_is() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    writer.update(says(&note(0))).await;
+    two.log.adopt(stream.id()).await.unwrap();
+    writer.update(says(&note(1))).await;
+    assert!(stream.has_moved());
+    // As its response begins, and again as its call ends.
+    one.log.publish_once(&stream);
+    one.log.retain(&stream);
+    let mut client = one.resume(&event_id(&stream, 0)).await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(client.text().contains(&ErrorCode::OwnerDied.json_rpc().to_string()));
 }
 
 #[tokio::test(start_paused = true)]
@@ -188,6 +207,65 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
     let (text, outcome) = read_again(&one.log, &event_id(&stream, 1)).await;
     assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
     assert!(text.contains("-32011"), "{text}");
+}
+
+#[test]
+fn nobody_is_told_of_a_reader_that_displaces_none_elsewhere() {
+    let log = Arc::new(log_of(Owner(1), Arc::new(Memory::default().as_of(Owner(1)))));
+    let (stream, _writer) = open(&log);
+    log.publish_once(&stream);
+    let mut told = ByHand::new(log.has_displaced_readers());
+    let _first = Client::attach(&stream, Seq(0));
+    let _second = Client::attach(&stream, Seq(0));
+    assert!(told.poll().is_pending());
+    let attach = new_attach();
+    let elsewhere = Reader {
+        stream: stream.id(),
+        from: Owner(2),
+        attach: Some(attach),
+        written: Seq(0),
+        confirmed: Seq(0),
+        returned: false,
+        touches: 0,
+    };
+    assert_eq!(log.note_reader(&elsewhere), []);
+    assert!(told.poll().is_pending());
+    let _third = Client::attach(&stream, Seq(0));
+    assert!(told.poll().is_ready());
+    assert_eq!(log.displaced_readers(), [(Owner(2), stream.id(), attach)]);
+}
+
+/// The streams of others that it has ended, as its metrics say.
+fn adopted(log: &EventLog) -> String {
+    let page = String::from_utf8(log.backing.as_ref().expect("a store").metrics.render()).expect("text");
+    let counted = page.lines().find_map(|line| line.strip_prefix("mcp_resume_streams_adopted_total "));
+    counted.expect("a counter").to_owned()
+}
+
+#[test]
+fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
+    for has_appended in [false, true] {
+        let store = Memory::default();
+        let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
+        ready(writer.update(says(&note(0))));
+        let slow = Slow::before(store.as_of(Owner(2)));
+        let (two, three) = (log_with(Some(slow.clone())), log_of(Owner(3), Arc::new(store.as_of(Owner(3)))));
+        // It has taken the stream, and comes to its first append or to its seal.
+        let held = slow.hold_seals();
+        if has_appended {
+            slow.let_one_through();
+        }
+        let mut adopting = ByHand::new(two.adopt(stream.id()));
+        assert!(adopting.poll().is_pending());
+        ready(three.adopt(stream.id())).unwrap();
+        drop(held);
+        slow.open();
+        assert!(matches!(adopting.poll(), Poll::Ready(Ok(()))));
+        assert_eq!((adopted(&two), adopted(&three)), ("0".to_owned(), "1".to_owned()), "{has_appended}");
+        let stored = ready(store.load(stream.id()).wait()).unwrap().expect("it is there");
+        assert!(stored.sealed && stored.owner == Owner(3));
+        assert_eq!(stored.tail, Seq(2), "one error is in it");
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -14,8 +14,7 @@ fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
         delivered_retention: Duration::from_secs(30),
     };
     change(&mut tight);
-    let identity =
-        Identity { owner: Owner(1), epoch: StoreEpoch(1), shared: None, keys: Keyring::new([7; 32], Vec::new()) };
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
     EventLog::new(identity, bounds, tight, Arc::new(Metrics::new().unwrap()), None)
 }

@@ -1,32 +1,41 @@
-//! A store whose appends take effect when the test says so.
+//! A store whose appends, and seals if need be, take effect when the test says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::memory::whole::Memory;
 use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
 
-/// [`Memory`] behind a gate that lets one append through for each permit.
+/// [`Memory`] behind a gate that lets one append through for each permit, and one that lets seals through unless it is closed.
 pub(super) struct Slow {
     pub(super) behind: Arc<Memory>,
     gate: Arc<Semaphore>,
+    seals: Arc<Semaphore>,
     broken: AtomicBool,
 }
 
 impl Slow {
     pub(super) fn new() -> Arc<Self> {
-        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: AtomicBool::new(false) })
+        Self::before(Memory::default())
+    }
+
+    /// Before contents that others have as well.
+    pub(super) fn before(behind: Memory) -> Arc<Self> {
+        let (gate, seals) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(1)));
+        Arc::new(Self { behind: Arc::new(behind), gate, seals, broken: AtomicBool::new(false) })
     }
 
     /// One that cannot be reached.
     pub(super) fn broken() -> Arc<Self> {
-        Arc::new(Self { behind: Arc::default(), gate: Arc::new(Semaphore::new(0)), broken: AtomicBool::new(true) })
+        let slow = Self::new();
+        slow.set_broken(true);
+        slow
     }
 
     /// It can be reached, or cannot.
@@ -41,6 +50,11 @@ impl Slow {
     /// Every append takes effect from now on.
     pub(super) fn open(&self) {
         self.gate.add_permits(1000);
+    }
+
+    /// No seal takes effect until what is returned is dropped.
+    pub(super) fn hold_seals(&self) -> OwnedSemaphorePermit {
+        self.seals.clone().try_acquire_owned().expect("nobody holds them")
     }
 
     /// The next append takes effect.
@@ -80,7 +94,11 @@ impl Store for Slow {
         state: &[u8],
         keep: Duration,
     ) -> Pending<Result<Appended, Error>> {
-        self.behind.seal(stream, epoch, state, keep)
+        let (behind, seals, state) = (self.behind.clone(), self.seals.clone(), state.to_vec());
+        Pending::Later(Box::pin(async move {
+            let _through = seals.acquire().await.expect("the gate is never closed");
+            behind.seal(stream, epoch, &state, keep).wait().await
+        }))
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {

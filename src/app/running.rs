@@ -1,0 +1,144 @@
+//! What a sidecar that was started does beside serving, and how it ends.
+//!
+//! Of no type that says until when it runs or who asked for it: each caller would be compiled with all of it.
+
+use std::future::{Future, pending};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+#[cfg(unix)]
+use tokio::signal::unix;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tracing::{info, warn};
+
+use crate::admin::Admin;
+use crate::clock;
+use crate::ingress::{self, Ingress, Limits, Protocols, Seats};
+use crate::metrics::Metrics;
+use crate::tls::{Certificates, Files, Reload, Side, Source};
+
+/// After the drain, connections get so long to end.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+/// So often the files of TLS are looked at.
+const RENEWAL: Duration = Duration::from_secs(5);
+/// Connections of the admin listener: probes and a few collectors.
+const ADMIN_CONNECTIONS: usize = 256;
+
+/// A sidecar that serves.
+pub(super) struct Running {
+    ingress: Arc<Ingress>,
+    /// Tells the listeners to stop.
+    stop: watch::Sender<bool>,
+    /// Nothing is sent: it closes when the data listener and its connections have ended.
+    ended: mpsc::Receiver<()>,
+    /// What goes on beside the data listener; it ends with this.
+    _beside: JoinSet<()>,
+}
+
+impl Running {
+    /// Begins what goes on beside the data listener, which was told of `stop` and closes `ended`.
+    pub(super) fn attend(
+        ingress: Arc<Ingress>,
+        admin: Option<(TcpListener, SocketAddr)>,
+        certificates: Option<Arc<Certificates>>,
+        stop: watch::Sender<bool>,
+        ended: mpsc::Receiver<()>,
+    ) -> Self {
+        let mut beside = JoinSet::new();
+        let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
+        let files: Vec<Reading> = files.collect();
+        if !files.is_empty() {
+            beside.spawn(renew(files, ingress.metrics.clone()));
+        }
+        let log = ingress.log.clone();
+        beside.spawn(async move {
+            tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
+        });
+        if let Some(replicas) = ingress.replicas.clone() {
+            let ingress = ingress.clone();
+            beside.spawn(async move { replicas.run(move |handed| ingress.clone().take_handed(handed)).await });
+        }
+        if let Some((listener, _)) = admin {
+            beside.spawn(run_admin(listener, ingress.clone(), stopped(&stop.subscribe())));
+        }
+        Self { ingress, stop, ended, _beside: beside }
+    }
+
+    /// Drains, accepts nothing more, and gives what still runs a while to end.
+    pub(super) async fn end(mut self) {
+        let drain = &self.ingress.drain;
+        drain.run().await;
+        // What never ends by itself.
+        drain.end().await;
+        info!("stopping");
+        let _ = self.stop.send(true);
+        if tokio::time::timeout(STOP_GRACE, self.ended.recv()).await.is_err() {
+            warn!("stopped while responses were still running");
+        }
+        if let Some(replicas) = &self.ingress.replicas {
+            replicas.leave().await;
+        }
+    }
+}
+
+/// Resolves once the listeners are told to stop.
+pub(super) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+    let mut stopping = stopping.clone();
+    // A sender that is gone has stopped as well.
+    async move { drop(stopping.wait_for(|stopping| *stopping).await) }
+}
+
+/// Reads some files again.
+type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
+
+fn reading<S>(files: Arc<Files<S>>) -> Reading
+where
+    S: Source + Send + Sync + 'static,
+    S::Made: Send,
+{
+    Arc::new(move || (S::SIDE, files.reload()))
+}
+
+/// Looks for new certificates every now and then, and when told to by SIGHUP.
+async fn renew(files: Vec<Reading>, metrics: Arc<Metrics>) {
+    #[cfg(unix)]
+    let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
+    loop {
+        let next = clock::sleep_until(clock::now() + RENEWAL);
+        #[cfg(unix)]
+        match &mut hangups {
+            Some(hangups) => tokio::select! {
+                () = next => {}
+                _ = hangups.recv() => {}
+            },
+            None => next.await,
+        }
+        #[cfg(not(unix))]
+        next.await;
+        for read in &files {
+            let read = read.clone();
+            if let Ok((side, reload)) = tokio::task::spawn_blocking(move || read()).await {
+                metrics.observe_reload(side, reload);
+            }
+        }
+    }
+}
+
+async fn run_admin(listener: TcpListener, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
+    let header_bytes = ingress.config.limits.header_bytes;
+    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(ADMIN_CONNECTIONS) };
+    let metrics = ingress.metrics.clone();
+    let admin = Arc::new(Admin {
+        metrics: metrics.clone(),
+        upstream: ingress.upstream.clone(),
+        log: ingress.log.clone(),
+        replicas: ingress.replicas.clone(),
+        drain: ingress.drain.clone(),
+        hosts: ingress.config.admin.allowed_hosts.clone(),
+    });
+    let handle = move |_, request| admin.clone().handle(request);
+    ingress::serve(listener, limits, metrics, handle, pending(), stopped).await;
+}

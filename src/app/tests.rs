@@ -1,0 +1,578 @@
+//! Replicas with one store, from their clients to the server behind them, over pipes on a paused clock.
+
+use std::future::pending;
+use std::net::SocketAddr;
+
+use http::Uri;
+use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+use tokio::task::JoinHandle;
+use tokio::time::timeout;
+
+use super::*;
+use crate::config::OnUnreachable;
+use crate::event_log::{Backing, Identity};
+use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
+use crate::store::memory::whole::Memory;
+use crate::upstream::{Dialing, Wire};
+
+const LEASE: Duration = Duration::from_secs(15);
+/// Nothing takes so long that comes at all.
+const LONG: Duration = Duration::from_secs(24 * 3600);
+const PIPE: usize = 1024 * 1024;
+
+const RESULT: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
+const PROGRESS: &str = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"n":1}}"#;
+
+/// The server behind all replicas: what comes there is answered by the test.
+struct Farm {
+    dial: mpsc::UnboundedSender<DuplexStream>,
+    calls: mpsc::UnboundedReceiver<DuplexStream>,
+}
+
+impl Farm {
+    fn new() -> Self {
+        let (dial, calls) = mpsc::unbounded_channel();
+        Self { dial, calls }
+    }
+
+    /// The next call.
+    async fn call(&mut self) -> Pipe {
+        let mut pipe = Pipe::new(timeout(LONG, self.calls.recv()).await.expect("a call").expect("replicas"));
+        pipe.until("tools/call").await;
+        pipe
+    }
+
+    /// Nothing has come that the test did not take.
+    fn is_quiet(&mut self) -> bool {
+        self.calls.try_recv().is_err()
+    }
+}
+
+struct ToFarm(Option<mpsc::UnboundedSender<DuplexStream>>);
+
+impl Dial for ToFarm {
+    fn dial(&self, _: &Uri) -> Dialing {
+        let (near, far) = duplex(PIPE);
+        let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
+        let sent = self.0.as_ref().ok_or_else(refused).and_then(|farm| farm.send(far).map_err(|_| refused()));
+        Box::pin(async move { sent.map(|()| Box::new(near) as Box<dyn Wire>) })
+    }
+}
+
+struct Listener(mpsc::UnboundedReceiver<DuplexStream>);
+
+impl Accept for Listener {
+    type Io = DuplexStream;
+
+    async fn accept(&mut self) -> io::Result<(DuplexStream, SocketAddr)> {
+        match self.0.recv().await {
+            Some(pipe) => Ok((pipe, SocketAddr::from(([192, 0, 2, 1], 4000)))),
+            None => pending().await,
+        }
+    }
+}
+
+/// One end of a connection, and all that came on it.
+struct Pipe {
+    io: DuplexStream,
+    seen: String,
+}
+
+impl Pipe {
+    fn new(io: DuplexStream) -> Self {
+        Self { io, seen: String::new() }
+    }
+
+    async fn more(&mut self) -> bool {
+        let mut bytes = [0; 4096];
+        let read = timeout(LONG, self.io.read(&mut bytes)).await.expect("more, or the end");
+        let read = read.unwrap_or_default();
+        self.seen.push_str(std::str::from_utf8(&bytes[..read]).unwrap());
+        read > 0
+    }
+
+    async fn until(&mut self, text: &str) {
+        while !self.seen.contains(text) {
+            assert!(self.more().await, "{text} is not in {}", self.seen);
+        }
+    }
+
+    /// All of an answer whose end is this text, with what is behind it.
+    async fn answer(mut self, text: &str) -> String {
+        self.until(text).await;
+        self.seen
+    }
+
+    async fn write(&mut self, text: &str) {
+        self.io.write_all(text.as_bytes()).await.unwrap();
+    }
+
+    async fn json(mut self, text: &str) {
+        let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nX-Custom: 1\r\n";
+        self.write(&format!("{head}Content-Length: {}\r\n\r\n{text}", text.len())).await;
+    }
+
+    async fn begin_sse(&mut self) {
+        self.write("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n").await;
+    }
+
+    async fn event(&mut self, data: &str) {
+        self.write(&format!("data: {data}\n\n")).await;
+    }
+}
+
+/// A POST of one tool call, in a session.
+fn post(id: u64, extra: &str) -> String {
+    let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t"}}}}"#);
+    post_of(&body, extra)
+}
+
+fn post_of(body: &str, extra: &str) -> String {
+    let length = body.len();
+    format!(
+        "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nAccept: application/json, \
+         text/event-stream\r\nMCP-Protocol-Version: 2025-06-18\r\nMcp-Session-Id: s\r\nContent-Length: {length}\r\n\
+         {extra}\r\n{body}"
+    )
+}
+
+/// The same of a client that takes no stream: nothing but the server begins the response.
+fn json_only(id: u64) -> String {
+    let request = post(id, "").replace("application/json, text/event-stream", "application/json");
+    assert!(!request.contains("event-stream"));
+    request
+}
+
+const KEY: &str = "Idempotency-Key: k\r\n";
+
+struct Replica {
+    connect: mpsc::UnboundedSender<DuplexStream>,
+    ingress: Arc<Ingress>,
+    tasks: Vec<JoinHandle<()>>,
+}
+
+impl Replica {
+    async fn of(store: &Memory, owner: u32, farm: &Farm) -> Self {
+        Self::with(store, owner, Some(farm.dial.clone()), OnUnreachable::Degrade).await
+    }
+
+    async fn with(
+        store: &Memory,
+        owner: u32,
+        farm: Option<mpsc::UnboundedSender<DuplexStream>>,
+        on_unreachable: OnUnreachable,
+    ) -> Self {
+        let mut config = Config::for_upstream("http://upstream.test:9/mcp").unwrap();
+        config.replica.lease = LEASE;
+        let store = Arc::new(store.as_of(Owner(owner)));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let backing = Backing {
+            store: store.clone(),
+            shared: Some(store),
+            on_unreachable,
+            heard_until: Arc::default(),
+            displacing: Arc::default(),
+            metrics: metrics.clone(),
+        };
+        let keys = Keyring::new([7; 32], Vec::new());
+        let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
+        let rest = Rest { identity, principal_key: [8; 32], backing: Some(backing) };
+        let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
+        let ingress = Arc::new(recover(compose(config, rest, metrics, upstream)).await.unwrap());
+        let (connect, connections) = mpsc::unbounded_channel();
+        let limits = data_limits(&ingress, None);
+        let (log, replicas, taking) = (ingress.log.clone(), ingress.replicas.clone().unwrap(), ingress.clone());
+        let tasks = vec![
+            tokio::spawn(run_data(Listener(connections), ingress.clone(), limits, pending())),
+            tokio::spawn(async move {
+                tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
+            }),
+            tokio::spawn(async move { replicas.run(move |handed| taking.clone().take_handed(handed)).await }),
+        ];
+        Self { connect, ingress, tasks }
+    }
+
+    async fn send(&self, request: &str) -> Pipe {
+        let (near, far) = duplex(PIPE);
+        self.connect.send(far).unwrap();
+        let mut pipe = Pipe::new(near);
+        pipe.write(request).await;
+        pipe
+    }
+
+    /// Nothing of it says anything any more.
+    fn kill(&self) {
+        self.tasks.iter().for_each(JoinHandle::abort);
+    }
+
+    /// It ends as it should.
+    async fn leave(self) {
+        self.kill();
+        self.ingress.replicas.as_ref().unwrap().leave().await;
+    }
+}
+
+/// Two replicas, and the server behind them.
+async fn pair() -> (Memory, Farm, Replica, Replica) {
+    let (store, farm) = (Memory::default(), Farm::new());
+    let (one, two) = (Replica::of(&store, 1, &farm).await, Replica::of(&store, 2, &farm).await);
+    (store, farm, one, two)
+}
+
+/// Lets everything come to rest, for less than a second.
+async fn settle() {
+    tokio::time::sleep(Duration::from_millis(700)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_stream_runs_is_returned_to_at_another_replica() {
+    let (_store, mut farm, one, two) = pair().await;
+    for (id, extra) in [(1, ""), (2, KEY)] {
+        let mut client = one.send(&post(id, extra)).await;
+        let mut call = farm.call().await;
+        call.begin_sse().await;
+        call.event(PROGRESS).await;
+        client.until(PROGRESS).await;
+        drop(client);
+        let mut again = two.send(&post(id, extra)).await;
+        again.until(PROGRESS).await;
+        let result = RESULT.replace("\"id\":1", &format!("\"id\":{id}"));
+        call.event(&result).await;
+        drop(call);
+        again.until(&result).await;
+        let seen = again.answer("\r\n0\r\n\r\n").await;
+        assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
+        // What was sent there may not have arrived.
+        for at in [&two, &one] {
+            let seen = at.send(&post(id, extra)).await.answer(&result).await;
+            assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
+        }
+        assert!(farm.is_quiet(), "the tool ran once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_without_a_word_of_the_server_is_waited_for_at_another_replica() {
+    let (_store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, "")).await;
+    let call = farm.call().await;
+    drop(client);
+    let again = two.send(&post(1, "")).await;
+    // More than one question.
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(farm.is_quiet());
+    call.json(RESULT).await;
+    let seen = again.answer(RESULT).await;
+    assert!(seen.starts_with("HTTP/1.1 200 OK") && seen.to_lowercase().contains("x-custom: 1"), "{seen}");
+    settle().await;
+    assert!(farm.is_quiet(), "the tool ran once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_takes_no_stream_gets_the_answer_of_one_elsewhere() {
+    let (_store, mut farm, one, two) = pair().await;
+    let json_only = json_only(1);
+    let client = one.send(&json_only).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    settle().await;
+    drop(client);
+    let again = two.send(&json_only).await;
+    settle().await;
+    call.event(RESULT).await;
+    let seen = again.answer(RESULT).await;
+    assert!(seen.to_lowercase().contains("content-type: application/json"), "{seen}");
+    assert!(farm.is_quiet(), "the tool ran once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_nobody_took_is_given_at_another_replica() {
+    let (_store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, "")).await;
+    let call = farm.call().await;
+    drop(client);
+    settle().await;
+    call.json(RESULT).await;
+    settle().await;
+    two.send(&post(1, "")).await.answer(RESULT).await;
+    assert!(farm.is_quiet(), "the tool ran once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_finds_a_delivered_answer_or_stream_at_another_replica() {
+    let (_store, mut farm, one, two) = pair().await;
+    for is_stream in [false, true] {
+        let request = post(1, &format!("Idempotency-Key: {is_stream}\r\n"));
+        let client = one.send(&request).await;
+        let mut call = farm.call().await;
+        if is_stream {
+            call.begin_sse().await;
+            call.event(PROGRESS).await;
+            call.event(RESULT).await;
+            drop(call);
+        } else {
+            call.json(RESULT).await;
+        }
+        client.answer(RESULT).await;
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        for _ in 0..2 {
+            let seen = two.send(&request).await.answer(RESULT).await;
+            assert_eq!(seen.contains(PROGRESS), is_stream, "{seen}");
+        }
+        assert!(farm.is_quiet(), "the tool ran once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_posts_with_one_key_at_once_one_runs() {
+    for (wait, slow) in (0..20).flat_map(|wait| [(wait, false), (wait, true)]) {
+        let (store, mut farm, one, two) = pair().await;
+        store.set_slow(slow);
+        let request = post(1, KEY);
+        let mut clients = Vec::new();
+        for at in [&one, &two, &one] {
+            clients.push(at.send(&request).await);
+            for _ in 0..wait {
+                tokio::task::yield_now().await;
+            }
+        }
+        farm.call().await.json(RESULT).await;
+        for mut client in clients {
+            // One that was taken over before there was an answer may be told to come back.
+            while !client.seen.contains(RESULT) && !client.seen.contains("retry:") {
+                assert!(client.more().await, "{wait}, {slow}: {}", client.seen);
+            }
+        }
+        settle().await;
+        assert!(farm.is_quiet(), "{wait}, {slow}: the tool ran once");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_is_still_there_has_a_call_of_its_own() {
+    let (_store, mut farm, one, two) = pair().await;
+    let first = one.send(&post(1, "")).await;
+    let call = farm.call().await;
+    // The same id and body of another client, as at one replica.
+    let second = two.send(&post(1, "")).await;
+    let other = farm.call().await;
+    other.json(&RESULT.replace("[]", "[2]")).await;
+    second.answer(&RESULT.replace("[]", "[2]")).await;
+    call.json(RESULT).await;
+    first.answer(RESULT).await;
+    assert!(farm.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_was_delivered_or_never_ran_is_free_elsewhere() {
+    let (store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, "")).await;
+    farm.call().await.json(RESULT).await;
+    let mut client = {
+        let mut client = client;
+        client.until(RESULT).await;
+        client
+    };
+    // The next request on the connection says that it arrived.
+    client.write(&post(2, "")).await;
+    farm.call().await.json("{\"next\":1}").await;
+    client.until("next").await;
+    let again = two.send(&post(1, "")).await;
+    farm.call().await.json("{\"new\":1}").await;
+    again.answer("{\"new\":1}").await;
+
+    let deaf = Replica::with(&store, 3, None, OnUnreachable::Degrade).await;
+    deaf.send(&post(3, KEY)).await.answer("could not be reached").await;
+    let again = two.send(&post(3, KEY)).await;
+    farm.call().await.json(RESULT).await;
+    again.answer(RESULT).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_with_another_body_is_refused_elsewhere_too() {
+    let (_store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, KEY)).await;
+    farm.call().await.json(RESULT).await;
+    client.answer(RESULT).await;
+    let seen = two.send(&post(2, KEY)).await.answer("Idempotency-Key").await;
+    assert!(seen.starts_with("HTTP/1.1 422"), "{seen}");
+    assert!(farm.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nobody_is_given_a_strangers_answer() {
+    let (_store, mut farm, one, two) = pair().await;
+    for (id, extra) in [(1, ""), (2, KEY)] {
+        let client = one.send(&post(id, &format!("{extra}Authorization: Bearer a\r\n"))).await;
+        let call = farm.call().await;
+        drop(client);
+        settle().await;
+        call.json(RESULT).await;
+        let stranger = two.send(&post(id, &format!("{extra}Authorization: Bearer b\r\n"))).await;
+        farm.call().await.json("{\"theirs\":1}").await;
+        let seen = stranger.answer("{\"theirs\":1}").await;
+        assert!(!seen.contains(RESULT), "{seen}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_replica_died_is_not_run_again() {
+    let (_store, mut farm, one, two) = pair().await;
+    // Long enough for the second to have seen the store for a lease.
+    tokio::time::sleep(LEASE * 2).await;
+    let mut streamed = one.send(&post(1, "")).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    call.event(PROGRESS).await;
+    streamed.until(PROGRESS).await;
+    let silent = one.send(&json_only(2)).await;
+    let other = farm.call().await;
+    drop((streamed, silent));
+    settle().await;
+    one.kill();
+    let (streamed, silent) = (two.send(&post(1, "")).await, two.send(&json_only(2)).await);
+    let seen = streamed.answer("the proxy that ran the call has died").await;
+    assert!(seen.contains(PROGRESS) && seen.contains("\"mayHaveRun\":true"), "{seen}");
+    let seen = silent.answer("the proxy that ran the call has died").await;
+    assert!(seen.starts_with("HTTP/1.1 504") && seen.contains("\"id\":2"), "{seen}");
+    assert!(seen.contains("\"mayHaveRun\":true"), "{seen}");
+    // Nor later, for as long as an answer would be kept.
+    tokio::time::sleep(Duration::from_secs(300)).await;
+    two.send(&json_only(2)).await.answer("the proxy that ran the call has died").await;
+    assert!(farm.is_quiet(), "no tool ran twice");
+    drop((call, other));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_replica_leaves_behind_on_purpose_is_found() {
+    let (_store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, KEY)).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    call.event(RESULT).await;
+    drop(call);
+    client.answer(RESULT).await;
+    settle().await;
+    one.leave().await;
+    two.send(&post(1, KEY)).await.answer(RESULT).await;
+    assert!(farm.is_quiet(), "the tool ran once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_takes_longer_than_answers_are_kept_is_found() {
+    let (_store, mut farm, one, two) = pair().await;
+    let client = one.send(&post(1, KEY)).await;
+    let call = farm.call().await;
+    tokio::time::sleep(Duration::from_secs(5 * 3600)).await;
+    let again = two.send(&post(1, KEY)).await;
+    settle().await;
+    assert!(farm.is_quiet(), "the tool runs once");
+    call.json(RESULT).await;
+    client.answer(RESULT).await;
+    again.answer(RESULT).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
+    let (store, mut farm, one, two) = pair().await;
+    let strict = Replica::with(&store, 3, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
+    store.set_away(true);
+    let client = one.send(&post(1, "")).await;
+    let call = farm.call().await;
+    drop(client);
+    settle().await;
+    // Here it is known, elsewhere it is not.
+    let again = one.send(&post(1, "")).await;
+    settle().await;
+    assert!(farm.is_quiet());
+    let elsewhere = two.send(&post(1, "")).await;
+    farm.call().await.json("{\"second\":1}").await;
+    elsewhere.answer("{\"second\":1}").await;
+    call.json(RESULT).await;
+    again.answer(RESULT).await;
+    let seen = strict.send(&post(1, "")).await.answer("store could not").await;
+    assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
+    assert!(farm.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_waited_for() {
+    let (store, mut farm) = (Memory::default(), Farm::new());
+    let one = Replica::with(&store, 1, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
+    let two = Replica::with(&store, 2, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
+    let opening = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-06-18","capabilities":{"resumableRequests":{}},"clientInfo":{"name":"c","version":"1"}}}"#;
+    let mut client = one.send(&post_of(opening, "").replace("Mcp-Session-Id: s\r\n", "")).await;
+    let mut call = Pipe::new(farm.calls.recv().await.unwrap());
+    call.until("initialize").await;
+    // The session is opened while the store is away: its client hears of it when every replica can know it.
+    store.set_away(true);
+    let opened = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{"name":"s","version":"1"}}}"#;
+    let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nMcp-Session-Id: s\r\n";
+    call.write(&format!("{head}Content-Length: {}\r\n\r\n{opened}", opened.len())).await;
+    let early = timeout(Duration::from_secs(60), client.more()).await;
+    assert!(early.is_err(), "{}", client.seen);
+    store.set_away(false);
+    client.answer("serverInfo").await;
+
+    // The store is away while another replica asks about the session, and back when the call could begin.
+    let request = post(1, "");
+    let (head, body) = request.split_at(request.len() - 10);
+    store.set_away(true);
+    let mut call = two.send(head).await;
+    settle().await;
+    store.set_away(false);
+    call.write(body).await;
+    let seen = call.answer("store could not").await;
+    assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
+    assert!(seen.contains("\"id\":1") && farm.is_quiet(), "{seen}");
+
+    let client = two.send(&post(1, "")).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    call.event(RESULT).await;
+    let seen = client.answer(RESULT).await;
+    assert!(seen.contains("resumePolicy"), "{seen}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_that_is_known_to_run_elsewhere_is_not_run_when_the_store_goes_away() {
+    // At whatever moment between two questions that is.
+    for wait in (0..1000).step_by(50).map(Duration::from_millis) {
+        let (store, mut farm, one, two) = pair().await;
+        let client = one.send(&json_only(1)).await;
+        let call = farm.call().await;
+        drop(client);
+        settle().await;
+        let again = two.send(&json_only(1)).await;
+        tokio::time::sleep(Duration::from_millis(100) + wait).await;
+        store.set_away(true);
+        let seen = again.answer("store could not").await;
+        assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":true"), "{seen}");
+        assert!(farm.is_quiet(), "{wait:?}: the tool ran once");
+        drop(call);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_goes_with_what_it_stands_for() {
+    let (store, mut farm, one, two) = pair().await;
+    for wait in 0..10 {
+        // Its client leaves before the call is begun, or while it runs.
+        let client = one.send(&post(1, KEY)).await;
+        for _ in 0..wait {
+            tokio::task::yield_now().await;
+        }
+        drop(client);
+        settle().await;
+        while let Ok(call) = farm.calls.try_recv() {
+            drop(call);
+        }
+        assert_eq!(store.records().len(), one.ingress.log.retries().len(), "after {wait}");
+    }
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    assert!(store.records().is_empty() && one.ingress.log.retries().is_empty());
+    let client = two.send(&post(1, KEY)).await;
+    farm.call().await.json(RESULT).await;
+    client.answer(RESULT).await;
+    assert_eq!(store.records().len(), 1);
+}

@@ -1,0 +1,212 @@
+//! A POST that may be the retry of a call at another replica.
+//!
+//! Each call that a retry may match is written down in the shared store before it goes upstream (`event_log/runs.rs`). Who finds it
+//! written down asks the replica that runs it, and answers with what that one says: its answer, or its stream, which is served here from
+//! the store. Owned here: what is done when that replica does not live, or does not say. Invariant: a call that may have run is not run
+//! again. Absent: retries of calls of this process, which need no question, and calls that an older token of the caller began elsewhere.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use tracing::{debug, warn};
+
+use super::Ingress;
+use super::call::{Posted, Retry};
+use crate::clock;
+use crate::config::OnUnreachable;
+use crate::event_log::{Claimed, Fingerprint, Hold, Registering, Run, Stream};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::replica::{Handed, Known};
+use crate::replicas::Replicas;
+use crate::store::{Error, Standing};
+
+/// A replica that has not answered for so long is asked again, if it lives.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// One that lives and has not answered for so long may never.
+const SILENCE: Duration = Duration::from_secs(30);
+/// What is about to be written or forgotten is so after this.
+const PAUSE: Duration = Duration::from_millis(250);
+
+/// Where a POST comes back to.
+pub(super) enum Elsewhere {
+    /// To nothing at another replica.
+    Nowhere(Option<Place>),
+    /// To this stream of another replica, or of this one before it was started.
+    Stream(Arc<Stream>),
+    /// To an answer that passed there.
+    Answer(Handed),
+    /// To nothing that can be had, or nothing that may be run again.
+    Refused(Failure),
+}
+
+/// The right to run a call, until it is registered.
+pub(super) struct Place {
+    pub(super) hold: Hold,
+    pub(super) registering: Registering,
+}
+
+/// What is to be done after a question.
+enum Next {
+    Answer(Elsewhere),
+    /// The record is of a call that nobody comes back to: it makes room for this one.
+    Replace,
+    /// The replica that runs it has not answered yet.
+    Silent,
+    /// It knows nothing of the call, whose record may be on its way out.
+    Unknown,
+    /// Asked again, at once or after this.
+    Again(Option<Duration>),
+}
+
+impl Ingress {
+    /// Where `posted` comes back to among the replicas that share the store; else claims it for this one.
+    pub(super) async fn look_elsewhere(&self, posted: &Posted) -> Elsewhere {
+        let (Some(replicas), Retry { fingerprint: Some(call), body }) = (&self.replicas, posted.retry) else {
+            return Elsewhere::Nowhere(None);
+        };
+        let retention = self.limits(posted).retention;
+        let search = Search { ingress: self, replicas, posted, call, body };
+        let mut silent_since: Option<Instant> = None;
+        let mut unknown: Option<Bytes> = None;
+        let mut is_known = false;
+        loop {
+            let registering = self.log.retries().registering(call).await;
+            let here = self.log.retries().find(&call);
+            if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
+                return Elsewhere::Nowhere(None);
+            }
+            let (run, record) = match search.claim(retention).await {
+                Ok(Claimed::Here(hold)) => return Elsewhere::Nowhere(Some(Place { hold, registering })),
+                Ok(Claimed::Nowhere) => return Elsewhere::Nowhere(None),
+                Ok(Claimed::Before(run, record)) => (run, record),
+                Ok(Claimed::Unreadable) => return lost(ErrorCode::StoreFailed),
+                // It was there a moment ago: whoever runs it still does.
+                Err(_) if is_known => return lost(ErrorCode::StoreFailed),
+                Err(elsewhere) => return elsewhere,
+            };
+            is_known = true;
+            drop(registering);
+            let asked_at = clock::now();
+            let next = if here.is_some_and(|stream| stream.id() == run.stream) {
+                Next::Replace
+            } else if run.owner == replicas.owner() {
+                Next::Unknown
+            } else {
+                search.ask(run).await
+            };
+            // Twice: it is forgotten there a moment before the record is.
+            let next = match next {
+                Next::Unknown if unknown.as_ref() == Some(&record) => search.left(run).await,
+                next => next,
+            };
+            let has_answered = !matches!(next, Next::Silent);
+            silent_since = if has_answered { None } else { silent_since.or(Some(asked_at)) };
+            match next {
+                Next::Answer(elsewhere) => return elsewhere,
+                Next::Replace => {
+                    if self.log.disclaim(&call, &record).await.is_err() {
+                        return lost(ErrorCode::StoreFailed);
+                    }
+                    is_known = false;
+                }
+                Next::Silent => {
+                    if silent_since.is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE) {
+                        warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
+                        return lost(ErrorCode::StoreFailed);
+                    }
+                }
+                Next::Unknown => {
+                    unknown = Some(record);
+                    clock::sleep_until(clock::now() + PAUSE).await;
+                }
+                Next::Again(pause) => clock::sleep_until(clock::now() + pause.unwrap_or_default()).await,
+            }
+        }
+    }
+}
+
+/// The search for one POST.
+struct Search<'a> {
+    ingress: &'a Ingress,
+    replicas: &'a Replicas,
+    posted: &'a Posted,
+    call: Fingerprint,
+    body: Option<Fingerprint>,
+}
+
+impl Search<'_> {
+    /// Without the store, `degrade` goes on as if nobody else had the call.
+    async fn claim(&self, retention: Duration) -> Result<Claimed, Elsewhere> {
+        let log = &self.ingress.log;
+        let claimed = match log.store_standing() {
+            Standing::Ready => log.claim(&self.call, retention, self.ingress.drain.has_begun()).await,
+            Standing::Full | Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
+        };
+        claimed.map_err(|error| {
+            debug!(%error, "the store could not say whether a call is another replica's");
+            match (error, log.on_unreachable()) {
+                (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => Elsewhere::Nowhere(None),
+                (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
+                    Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed))
+                }
+            }
+        })
+    }
+
+    async fn ask(&self, run: Run) -> Next {
+        let asking = self.replicas.requests().known_at(run.owner, &self.call, self.body.as_ref());
+        let known = match tokio::time::timeout(PATIENCE, asking).await {
+            Ok(Ok(Some(known))) => known,
+            Ok(Ok(None)) => return self.left(run).await,
+            Ok(Err(error)) => {
+                debug!(%error, "a replica could not be asked about a call");
+                return Next::Answer(lost(ErrorCode::StoreFailed));
+            }
+            Err(_) => return Next::Silent,
+        };
+        match known {
+            Known::Nothing => Next::Unknown,
+            Known::Another => Next::Replace,
+            Known::OtherBody => Next::Answer(Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            Known::Waiting => Next::Again(None),
+            Known::Answer(answer) => Next::Answer(Elsewhere::Answer(answer)),
+            Known::Failed(failure) => Next::Answer(Elsewhere::Refused(failure)),
+            Known::Stream(id) => match self.ingress.log.recall_run(id).await {
+                Ok(Some(stream)) if stream.binding().admits(&self.posted.asked.binding) => {
+                    Next::Answer(Elsewhere::Stream(stream))
+                }
+                // It is there and not yet in the store, which was away.
+                Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+            },
+        }
+    }
+
+    /// The replica that ran the call does not live. What there is of its stream is what became of the call.
+    async fn left(&self, run: Run) -> Next {
+        let stream = match self.ingress.log.recall_run(run.stream).await {
+            Ok(stream) => stream.filter(|stream| stream.binding().admits(&self.posted.asked.binding)),
+            Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
+        };
+        let Some(stream) = stream else {
+            return match self.replicas.requests().may_come_back(run.owner).await {
+                Ok(true) => Next::Again(Some(PAUSE * 4)),
+                Ok(false) => Next::Answer(lost(ErrorCode::OwnerDied)),
+                Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+            };
+        };
+        stream.wait_for_detach().await;
+        if !stream.may_return(self.body.is_some()) {
+            return Next::Replace;
+        }
+        Next::Answer(match stream.body() == self.body {
+            true => Elsewhere::Stream(stream),
+            false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
+        })
+    }
+}
+
+/// The call may have run, and this is why nobody hears what became of it.
+fn lost(code: ErrorCode) -> Elsewhere {
+    Elsewhere::Refused(Failure::after_send(code))
+}
