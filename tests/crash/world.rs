@@ -1,7 +1,7 @@
 //! What all parts of a run share: where to go, what has happened, what went wrong.
 
+use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -63,6 +63,30 @@ pub(crate) struct Tally {
     pub(crate) blows: AtomicUsize,
 }
 
+impl fmt::Display for Tally {
+    /// What has happened at all.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all = [
+            ("blows", &self.blows),
+            ("calls", &self.calls),
+            ("answered", &self.answered),
+            ("owner died", &self.owner_died),
+            ("resumed", &self.resumed),
+            ("by token", &self.by_token),
+            ("replays", &self.replays),
+            ("strangers", &self.strangers),
+            ("questions", &self.questions),
+            ("unanswered", &self.unanswered),
+            ("refused calls", &self.refused_calls),
+            ("refused resumes", &self.refused_resumes),
+            ("sent away", &self.sent_away),
+        ];
+        let happened = all.into_iter().map(|(what, counter)| (what, counted(counter))).filter(|(_, often)| *often > 0);
+        let said: Vec<_> = happened.map(|(what, often)| format!("{often} {what}")).collect();
+        f.write_str(&said.join(", "))
+    }
+}
+
 pub(crate) fn count(what: &AtomicUsize) {
     what.fetch_add(1, Ordering::Relaxed);
 }
@@ -82,12 +106,10 @@ pub(crate) struct Kept {
 /// The shared part of one run.
 pub(crate) struct World {
     pub(crate) name: &'static str,
-    pub(crate) seed: u64,
     pub(crate) allowed: Allowed,
     pub(crate) upstream: Arc<Upstream>,
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) admins: Vec<SocketAddr>,
-    pub(crate) logs: PathBuf,
     pub(crate) tally: Tally,
     /// How many times a process of the proxy was killed or frozen.
     deaths: AtomicU64,
@@ -104,20 +126,17 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(
-        (name, seed): (&'static str, u64),
+        name: &'static str,
         allowed: Allowed,
         upstream: Arc<Upstream>,
         (addrs, admins): (Vec<SocketAddr>, Vec<SocketAddr>),
-        logs: PathBuf,
     ) -> World {
         World {
             name,
-            seed,
             allowed,
             upstream,
             addrs,
             admins,
-            logs,
             tally: Tally::default(),
             deaths: AtomicU64::new(0),
             seen: AtomicUsize::new(0),
@@ -229,7 +248,11 @@ impl World {
     // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn fail(&self, problem: String) {
-        self.failures.lock().expect("nobody panics with it").push(problem);
+        let mut failures = self.failures.lock().expect("nobody panics with it");
+        if !failures.contains(&problem) {
+            failures.push(problem);
+        }
+        drop(failures);
         self.failed.notify_waiters();
         self.saw.notify_waiters();
     }
@@ -244,13 +267,7 @@ impl World {
         if failures.is_empty() {
             return;
         }
-        let (name, seed) = (self.name, self.seed);
-        panic!(
-            "{name}: CRASH_SEED={seed} repeats the decisions of this run; logs in {}; {:?}\n{}",
-            self.logs.display(),
-            self.tally,
-            failures.join("\n")
-        );
+        panic!("{}: {}\n{}", self.name, self.tally, failures.join("\n"));
     }
 
     /// What every proxy says of its streams, in the words of its admin listener.

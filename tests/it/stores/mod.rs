@@ -5,6 +5,7 @@ mod drain;
 mod handed;
 mod leases;
 mod outage;
+mod repeated;
 mod replicas;
 
 use mcp_resume::config::{Config, OnUnreachable};

@@ -53,6 +53,11 @@ impl Proxy {
     pub(crate) async fn try_to_url(url: &str, change: impl FnOnce(&mut Config)) -> Result<Proxy, app::Error> {
         let mut config = patient(url);
         change(&mut config);
+        Proxy::configured(config).await
+    }
+
+    /// Not part of what is generic above: each test would be compiled with the whole of it.
+    async fn configured(config: Config) -> Result<Proxy, app::Error> {
         let server = Server::bind(config).await?;
         let (addr, admin) = (server.local_addr(), server.admin_addr());
         let certificates = server.certificates().cloned();

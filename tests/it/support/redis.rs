@@ -43,7 +43,7 @@ impl Redis {
     pub(crate) fn of(&self, name: &str, on_unreachable: OnUnreachable) -> impl FnOnce(&mut Config) + use<> {
         let (url, name) = (self.url(), name.to_owned());
         move |config| {
-            let prefix = "mcp-resume".to_owned();
+            let prefix = "mcp-resume:".to_owned();
             config.store = Store::Redis(RedisStore { url, prefix, ca: None, identity: None, on_unreachable });
             config.replica.name = Some(name);
             config.replica.lease = Duration::from_secs(2);

@@ -1,0 +1,208 @@
+//! One test: what it starts, how long it goes on, and what is looked at in the end.
+
+use std::fs::File;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use tokio::task::JoinHandle;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
+
+use crate::caller;
+use crate::process::{Appends, Redis, Replica};
+use crate::rng::Rng;
+use crate::upstream::Upstream;
+use crate::world::{self, Allowed, World, counted, within};
+
+/// So many clients call at once.
+const CALLERS: usize = 12;
+pub(crate) const LEASE: Duration = Duration::from_secs(4);
+/// So often a run says how far it is: one of an hour is to be read in a minute.
+const TELL: Duration = Duration::from_secs(60);
+
+/// One test: its processes, its load, its rounds.
+pub(crate) struct Run {
+    pub(crate) name: &'static str,
+    pub(crate) rng: Rng,
+    seed: u64,
+    pub(crate) directory: PathBuf,
+    upstream: Option<(Arc<Upstream>, SocketAddr)>,
+    world: Option<Arc<World>>,
+    pub(crate) replicas: Vec<Replica>,
+    pub(crate) redis: Option<Redis>,
+    callers: Vec<JoinHandle<()>>,
+    rounds: usize,
+    began: Instant,
+    /// When the last word of it was said.
+    told: Instant,
+    /// Each blow and its time, beside the logs of the processes.
+    blows: File,
+}
+
+impl Run {
+    pub(crate) async fn prepare(name: &'static str) -> Run {
+        let seed = setting("CRASH_SEED").unwrap_or_else(|| any_seed(name));
+        println!("{name}: CRASH_SEED={seed}");
+        let directory = Path::new(env!("CARGO_TARGET_TMPDIR"))
+            .join("crash")
+            .join(format!("{}-{seed}", name.replace([' ', ','], "-")));
+        let _ = std::fs::remove_dir_all(&directory);
+        std::fs::create_dir_all(&directory).expect("a directory");
+        let blows = File::create(directory.join("blows.log")).expect("a log");
+        let rng = Rng::new(seed);
+        let upstream = Some(Upstream::start().await);
+        let (replicas, callers) = (Vec::new(), Vec::new());
+        let began = mcp_resume::clock::now();
+        Run {
+            name,
+            rng,
+            seed,
+            directory,
+            upstream,
+            world: None,
+            replicas,
+            redis: None,
+            callers,
+            rounds: 0,
+            began,
+            told: began,
+            blows,
+        }
+    }
+
+    pub(crate) async fn begin_with_redis(&mut self, appends: Appends, on_unreachable: &str, allowed: Allowed) {
+        let redis = Redis::start(&self.directory, appends).await;
+        let settings = [
+            ("STORE__KIND", "redis".to_owned()),
+            ("STORE__URL", redis.url()),
+            ("STORE__ON_UNREACHABLE", on_unreachable.to_owned()),
+            ("REPLICA__LEASE_SECS", LEASE.as_secs().to_string()),
+        ];
+        self.redis = Some(redis);
+        self.begin(2, &settings, allowed).await;
+    }
+
+    /// Starts so many replicas, and the load.
+    pub(crate) async fn begin(&mut self, replicas: usize, settings: &[(&'static str, String)], allowed: Allowed) {
+        let (upstream, addr) = self.upstream.take().expect("a run begins once");
+        let mut settings = settings.to_vec();
+        settings.extend([
+            ("UPSTREAM__URL", format!("http://{addr}/mcp")),
+            ("DELIVERY__RETRY_MS", "50".to_owned()),
+            // Longer than a client here asks for anything; so short that a long run does not fill the machine.
+            ("STREAMS__MAX_WAIT_SECS", "150".to_owned()),
+            ("STREAMS__RETENTION_SECS", "150".to_owned()),
+            ("STREAMS__MAX_BYTES_PER_PRINCIPAL", "2000000000".to_owned()),
+            ("STREAMS__MAX_BYTES_TOTAL", "8000000000".to_owned()),
+            ("REPLICA__DRAIN_TIMEOUT_SECS", "60".to_owned()),
+            ("LOG__LEVEL", std::env::var("CRASH_LOG").unwrap_or_else(|_| "info".to_owned())),
+        ]);
+        for number in 0..replicas {
+            self.replicas.push(Replica::new(&format!("r{number}"), &self.directory, &settings));
+        }
+        for replica in &mut self.replicas {
+            replica.start().await;
+        }
+        let places = self.replicas.iter().map(|replica| (replica.addr, replica.admin)).unzip();
+        let world = Arc::new(World::new(self.name, allowed, upstream, places));
+        for number in 0..CALLERS {
+            self.callers.push(tokio::spawn(caller::run(world.clone(), number, self.rng.fork())));
+        }
+        self.world = Some(world);
+    }
+
+    pub(crate) fn world(&self) -> Arc<World> {
+        self.world.clone().expect("the run has begun")
+    }
+
+    /// Whether there is another round, where `rounds` are to be made if nothing else was asked for.
+    pub(crate) fn goes_on(&mut self, rounds: usize) -> bool {
+        let rounds = setting("CRASH_ROUNDS").map_or(rounds, |rounds| usize::try_from(rounds).expect("a number"));
+        let is_late = setting("CRASH_SECS")
+            .is_some_and(|limit| mcp_resume::clock::now() - self.began > Duration::from_secs(limit));
+        let goes_on = self.rounds < rounds && !is_late && !self.world().has_failed();
+        self.rounds += 1;
+        goes_on
+    }
+
+    /// Writes down what happens next. Now and then it is said how far the run is, and looked whether all is well.
+    pub(crate) fn note(&mut self, what: &str) {
+        let mut at = String::new();
+        SystemTime.format_time(&mut Writer::new(&mut at)).expect("room");
+        writeln!(self.blows, "{at} {what}").expect("room");
+        let now = mcp_resume::clock::now();
+        if now - self.told >= TELL {
+            self.told = now;
+            self.tell();
+            self.world().check_runs();
+        }
+    }
+
+    fn tell(&self) {
+        let so_far = (mcp_resume::clock::now() - self.began).as_secs();
+        println!("{}: {so_far} s: {}", self.name, self.world().tally);
+    }
+
+    /// Lets the calls come to their end, and looks at everything once more.
+    pub(crate) async fn end(mut self) {
+        let world = self.world();
+        world.stop();
+        for caller in std::mem::take(&mut self.callers) {
+            within("a client comes to its end", caller).await.expect("no panic");
+        }
+        for mut kept in world.some_kept(&mut self.rng, 60) {
+            let from = kept.call.places();
+            for from in [from[0], self.rng.pick(&from)] {
+                let told = caller::replay(&world, &mut self.rng, &kept.keeper, &mut kept.call, from).await;
+                if let Err(problem) = told {
+                    world.fail(format!("at the end: call {}: {problem}", kept.call.script.seed));
+                }
+            }
+        }
+        for replica in &self.replicas {
+            let ended = async {
+                while !world.has_failed() && world.open_at(replica.admin).await != Some(0) {
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            };
+            if tokio::time::timeout(world::LIMIT, ended).await.is_err() {
+                world.fail(format!("streams stay open:{}", world.streams().await));
+            }
+        }
+        world.check_runs();
+        world.judge();
+        self.tell();
+        let tally = &world.tally;
+        let must_be =
+            [&tally.answered, &tally.resumed, &tally.by_token, &tally.replays, &tally.questions, &tally.blows];
+        for (number, counter) in must_be.into_iter().enumerate() {
+            assert!(counted(counter) > 0, "{}: nothing of kind {number} has happened: {tally}", self.name);
+        }
+        let _ = std::fs::remove_dir_all(&self.directory);
+    }
+}
+
+impl Drop for Run {
+    /// Whatever it was that failed.
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let (name, seed, logs) = (self.name, self.seed, self.directory.display());
+            println!("{name}: failed. CRASH_SEED={seed} repeats its decisions; what befell whom, and the logs: {logs}");
+        }
+    }
+}
+
+/// Another one each time, for each test.
+fn any_seed(name: &str) -> u64 {
+    let now = mcp_resume::clock::wall().as_nanos() as u64;
+    name.bytes().fold(Rng::new(now), |mut rng, byte| Rng::new(rng.next() ^ u64::from(byte))).next() >> 32
+}
+
+/// A number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")))
+}

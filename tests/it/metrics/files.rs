@@ -1,0 +1,36 @@
+//! Files that are read while the proxy runs.
+
+use super::Meter;
+use crate::support::pki::Pki;
+use crate::support::spoken::{Speaker, Speech, speak};
+use crate::support::*;
+use std::time::Duration;
+
+pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
+    let pki = Pki::new();
+    let speaker = Speaker::start(Speech::Http1Tls, &pki).await;
+    let change = speak(Speech::Http1Tls, Speech::Http1Tls, &pki);
+    let proxy = Proxy::to_url(&speaker.url(), |config| {
+        change(config);
+        config.upstream.tls.identity = Some(pki.pair());
+        config.admin.address = Some(([127, 0, 0, 1], 0).into());
+    })
+    .await;
+    // It runs, and so looks at the files from now on.
+    assert_eq!(reloads.of(&proxy, "of=upstream,outcome=taken").await, 0.0);
+    let becomes = async |outcome: &str| {
+        tokio::time::pause();
+        tokio::time::advance(Duration::from_secs(6)).await;
+        tokio::time::resume();
+        for of in ["listener", "upstream"] {
+            let labels = format!("of={of},outcome={outcome}");
+            let counted = async { while reloads.of(&proxy, &labels).await == 0.0 {} };
+            within(&labels, counted).await;
+            assert_eq!(reloads.of(&proxy, &labels).await, 1.0, "{labels}");
+        }
+    };
+    pki.issue();
+    becomes("taken").await;
+    std::fs::write(pki.pair().cert, "no certificate").expect("a file");
+    becomes("refused").await;
+}

@@ -1,0 +1,107 @@
+//! Streams: those there are, and how they end.
+
+use super::{Meter, finish, left, observed};
+use crate::support::*;
+use std::time::Duration;
+
+pub(super) async fn a_call_that_runs(open: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    assert_eq!(open.read(&proxy).await, 0.0);
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    assert_eq!(open.read(&proxy).await, 1.0);
+    finish(sse, &mut response).await;
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(open.read(&proxy).await, 0.0);
+}
+
+pub(super) async fn a_client_that_reads(attached: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let (_sse, response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    assert_eq!(attached.read(&proxy).await, 1.0);
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(attached.read(&proxy).await, 0.0);
+}
+
+pub(super) async fn a_call_whose_client_is_away(detached: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let (_sse, place) = left(&proxy, &mut upstream, &session).await;
+    assert_eq!(detached.read(&proxy).await, 1.0);
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    back.prime().await;
+    assert_eq!(detached.read(&proxy).await, 0.0);
+}
+
+pub(super) async fn a_stream_until_its_retention_is_over(kept: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let before = kept.read(&proxy).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    finish(sse, &mut response).await;
+    assert_eq!(kept.read(&proxy).await, before + 1.0);
+    pass(Duration::from_secs(3600)).await;
+    within("it is forgotten", async { while kept.read(&proxy).await > 0.0 {} }).await;
+}
+
+pub(super) async fn an_event_until_it_is_forgotten(held: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let before = held.read(&proxy).await;
+    let large = format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(10_000));
+    sse.event(&large).await;
+    response.event().await;
+    assert!(held.read(&proxy).await >= before + large.len() as f64);
+    finish(sse, &mut response).await;
+    pass(Duration::from_secs(3600)).await;
+    within("it is forgotten", async { while held.read(&proxy).await > 0.0 {} }).await;
+}
+
+pub(super) async fn every_way_a_stream_ends(sealed: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let outcomes = ["outcome=completed", "outcome=failed", "outcome=cancelled", "outcome=expired"];
+    for outcome in outcomes {
+        assert_eq!(sealed.of(&proxy, outcome).await, 0.0, "{outcome}");
+    }
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    finish(sse, &mut response).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    sse.reset().await;
+    assert_fault(&response.event().await.json(), 2, UPSTREAM_FAILED, "upstream");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(3))).await;
+    let cancel = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":3}}"#;
+    let pending = session.post(cancel).start(proxy.addr).await;
+    upstream.expect("notifications/cancelled").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    sse.end().await;
+    response.ends().await;
+    let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
+    let pending = session.delete().start(proxy.addr).await;
+    upstream.expect("DELETE").await.status(200).await;
+    assert_eq!(pending.response().await.status, 200);
+    assert_fault(&response.event().await.json(), 4, ABANDONED, "client");
+    for outcome in outcomes {
+        assert_eq!(sealed.of(&proxy, outcome).await, 1.0, "{outcome}");
+    }
+}
+
+pub(super) async fn an_end_that_nobody_sees(detached: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
+    sse.finish(result(2)).await;
+    response.event().await;
+    response.ends().await;
+    let before = detached.read(&proxy).await;
+    let (sse, _) = left(&proxy, &mut upstream, &session).await;
+    sse.finish(result(1)).await;
+    settle(&proxy, &mut upstream).await;
+    assert_eq!(detached.read(&proxy).await, before + 1.0);
+}
+
+pub(super) async fn a_client_that_does_not_come_back_in_time(abandoned: &Meter) {
+    let (mut upstream, proxy, session) = observed().await;
+    let (sse, _) = left(&proxy, &mut upstream, &session).await;
+    assert_eq!(abandoned.read(&proxy).await, 0.0);
+    pass(Duration::from_secs(3600)).await;
+    upstream.expect("notifications/cancelled").await.status(202).await;
+    sse.closed().await;
+    assert_eq!(abandoned.read(&proxy).await, 1.0);
+}

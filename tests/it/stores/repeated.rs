@@ -1,0 +1,84 @@
+//! A call that a client sends again to another replica: the tool runs once.
+
+use super::*;
+
+#[tokio::test]
+async fn a_call_sent_again_elsewhere_comes_back_to_the_first_run() {
+    let (_redis, mut one, two, session) = pair().await;
+    let request = session.post(call(1));
+    let (sse, mut response, place) = one.begin(&request).await;
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.id(), place.at(1));
+    response.reset();
+    one.knows_of_readers(0).await;
+    let mut again = two.send(request.clone()).await.sse();
+    assert_eq!(EventId::of(again.prime().await.id()).handle, place.handle);
+    assert_eq!(again.event().await.id(), place.at(1), "from the first");
+    sse.finish(result(1)).await;
+    assert_eq!(rest(&mut again).await, [result(1)]);
+    let mut late = two.send(request.resume_from(&place.at(1))).await.sse();
+    late.prime().await;
+    assert_eq!(rest(&mut late).await, [result(1)]);
+
+    let request = session.post(call(2)).with("Idempotency-Key", "k");
+    let pending = request.start(one.proxy.addr).await;
+    one.upstream.expect("tools/call").await.json_with(200, "x-custom: 1\r\n", result(2)).await;
+    assert_eq!(pending.response().await.body().await, result(2).as_bytes());
+    let mut again = two.send(request.clone()).await;
+    assert_eq!((again.status, again.header("x-custom")), (200, Some("1")));
+    assert_eq!(again.body().await, result(2).as_bytes());
+    let other = session.post(call_tool(2, "other")).with("Idempotency-Key", "k");
+    assert_eq!(two.send(other).await.status, 422);
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+
+    // A stranger has a call of its own.
+    let pending = request.with("Authorization", "Bearer other").start(two.proxy.addr).await;
+    let mut two = two;
+    two.upstream.expect("tools/call").await.json(200, "{\"theirs\":1}").await;
+    assert_eq!(pending.response().await.body().await, b"{\"theirs\":1}");
+}
+
+#[tokio::test]
+async fn of_two_replicas_that_get_a_call_at_once_one_runs_it() {
+    let (_redis, mut one, mut two, session) = pair().await;
+    for n in 1..=20 {
+        let request = session.post(call(n)).with("Idempotency-Key", &format!("k-{n}"));
+        let (first, second) = (request.start(one.proxy.addr).await, request.start(two.proxy.addr).await);
+        let run = tokio::select! {
+            run = one.upstream.expect("tools/call") => run,
+            run = two.upstream.expect("tools/call") => run,
+        };
+        run.json(200, result(n)).await;
+        for pending in [first, second] {
+            assert_eq!(pending.response().await.body().await, result(n).as_bytes());
+        }
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet(), "call {n} ran once");
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_replica_was_killed_is_not_run_again() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let two = Replica::start(&redis, "two").await;
+    let session = one.open(V2025_11).await;
+    let streamed = session.post(call(1));
+    let (sse, response, _) = one.begin(&streamed).await;
+    sse.event(progress(1)).await;
+    response.reset();
+    // Of a client that takes no stream there is none.
+    let silent = session.post(call(2)).with("Accept", "application/json");
+    let pending = silent.start(one.proxy.addr).await;
+    let _run = one.upstream.expect("tools/call").await;
+    one.proxy.kill().await;
+    drop(pending);
+    let texts = {
+        let mut again = two.send(streamed).await.sse();
+        rest(&mut again).await
+    };
+    assert_owner_died(texts.last().expect("an end"), 1);
+    let (status, text) = two.told(silent).await;
+    assert_eq!(status, 504);
+    assert_owner_died(&text, 2);
+    assert!(two.upstream.is_quiet());
+}
