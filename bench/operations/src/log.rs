@@ -92,8 +92,7 @@ struct Proxy {
 
 impl Proxy {
     fn new() -> Result<Self> {
-        let identity =
-            Identity { owner: Owner(1), epoch: StoreEpoch(1), shared: None, keys: Keyring::new([7; 32], Vec::new()) };
+        let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
         let metrics = Arc::new(Metrics::new()?);
         let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.clone(), None);
         Ok(Self { log: Arc::new(log), metrics, receipts: Arc::default() })
