@@ -32,6 +32,8 @@ pub mod names {
     pub const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
     /// Marks a POST that is to run once, however often it is sent.
     pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+    /// The owner that a balancer believes it sends a request to; the owner that a sidecar is which it was not meant for.
+    pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
     /// Tells nginx and its kin not to buffer an answer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// Parameters of one connection, from before HTTP/1.1.

@@ -104,6 +104,19 @@ impl Owner {
         let hash = Sha256::digest(name.as_bytes());
         Self(u32::from_be_bytes([hash[0], hash[1], hash[2], hash[3]]))
     }
+
+    /// Reads what [`Owner`] is written as: 8 lower-case hexadecimal digits, nothing else.
+    pub fn parse(text: &str) -> Option<Self> {
+        let is_digit = |byte: u8| byte.is_ascii_digit() || matches!(byte, b'a'..=b'f');
+        (text.len() == 8 && text.bytes().all(is_digit)).then(|| u32::from_str_radix(text, 16).ok().map(Self)).flatten()
+    }
+}
+
+/// 8 lower-case hexadecimal digits.
+impl fmt::Display for Owner {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:08x}", self.0)
+    }
 }
 
 /// The name of a store's contents; another one means that they were lost.
@@ -248,6 +261,11 @@ impl EventId {
     pub fn names_stream_of(&self, other: &Self) -> bool {
         let stream = |id: &Self| id.content.as_ref().map(|content| content.stream);
         self.handle == other.handle || (stream(self).is_some() && stream(self) == stream(other))
+    }
+
+    /// The replica that the handle claims made the stream; `None` if it cannot be read. Good to find the way by, and for nothing else.
+    pub fn unverified_owner(&self) -> Option<Owner> {
+        Some(self.content.as_ref()?.owner)
     }
 
     /// What kind of stream the handle claims to name; `None` if it cannot be read.

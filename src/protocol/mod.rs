@@ -13,6 +13,7 @@ pub mod http1;
 pub mod ids;
 pub mod jsonrpc;
 pub mod jwt;
+pub mod owner;
 pub mod replica;
 pub mod sse;
 pub mod stream;

@@ -49,6 +49,14 @@ pub fn take(target: &mut Uri) -> Option<Named> {
     Some(named)
 }
 
+/// The stream that a request's target names; `None` as well where it names several, or none of our format.
+pub fn named(target: &Uri) -> Option<EventId> {
+    match take(&mut target.clone())? {
+        Named::Stream(id) => Some(id),
+        Named::Malformed => None,
+    }
+}
+
 /// Says in a head by which URL the stream can be resumed, for the answer to a request with this query (without our parameter). A
 /// link of this relation that is there is replaced, others stay; and no page tells another the URL.
 pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {

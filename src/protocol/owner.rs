@@ -1,0 +1,141 @@
+//! Which replica a request belongs to, for all that it says itself.
+//!
+//! A stream is at the replica that made it, and a session at the one whose server opened it; both are in what a client sends back.
+//! Nothing of it is believed: a request goes to whoever it names, and what it may have is decided there. Absent: which replicas
+//! there are, and what becomes of a request whose owner is gone.
+
+use http::{HeaderMap, Uri};
+
+use super::dialect::Params;
+use super::dialect::resume_tokens::Said;
+use super::headers::{SessionId, names};
+use super::ids::{EventId, Owner, ResumeToken};
+use super::jsonrpc;
+use super::stream_url;
+
+/// Between the owner of a session and the name that its server gave it.
+const WRAPPED: char = '~';
+/// How every member that names a resume token is called, so that a body without it need not be read.
+const TOKEN: &[u8] = b"resumeToken";
+
+/// The replica that a request names, in the order in which this is looked for: by the event ID it has last, by its stream's URL, by a
+/// resume token in `body`, by its session. `body` is what is known of it, and may be cut off: then it names nothing.
+pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
+    of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
+}
+
+/// The one that `Last-Event-ID` names, else the stream URL.
+pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
+    let last_event_id = headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
+    last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner())
+}
+
+/// The one that a resume token in a POST's body names: the first that there is.
+pub fn of_body(body: &[u8]) -> Option<Owner> {
+    memchr::memmem::find(body, TOKEN)?;
+    jsonrpc::messages(body).into_iter().find_map(|message| {
+        let message = message.as_bytes();
+        let in_call = || match Said::of(message, "tools/call") {
+            Said::Token(token) => token,
+            Said::Null | Said::Nothing => None,
+        };
+        let token = Params::of(message).resume_token.or_else(in_call)?;
+        ResumeToken::parse(&token)?.handle().unverified_owner()
+    })
+}
+
+/// The one that the name of the session begins with, where replicas write themselves into it.
+pub fn of_session(headers: &HeaderMap) -> Option<Owner> {
+    unwrap(&SessionId::from_headers(headers)?).map(|(owner, _)| owner)
+}
+
+/// The name of a session as clients see it: its owner and what its server calls it. `None` where it would be too long for a header.
+pub fn wrap(owner: Owner, session: &SessionId) -> Option<SessionId> {
+    SessionId::parse(&format!("{owner}{WRAPPED}{}", session.as_str()))
+}
+
+/// The owner in a session's name, and what its server calls it; `None` where it has no owner.
+pub fn unwrap(session: &SessionId) -> Option<(Owner, SessionId)> {
+    let (owner, name) = session.as_str().split_once(WRAPPED)?;
+    Some((Owner::parse(owner)?, SessionId::parse(name)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use http::HeaderValue;
+
+    use super::*;
+    use crate::protocol::ids::{Handle, Keyring, Secret, StoreEpoch, StreamId, StreamKind};
+
+    fn handle(owner: u32) -> Handle {
+        let keys = Keyring::new([3; 32], Vec::new());
+        let stream = StreamId::from_bytes([5; 12]);
+        Handle::mint(&keys, StreamKind::Request, Owner(owner), StoreEpoch(9), stream, &[], false)
+    }
+
+    fn token(owner: u32) -> String {
+        ResumeToken::write(&handle(owner), &Secret::from_bytes([1; 16]))
+    }
+
+    fn headers(of: &[(&'static str, String)]) -> HeaderMap {
+        of.iter().map(|(name, value)| (name.parse().unwrap(), HeaderValue::from_str(value).unwrap())).collect()
+    }
+
+    #[test]
+    fn the_first_of_what_names_an_owner_counts() {
+        let id = ("last-event-id", format!("{}.7", handle(1).as_str()));
+        let url = format!("/mcp?a=b&mcp-stream={}", handle(2).as_str());
+        let body = format!(r#"{{"id":1,"method":"requests/resume","params":{{"resumeToken":"{}"}}}}"#, token(3));
+        let session = ("mcp-session-id", "00000004~s".to_owned());
+        let foreign = ("last-event-id", "17".to_owned());
+        let (all, none) = (vec![id, session.clone()], Vec::new());
+        for (expected, headers_of, target, body) in [
+            (Some(1), all, url.as_str(), body.as_str()),
+            (Some(2), vec![session.clone()], &url, &body),
+            (Some(2), vec![foreign.clone()], &url, ""),
+            (Some(3), vec![foreign.clone(), session.clone()], "/mcp", &body),
+            (Some(4), vec![foreign.clone(), session], "/mcp", "{}"),
+            (None, vec![foreign], "/mcp", "{}"),
+            (None, none, "/mcp", ""),
+        ] {
+            let target: Uri = target.parse().unwrap();
+            assert_eq!(
+                named(&headers(&headers_of), &target, body.as_bytes()),
+                expected.map(Owner),
+                "{headers_of:?} {target}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_token_is_found_wherever_a_dialect_has_it() {
+        let token = token(0xfe);
+        let call = |params: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#);
+        let other = call(r#"{"name":"a"}"#);
+        let arguments = call(&format!(r#"{{"name":"a","arguments":{{"resumeToken":"{token}"}}}}"#));
+        let params = call(&format!(r#"{{"resumeToken":"{token}"}}"#));
+        for body in [arguments.clone(), params, format!("[{other},{arguments}]")] {
+            assert_eq!(of_body(body.as_bytes()), Some(Owner(0xfe)), "{body}");
+            // What was cut off names nothing, and breaks nothing.
+            for end in 0..body.len() {
+                assert_eq!(of_body(&body.as_bytes()[..end]), None);
+            }
+        }
+        let wrong =
+            [r#"{"resumeToken":3}"#, r#"{"resumeToken":"x~y"}"#, r#"{"resumeToken":null}"#, r#"["resumeToken"]"#];
+        for params in wrong {
+            assert_eq!(of_body(call(params).as_bytes()), None, "{params}");
+        }
+    }
+
+    #[test]
+    fn a_wrapped_session_is_unwrapped_and_nothing_else_is() {
+        let session = SessionId::parse("a~b").unwrap();
+        let wrapped = wrap(Owner(0xbad_cafe), &session).unwrap();
+        assert_eq!(wrapped.as_str(), "0badcafe~a~b");
+        assert_eq!(unwrap(&wrapped), Some((Owner(0xbad_cafe), session)));
+        for name in ["a~b", "0badcafe", "0BADCAFE~s", "+badcafe~s", "0badcafe~", "00badcafe~s", "mr1.AAAA"] {
+            assert_eq!(SessionId::parse(name).as_ref().and_then(unwrap), None, "{name}");
+        }
+    }
+}
