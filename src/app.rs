@@ -287,6 +287,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
         metrics,
         replicas: None,
+        instance: u64::from_be_bytes(random::bytes()),
         config: Arc::new(config),
     }
 }

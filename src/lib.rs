@@ -29,6 +29,7 @@ pub mod ingress;
 pub mod metrics;
 pub mod protocol;
 mod random;
+pub mod readiness;
 pub mod replicas;
 pub mod shutdown;
 #[cfg(feature = "simulation")]

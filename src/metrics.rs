@@ -220,6 +220,11 @@ impl Metrics {
         self.streams_open.dec();
     }
 
+    /// Calls that are under way.
+    pub fn open_calls(&self) -> i64 {
+        self.streams_open.get()
+    }
+
     /// A stream was sealed, with or without a client there.
     pub fn observe_seal(&self, outcome: Outcome, attached: bool) {
         let outcome = match outcome {

@@ -16,6 +16,7 @@ use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
+use crate::readiness::Readiness;
 use crate::replicas::Replicas;
 use crate::shutdown::{Drain, X_DRAIN};
 use crate::store::Standing;
@@ -74,32 +75,11 @@ impl Admin {
         }
     }
 
-    fn is_taken(&self) -> bool {
-        self.replicas.as_ref().is_some_and(|replicas| replicas.is_taken())
-    }
-
     async fn readiness(&self) -> Response<BoxBody> {
-        if self.drain.has_begun() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "draining\n");
-        }
-        match self.log.store_standing() {
-            Standing::Ready => {}
-            Standing::Full => return text(StatusCode::SERVICE_UNAVAILABLE, "the store is full\n"),
-            Standing::Unreachable if self.log.takes_calls() => {}
-            Standing::Unreachable => {
-                return text(StatusCode::SERVICE_UNAVAILABLE, "the store cannot be reached\n");
-            }
-        }
-        if self.is_taken() {
-            return text(StatusCode::SERVICE_UNAVAILABLE, "another process has this replica's name\n");
-        }
-        if self.upstream.is_ready().await {
-            if self.log.store_standing() == Standing::Unreachable {
-                return text(StatusCode::OK, "ready, but the store cannot be reached: memory stands for it\n");
-            }
-            return text(StatusCode::OK, "ready\n");
-        }
-        text(StatusCode::SERVICE_UNAVAILABLE, "the upstream has not accepted a connection yet\n")
+        let replicas = self.replicas.as_deref();
+        let readiness = Readiness::of(&self.drain, &self.log, replicas, &self.upstream).await;
+        let status = if readiness.takes_calls() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        text(status, readiness.text())
     }
 }
 

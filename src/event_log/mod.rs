@@ -246,6 +246,16 @@ impl EventLog {
         }
     }
 
+    /// The replica whose streams begin here.
+    pub fn owner(&self) -> Owner {
+        self.identity.owner
+    }
+
+    /// The contents of the store, as streams that begin now are named by them.
+    pub fn epoch(&self) -> StoreEpoch {
+        self.backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(self.identity.epoch)
+    }
+
     /// The records of sessions.
     pub fn sessions(&self) -> &Sessions {
         &self.sessions

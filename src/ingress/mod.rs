@@ -21,6 +21,7 @@ mod serve;
 mod slices;
 mod stream_url;
 mod trace;
+mod well_known;
 
 use std::sync::Arc;
 
@@ -46,6 +47,7 @@ use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
+use crate::readiness::Readiness;
 use crate::replicas::Replicas;
 use crate::shutdown::Drain;
 use crate::store;
@@ -73,6 +75,8 @@ pub struct Ingress {
     pub drain: Arc<Drain>,
     /// Others that share the store; `None` where none does.
     pub replicas: Option<Arc<Replicas>>,
+    /// Tells this process from others that were, or are, called the same.
+    pub instance: u64,
 }
 
 /// One request's head with what is known of its sender.
@@ -125,6 +129,13 @@ impl Ingress {
         if head_bytes(&parts) > self.config.limits.header_bytes {
             return self.refuse(ErrorCode::HeadTooLarge);
         }
+        if parts.uri.path() == well_known::PATH {
+            // A balancer asks by an address, which no list of hosts has.
+            return match self.admit_origin(&parts) {
+                Ok(()) => Box::pin(self.well_known(&parts.method)).await,
+                Err(code) => self.refuse(code),
+            };
+        }
         if let Err(code) = self.admit(&parts) {
             return self.refuse(code);
         }
@@ -159,14 +170,20 @@ impl Ingress {
 
     /// Whether the request was meant for this proxy, and a page it may come from; whatever it asks for.
     fn admit(&self, parts: &Parts) -> Result<(), ErrorCode> {
-        let listen = &self.config.listen;
-        if !listen.allowed_hosts.admit(&parts.uri, &parts.headers) {
+        if !self.config.listen.allowed_hosts.admit(&parts.uri, &parts.headers) {
             return Err(ErrorCode::HostRefused);
         }
-        if !listen.allowed_origins.admit(&parts.uri, &parts.headers) {
-            return Err(ErrorCode::OriginRefused);
-        }
-        Ok(())
+        self.admit_origin(parts)
+    }
+
+    fn admit_origin(&self, parts: &Parts) -> Result<(), ErrorCode> {
+        let is_admitted = self.config.listen.allowed_origins.admit(&parts.uri, &parts.headers);
+        if is_admitted { Ok(()) } else { Err(ErrorCode::OriginRefused) }
+    }
+
+    /// Whether new calls are taken.
+    pub async fn readiness(&self) -> Readiness {
+        Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
 
     async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {

@@ -41,6 +41,7 @@ mod tls;
 mod torture;
 mod upstream_close;
 mod upstream_death;
+mod well_known;
 
 /// The proxy runs on the test's own thread.
 const WORKERS: Option<usize> = None;

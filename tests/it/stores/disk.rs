@@ -11,10 +11,10 @@ use crate::dialects::{ask, open, refused};
 use crate::process::owner;
 
 /// A directory that is there for one test.
-struct Dir(PathBuf);
+pub(crate) struct Dir(pub(crate) PathBuf);
 
 impl Dir {
-    fn new(name: &str) -> Dir {
+    pub(crate) fn new(name: &str) -> Dir {
         let dir = Dir(Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("disk-{name}")));
         let _ = std::fs::remove_dir_all(&dir.0);
         dir

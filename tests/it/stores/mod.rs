@@ -1,6 +1,6 @@
 //! Stores that outlive the process: a directory, and a Redis that replicas share.
 
-mod disk;
+pub(crate) mod disk;
 mod drain;
 mod handed;
 mod leases;

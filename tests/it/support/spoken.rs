@@ -110,11 +110,22 @@ impl Talker {
 
     /// Sends a request with the headers of every SDK client; the answer comes when it is waited for.
     pub(crate) fn send(&mut self, method: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
+        self.send_to("/mcp", method, headers, body)
+    }
+
+    /// The same for another path than the endpoint's.
+    pub(crate) fn send_to(
+        &mut self,
+        path: &str,
+        method: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Bytes>,
+    ) -> Answer {
         let body = body.into();
         let mut request = Request::builder().method(method).header("accept", "application/json, text/event-stream");
         request = match self.speech.is_http2() {
-            true => request.uri(format!("{}://{}/mcp", self.speech.scheme(), self.addr)),
-            false => request.uri("/mcp").header("host", self.addr.to_string()),
+            true => request.uri(format!("{}://{}{path}", self.speech.scheme(), self.addr)),
+            false => request.uri(path).header("host", self.addr.to_string()),
         };
         if !body.is_empty() {
             request = request.header("content-type", "application/json");

@@ -1,0 +1,56 @@
+//! What a balancer asks of a sidecar: who it is, and whether it takes calls. On the data listener, which is all that a balancer knows.
+//!
+//! There is no secret in the answer and no host name. Absent: what the balancer makes of it.
+
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
+use http::{HeaderValue, Method, Response, StatusCode};
+use serde_json::json;
+
+use super::{Ingress, respond};
+use crate::config;
+use crate::event_log::BoxBody;
+use crate::upstream::whole;
+
+/// Where it is asked. It is never the upstream's.
+pub(super) const PATH: &str = "/.well-known/mcp-resume";
+
+impl Ingress {
+    /// Answers a request for [`PATH`]; 200 for as long as anything is served.
+    pub(super) async fn well_known(&self, method: &Method) -> Response<BoxBody> {
+        if !matches!(*method, Method::GET | Method::HEAD) {
+            return respond::method_not_allowed();
+        }
+        let body = self.standing().await;
+        let mut response = respond::status(StatusCode::OK);
+        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        response.headers_mut().insert(CONTENT_LENGTH, body.len().into());
+        if *method == Method::GET {
+            *response.body_mut() = whole(body.into());
+        }
+        response
+    }
+
+    async fn standing(&self) -> String {
+        let readiness = self.readiness().await;
+        let kind = match self.config.store {
+            config::Store::Memory => "memory",
+            config::Store::Disk(_) => "disk",
+            config::Store::Redis(_) => "redis",
+        };
+        let store = json!({
+            "kind": kind,
+            "shared": self.log.shared().is_some(),
+            "epoch": format!("{:08x}", self.log.epoch().0),
+        });
+        json!({
+            "service": "mcp-resume",
+            "owner": self.log.owner().to_string(),
+            "instance": format!("{:016x}", self.instance),
+            "ready": readiness.takes_calls(),
+            "draining": self.drain.has_begun(),
+            "store": store,
+            "openStreams": self.metrics.open_calls(),
+        })
+        .to_string()
+    }
+}
