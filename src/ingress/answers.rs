@@ -73,11 +73,14 @@ impl Ingress {
         let cancelled = cancelled_ids(&messages, &body);
         if self.replicas.is_some() && self.may_concern_others(&asked, &messages, !cancelled.is_empty()) {
             let streams = self.log.sessions().streams(id, &session);
-            if !refreshed::is_concerned(&streams, &session, &messages, &cancelled)
-                && let Some(response) = Box::pin(self.hand_over(&asked, &body)).await
-            {
+            let is_elsewhere =
+                asked.is_elsewhere || !refreshed::is_concerned(&streams, &session, &messages, &cancelled);
+            if is_elsewhere && let Some(response) = Box::pin(self.hand_over(&asked, &body)).await {
                 return response;
             }
+        }
+        if let Some(code) = self.elsewhere(&asked) {
+            return self.refuse(code);
         }
         let sessions = self.log.sessions();
         let is_concerned = |id: &SessionId, session: &Session| {

@@ -99,7 +99,9 @@ impl Ingress {
         if let Some(earlier) = earlier {
             earlier.wait_for_detach().await;
         }
-        self.learn_tool(&asked, &call, &body).await;
+        if !asked.is_elsewhere {
+            self.learn_tool(&asked, &call, &body).await;
+        }
         let teaches = Teaches { initialize, tools: self.listed(&call) };
         let posted = Posted { asked, call, accept, body, retry, teaches };
         let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
@@ -108,6 +110,7 @@ impl Ingress {
             false => Elsewhere::Nowhere(None),
         };
         let claimed = match elsewhere {
+            Elsewhere::Nowhere(_) if let Some(code) = self.elsewhere(&posted.asked) => Err(code),
             Elsewhere::Nowhere(place) => self.begin(&posted, elder, place),
             Elsewhere::Stream(stream) => Ok(self.return_to(&posted.asked, &stream)),
             Elsewhere::Answer(answer) => {

@@ -80,7 +80,7 @@ impl Ingress {
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(token.handle()).await?;
+            self.recall(asked, token.handle()).await?;
             let found = self.log.find_by_token(&token, &asked.binding).filter(|stream| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);

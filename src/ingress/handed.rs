@@ -75,7 +75,7 @@ impl Ingress {
         }
         let session = asked.session.clone()?;
         let streams = self.log.sessions().streams(&id, &session);
-        let is_home = session.is_home() && !asked.is_issued;
+        let is_home = session.is_home() && !asked.is_issued && !asked.is_elsewhere;
         let response = if asked.parts.method == Method::DELETE {
             if !is_home && streams.is_empty() {
                 return None;
@@ -110,7 +110,7 @@ impl Ingress {
         let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
         let names_something = cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }));
         // A session of the proxy's own has calls anywhere, and nothing else.
-        if asked.is_issued { names_something } else { !is_home }
+        if asked.is_issued { names_something } else { asked.is_elsewhere || !is_home }
     }
 }
 

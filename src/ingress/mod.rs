@@ -9,6 +9,7 @@ mod body;
 mod call;
 pub mod connection;
 mod dialects;
+mod elsewhere;
 mod forward;
 mod handed;
 mod http2;
@@ -86,6 +87,10 @@ struct Asked {
     session: Option<Arc<Session>>,
     /// Whether the session is one of the proxy's own.
     is_issued: bool,
+    /// A balancer has sent it here for what it names.
+    is_marked: bool,
+    /// Its session is one of another replica's server: that of this one is not to hear of it.
+    is_elsewhere: bool,
     /// Another replica has handed it over.
     is_handed: bool,
     /// What its sender holds.
@@ -110,6 +115,7 @@ impl Ingress {
             // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
+        self.sign_misdirected(&mut response);
         if let Some(origin) = origin
             && respond::is_ours(&response)
         {
@@ -153,14 +159,23 @@ impl Ingress {
         if let Some(named) = stream_url
             && matches!(asked.parts.method, Method::GET | Method::POST)
         {
+            if self.is_misdirected(&asked, Some(&named), &[]) {
+                return self.refuse(ErrorCode::Misdirected);
+            }
             return Box::pin(self.by_stream_url(asked, named, body)).await;
         }
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
             return match self.read(&asked, body).await {
+                Ok(body) if self.is_misdirected(&asked, None, &body) => {
+                    self.refuse_post(ErrorCode::Misdirected, &asked, &body)
+                }
                 Ok(body) if is_known => self.post(asked, body).await,
                 Ok(body) => self.refuse_post(ErrorCode::StoreFailed, &asked, &body),
                 Err(code) => self.refuse(code),
             };
+        }
+        if self.is_misdirected(&asked, None, &[]) {
+            return self.refuse(ErrorCode::Misdirected);
         }
         if !is_known {
             return self.refuse(ErrorCode::StoreFailed);
@@ -195,12 +210,11 @@ impl Ingress {
                 Err(code) => self.refuse(code),
             },
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) if body.is_end_stream() => {
-                self.forward_read(asked, Bytes::new()).await
-            }
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => {
-                self.forward_to_endpoint(asked.parts, body, asked.connection.forwarded()).await
-            }
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => match self.elsewhere(&asked) {
+                Some(code) => self.refuse(code),
+                None if body.is_end_stream() => self.forward_read(asked, Bytes::new()).await,
+                None => self.forward_to_endpoint(asked.parts, body, asked.connection.forwarded()).await,
+            },
         }
     }
 
@@ -214,9 +228,10 @@ impl Ingress {
             Route::Dialect(request) => Box::pin(self.dialect(asked, request, body)).await,
             Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
-                Box::pin(self.forward_whole(asked, body)).await
-            }
+            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match self.elsewhere(&asked) {
+                Some(code) => self.refuse_post(code, &asked, &body),
+                None => Box::pin(self.forward_whole(asked, body)).await,
+            },
         }
     }
 
@@ -225,6 +240,8 @@ impl Ingress {
         let subject = self.principals.subject_of(&principal, &parts.headers);
         let (id, issued) = self.session_of(&mut parts);
         let is_issued = issued.is_some();
+        let is_marked = elsewhere::is_marked(&parts.headers);
+        let is_elsewhere = !is_issued && id.as_ref().is_some_and(|id| self.is_of_another(id, is_marked));
         let sessions = self.log.sessions();
         let session = match (&id, issued) {
             (Some(id), Some(IssuedSession { version, declared })) => {
@@ -242,6 +259,8 @@ impl Ingress {
             binding: Binding { principal, subject, session: id },
             session,
             is_issued,
+            is_marked,
+            is_elsewhere,
             is_handed: false,
             share,
             connection,

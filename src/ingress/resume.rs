@@ -78,7 +78,7 @@ impl Ingress {
     pub(super) async fn find_own(&self, asked: &Asked, id: &EventId) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         // Twice: what was here may be taken by another replica before it is found.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(id).await?;
+            self.recall(asked, id).await?;
             let found = self.log.find(id, &asked.binding).filter(|(stream, _)| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
@@ -89,8 +89,8 @@ impl Ingress {
 
     /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
     /// is to try again.
-    pub(super) async fn recall(&self, id: &EventId) -> Result<(), Unproven> {
-        let unreachable = Unproven::Unasked(ErrorCode::StoreFailed);
+    pub(super) async fn recall(&self, asked: &Asked, id: &EventId) -> Result<(), Unproven> {
+        let unreachable = Unproven::Unasked(self.unreachable(asked, id));
         match self.log.recall(id).await {
             Ok(()) if self.is_ahead_elsewhere(id).await => Err(unreachable),
             Ok(()) => Ok(()),
@@ -218,6 +218,9 @@ impl Ingress {
     }
 
     async fn open_standalone(&self, asked: &Asked, id: &SessionId, preface: Option<Vec<u8>>) -> Response<BoxBody> {
+        if let Some(code) = self.elsewhere(asked) {
+            return self.refuse(code);
+        }
         if self.drain.has_begun() {
             return self.refuse(ErrorCode::Draining);
         }
@@ -333,10 +336,13 @@ impl Ingress {
             Box::pin(self.hand_to_all(&asked)).await;
             return self.end_issued(&asked);
         }
-        let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
+        let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
         if !is_home && let Some(response) = Box::pin(self.hand_to_all(&asked)).await {
             self.log.forget_session_of(&binding).await;
             return response;
+        }
+        if let Some(code) = self.elsewhere(&asked) {
+            return self.refuse(code);
         }
         let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
         let elders = match self.elder_sessions(&asked, has_streams).await {

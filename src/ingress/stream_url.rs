@@ -171,6 +171,10 @@ impl Ingress {
         if deliveries.is_empty() {
             return Ok(());
         }
+        if let Some(code) = self.elsewhere(asked) {
+            deliveries.iter().for_each(Delivery::lose);
+            return Err(Box::new(self.refuse(code)));
+        }
         // A task of its own: a client that leaves now has still answered.
         let giving = self.clone().deliver_all(stream.clone(), deliveries).in_current_span();
         let broke = || Box::new(self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)));

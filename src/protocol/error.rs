@@ -96,11 +96,15 @@ pub enum ErrorCode {
     TokenRefused,
     /// A request of a resumption proposal in an array with other messages.
     NotInBatch,
+    /// A balancer has sent what another replica has.
+    Misdirected,
+    /// The session is one of another replica's server.
+    SessionElsewhere,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 31] = [
+    pub const ALL: [ErrorCode; 33] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -132,6 +136,8 @@ impl ErrorCode {
         ErrorCode::TooManyConnections,
         ErrorCode::TokenRefused,
         ErrorCode::NotInBatch,
+        ErrorCode::Misdirected,
+        ErrorCode::SessionElsewhere,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -140,11 +146,13 @@ impl ErrorCode {
             ErrorCode::NotJson | ErrorCode::BadRequest | ErrorCode::NotInBatch => 400,
             ErrorCode::StreamLost | ErrorCode::TokenRefused => 200,
             ErrorCode::HostRefused | ErrorCode::OriginRefused => 403,
+            ErrorCode::SessionElsewhere => 404,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooSlow => 408,
             ErrorCode::BodyTooLarge => 413,
-            ErrorCode::TooManyStreams | ErrorCode::TooManyDetached | ErrorCode::ShareFull => 429,
+            ErrorCode::Misdirected => 421,
             ErrorCode::KeyReused => 422,
+            ErrorCode::TooManyStreams | ErrorCode::TooManyDetached | ErrorCode::ShareFull => 429,
             ErrorCode::UpgradeRefused => 501,
             ErrorCode::Unreachable
             | ErrorCode::UpstreamBroke
@@ -173,7 +181,7 @@ impl ErrorCode {
             | ErrorCode::UpstreamStatus
             | ErrorCode::TokenUnproven => -32010,
             ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied | ErrorCode::Draining => -32011,
-            ErrorCode::StreamLost => -32012,
+            ErrorCode::StreamLost | ErrorCode::SessionElsewhere => -32012,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
             | ErrorCode::BodyTooLarge
@@ -188,6 +196,7 @@ impl ErrorCode {
             ErrorCode::TokenRefused => -32602,
             ErrorCode::BadRequest
             | ErrorCode::NotInBatch
+            | ErrorCode::Misdirected
             | ErrorCode::KeyReused
             | ErrorCode::NotAcceptable
             | ErrorCode::UpgradeRefused
@@ -230,6 +239,10 @@ impl ErrorCode {
             ErrorCode::TooManyConnections => "the proxy has too many connections",
             ErrorCode::TokenRefused => "the resume token opens nothing here",
             ErrorCode::NotInBatch => "this request cannot be sent in an array with others",
+            ErrorCode::Misdirected => "another replica of this proxy was meant",
+            ErrorCode::SessionElsewhere => {
+                "the session is gone: the MCP server that opened it is not behind this proxy"
+            }
         }
     }
 
@@ -247,6 +260,7 @@ impl ErrorCode {
             ErrorCode::StoreFailed
             | ErrorCode::OwnerDied
             | ErrorCode::Draining
+            | ErrorCode::Misdirected
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections => Side::Proxy,
             ErrorCode::Abandoned
@@ -256,6 +270,7 @@ impl ErrorCode {
             | ErrorCode::BadRequest
             | ErrorCode::TokenRefused
             | ErrorCode::NotInBatch
+            | ErrorCode::SessionElsewhere
             | ErrorCode::BodyTooLarge
             | ErrorCode::HeadTooLarge
             | ErrorCode::BodyTooSlow
@@ -304,6 +319,8 @@ impl ErrorCode {
             ErrorCode::TooManyConnections => "too_many_connections",
             ErrorCode::TokenRefused => "token_refused",
             ErrorCode::NotInBatch => "not_in_batch",
+            ErrorCode::Misdirected => "misdirected",
+            ErrorCode::SessionElsewhere => "session_elsewhere",
         }
     }
 }
@@ -378,7 +395,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::NotInBatch;
+        let last = ErrorCode::SessionElsewhere;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());

@@ -253,8 +253,8 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
     essence.trim_ascii().eq_ignore_ascii_case(media_type.as_bytes())
 }
 
-/// Takes out what speaks of one connection only: the fields of [RFC 9110 §7.6.1], those that `Connection` names, and
-/// the credentials for a proxy.
+/// Takes out what speaks of one connection only: the fields of [RFC 9110 §7.6.1], those that `Connection` names, the
+/// credentials for a proxy, and what a balancer and its sidecars say to each other.
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
@@ -273,6 +273,7 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
         name.as_str(),
         "connection"
             | "keep-alive"
+            | "mcp-resume-owner"
             | "proxy-connection"
             | "proxy-authenticate"
             | "proxy-authorization"

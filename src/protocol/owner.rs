@@ -46,7 +46,12 @@ pub fn of_body(body: &[u8]) -> Option<Owner> {
 
 /// The one that the name of the session begins with, where replicas write themselves into it.
 pub fn of_session(headers: &HeaderMap) -> Option<Owner> {
-    unwrap(&SessionId::from_headers(headers)?).map(|(owner, _)| owner)
+    of_name(&SessionId::from_headers(headers)?)
+}
+
+/// The same of a session's name.
+pub fn of_name(session: &SessionId) -> Option<Owner> {
+    split(session).map(|(owner, _)| owner)
 }
 
 /// The name of a session as clients see it: its owner and what its server calls it. `None` where it would be too long for a header.
@@ -56,8 +61,14 @@ pub fn wrap(owner: Owner, session: &SessionId) -> Option<SessionId> {
 
 /// The owner in a session's name, and what its server calls it; `None` where it has no owner.
 pub fn unwrap(session: &SessionId) -> Option<(Owner, SessionId)> {
+    let (owner, name) = split(session)?;
+    Some((owner, SessionId::parse(name)?))
+}
+
+/// Nothing is left of the name where only an owner is there: that is none.
+fn split(session: &SessionId) -> Option<(Owner, &str)> {
     let (owner, name) = session.as_str().split_once(WRAPPED)?;
-    Some((Owner::parse(owner)?, SessionId::parse(name)?))
+    if name.is_empty() { None } else { Some((Owner::parse(owner)?, name)) }
 }
 
 #[cfg(test)]

@@ -20,6 +20,7 @@ mod commit;
 mod cut;
 mod dialects;
 mod drain;
+mod elsewhere;
 mod exchange;
 mod flow;
 mod kit;

@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::*;
+use crate::elsewhere::{TWO, misdirected};
 
 const UNREACHABLE: &str = "store_failures_total{reason=\"unreachable\"}";
 
@@ -96,6 +97,10 @@ async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
     assert_eq!(scene.one.readiness().await, (200, said));
     try_again(&scene.two, scene.session.resume(&scene.place.at(1))).await;
     try_again(&scene.two, scene.session.get().target(&url_of(&scene.place))).await;
+    // A balancer is told that it is to ask the owner.
+    for request in [scene.session.resume(&scene.place.at(1)), scene.session.get().target(&url_of(&scene.place))] {
+        misdirected(&scene.two.proxy, request, TWO).await;
+    }
     // At its owner everything is as ever.
     let mut back = scene.one.send(scene.session.resume(&scene.place.at(2))).await.sse();
     assert_eq!(back.event().await.bytes(), progress(3).as_bytes());

@@ -1,0 +1,74 @@
+//! Requests that name another replica, for what cannot be answered here.
+//!
+//! What a client sends back names the replica that it is about (`protocol/owner.rs`). A balancer sends it there and marks it: a marked
+//! request that names another replica is on the wrong way, and is told so by 421 and the name of this one, before anything goes
+//! upstream. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
+//! server opened is never named to the server here. Absent: which replicas there are, and the hand-over between those that share a
+//! store (`handed.rs`).
+
+use http::header::{HeaderMap, HeaderValue};
+use http::{Response, StatusCode};
+
+use super::{Asked, Ingress, respond};
+use crate::event_log::BoxBody;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{SessionId, names};
+use crate::protocol::ids::{EventId, Owner};
+use crate::protocol::owner;
+use crate::protocol::stream_url::Named;
+
+/// Whether a balancer has sent the request here for what it names.
+pub(super) fn is_marked(headers: &HeaderMap) -> bool {
+    headers.contains_key(names::MCP_RESUME_OWNER)
+}
+
+impl Ingress {
+    /// Whether the session is one of another replica's server.
+    pub(super) fn is_of_another(&self, session: &SessionId, is_marked: bool) -> bool {
+        is_marked && owner::of_name(session).is_some_and(|owner| self.is_another(owner))
+    }
+
+    /// Whether a balancer is to be told that the request is another replica's, because nothing of others is known here. `url` is the
+    /// stream that its target named, `body` that of a POST.
+    pub(super) fn is_misdirected(&self, asked: &Asked, url: Option<&Named>, body: &[u8]) -> bool {
+        if !asked.is_marked || self.log.shared().is_some() {
+            return false;
+        }
+        let headers = &asked.parts.headers;
+        let by_url = || match url? {
+            Named::Stream(id) => id.unverified_owner(),
+            Named::Malformed => None,
+        };
+        let by_session = || asked.binding.session.as_ref().and_then(owner::of_name);
+        let named = owner::of_head(headers, &asked.parts.uri).or_else(by_url);
+        named.or_else(|| owner::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_another(owner))
+    }
+
+    /// Why what only the session's own server can answer is not answered here; `None` where it is.
+    pub(super) fn elsewhere(&self, asked: &Asked) -> Option<ErrorCode> {
+        let code = if asked.is_marked { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
+        asked.is_elsewhere.then_some(code)
+    }
+
+    /// What is said of `id` where neither the store nor its owner can be asked.
+    pub(super) fn unreachable(&self, asked: &Asked, id: &EventId) -> ErrorCode {
+        match id.unverified_owner() {
+            Some(owner) if asked.is_marked && self.is_another(owner) => ErrorCode::Misdirected,
+            Some(_) | None => ErrorCode::StoreFailed,
+        }
+    }
+
+    /// Says on a 421 of the proxy's own who is here: that is how a balancer tells it from the server's.
+    pub(super) fn sign_misdirected(&self, response: &mut Response<BoxBody>) {
+        if response.status() == StatusCode::MISDIRECTED_REQUEST
+            && respond::is_ours(response)
+            && let Ok(own) = HeaderValue::from_str(&self.log.owner().to_string())
+        {
+            response.headers_mut().insert(names::MCP_RESUME_OWNER, own);
+        }
+    }
+
+    fn is_another(&self, owner: Owner) -> bool {
+        owner != self.log.owner()
+    }
+}
