@@ -262,6 +262,7 @@ fn listen(address: SocketAddr) -> io::Result<TcpListener> {
 
 fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {
     let Rest { identity, principal_key, backing } = rest;
+    let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = Allowance {
         max_bytes: config.streams.max_bytes_per_principal,

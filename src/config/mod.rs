@@ -358,6 +358,8 @@ pub enum OnUnreachable {
 pub struct Replica {
     /// Its stable name; `None` means host name and listen port.
     pub name: Option<String>,
+    /// Clients see its name in those of its server's sessions.
+    pub wrap_sessions: bool,
     /// A replica that was not heard of for so long is gone, for those that share a store with it.
     pub lease: Duration,
     /// How long calls may run on once the process was asked to end.

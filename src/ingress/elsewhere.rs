@@ -25,7 +25,8 @@ pub(super) fn is_marked(headers: &HeaderMap) -> bool {
 impl Ingress {
     /// Whether the session is one of another replica's server.
     pub(super) fn is_of_another(&self, session: &SessionId, is_marked: bool) -> bool {
-        is_marked && owner::of_name(session).is_some_and(|owner| self.is_another(owner))
+        let is_routed = is_marked || self.config.replica.wrap_sessions;
+        is_routed && owner::of_name(session).is_some_and(|owner| self.is_another(owner))
     }
 
     /// Whether a balancer is to be told that the request is another replica's, because nothing of others is known here. `url` is the

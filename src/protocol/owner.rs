@@ -65,6 +65,12 @@ pub fn unwrap(session: &SessionId) -> Option<(Owner, SessionId)> {
     Some((owner, SessionId::parse(name)?))
 }
 
+/// What its server calls a session that clients call `name`, where that says `owner`.
+pub fn strip(owner: Owner, name: &str) -> Option<&str> {
+    let (said, name) = name.split_once(WRAPPED)?;
+    (Owner::parse(said) == Some(owner) && !name.is_empty()).then_some(name)
+}
+
 /// Nothing is left of the name where only an owner is there: that is none.
 fn split(session: &SessionId) -> Option<(Owner, &str)> {
     let (owner, name) = session.as_str().split_once(WRAPPED)?;

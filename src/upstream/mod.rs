@@ -18,6 +18,7 @@ mod reader;
 mod received;
 mod request;
 mod running;
+mod sessions;
 mod source;
 mod tokens;
 
@@ -47,12 +48,14 @@ pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};
 pub use running::Running;
+use sessions::Sessions;
 pub use tokens::{Asking, Tokens, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
+use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
 
 /// Redirects followed for one request: more is a loop.
@@ -71,6 +74,7 @@ pub struct Upstream {
     endpoint: Option<Uri>,
     learned: Arc<Learned>,
     reached: Arc<AtomicBool>,
+    sessions: Arc<Sessions>,
 }
 
 impl Upstream {
@@ -103,8 +107,16 @@ impl Upstream {
             HostHeader::Client => None,
             HostHeader::Name(name) => Some(name.clone()),
         };
-        let mut upstream =
-            Self { lanes, connector, config, host, endpoint: None, learned: Arc::default(), reached: Arc::default() };
+        let mut upstream = Self {
+            lanes,
+            connector,
+            config,
+            host,
+            endpoint: None,
+            learned: Arc::default(),
+            reached: Arc::default(),
+            sessions: Arc::default(),
+        };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
     }
@@ -112,8 +124,13 @@ impl Upstream {
     /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
     /// from another would pass between threads.
     pub fn with_own_connections(&self) -> Self {
-        let (learned, reached) = (self.learned.clone(), self.reached.clone());
-        Self { learned, reached, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let (learned, reached, sessions) = (self.learned.clone(), self.reached.clone(), self.sessions.clone());
+        Self { learned, reached, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
+    }
+
+    /// The same upstream, whose sessions have `owner` in the names that clients see.
+    pub fn wrapping(self, owner: Owner) -> Self {
+        Self { sessions: Arc::new(Sessions::wrapped_for(owner)), ..self }
     }
 
     /// What its answers have taught us.
@@ -161,16 +178,17 @@ impl Upstream {
         client: &Forwarded,
         body: Bytes,
     ) -> Template {
-        let lines = self.address(kept, parts.headers.get(HOST), client);
+        let lines = self.address(kept, parts.headers.get(HOST), client, Some(&self.sessions));
         Template::new(parts, lines, body)
     }
 
-    /// The headers `kept` of a client's, with which host is meant, and for whom.
+    /// The headers `kept` of a client's, with which host is meant, and for whom, and under its server's name for it the session.
     fn address<'a>(
         &self,
         kept: impl Iterator<Item = Line<'a>>,
         client_host: Option<&HeaderValue>,
         client: &Forwarded,
+        sessions: Option<&Sessions>,
     ) -> Lines {
         let mut lines = Lines::with_capacity(USUAL_HEAD);
         if let Some(host) = self.host.as_ref().or(client_host) {
@@ -178,8 +196,12 @@ impl Upstream {
         }
         let mut said = Said::default();
         for (name, value) in kept {
-            if !said.take((name, value)) {
-                lines.push(name, value);
+            if said.take((name, value)) {
+                continue;
+            }
+            match sessions.and_then(|sessions| sessions.unwrapped(name, value)) {
+                Some(own) => lines.push_pieces(name, [own]),
+                None => lines.push(name, value),
             }
         }
         client.say(&said, client_host, &mut lines);
@@ -195,13 +217,16 @@ impl Upstream {
         };
         for _ in 0..=MAX_REDIRECTS {
             let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
-            let response = {
+            let mut response = {
                 let sending = pin!(self.lanes.send(template, &target, &taken, sent));
                 self.answer(sending, &taken).await?
             };
             match self.redirect_target(&response) {
                 Some(next) => target = Cow::Owned(self.uri(&next)?),
-                None => return Ok(response),
+                None => {
+                    self.sessions.wrap(response.headers_mut());
+                    return Ok(response);
+                }
             }
         }
         Err(Failure::after_send(ErrorCode::UpstreamGarbage))
@@ -211,13 +236,16 @@ impl Upstream {
     pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Received>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers().get(HOST);
-        let lines = self.address(headers::end_to_end(request.headers()), client_host, client);
+        // Other paths have sessions of their own, if any.
+        let sessions = Some(&*self.sessions).filter(|_| self.config.url.is_endpoint(request.uri().path()));
+        let lines = self.address(headers::end_to_end(request.headers()), client_host, client, sessions);
         *request.headers_mut() = lines.to_map();
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
         let sending = pin!(self.lanes.forward(request));
         let mut response = self.answer(sending, &Taken::passing()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
+        sessions.into_iter().for_each(|sessions| sessions.wrap(response.headers_mut()));
         self.rewrite_location(response.headers_mut());
         Ok(response)
     }

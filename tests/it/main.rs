@@ -43,6 +43,7 @@ mod torture;
 mod upstream_close;
 mod upstream_death;
 mod well_known;
+mod wrapped;
 
 /// The proxy runs on the test's own thread.
 const WORKERS: Option<usize> = None;

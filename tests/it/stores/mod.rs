@@ -7,6 +7,7 @@ mod leases;
 mod outage;
 mod repeated;
 mod replicas;
+mod wrapped;
 
 use mcp_resume::config::{Config, OnUnreachable};
 use serde_json::Value;

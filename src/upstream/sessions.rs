@@ -1,0 +1,104 @@
+//! Sessions under two names: what the server calls one, and what clients call it, with the owner before that.
+//!
+//! A balancer routes a session by its name alone, and so clients are told names that say whose server opened it
+//! (`replica.wrap_sessions`). Everything in the proxy goes by what clients say; only the server sees its own names: on their way up they
+//! are unwrapped here, and wrapped on their way down. Nothing is kept: a name is good after a restart. Invariant: a name that says
+//! another owner, or none, passes as it is.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use http::{HeaderMap, HeaderName, HeaderValue};
+use tracing::warn;
+
+use crate::protocol::headers::{SessionId, names};
+use crate::protocol::ids::Owner;
+use crate::protocol::owner;
+
+/// The two names of sessions, where they have two.
+#[derive(Debug, Default)]
+pub(super) struct Sessions {
+    /// Whose server it is; `None`: both names are the same.
+    owner: Option<Owner>,
+    has_warned: AtomicBool,
+}
+
+impl Sessions {
+    /// Those of this owner's server get its name.
+    pub(super) fn wrapped_for(owner: Owner) -> Self {
+        Self { owner: Some(owner), has_warned: AtomicBool::new(false) }
+    }
+
+    /// What the server calls the session that a client's header names; `None`: what the client calls it.
+    pub(super) fn unwrapped<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> Option<&'a [u8]> {
+        let owner = self.owner.filter(|_| *name == names::MCP_SESSION_ID)?;
+        owner::strip(owner, value.to_str().ok()?).map(str::as_bytes)
+    }
+
+    /// Gives the session of an answer the name that clients see. One that is too long for that keeps its own.
+    pub(super) fn wrap(&self, headers: &mut HeaderMap) {
+        let Some(owner) = self.owner else { return };
+        let Some(session) = SessionId::from_headers(headers) else { return };
+        match owner::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
+            Some(wrapped) => drop(headers.insert(names::MCP_SESSION_ID, wrapped)),
+            None if self.has_warned.swap(true, Ordering::Relaxed) => {}
+            None => warn!(
+                bytes = session.as_str().len(),
+                "the server's names of sessions are too long to say whose they are: no balancer finds their replica"
+            ),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: Owner = Owner(0xbad_cafe);
+
+    fn unwrapped<'a>(sessions: &Sessions, value: &'a HeaderValue) -> Option<&'a str> {
+        sessions.unwrapped(&names::MCP_SESSION_ID, value).map(|name| std::str::from_utf8(name).unwrap())
+    }
+
+    fn wrapped(sessions: &Sessions, name: &str) -> String {
+        let mut headers = HeaderMap::new();
+        headers.insert(names::MCP_SESSION_ID, name.parse().unwrap());
+        sessions.wrap(&mut headers);
+        headers[names::MCP_SESSION_ID].to_str().unwrap().to_owned()
+    }
+
+    #[test]
+    fn a_name_comes_down_wrapped_and_goes_up_as_it_was() {
+        let sessions = Sessions::wrapped_for(OWN);
+        for name in ["s", "a~b", "deadbeef~s", "0badcafe~s"] {
+            let seen = wrapped(&sessions, name);
+            assert_eq!(seen, format!("0badcafe~{name}"));
+            assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(&seen).unwrap()), Some(name));
+        }
+    }
+
+    #[test]
+    fn what_says_another_owner_or_none_passes_as_it_is() {
+        let sessions = Sessions::wrapped_for(OWN);
+        for name in ["s", "deadbeef~s", "0badcafe~", "0badcafe", "0BADCAFE~s"] {
+            assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(name).unwrap()), None, "{name}");
+        }
+        let other = HeaderName::from_static("x-session");
+        assert_eq!(sessions.unwrapped(&other, &HeaderValue::from_static("0badcafe~s")), None);
+    }
+
+    #[test]
+    fn a_name_that_is_too_long_keeps_its_own() {
+        let sessions = Sessions::wrapped_for(OWN);
+        let longest = "s".repeat(1024 - "0badcafe~".len());
+        assert_eq!(wrapped(&sessions, &longest).len(), 1024);
+        let longer = format!("{longest}s");
+        assert_eq!(wrapped(&sessions, &longer), longer);
+    }
+
+    #[test]
+    fn nothing_is_wrapped_where_nobody_asked_for_it() {
+        let sessions = Sessions::default();
+        assert_eq!(wrapped(&sessions, "s"), "s");
+        assert_eq!(unwrapped(&sessions, &HeaderValue::from_static("0badcafe~s")), None);
+    }
+}
