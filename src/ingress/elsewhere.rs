@@ -2,12 +2,12 @@
 //!
 //! What a client sends back names the replica that it is about (`protocol/owner.rs`). A balancer sends it there and marks it: a marked
 //! request that names another replica is on the wrong way, and is told so by 421 and the name of this one, before anything goes
-//! upstream. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
+//! upstream; so is a new call by 503 in a drain. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
 //! server opened is never named to the server here. Absent: which replicas there are, and the hand-over between those that share a
 //! store (`handed.rs`).
 
+use http::Response;
 use http::header::{HeaderMap, HeaderValue};
-use http::{Response, StatusCode};
 
 use super::{Asked, Ingress, respond};
 use crate::event_log::BoxBody;
@@ -59,10 +59,9 @@ impl Ingress {
         }
     }
 
-    /// Says on a 421 of the proxy's own who is here: that is how a balancer tells it from the server's.
-    pub(super) fn sign_misdirected(&self, response: &mut Response<BoxBody>) {
-        if response.status() == StatusCode::MISDIRECTED_REQUEST
-            && respond::is_ours(response)
+    /// Says who is here on a refusal of what another replica may take: that is how a balancer tells it from the server's.
+    pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
+        if respond::is_for_another(response)
             && let Ok(own) = HeaderValue::from_str(&self.log.owner().to_string())
         {
             response.headers_mut().insert(names::MCP_RESUME_OWNER, own);

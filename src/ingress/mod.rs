@@ -106,6 +106,7 @@ impl Ingress {
             connection.receipts().confirm_all();
         }
         let origin = request.headers().get(ORIGIN).cloned();
+        let is_marked = elsewhere::is_marked(request.headers());
         let span = trace::span(request.headers());
         let mut response = match &span {
             None => self.clone().dispatch(connection, request).await,
@@ -115,7 +116,9 @@ impl Ingress {
             // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
-        self.sign_misdirected(&mut response);
+        if is_marked {
+            self.sign(&mut response);
+        }
         if let Some(origin) = origin
             && respond::is_ours(&response)
         {

@@ -26,7 +26,19 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
         // What is left of the body is not read: the connection cannot go on.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
+    if matches!(failure.code, ErrorCode::Misdirected | ErrorCode::Draining) && !failure.may_have_run {
+        response.extensions_mut().insert(ForAnother);
+    }
     response
+}
+
+/// Marks a refusal of what another replica may take.
+#[derive(Clone, Copy)]
+struct ForAnother;
+
+/// Whether `response` says that nothing has run, and that another replica may take the request.
+pub fn is_for_another(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<ForAnother>().is_some()
 }
 
 /// Marks a response as one whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.

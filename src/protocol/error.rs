@@ -100,11 +100,17 @@ pub enum ErrorCode {
     Misdirected,
     /// The session is one of another replica's server.
     SessionElsewhere,
+    /// The balancer knows of no replica that takes the request.
+    NoReplica,
+    /// The replica that a balancer sent the request to broke off before it had answered.
+    ReplicaBroke,
+    /// The client's address has `balance.requests_per_sec`.
+    TooManyRequests,
 }
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 33] = [
+    pub const ALL: [ErrorCode; 36] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -138,6 +144,9 @@ impl ErrorCode {
         ErrorCode::NotInBatch,
         ErrorCode::Misdirected,
         ErrorCode::SessionElsewhere,
+        ErrorCode::NoReplica,
+        ErrorCode::ReplicaBroke,
+        ErrorCode::TooManyRequests,
     ];
 
     /// The status of a reply whose head is not written yet.
@@ -152,20 +161,25 @@ impl ErrorCode {
             ErrorCode::BodyTooLarge => 413,
             ErrorCode::Misdirected => 421,
             ErrorCode::KeyReused => 422,
-            ErrorCode::TooManyStreams | ErrorCode::TooManyDetached | ErrorCode::ShareFull => 429,
+            ErrorCode::TooManyStreams
+            | ErrorCode::TooManyDetached
+            | ErrorCode::ShareFull
+            | ErrorCode::TooManyRequests => 429,
             ErrorCode::UpgradeRefused => 501,
             ErrorCode::Unreachable
             | ErrorCode::UpstreamBroke
             | ErrorCode::UpstreamGarbage
             | ErrorCode::EventTooLarge
-            | ErrorCode::UpstreamStatus => 502,
+            | ErrorCode::UpstreamStatus
+            | ErrorCode::ReplicaBroke => 502,
             ErrorCode::HeadTooLarge => 431,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
             | ErrorCode::Draining
             | ErrorCode::TokenUnproven
             | ErrorCode::ProxyFull
-            | ErrorCode::TooManyConnections => 503,
+            | ErrorCode::TooManyConnections
+            | ErrorCode::NoReplica => 503,
             ErrorCode::UpstreamTimeout | ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => 504,
         }
     }
@@ -180,7 +194,12 @@ impl ErrorCode {
             | ErrorCode::EventTooLarge
             | ErrorCode::UpstreamStatus
             | ErrorCode::TokenUnproven => -32010,
-            ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied | ErrorCode::Draining => -32011,
+            ErrorCode::CallTimedOut
+            | ErrorCode::Abandoned
+            | ErrorCode::OwnerDied
+            | ErrorCode::Draining
+            | ErrorCode::NoReplica
+            | ErrorCode::ReplicaBroke => -32011,
             ErrorCode::StreamLost | ErrorCode::SessionElsewhere => -32012,
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
@@ -191,7 +210,8 @@ impl ErrorCode {
             | ErrorCode::TooManyDetached
             | ErrorCode::ShareFull
             | ErrorCode::ProxyFull
-            | ErrorCode::TooManyConnections => -32013,
+            | ErrorCode::TooManyConnections
+            | ErrorCode::TooManyRequests => -32013,
             ErrorCode::NotJson => -32700,
             ErrorCode::TokenRefused => -32602,
             ErrorCode::BadRequest
@@ -243,6 +263,9 @@ impl ErrorCode {
             ErrorCode::SessionElsewhere => {
                 "the session is gone: the MCP server that opened it is not behind this proxy"
             }
+            ErrorCode::NoReplica => "no replica takes the request now",
+            ErrorCode::ReplicaBroke => "the replica broke off before it had answered",
+            ErrorCode::TooManyRequests => "this client sends too many requests",
         }
     }
 
@@ -262,7 +285,9 @@ impl ErrorCode {
             | ErrorCode::Draining
             | ErrorCode::Misdirected
             | ErrorCode::ProxyFull
-            | ErrorCode::TooManyConnections => Side::Proxy,
+            | ErrorCode::TooManyConnections
+            | ErrorCode::NoReplica
+            | ErrorCode::ReplicaBroke => Side::Proxy,
             ErrorCode::Abandoned
             | ErrorCode::StreamLost
             | ErrorCode::BoundReached
@@ -281,7 +306,8 @@ impl ErrorCode {
             | ErrorCode::NotAcceptable
             | ErrorCode::UpgradeRefused
             | ErrorCode::HostRefused
-            | ErrorCode::OriginRefused => Side::Client,
+            | ErrorCode::OriginRefused
+            | ErrorCode::TooManyRequests => Side::Client,
         }
     }
 
@@ -321,6 +347,9 @@ impl ErrorCode {
             ErrorCode::NotInBatch => "not_in_batch",
             ErrorCode::Misdirected => "misdirected",
             ErrorCode::SessionElsewhere => "session_elsewhere",
+            ErrorCode::NoReplica => "no_replica",
+            ErrorCode::ReplicaBroke => "replica_broke",
+            ErrorCode::TooManyRequests => "too_many_requests",
         }
     }
 }
@@ -395,7 +424,7 @@ mod tests {
     #[test]
     fn all_names_every_code_in_order() {
         // A new variant moves the last one's place; one behind it must be named here.
-        let last = ErrorCode::SessionElsewhere;
+        let last = ErrorCode::TooManyRequests;
         assert_eq!(ErrorCode::ALL.len(), last as usize + 1);
         let places: Vec<usize> = ErrorCode::ALL.iter().map(|code| *code as usize).collect();
         assert_eq!(places, (0..=last as usize).collect::<Vec<_>>());
