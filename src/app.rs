@@ -19,7 +19,8 @@ use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 use rest::Rest;
-use running::{Running, stopped};
+use running::Running;
+pub(crate) use running::stopped;
 
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
@@ -244,11 +245,21 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, 
     ingress::serve(listener, limits, metrics, handle, leaving, stopped).await;
 }
 
-fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+/// Listens there; with where that is.
+pub(crate) fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
     let failed = |source| Error::Bind { address, source };
     let listener = listen(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
+}
+
+/// The same with a listener that somebody else has bound there.
+#[cfg(feature = "balancer")]
+pub(crate) fn adopt(address: SocketAddr, listener: std::net::TcpListener) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Bind { address, source };
+    listener.set_nonblocking(true).map_err(failed)?;
+    let bound = listener.local_addr().map_err(failed)?;
+    Ok((TcpListener::from_std(listener).map_err(failed)?, bound))
 }
 
 fn listen(address: SocketAddr) -> io::Result<TcpListener> {

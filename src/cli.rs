@@ -23,6 +23,19 @@ Examples:
 Exit codes:
   0  stopped by a signal    1  failed while running    2  wrong configuration";
 
+const BALANCE_NOTES: &str = "\
+Whatever a client comes back with says which sidecar it belongs to; the balancer asks each sidecar
+who it is and keeps nothing else. Any number of balancers may stand side by side. Configuration is
+as for `serve`, in the section [balance]; [listen], [limits], [admin] and [log] count as there.
+
+Examples:
+  mcp-resume balance --replica http://10.0.0.7:8080 --replica http://10.0.0.8:8080
+  mcp-resume balance --replica http://mcp.default.svc:8080 --listen 0.0.0.0:80
+
+Exit codes:
+  0  stopped by a signal, or a successor took over
+  1  failed while running    2  wrong configuration, or built without the feature `balancer`";
+
 const CHECK_NOTES: &str = "\
 With --upstream the server is asked what it is: `initialize` at each revision, `server/discover`,
 `ping`, `tools/list`, GETs of its streams and OAuth documents; nothing else. Sessions that this
@@ -54,6 +67,9 @@ pub(crate) enum Command {
     /// Stand before an MCP server and make it resumable.
     #[command(after_help = SERVE_NOTES)]
     Serve(Serve),
+    /// Stand before several sidecars and find the one that a request belongs to.
+    #[command(after_help = BALANCE_NOTES)]
+    Balance(Balance),
     /// Validate a configuration; ask a server what it is and what the proxy will add.
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
@@ -82,6 +98,22 @@ pub(crate) struct Serve {
     /// Where events rest: memory, disk:DIR, or redis:URL [default: memory].
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Balance {
+    /// The configuration file (TOML).
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Where a sidecar is; may be repeated, and a name may have several addresses [required here or elsewhere].
+    #[arg(long, value_name = "URL")]
+    pub(crate) replica: Vec<String>,
+    /// Where clients connect; port 0 takes a free one [default: 127.0.0.1:8080].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<String>,
+    /// Where probes and metrics are; "" for nowhere [default: 127.0.0.1:9464].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) admin: Option<String>,
 }
 
 #[derive(Args)]

@@ -17,6 +17,8 @@
 
 pub mod admin;
 pub mod app;
+#[cfg(feature = "balancer")]
+pub mod balancer;
 pub mod check;
 pub mod clock;
 pub mod config;

@@ -13,12 +13,14 @@ use std::{env, fs, io};
 
 use clap::Parser;
 use mcp_resume::app::{self, Server};
+#[cfg(feature = "balancer")]
+use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
-use mcp_resume::config::{Config, Flags, Log, LogFormat};
+use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::{demo, shutdown};
 use tracing_subscriber::EnvFilter;
 
-use cli::{Check, Cli, Command, Demo, Drain};
+use cli::{Balance, Check, Cli, Command, Demo, Drain};
 
 const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
@@ -29,6 +31,7 @@ fn main() -> ExitCode {
             Ok(config) => run(serve(config)),
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
+        Command::Balance(options) => balance(options),
         Command::Check(options) => check(options),
         Command::Drain(flags) => match admin_address(&flags) {
             Ok(address) => run(drain(address)),
@@ -75,9 +78,17 @@ fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         // What the configuration names is as wrong as the configuration.
-        Err(error) if matches!(error.downcast_ref(), Some(app::Error::Tls(_))) => fail(WRONG_CONFIGURATION, error),
+        Err(error) if is_configured_wrong(&*error) => fail(WRONG_CONFIGURATION, error),
         Err(error) => fail(FAILED, error),
     }
+}
+
+fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
+    #[cfg(feature = "balancer")]
+    if let Some(error) = error.downcast_ref::<balancer::Error>() {
+        return matches!(error, balancer::Error::Tls(_) | balancer::Error::Peers(_));
+    }
+    matches!(error.downcast_ref(), Some(app::Error::Tls(_)))
 }
 
 async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
@@ -97,6 +108,45 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
             Err("stopped by a second signal before everything had ended".into())
         }
     }
+}
+
+fn balance(options: Balance) -> ExitCode {
+    let Balance { config, replica, listen, admin } = options;
+    let configured = read_file(config.as_deref()).map_err(Box::from).and_then(|file| {
+        let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
+        let flags = Flags { listen, admin, ..Flags::default() };
+        Ok::<_, Box<dyn Error>>(Balancing::load(file, environment(), flags, &replica)?)
+    });
+    match configured {
+        Ok(config) => run_balancer(config),
+        Err(problem) => fail(WRONG_CONFIGURATION, problem),
+    }
+}
+
+#[cfg(not(feature = "balancer"))]
+fn run_balancer(_: Balancing) -> ExitCode {
+    let text = "this binary was built without the balancer: build it with --features balancer, which needs cmake";
+    fail(WRONG_CONFIGURATION, text)
+}
+
+#[cfg(feature = "balancer")]
+fn run_balancer(config: Balancing) -> ExitCode {
+    run(async {
+        start_log(&config.log);
+        let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
+        let balancer = Balancer::bind(config, workers()).await?;
+        let scheme = if balancer.certificates().is_some() { "https" } else { "http" };
+        announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
+        if let Some(address) = balancer.admin_addr() {
+            announce(format_args!("admin on http://{address}"));
+        }
+        tokio::select! {
+            result = balancer.run(workers(), async move { first.next().await }) => Ok(result?),
+            () = async { second.next().await; second.next().await } => {
+                Err("stopped by a second signal before everything had ended".into())
+            }
+        }
+    })
 }
 
 /// A store on disk tells at "info" what is of use to nobody else.

@@ -85,7 +85,7 @@ impl Running {
 }
 
 /// Resolves once the listeners are told to stop.
-pub(super) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
     let mut stopping = stopping.clone();
     // A sender that is gone has stopped as well.
     async move { drop(stopping.wait_for(|stopping| *stopping).await) }

@@ -1,5 +1,6 @@
 //! Every key with its bounds and its default, and the rules between keys.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -11,6 +12,7 @@ use http::{HeaderName, HeaderValue};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::filter::LevelFilter;
 
+use super::balance::{Balance, Balancing, balance};
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
@@ -23,9 +25,9 @@ use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginP
 use crate::protocol::dialect::{Declared, resume_tokens};
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
-const YEAR: u64 = 365 * 24 * 60 * 60;
+pub(super) const YEAR: u64 = 365 * 24 * 60 * 60;
 /// The longest wait in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
-const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 const MIB: usize = 1024 * 1024;
 /// hyper panics when told to read heads into less.
 const LEAST_HEADER_BYTES: usize = 8192;
@@ -53,8 +55,50 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
     }
 }
 
+/// The same for the role that has replicas in place of an upstream.
+pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
+    let mut reader = Reader::new(raw);
+    let Said { listen, balance, limits, admin, log, .. } = said(&mut reader);
+    if balance.replicas.is_empty() && balance.file.is_none() {
+        let text = "nowhere to go: give --replica URL, or replicas or file in [balance]";
+        reader.missing("balance", "replicas", text);
+    }
+    match Problems::new(reader.finish()) {
+        Some(problems) => Err(problems),
+        None => Ok(Balancing { listen, balance, limits, admin, log }),
+    }
+}
+
+/// Every section, as far as it was good.
+struct Said {
+    listen: Listen,
+    upstream: Option<Upstream>,
+    streams: Streams,
+    delivery: Delivery,
+    dialects: Dialects,
+    tools: HashMap<String, Tool>,
+    auth: Auth,
+    limits: Limits,
+    store: Store,
+    replica: Replica,
+    balance: Balance,
+    admin: Admin,
+    log: Log,
+}
+
 /// `None` without a usable upstream; every other bad value stands at its default here.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
+    let said = said(reader);
+    if said.upstream.is_none() {
+        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
+        reader.missing("upstream", "url", text);
+    }
+    let Said { listen, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log, .. } = said;
+    let upstream = said.upstream?;
+    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log })
+}
+
+fn said(reader: &mut Reader) -> Said {
     let upstream = upstream(reader);
     let hosts = allowed_hosts(&mut reader.section("listen"));
     let listen = listen(reader, hosts.clone());
@@ -77,13 +121,13 @@ pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
     let replica = replica(&mut reader.section("replica"));
+    let balance = balance(reader);
     let log = log(&mut reader.section("log"));
-    let upstream = upstream?;
-    Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log })
+    Said { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
 }
 
 /// `cert` and `key` of a section: both or none.
-fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
+pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
     let mut s = reader.section(section);
     let (cert, key) = (s.text("cert", file).flatten(), s.text("key", file).flatten());
     match (cert, key) {
@@ -106,10 +150,6 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let header_timeout = s.secs("header_timeout_secs", 0..=YEAR);
     let pool_idle = s.secs("pool_idle_secs", 0..=YEAR);
     let resume = s.boolean("resume");
-    if url.is_none() {
-        let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
-        reader.missing("upstream", "url", text);
-    }
     let tls = upstream_tls(reader);
     if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
@@ -373,12 +413,12 @@ fn log(s: &mut Section<'_>) -> Log {
     }
 }
 
-fn none_if_zero(wait: Duration) -> Option<Duration> {
+pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
     (!wait.is_zero()).then_some(wait)
 }
 
 /// The name of a file; empty for none.
-fn file(text: &str) -> Result<Option<PathBuf>, String> {
+pub(super) fn file(text: &str) -> Result<Option<PathBuf>, String> {
     Ok((!text.is_empty()).then(|| text.into()))
 }
 

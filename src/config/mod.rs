@@ -14,15 +14,19 @@
 //! their contents in), reloading at run time, and keys of features that do not exist yet.
 //! `config.example.toml` is the reference for users and is tested against this module.
 
+mod balance;
 mod build;
 mod problem;
 mod raw;
 mod read;
+mod target;
 #[cfg(test)]
 mod tests;
 mod url;
 
+pub use balance::{Balance, BalanceTls, Balancing};
 pub use problem::{Origin, Problem, Problems};
+pub use target::{Place, Target, TargetError};
 pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::{HashMap, HashSet};

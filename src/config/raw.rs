@@ -125,6 +125,13 @@ impl RawConfig {
         }
     }
 
+    /// Replicas given by flag.
+    pub(super) fn add_replicas(&mut self, replicas: &[String]) {
+        if !replicas.is_empty() {
+            self.give("balance", "replicas", Origin::Flag("--replica"), Value::List(replicas.to_vec()));
+        }
+    }
+
     /// What was said of a key, which counts as read from now on.
     pub(super) fn take(&mut self, section: &str, key: &str) -> Vec<Given> {
         self.given.remove(&(section.to_owned(), key.to_owned())).unwrap_or_default()

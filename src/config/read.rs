@@ -131,6 +131,12 @@ impl Section<'_> {
         u32::try_from(number).ok()
     }
 
+    /// How often in a second; 0 for as often as may be.
+    pub(super) fn rate_or_none(&mut self, key: &'static str) -> Option<u32> {
+        let number = self.number(key, 0..=1_000_000_000)?;
+        u32::try_from(number).ok().filter(|rate| *rate > 0)
+    }
+
     pub(super) fn boolean(&mut self, key: &'static str) -> Option<bool> {
         self.take(key, |value| match value {
             Value::Boolean(flag) => Ok(*flag),

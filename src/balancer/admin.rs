@@ -1,0 +1,106 @@
+//! The balancer's admin listener: probes, metrics, and who is where.
+
+use std::future::{Future, pending};
+use std::sync::Arc;
+
+use http::header::{CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
+use http::{HeaderValue, Method, Request, Response, StatusCode};
+use pingora_core::server::ShutdownWatch;
+use serde_json::json;
+use tokio::net::TcpListener;
+
+use super::metrics::Metrics;
+use super::owner::{Condition, Replica};
+use super::table::Table;
+use crate::event_log::BoxBody;
+use crate::incoming::Incoming;
+use crate::ingress::{self, Limits, Protocols, Seats, respond};
+use crate::protocol::access::AllowedHosts;
+use crate::protocol::error::ErrorCode;
+use crate::upstream::whole;
+
+/// Probes and a few collectors.
+const CONNECTIONS: usize = 256;
+
+/// What the pages are made from.
+pub(super) struct Admin {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) table: Arc<Table>,
+    pub(super) stopping: ShutdownWatch,
+    /// By which names it may be asked.
+    pub(super) hosts: AllowedHosts,
+}
+
+/// Serves until `stopped` resolves.
+pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usize, stopped: impl Future<Output = ()>) {
+    let Ok(metrics) = crate::metrics::Metrics::new() else { return };
+    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(CONNECTIONS) };
+    let admin = Arc::new(admin);
+    let handle = move |_, request: Request<Incoming>| {
+        let admin = admin.clone();
+        async move { admin.handle(&request) }
+    };
+    ingress::serve(listener, limits, Arc::new(metrics), handle, pending(), stopped).await;
+}
+
+impl Admin {
+    fn handle(&self, request: &Request<Incoming>) -> Response<BoxBody> {
+        // A browser that was led here by a name of its own gets nothing to read.
+        if !self.hosts.admit(request.uri(), request.headers()) {
+            return respond::refusal(ErrorCode::HostRefused);
+        }
+        if !matches!(*request.method(), Method::GET | Method::HEAD) {
+            return respond::method_not_allowed();
+        }
+        match request.uri().path() {
+            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => self.readiness(),
+            "/metrics" => with_type(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.render()),
+            "/replicas" => respond::json(StatusCode::OK, list(self.table.replicas()).into()),
+            _ => text(StatusCode::NOT_FOUND, "here are /healthz, /readyz, /metrics and /replicas\n"),
+        }
+    }
+
+    fn readiness(&self) -> Response<BoxBody> {
+        if *self.stopping.borrow() {
+            return text(StatusCode::SERVICE_UNAVAILABLE, "stopping\n");
+        }
+        let takes_calls = |replica: &Replica| matches!(replica.condition, Condition::Ready | Condition::Ejected);
+        if self.table.replicas().iter().any(takes_calls) {
+            return text(StatusCode::OK, "ready\n");
+        }
+        text(StatusCode::SERVICE_UNAVAILABLE, "no replica takes calls\n")
+    }
+}
+
+fn list(replicas: Vec<Replica>) -> Vec<u8> {
+    let replicas = replicas.into_iter().map(|replica| {
+        let condition = match replica.condition {
+            Condition::Ready => "ready",
+            Condition::Ejected => "ejected",
+            Condition::Closing => "closing",
+            Condition::Down => "down",
+        };
+        json!({
+            "address": replica.address.to_string(),
+            "owner": replica.owner.to_string(),
+            "condition": condition,
+            "sharesStore": replica.is_shared,
+            "load": replica.load,
+            "part": replica.part,
+        })
+    });
+    serde_json::Value::Array(replicas.collect()).to_string().into_bytes()
+}
+
+fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
+    with_type(status, "text/plain; charset=utf-8", text.into())
+}
+
+fn with_type(status: StatusCode, kind: &'static str, body: Vec<u8>) -> Response<BoxBody> {
+    let mut response = respond::status(status);
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response.headers_mut().insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    *response.body_mut() = whole(body.into());
+    response
+}

@@ -1,0 +1,358 @@
+//! Where the sidecars are: addresses, names and services, of the configuration and of a file, as backends.
+//!
+//! Invariant: an error takes nothing away. A name that cannot be resolved just now and a file that is bad just now leave what was known of
+//! them; only an answer that says there is nothing, or a target that is listed no more, does. Each is warned of once until it is well
+//! again. Nothing is cached beside that: every discovery asks anew.
+//!
+//! Absent: when to discover (the caller does, every refresh interval and when [`Discovery::changed`] says so), and whether anybody is
+//! there (health checks).
+
+mod dns;
+mod listing;
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::fmt::Display;
+use std::future::{Future, pending};
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::net::{IpAddr, SocketAddr};
+use std::panic::resume_unwind;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora_core::protocols::l4::socket::SocketAddr as PingoraAddr;
+use pingora_load_balancing::discovery::ServiceDiscovery;
+use pingora_load_balancing::{Backend, Extensions};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use crate::config::{Place, Target};
+
+pub use dns::Dns;
+use listing::Listing;
+
+/// An answer of the DNS is waited for no longer.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
+/// So many questions are open at a time.
+const LOOKUPS_AT_ONCE: usize = 64;
+/// So often the file is looked at.
+const WATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// The largest weight of a backend: what is chosen by weight takes memory for each unit.
+const MOST_WEIGHT: usize = 100;
+
+/// What is to be discovered.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    /// Targets of the configuration.
+    pub listed: Vec<Target>,
+    /// A file with more, one a line, `#` before comments.
+    pub file: Option<PathBuf>,
+}
+
+/// How a [`Backend`] wants to be spoken to; every one that is discovered here has this among its extensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Endpoint {
+    /// Whether it speaks TLS.
+    pub is_https: bool,
+    /// The name or address its certificate must be for, to be sent as SNI.
+    pub name: Arc<str>,
+}
+
+/// What the DNS is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Question {
+    /// In lower case; complete if it ends in a dot, else as far as the search list allows.
+    pub name: String,
+    /// What is asked of it.
+    pub kind: Kind,
+}
+
+/// A type of records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A.
+    V4,
+    /// AAAA.
+    V6,
+    /// SRV.
+    Service,
+}
+
+/// One record of an answer.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Record {
+    /// An address of the name.
+    Address(IpAddr),
+    /// A host that has the service.
+    Service {
+        /// The lowest is to be used alone.
+        priority: u16,
+        /// Its complete name, in lower case and with a final dot.
+        host: String,
+        /// Its port.
+        port: u16,
+        /// Its part among those of one priority.
+        weight: u16,
+    },
+}
+
+/// Why there is no answer, which is not the answer that there is nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum LookupError {
+    /// None within the bound.
+    #[error("no answer within {LOOKUP_TIMEOUT:?}")]
+    TimedOut,
+    /// Any other reason.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Who is asked.
+pub trait Lookups: Send + Sync + 'static {
+    /// All records of that kind. Empty: it is known that there are none. Need not be bounded in time.
+    fn lookup(&self, question: Question) -> impl Future<Output = Result<Vec<Record>, LookupError>> + Send;
+}
+
+/// The discovery of [`Sources`]. Clones share what is known.
+pub struct Discovery<L = Dns> {
+    listed: Arc<[Target]>,
+    file: Option<Arc<Listing>>,
+    lookups: Arc<L>,
+    known: Arc<Mutex<Known>>,
+}
+
+/// What stands where there is no better answer.
+#[derive(Default)]
+struct Known {
+    file: Kept<Vec<Target>>,
+    /// Of what the file held at the last discovery.
+    digest: Option<u64>,
+    answers: Answers,
+}
+
+type Answers = HashMap<Question, Kept<Vec<Record>>>;
+
+/// The last good value of something, and whether it could not be had the last time.
+#[derive(Clone, Default)]
+struct Kept<T> {
+    value: T,
+    is_failing: bool,
+}
+
+impl Discovery {
+    /// Discovers with the DNS of the system.
+    pub fn new(sources: Sources) -> Self {
+        Self::with_lookups(sources, Dns::default())
+    }
+}
+
+impl<L: Lookups> Discovery<L> {
+    /// Discovers with `lookups`.
+    pub fn with_lookups(sources: Sources, lookups: L) -> Self {
+        let file = sources.file.map(|path| Arc::new(Listing::new(path)));
+        Self { listed: sources.listed.into(), file, lookups: Arc::new(lookups), known: Arc::default() }
+    }
+
+    /// Resolves when the file holds something else than at the last discovery; looks about once a second, by its content alone, so that no
+    /// way to replace a file is missed. Without a file, and as long as it cannot be read: never. Cancel safe.
+    pub async fn changed(&self) {
+        let Some(file) = &self.file else { return pending().await };
+        loop {
+            sleep(WATCH_INTERVAL).await;
+            let digest = file.read().await.ok().map(|text| digest(&text));
+            if digest.is_some() && digest != self.known().digest {
+                return;
+            }
+        }
+    }
+
+    /// Every backend that is known of now, each address once: as the first target says that has it. Cancel safe.
+    pub async fn backends(&self) -> BTreeSet<Backend> {
+        let mut targets = self.listed.to_vec();
+        targets.extend(self.listed_in_file().await);
+        let before = self.known().answers.clone();
+        let mut answers = self.ask(&before, services(&targets)).await;
+        answers.extend(self.ask(&before, hosts(&targets, &answers)).await);
+        let backends = backends(&targets, &answers);
+        self.known().answers = answers;
+        backends
+    }
+
+    async fn listed_in_file(&self) -> Vec<Target> {
+        let Some(file) = &self.file else { return Vec::new() };
+        let text = file.read().await;
+        let mut known = self.known();
+        if let Ok(text) = &text {
+            known.digest = Some(digest(text));
+        }
+        known.file.keep(text.and_then(|text| listing::parse(&text)), &file.path().display());
+        known.file.value.clone()
+    }
+
+    /// The answers to `questions`, asked all at once, or what was answered `before`.
+    async fn ask(&self, before: &Answers, questions: HashSet<Question>) -> Answers {
+        let at_once = Arc::new(Semaphore::new(LOOKUPS_AT_ONCE));
+        let mut asking = JoinSet::new();
+        for question in questions {
+            let (lookups, at_once) = (self.lookups.clone(), at_once.clone());
+            let mut kept = before.get(&question).cloned().unwrap_or_default();
+            asking.spawn(async move {
+                let _permit = at_once.acquire().await;
+                let answer = timeout(LOOKUP_TIMEOUT, lookups.lookup(question.clone())).await;
+                kept.keep(answer.unwrap_or(Err(LookupError::TimedOut)), &question.name);
+                // Servers rotate their answers.
+                kept.value.sort();
+                (question, kept)
+            });
+        }
+        let mut answers = Answers::new();
+        while let Some(answered) = asking.join_next().await {
+            match answered {
+                Ok((question, kept)) => _ = answers.insert(question, kept),
+                Err(error) => resume_unwind(error.into_panic()),
+            }
+        }
+        answers
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[async_trait]
+impl<L: Lookups> ServiceDiscovery for Discovery<L> {
+    async fn discover(&self) -> pingora_core::Result<(BTreeSet<Backend>, HashMap<u64, bool>)> {
+        Ok((self.backends().await, HashMap::new()))
+    }
+}
+
+impl<L> Clone for Discovery<L> {
+    fn clone(&self) -> Self {
+        let (listed, file) = (self.listed.clone(), self.file.clone());
+        Self { listed, file, lookups: self.lookups.clone(), known: self.known.clone() }
+    }
+}
+
+impl<T> Kept<T> {
+    /// Takes what was found, if anything was; tells when that begins or ends to fail.
+    fn keep(&mut self, found: Result<T, impl Display>, source: &dyn Display) {
+        let failed = match found {
+            Ok(value) => {
+                self.value = value;
+                None
+            }
+            Err(error) => Some(error),
+        };
+        match (&failed, self.is_failing) {
+            (Some(error), false) => warn!(%source, %error, "replicas cannot be looked up; those known before stay"),
+            (None, true) => info!(%source, "replicas can be looked up again"),
+            (Some(_), true) | (None, false) => {}
+        }
+        self.is_failing = failed.is_some();
+    }
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
+}
+
+fn services(targets: &[Target]) -> HashSet<Question> {
+    let service = |target: &Target| match target.place() {
+        Place::Service(name) => Some(Question { name: name.clone(), kind: Kind::Service }),
+        Place::Address(_) | Place::Name { .. } => None,
+    };
+    targets.iter().filter_map(service).collect()
+}
+
+fn hosts(targets: &[Target], answers: &Answers) -> HashSet<Question> {
+    let names = targets.iter().flat_map(|target| match target.place() {
+        Place::Address(_) => Vec::new(),
+        Place::Name { name, .. } => vec![name.clone()],
+        Place::Service(name) => nearest(name, answers).into_iter().map(|host| host.name).collect(),
+    });
+    names.flat_map(|name| [Kind::V4, Kind::V6].map(|kind| Question { name: name.clone(), kind })).collect()
+}
+
+fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
+    let mut backends = BTreeMap::new();
+    for target in targets {
+        let endpoint = Endpoint { is_https: target.is_https(), name: target.certified().into() };
+        for (addr, weight) in addresses(target.place(), answers) {
+            backends.entry(addr).or_insert_with(|| backend(addr, weight, endpoint.clone()));
+        }
+    }
+    backends.into_values().collect()
+}
+
+fn backend(addr: SocketAddr, weight: usize, endpoint: Endpoint) -> Backend {
+    let mut ext = Extensions::new();
+    ext.insert(endpoint);
+    Backend { addr: PingoraAddr::Inet(addr), weight, ext }
+}
+
+fn addresses(place: &Place, answers: &Answers) -> Vec<(SocketAddr, usize)> {
+    let hosts = match place {
+        Place::Address(addr) => return vec![(*addr, 1)],
+        Place::Name { name, port } => vec![Host { name: name.clone(), port: *port, weight: 1 }],
+        Place::Service(name) => nearest(name, answers),
+    };
+    let of_host = |host: Host| {
+        let both = [Kind::V4, Kind::V6].map(|kind| records(&host.name, kind, answers));
+        let ips = both.into_iter().flatten().filter_map(|record| match record {
+            Record::Address(ip) => Some(*ip),
+            Record::Service { .. } => None,
+        });
+        ips.map(|ip| (SocketAddr::new(ip, host.port), host.weight)).collect::<Vec<_>>()
+    };
+    hosts.into_iter().flat_map(of_host).collect()
+}
+
+fn records<'a>(name: &str, kind: Kind, answers: &'a Answers) -> &'a [Record] {
+    answers.get(&Question { name: name.to_owned(), kind }).map_or(&[], |kept| &kept.value)
+}
+
+struct Host {
+    name: String,
+    port: u16,
+    weight: usize,
+}
+
+/// The hosts of the service with the lowest priority (RFC 2782). One named `.` says that there is none.
+fn nearest(service: &str, answers: &Answers) -> Vec<Host> {
+    let mut found: Vec<(u16, Host)> = Vec::new();
+    for record in records(service, Kind::Service, answers) {
+        if let Record::Service { priority, host, port, weight } = record
+            && host != "."
+        {
+            found.push((*priority, Host { name: host.clone(), port: *port, weight: usize::from(*weight) }));
+        }
+    }
+    let lowest = found.iter().map(|(priority, _)| *priority).min();
+    let mut hosts: Vec<Host> =
+        found.into_iter().filter(|(priority, _)| Some(*priority) == lowest).map(|(_, host)| host).collect();
+    scale(&mut hosts);
+    hosts
+}
+
+/// Makes weights small: equal ones become 1, as all that is no service has; the largest [`MOST_WEIGHT`] at most. Those of 0 get the least
+/// there is.
+fn scale(hosts: &mut [Host]) {
+    let divisor = hosts.iter().map(|host| host.weight).fold(0, greatest_common_divisor).max(1);
+    let largest = hosts.iter().map(|host| host.weight / divisor).max().unwrap_or(0).max(MOST_WEIGHT);
+    for host in hosts {
+        host.weight = (host.weight / divisor * MOST_WEIGHT).div_ceil(largest).max(1);
+    }
+}
+
+fn greatest_common_divisor(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+}
+
+#[cfg(test)]
+mod tests;

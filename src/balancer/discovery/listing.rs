@@ -1,0 +1,90 @@
+//! The file that lists targets.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time::timeout;
+
+use crate::config::{Target, TargetError};
+
+/// More than that is no list of sidecars.
+const MOST_BYTES: usize = 1024 * 1024;
+/// A file system that does not answer is waited for no longer.
+const READ_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Why the file tells nothing just now.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum Error {
+    /// It cannot be read.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// The file system does not answer.
+    #[error("it could not be read within {READ_TIMEOUT:?}")]
+    TimedOut,
+    /// It is longer than any list.
+    #[error("it is longer than {MOST_BYTES} bytes")]
+    TooLong,
+    /// It has no byte, as one that is being written just now.
+    #[error("it is empty; where no replicas are meant, a comment says so")]
+    Empty,
+    /// It is no text.
+    #[error("it is not UTF-8")]
+    NoText,
+    /// A line is bad.
+    #[error("line {0} {1}")]
+    Line(usize, TargetError),
+}
+
+/// A file that is read again and again.
+pub(super) struct Listing {
+    path: PathBuf,
+    /// A file system that hangs holds one thread and no more.
+    one_at_a_time: Arc<Semaphore>,
+}
+
+impl Listing {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self { path, one_at_a_time: Arc::new(Semaphore::new(1)) }
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What the path leads to now, through whatever links.
+    pub(super) async fn read(&self) -> Result<Vec<u8>, Error> {
+        timeout(READ_TIMEOUT, self.read_in_thread()).await.unwrap_or(Err(Error::TimedOut))
+    }
+
+    async fn read_in_thread(&self) -> Result<Vec<u8>, Error> {
+        let permit = self.one_at_a_time.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let path = self.path.clone();
+        let reading = spawn_blocking(move || {
+            let _permit = permit;
+            read(&path)
+        });
+        reading.await.map_err(io::Error::other)?
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > MOST_BYTES { Err(Error::TooLong) } else { Ok(bytes) }
+}
+
+/// The targets of a file, one a line. A `#` begins a comment.
+pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Target>, Error> {
+    if bytes.is_empty() {
+        return Err(Error::Empty);
+    }
+    let text = std::str::from_utf8(bytes).map_err(|_| Error::NoText)?;
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let said = lines.enumerate().filter(|(_, line)| !line.is_empty());
+    said.map(|(index, line)| line.parse().map_err(|error| Error::Line(index + 1, error))).collect()
+}

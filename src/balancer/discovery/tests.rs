@@ -1,0 +1,311 @@
+use std::fs;
+
+use super::*;
+use crate::{clock, random};
+
+/// What the DNS says now; what is not in it hangs.
+#[derive(Clone, Default)]
+struct Table(Arc<Mutex<HashMap<Question, Option<Vec<Record>>>>>);
+
+impl Table {
+    /// `None`: it fails.
+    fn set(&self, name: &str, kind: Kind, answer: Option<Vec<Record>>) {
+        self.0.lock().unwrap().insert(Question { name: name.to_owned(), kind }, answer);
+    }
+
+    fn v4(&self, name: &str, ips: &[&str]) {
+        self.set(name, Kind::V4, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
+    }
+
+    fn v6(&self, name: &str, ips: &[&str]) {
+        self.set(name, Kind::V6, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
+    }
+
+    fn host(&self, name: &str, ip: &str) {
+        self.v4(name, &[ip]);
+        self.v6(name, &[]);
+    }
+
+    fn service(&self, name: &str, records: &[(u16, u16, u16, &str)]) {
+        let record = |(priority, weight, port, host): &(u16, u16, u16, &str)| Record::Service {
+            priority: *priority,
+            weight: *weight,
+            port: *port,
+            host: (*host).to_owned(),
+        };
+        self.set(name, Kind::Service, Some(records.iter().map(record).collect()));
+    }
+
+    fn hangs(&self, name: &str, kind: Kind) {
+        self.0.lock().unwrap().remove(&Question { name: name.to_owned(), kind });
+    }
+}
+
+impl Lookups for Table {
+    async fn lookup(&self, question: Question) -> Result<Vec<Record>, LookupError> {
+        let answer = self.0.lock().unwrap().get(&question).cloned();
+        match answer {
+            Some(Some(records)) => Ok(records),
+            Some(None) => Err(LookupError::Failed("SERVFAIL".to_owned())),
+            None => pending().await,
+        }
+    }
+}
+
+fn of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table> {
+    let listed = targets.iter().map(|target| target.parse().unwrap()).collect();
+    Discovery::with_lookups(Sources { listed, file }, table.clone())
+}
+
+/// Each backend as `address*weight`.
+async fn found(discovery: &Discovery<Table>) -> Vec<String> {
+    let (backends, enabled) = discovery.discover().await.unwrap();
+    assert!(enabled.is_empty());
+    backends.iter().map(|backend| format!("{}*{}", backend.addr, backend.weight)).collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn addresses_are_taken_as_they_are() {
+    let discovery = of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &Table::default());
+    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*1", "[::1]:80*1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_name_means_all_its_addresses() {
+    let table = Table::default();
+    table.v4("mcp.svc", &["10.0.0.8", "10.0.0.7"]);
+    table.v6("mcp.svc", &["fd00::7"]);
+    let discovery = of(&["http://mcp.svc:8080"], None, &table);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*1", "10.0.0.8:8080*1", "[fd00::7]:8080*1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_means_its_hosts_of_the_lowest_priority() {
+    let table = Table::default();
+    let records = [(1, 30, 81, "b."), (2, 99, 9, "c."), (1, 20, 80, "a."), (0, 1, 1, ".")];
+    table.service("_m._tcp.svc", &records);
+    table.host("a.", "10.0.0.1");
+    table.host("b.", "10.0.0.2");
+    let discovery = of(&["srv+http://_m._tcp.svc"], None, &table);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*2", "10.0.0.2:81*3"]);
+}
+
+#[test]
+fn weights_become_small_and_keep_their_order() {
+    let scaled = |weights: &[usize]| {
+        let mut hosts: Vec<Host> =
+            weights.iter().map(|weight| Host { name: String::new(), port: 1, weight: *weight }).collect();
+        scale(&mut hosts);
+        hosts.into_iter().map(|host| host.weight).collect::<Vec<_>>()
+    };
+    assert_eq!(scaled(&[]), [0; 0]);
+    assert_eq!(scaled(&[0, 0]), [1, 1]);
+    assert_eq!(scaled(&[33, 33, 33]), [1, 1, 1]);
+    assert_eq!(scaled(&[0, 10, 30]), [1, 1, 3]);
+    assert_eq!(scaled(&[1, 100]), [1, 100]);
+    assert_eq!(scaled(&[1, 32767, 65535]), [1, 50, 100]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
+    let table = Table::default();
+    table.host("mcp.svc.", "10.0.0.7");
+    let discovery = of(&["https://mcp.svc.:80", "http://10.0.0.7:80", "http://10.0.0.8:80"], None, &table);
+    let backends = discovery.backends().await;
+    let endpoints: Vec<_> = backends.iter().map(|backend| backend.ext.get::<Endpoint>().unwrap().clone()).collect();
+    let (tls, plain) = (("mcp.svc", true), ("10.0.0.8", false));
+    assert_eq!(endpoints, [tls, plain].map(|(name, is_https)| Endpoint { is_https, name: name.into() }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_error_takes_nothing_away_and_an_answer_does() {
+    let table = Table::default();
+    table.host("mcp", "10.0.0.7");
+    let discovery = of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
+    let both = ["10.0.0.1:1*1", "10.0.0.7:80*1"];
+    assert_eq!(found(&discovery).await, both);
+    table.set("mcp", Kind::V4, None);
+    assert_eq!(found(&discovery).await, both);
+    assert_eq!(found(&discovery).await, both);
+    table.hangs("mcp", Kind::V4);
+    assert_eq!(found(&discovery).await, both);
+    table.v4("mcp", &["10.0.0.9"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:1*1", "10.0.0.9:80*1"]);
+    table.v4("mcp", &[]);
+    assert_eq!(found(&discovery).await, both[..1]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_family_that_fails_leaves_the_other() {
+    let table = Table::default();
+    table.v4("mcp", &["10.0.0.7"]);
+    table.set("mcp", Kind::V6, None);
+    let discovery = of(&["http://mcp:80"], None, &table);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:80*1"]);
+    table.v6("mcp", &["fd00::7"]);
+    table.set("mcp", Kind::V4, None);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:80*1", "[fd00::7]:80*1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
+    let table = Table::default();
+    table.service("svc", &[(0, 0, 80, "a."), (0, 0, 80, "b.")]);
+    table.host("a.", "10.0.0.1");
+    table.host("b.", "10.0.0.2");
+    let discovery = of(&["srv+http://svc"], None, &table);
+    let both = ["10.0.0.1:80*1", "10.0.0.2:80*1"];
+    assert_eq!(found(&discovery).await, both);
+    table.set("svc", Kind::Service, None);
+    assert_eq!(found(&discovery).await, both);
+    table.set("a.", Kind::V4, None);
+    assert_eq!(found(&discovery).await, both);
+    table.service("svc", &[(0, 0, 80, "b.")]);
+    assert_eq!(found(&discovery).await, both[1..]);
+    // Not asked for any more, so not known any more.
+    table.service("svc", &[(0, 0, 80, "a.")]);
+    assert!(found(&discovery).await.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn lookups_that_hang_do_not_hold_up_more_than_their_bound() {
+    let targets: Vec<String> = (0..20).map(|n| format!("srv+http://svc{n}")).collect();
+    let targets: Vec<&str> = targets.iter().map(String::as_str).chain(["http://mcp:1", "http://10.0.0.1:1"]).collect();
+    let discovery = of(&targets, None, &Table::default());
+    let begin = clock::now();
+    assert_eq!(found(&discovery).await, ["10.0.0.1:1*1"]);
+    assert_eq!(clock::now() - begin, LOOKUP_TIMEOUT * 2);
+}
+
+#[test]
+fn a_failure_is_told_once_until_it_is_over() {
+    let mut kept = Kept::<u32>::default();
+    for (found, value, is_failing) in
+        [(Ok(1), 1, false), (Err("bad"), 1, true), (Err("bad"), 1, true), (Ok(2), 2, false), (Err("bad"), 2, true)]
+    {
+        kept.keep(found, &"x");
+        assert_eq!((kept.value, kept.is_failing), (value, is_failing));
+    }
+}
+
+struct Dir(PathBuf);
+
+impl Dir {
+    fn new() -> Self {
+        let dir = std::env::temp_dir().join(format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes())));
+        fs::create_dir(&dir).unwrap();
+        Self(dir)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("replicas")
+    }
+
+    fn write(&self, text: impl AsRef<[u8]>) {
+        fs::write(self.file(), text).unwrap();
+    }
+}
+
+impl Drop for Dir {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_lists_targets_beside_those_of_the_configuration() {
+    let dir = Dir::new();
+    dir.write("# ours\n\nhttp://10.0.0.2:80 # the second\r\n  https://10.0.0.3:80\n#http://10.0.0.4:80");
+    let discovery = of(&["http://10.0.0.1:80"], Some(dir.file()), &Table::default());
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*1", "10.0.0.2:80*1", "10.0.0.3:80*1"]);
+    dir.write("# none");
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_file_that_is_bad_just_now_keeps_what_it_said() {
+    let dir = Dir::new();
+    let discovery = of(&[], Some(dir.file()), &Table::default());
+    assert!(found(&discovery).await.is_empty());
+    dir.write("http://10.0.0.2:80");
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    let too_long = vec![b'#'; 1024 * 1024 + 1];
+    for bad in [&b""[..], b"http://10.0.0.3:80\n10.0.0.4:80", b"# \xFF", &too_long] {
+        dir.write(bad);
+        assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    }
+    fs::remove_file(dir.file()).unwrap();
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    dir.write("http://10.0.0.5:80\n");
+    assert_eq!(found(&discovery).await, ["10.0.0.5:80*1"]);
+}
+
+#[test]
+fn a_bad_line_is_named() {
+    let error = listing::parse(b"# ours\nhttp://10.0.0.3:80\nhttp://h\n").unwrap_err();
+    assert_eq!(error.to_string(), "line 3 needs a port, as in http://10.0.0.7:8080");
+}
+
+/// Whether a change is told within `looks` looks at the file.
+async fn is_told(discovery: &Discovery<Table>, looks: u32) -> bool {
+    timeout(WATCH_INTERVAL * looks + WATCH_INTERVAL / 2, discovery.changed()).await.is_ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_change_is_told_however_the_file_is_replaced() {
+    let dir = Dir::new();
+    dir.write("http://10.0.0.2:80");
+    let discovery = of(&[], Some(dir.file()), &Table::default());
+    found(&discovery).await;
+    assert!(!is_told(&discovery, 3).await);
+
+    // In place, as long as before.
+    dir.write("http://10.0.0.3:80");
+    assert!(is_told(&discovery, 1).await);
+    assert!(is_told(&discovery, 1).await, "until it is discovered");
+    found(&discovery).await;
+    assert!(!is_told(&discovery, 3).await);
+
+    // Another file renamed over it.
+    fs::write(dir.0.join("next"), "http://10.0.0.4:80").unwrap();
+    fs::rename(dir.0.join("next"), dir.file()).unwrap();
+    assert!(is_told(&discovery, 1).await);
+    assert_eq!(found(&discovery).await, ["10.0.0.4:80*1"]);
+
+    // Gone, and there again as it was.
+    fs::remove_file(dir.file()).unwrap();
+    assert!(!is_told(&discovery, 3).await);
+    dir.write("http://10.0.0.4:80");
+    assert!(!is_told(&discovery, 3).await);
+
+    // Bad: told once.
+    dir.write("nonsense");
+    assert!(is_told(&discovery, 1).await);
+    assert_eq!(found(&discovery).await, ["10.0.0.4:80*1"]);
+    assert!(!is_told(&discovery, 3).await);
+}
+
+#[cfg(unix)]
+#[tokio::test(start_paused = true)]
+async fn a_swap_of_links_as_kubernetes_does_it_is_told() {
+    use std::os::unix::fs::symlink;
+
+    let dir = Dir::new();
+    for (version, text) in [("v1", "http://10.0.0.2:80"), ("v2", "http://10.0.0.3:80")] {
+        fs::create_dir(dir.0.join(version)).unwrap();
+        fs::write(dir.0.join(version).join("replicas"), text).unwrap();
+    }
+    symlink("v1", dir.0.join("..data")).unwrap();
+    symlink("..data/replicas", dir.file()).unwrap();
+    let discovery = of(&[], Some(dir.file()), &Table::default());
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    symlink("v2", dir.0.join("..data_tmp")).unwrap();
+    fs::rename(dir.0.join("..data_tmp"), dir.0.join("..data")).unwrap();
+    assert!(is_told(&discovery, 1).await);
+    assert_eq!(found(&discovery).await, ["10.0.0.3:80*1"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_file_nothing_ever_changes() {
+    assert!(!is_told(&of(&[], None, &Table::default()), 100).await);
+}

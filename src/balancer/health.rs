@@ -1,0 +1,266 @@
+//! Asking the replicas who and how they are, at `/.well-known/mcp-resume`: every so often, and at once when a request names an owner
+//! that nobody is known to be.
+//!
+//! Which addresses there are comes from discovery; both go through Pingora's [`Backends`]. What was heard goes into the [`Table`].
+//! Absent: what follows from it.
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use http::{Method, StatusCode, header};
+use pingora_core::connectors::ConnectorOptions;
+use pingora_core::connectors::http::Connector;
+use pingora_core::protocols::l4::socket;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::{Error, ErrorType, Result};
+use pingora_http::RequestHeader;
+use pingora_load_balancing::health_check::HealthCheck;
+use pingora_load_balancing::{Backend, Backends};
+use serde::Deserialize;
+use tokio::sync::Mutex;
+use tracing::{debug, warn};
+
+use super::discovery::{Discovery, Endpoint};
+use super::metrics::Metrics;
+use super::peer::Peers;
+use super::table::{Report, Table, Way};
+use crate::clock;
+use crate::protocol::ids::Owner;
+
+/// Where a sidecar says who it is.
+pub const PATH: &str = "/.well-known/mcp-resume";
+/// A report is a few hundred bytes.
+const REPORT_MAX: usize = 16 * 1024;
+/// Rounds for owners that nobody knew are at least so far apart: anybody can make one up.
+const ROUND_PAUSE: Duration = Duration::from_millis(200);
+
+/// How often, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Intervals {
+    /// Between two lookups of names.
+    pub refresh: Duration,
+    /// Between two questions.
+    pub health: Duration,
+    /// For one answer.
+    pub timeout: Duration,
+    /// Answers that fail to come, until the replica is down.
+    pub unhealthy_after: usize,
+}
+
+/// What keeps the table true.
+pub struct Health {
+    table: Arc<Table>,
+    metrics: Arc<Metrics>,
+    discovery: Discovery,
+    backends: Backends,
+    intervals: Intervals,
+    /// When the last round for an unknown owner ended.
+    last_round: Mutex<Option<Instant>>,
+}
+
+impl Health {
+    /// Nothing is asked yet.
+    pub fn new(
+        table: Arc<Table>,
+        metrics: Arc<Metrics>,
+        discovery: Discovery,
+        peers: Arc<Peers>,
+        intervals: Intervals,
+    ) -> Self {
+        let mut backends = Backends::new(Box::new(discovery.clone()));
+        let connector = Connector::new(Some(ConnectorOptions::from_server_conf(peers.server_conf())));
+        backends.set_health_check(Box::new(Question { table: table.clone(), peers, connector, intervals }));
+        Self { table, metrics, discovery, backends, intervals, last_round: Mutex::new(None) }
+    }
+
+    /// Looks for replicas, and asks each, once.
+    pub async fn round(&self) {
+        self.discover().await;
+        self.ask().await;
+    }
+
+    /// The same, until dropped.
+    pub async fn run(&self) {
+        let discovering = async {
+            loop {
+                let due = clock::sleep_until(clock::now() + self.intervals.refresh);
+                tokio::select! {
+                    biased;
+                    () = self.discovery.changed() => {}
+                    () = due => {}
+                }
+                self.discover().await;
+            }
+        };
+        let asking = async {
+            loop {
+                clock::sleep_until(clock::now() + self.intervals.health).await;
+                self.ask().await;
+            }
+        };
+        tokio::join!(discovering, asking);
+    }
+
+    /// Asks everybody because of a request that came at `since`: whoever waits together shares one round.
+    pub async fn learn(&self, since: Instant) {
+        let mut last = self.last_round.lock().await;
+        if let Some(ended) = *last {
+            clock::sleep_until(ended + ROUND_PAUSE).await;
+            if ended >= since + self.intervals.timeout {
+                return;
+            }
+        }
+        let began = clock::now();
+        self.metrics.observe_round();
+        self.round().await;
+        *last = Some(began);
+    }
+
+    async fn discover(&self) {
+        let found = self.backends.update(|_| {}).await;
+        if let Err(error) = found {
+            warn!(%error, "the replicas could not be looked up");
+        }
+        let backends = self.backends.get_backend();
+        let found: HashMap<_, _> = backends.iter().filter_map(|found| Some((*inet(found)?, way(found)))).collect();
+        self.table.set(&found);
+    }
+
+    async fn ask(&self) {
+        self.backends.run_health_check(true).await;
+        let conditions: Vec<_> = self.table.replicas().iter().map(|replica| replica.condition).collect();
+        self.metrics.observe_replicas(&conditions, self.table.find_doubled());
+    }
+}
+
+struct Question {
+    table: Arc<Table>,
+    peers: Arc<Peers>,
+    connector: Connector,
+    intervals: Intervals,
+}
+
+#[async_trait]
+impl HealthCheck for Question {
+    async fn check(&self, target: &Backend) -> Result<()> {
+        let Some(entry) = inet(target).and_then(|address| self.table.find(*address)) else { return Ok(()) };
+        let asked = self.ask(self.peers.to(&entry), entry.address);
+        let report = tokio::time::timeout(self.intervals.timeout, asked).await;
+        let report =
+            report.unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "it does not say who it is"))?;
+        entry.note_report(report);
+        Ok(())
+    }
+
+    async fn health_status_change(&self, target: &Backend, healthy: bool) {
+        if let Some(entry) = inet(target).and_then(|address| self.table.find(*address))
+            && !healthy
+        {
+            entry.note_down();
+        }
+    }
+
+    fn health_threshold(&self, success: bool) -> usize {
+        if success { 1 } else { self.intervals.unhealthy_after }
+    }
+}
+
+impl Question {
+    /// On a connection of its own: that one can be made is a part of the answer.
+    async fn ask(&self, peer: HttpPeer, address: SocketAddr) -> Result<Report> {
+        let mut request = RequestHeader::build(Method::GET, PATH.as_bytes(), None)?;
+        request.insert_header(header::HOST, address.to_string())?;
+        let (mut session, _) = self.connector.get_http_session(&peer).await?;
+        session.write_request_header(Box::new(request)).await?;
+        session.finish_request_body().await?;
+        session.read_response_header().await?;
+        let status = session.response_header().map(|head| head.status);
+        if status != Some(StatusCode::OK) {
+            return Error::e_explain(ErrorType::InvalidHTTPHeader, format!("{PATH} is answered {status:?}"));
+        }
+        let mut body = Vec::new();
+        while let Some(piece) = session.read_response_body().await? {
+            body.extend_from_slice(&piece);
+            if body.len() > REPORT_MAX {
+                return Error::e_explain(ErrorType::InvalidHTTPHeader, "more than a report");
+            }
+        }
+        session.shutdown().await;
+        read(&body).ok_or_else(|| Error::explain(ErrorType::InvalidHTTPHeader, "no report of a sidecar"))
+    }
+}
+
+fn inet(backend: &Backend) -> Option<&SocketAddr> {
+    match &backend.addr {
+        socket::SocketAddr::Inet(address) => Some(address),
+        #[cfg(unix)]
+        socket::SocketAddr::Unix(_) => None,
+    }
+}
+
+fn way(backend: &Backend) -> Way {
+    let endpoint = backend.ext.get::<Endpoint>().filter(|endpoint| endpoint.is_https);
+    Way { tls: endpoint.map(|endpoint| endpoint.name.to_string()) }
+}
+
+/// A report as it comes; what a later sidecar adds is passed over.
+#[derive(Deserialize)]
+struct Said {
+    service: String,
+    owner: String,
+    instance: String,
+    ready: bool,
+    draining: bool,
+    store: SaidStore,
+}
+
+#[derive(Deserialize)]
+struct SaidStore {
+    kind: String,
+    shared: bool,
+}
+
+fn read(body: &[u8]) -> Option<Report> {
+    let said: Said = match serde_json::from_slice(body) {
+        Ok(said) => said,
+        Err(error) => {
+            debug!(%error, "a report cannot be read");
+            return None;
+        }
+    };
+    (said.service == "mcp-resume").then_some(())?;
+    Some(Report {
+        owner: Owner::parse(&said.owner)?,
+        instance: said.instance,
+        is_ready: said.ready && !said.draining,
+        is_shared: said.store.shared,
+        is_durable: said.store.kind != "memory",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read_and_nothing_else_is() {
+        let said = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
+            "store":{"kind":"redis","shared":true,"epoch":"00000001"},"openStreams":3,"later":[]}"#;
+        let report = Report {
+            owner: Owner(0x0bad_cafe),
+            instance: "00".to_owned(),
+            is_ready: true,
+            is_shared: true,
+            is_durable: true,
+        };
+        assert_eq!(read(said.as_bytes()), Some(report.clone()));
+        let draining = said.replace("\"draining\":false", "\"draining\":true");
+        assert_eq!(read(draining.as_bytes()), Some(Report { is_ready: false, ..report }));
+        for (from, to) in [("mcp-resume", "other"), ("0badcafe", "0BADCAFE"), ("\"ready\":true,", ""), ("{", "[")] {
+            assert_eq!(read(said.replacen(from, to, 1).as_bytes()), None, "{to}");
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! The balancer's metrics, registered once; labels are words of fixed sets.
+
+use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+
+use super::owner::Condition;
+
+/// All counters of one balancer.
+pub struct Metrics {
+    registry: Registry,
+    requests: IntCounterVec,
+    in_flight: IntGauge,
+    again: IntCounterVec,
+    cuts: IntCounter,
+    ejections: IntCounter,
+    rounds: IntCounter,
+    replicas: IntGaugeVec,
+    doubled: IntGauge,
+    connections: IntGauge,
+}
+
+/// Why a request was sent to another replica, or to the same again.
+#[derive(Clone, Copy, Debug)]
+pub enum Again {
+    /// It could not be connected to.
+    Connect,
+    /// A connection that was kept open was closed before a byte of the answer.
+    Stale,
+    /// It was not the one that was meant.
+    Misdirected,
+    /// It takes no new calls.
+    Closing,
+}
+
+const CONDITIONS: [(Condition, &str); 4] = [
+    (Condition::Ready, "ready"),
+    (Condition::Ejected, "ejected"),
+    (Condition::Closing, "closing"),
+    (Condition::Down, "down"),
+];
+
+impl Metrics {
+    /// A registry with everything at zero.
+    ///
+    /// # Errors
+    /// When two metrics have one name, which a test would show.
+    pub fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new_custom(Some("mcp_resume_balancer".into()), None)?;
+        let counters = |name: &str, help: &str, label: &str| {
+            let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+            registry.register(Box::new(counters.clone()))?;
+            Ok::<_, prometheus::Error>(counters)
+        };
+        let counter = |name: &str, help: &str| {
+            let counter = IntCounter::new(name, help)?;
+            registry.register(Box::new(counter.clone()))?;
+            Ok::<_, prometheus::Error>(counter)
+        };
+        let gauge = |name: &str, help: &str| {
+            let gauge = IntGauge::new(name, help)?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
+        let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by how they are."), &["condition"])?;
+        registry.register(Box::new(replicas.clone()))?;
+        Ok(Self {
+            requests: counters("requests_total", "Requests, by the first digit of their answer's status.", "status")?,
+            in_flight: gauge("requests_in_flight", "Requests on their way.")?,
+            again: counters("sent_again_total", "Requests sent once more, nothing of which had run.", "reason")?,
+            cuts: counter("cuts_total", "Answers that were cut because their replica did not answer any more.")?,
+            ejections: counter("ejections_total", "Replicas that got no new calls for a while.")?,
+            rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
+            doubled: gauge("doubled_owners", "Owners that two processes say they are.")?,
+            connections: gauge("connections", "Connections of clients.")?,
+            replicas,
+            registry,
+        })
+    }
+
+    /// A request has come, or is over.
+    pub fn observe_in_flight(&self, change: i64) {
+        self.in_flight.add(change);
+    }
+
+    /// A request was answered with this status; 0: with none.
+    pub fn observe_answer(&self, status: u16) {
+        let class = match status {
+            100..=299 => "2xx",
+            300..=399 => "3xx",
+            400..=499 => "4xx",
+            500..=599 => "5xx",
+            _ => "none",
+        };
+        self.requests.with_label_values(&[class]).inc();
+    }
+
+    /// A request is sent once more.
+    pub fn observe_again(&self, why: Again) {
+        let why = match why {
+            Again::Connect => "connect",
+            Again::Stale => "stale",
+            Again::Misdirected => "misdirected",
+            Again::Closing => "closing",
+        };
+        self.again.with_label_values(&[why]).inc();
+    }
+
+    /// An answer was cut.
+    pub fn observe_cut(&self) {
+        self.cuts.inc();
+    }
+
+    /// A replica is out.
+    pub fn observe_ejection(&self) {
+        self.ejections.inc();
+    }
+
+    /// All were asked.
+    pub fn observe_round(&self) {
+        self.rounds.inc();
+    }
+
+    /// A client has connected, or has left.
+    pub fn observe_connection(&self, change: i64) {
+        self.connections.add(change);
+    }
+
+    /// The replicas are as `conditions`, and of so many names there are two.
+    pub fn observe_replicas(&self, conditions: &[Condition], doubled: usize) {
+        for (condition, word) in CONDITIONS {
+            let count = conditions.iter().filter(|other| **other == condition).count();
+            self.replicas.with_label_values(&[word]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        }
+        self.doubled.set(i64::try_from(doubled).unwrap_or(i64::MAX));
+    }
+
+    /// The text format of Prometheus.
+    pub fn render(&self) -> Vec<u8> {
+        let mut text = Vec::new();
+        // A Vec takes everything.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        text
+    }
+}

@@ -1,0 +1,268 @@
+//! The other role: a balancer in front of sidecars, which finds the one that a request belongs to.
+//!
+//! ```text
+//! client ─► serve ─► proxy (Pingora's phases) ─► owner: which replica? ─► sidecar
+//!                                                  ▲
+//!                       discovery ─► health ─► table
+//! ```
+//!
+//! It keeps no state of streams or sessions: any number of balancers agree, and one that is restarted has lost nothing. What it must
+//! know is who is where, and that the sidecars say themselves ([`health`]). Deliberately absent: keys, the streams' content, and
+//! surviving: a client that is cut here comes back, by way of another balancer or of this one's successor ([`upgrade`]).
+
+mod admin;
+pub mod client;
+pub mod discovery;
+pub mod health;
+pub mod metrics;
+pub mod owner;
+pub mod peer;
+pub mod proxy;
+pub mod proxy_protocol;
+pub mod serve;
+pub mod table;
+pub mod upgrade;
+
+use std::future::{Future, pending};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::thread;
+use std::time::Duration;
+
+use pingora_core::apps::ServerApp;
+use pingora_limits::rate::Rate;
+use pingora_proxy::HttpProxy;
+use socket2::SockRef;
+use tokio::net::TcpListener;
+use tokio::runtime;
+use tokio::sync::{Semaphore, mpsc, watch};
+use tokio_util::task::TaskTracker;
+use tracing::{info, warn};
+
+use crate::app;
+use crate::clock;
+use crate::config::Balancing;
+use crate::ingress::hand_out;
+use crate::tls::{self, Certificates};
+use client::Trust;
+use discovery::{Discovery, Sources};
+use health::{Health, Intervals};
+use metrics::Metrics;
+use peer::Peers;
+use proxy::Phases;
+use serve::{App, Front};
+use table::{Rules, Table};
+use upgrade::Predecessor;
+
+/// Connections that wait for one worker.
+const HANDED_MAX: usize = 1024;
+/// After the last connection, others may be on their way from whoever has not heard yet.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Why a balancer could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A listener could not be bound.
+    #[error(transparent)]
+    Bind(#[from] app::Error),
+    /// The files that TLS of the listener needs cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    /// Those that TLS to the sidecars needs.
+    #[error(transparent)]
+    Peers(#[from] peer::Error),
+    /// The process that runs does not hand over its listeners.
+    #[error("balance.upgrade_socket: {0}")]
+    Upgrade(#[from] upgrade::Error),
+    /// A worker thread, its runtime, or another name for a listener could not be had.
+    #[error("cannot start a worker: {0}")]
+    Thread(#[source] io::Error),
+    /// The metrics contradict each other.
+    #[error("cannot register the metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
+
+/// A balancer whose listeners are bound and which serves nothing yet.
+pub struct Balancer {
+    config: Balancing,
+    listener: TcpListener,
+    local_addr: SocketAddr,
+    admin: Option<(TcpListener, SocketAddr)>,
+    certificates: Option<Arc<Certificates>>,
+    predecessor: Option<Predecessor>,
+    peers: Arc<Peers>,
+    health: Arc<Health>,
+    table: Arc<Table>,
+    metrics: Arc<Metrics>,
+}
+
+impl Balancer {
+    /// Binds every listener, or takes them over from the process that runs, and asks the replicas who they are once.
+    ///
+    /// # Errors
+    /// When an address is taken or not ours, or the files that TLS needs cannot be used.
+    pub async fn bind(config: Balancing, workers: usize) -> Result<Self, Error> {
+        let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
+        let (mut taken, predecessor) = match config.balance.upgrade_socket.as_deref().map(upgrade::take) {
+            Some(taken) => taken?.unzip(),
+            None => (None, None),
+        };
+        let (listener, local_addr) = take_or_bind(config.listen.address, &mut taken)?;
+        let admin = match config.admin.address {
+            Some(address) => Some(take_or_bind(address, &mut taken)?),
+            None => None,
+        };
+        let balance = &config.balance;
+        let peers = Arc::new(Peers::new(&balance.tls, balance.connect_timeout, workers)?);
+        let metrics = Arc::new(Metrics::new()?);
+        let (eject_after, eject, slow_start) = (balance.eject_after, balance.eject, balance.slow_start);
+        let table = Arc::new(Table::new(Rules { eject_after, eject, slow_start }));
+        let sources = Sources { listed: balance.replicas.clone(), file: balance.file.clone() };
+        let intervals = Intervals {
+            refresh: balance.refresh,
+            health: balance.health,
+            timeout: balance.health_timeout,
+            unhealthy_after: balance.unhealthy_after,
+        };
+        let discovery = Discovery::new(sources);
+        let health = Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers.clone(), intervals));
+        health.round().await;
+        Ok(Self { config, listener, local_addr, admin, certificates, predecessor, peers, health, table, metrics })
+    }
+
+    /// Where clients connect.
+    pub fn local_addr(&self) -> SocketAddr {
+        self.local_addr
+    }
+
+    /// Where the admin listener listens, if there is one.
+    pub fn admin_addr(&self) -> Option<SocketAddr> {
+        self.admin.as_ref().map(|(_, address)| *address)
+    }
+
+    /// What the listener proves itself by, if it speaks TLS.
+    pub fn certificates(&self) -> Option<&Arc<Certificates>> {
+        self.certificates.as_ref()
+    }
+
+    /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the listeners; then lets what runs end, for as
+    /// long as it may.
+    ///
+    /// # Errors
+    /// When a thread or its runtime cannot be had.
+    pub async fn run(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
+        let Self { config, listener, admin, certificates, predecessor, peers, health, table, metrics, .. } = self;
+        let (stop, stopping) = watch::channel(false);
+        let trust = Arc::new(Trust::new(config.balance.trusted.clone()));
+        let phases = Phases {
+            table: table.clone(),
+            health: health.clone(),
+            peers: peers.clone(),
+            trust: Trust::new(config.balance.trusted.clone()),
+            rate: config.balance.requests_per_sec.map(|most| (Rate::new(Duration::from_secs(1)), most)),
+            metrics: metrics.clone(),
+            stopping: stopping.clone(),
+            turn: AtomicUsize::new(0),
+        };
+        let mut proxy = HttpProxy::new(phases, peers.server_conf().clone());
+        proxy.handle_init_modules();
+        let app = Arc::new(App::new(proxy, metrics.clone()));
+        let front = Front {
+            app: app.clone(),
+            certificates: certificates.clone(),
+            announced_by: config.balance.proxy_protocol.then_some(trust),
+            seats: Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS))),
+            visits: TaskTracker::new(),
+            stopping: stopping.clone(),
+            metrics: metrics.clone(),
+        };
+        let mut listeners = vec![(config.listen.address, copy(&listener)?)];
+        if let (Some(address), Some((listener, _))) = (config.admin.address, &admin) {
+            listeners.push((address, copy(listener)?));
+        }
+        let handed = start_workers(workers, &front)?;
+        let (close, closed) = watch::channel(false);
+        let accepting = tokio::spawn(hand_out(listener, handed, app::stopped(&closed)));
+        if let Some((listener, _)) = admin {
+            let admin =
+                admin::Admin { metrics, table, stopping: stopping.clone(), hosts: config.admin.allowed_hosts.clone() };
+            tokio::spawn(admin::serve(listener, admin, config.limits.header_bytes, app::stopped(&closed)));
+        }
+        let asking = tokio::spawn(async move { health.run().await });
+        let offer = match &config.balance.upgrade_socket {
+            Some(path) => Some(upgrade::offer(path, listeners, predecessor).await?),
+            None => None,
+        };
+        let successor = async {
+            match offer {
+                Some(offer) => offer.handed_over().await,
+                None => pending().await,
+            }
+        };
+        let is_handed_over = tokio::select! {
+            () = shutdown => false,
+            () = successor => true,
+        };
+        info!(is_handed_over, connections = front.visits.len(), "stopping");
+        let _ = stop.send(true);
+        if is_handed_over {
+            // Whoever connects now is the successor's.
+            let _ = close.send(true);
+        }
+        if tokio::time::timeout(config.balance.grace, emptied(&front.visits)).await.is_err() {
+            warn!(connections = front.visits.len(), "answers that still ran are cut");
+        }
+        let _ = close.send(true);
+        app.cleanup().await;
+        accepting.abort();
+        asking.abort();
+        Ok(())
+    }
+}
+
+/// Each with a runtime of its own: a connection stays on its thread.
+fn start_workers(workers: usize, front: &Front) -> Result<Vec<mpsc::Sender<crate::ingress::Handed>>, Error> {
+    let mut handed = Vec::new();
+    for worker in 0..workers.max(1) {
+        let (hand, connections) = mpsc::channel(HANDED_MAX);
+        handed.push(hand);
+        let front = front.clone();
+        let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
+        let work = move || runtime.block_on(front.serve(connections));
+        thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
+    }
+    Ok(handed)
+}
+
+/// Resolves when nobody has been connected for a while.
+async fn emptied(visits: &TaskTracker) {
+    visits.close();
+    loop {
+        visits.wait().await;
+        clock::sleep_until(clock::now() + LINGER).await;
+        if visits.is_empty() {
+            return;
+        }
+    }
+}
+
+/// The same socket once more.
+fn copy(listener: &TcpListener) -> Result<std::net::TcpListener, Error> {
+    Ok(SockRef::from(listener).try_clone().map_err(Error::Thread)?.into())
+}
+
+fn take_or_bind(
+    address: SocketAddr,
+    taken: &mut Option<upgrade::Listeners>,
+) -> Result<(TcpListener, SocketAddr), Error> {
+    let taken = taken.as_mut().and_then(|taken| {
+        let place = taken.iter().position(|(of, _)| *of == address)?;
+        Some(taken.swap_remove(place).1)
+    });
+    Ok(match taken {
+        Some(listener) => app::adopt(address, listener)?,
+        None => app::bind(address)?,
+    })
+}

@@ -1,0 +1,257 @@
+//! Which replica a request goes to: a pure function of the request, the replicas, and what was tried.
+//!
+//! A stream, and a session whose server is behind one replica, has an owner, which the client says without knowing it
+//! ([`crate::protocol::owner`]). Whoever has one goes there, whatever the load. What has none goes to the least loaded replica that
+//! takes new calls, or, with an idempotency key, to the one that its key belongs to, so that a call that is sent again meets the
+//! first. Two balancers that see the same replicas decide alike, and neither remembers anything. Absent: how it is known who is where
+//! ([`super::table`]), and HTTP.
+
+use std::net::SocketAddr;
+
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::protocol::ids::Owner;
+
+/// A replica as it is known now.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Replica {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// Who it is, by its own word.
+    pub owner: Owner,
+    /// How it is.
+    pub condition: Condition,
+    /// Every replica that has this store serves what this one has.
+    pub is_shared: bool,
+    /// What it has outlives its process: it may come back with it.
+    pub is_durable: bool,
+    /// Requests that are on their way through it.
+    pub load: usize,
+    /// The part of the load that it is to have, of 1: less while it is new.
+    pub part: f64,
+}
+
+/// How a replica is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Condition {
+    /// It takes everything.
+    Ready,
+    /// It is well by its own word, but requests to it broke.
+    Ejected,
+    /// It takes what it has begun, and no new calls: it drains, or cannot reach what it needs.
+    Closing,
+    /// It does not answer.
+    Down,
+}
+
+/// What is known of a request.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Wanted<'a> {
+    /// The replica it names.
+    pub owner: Option<Owner>,
+    /// What makes it the same as another.
+    pub key: Option<&'a [u8]>,
+    /// Whether every replica was asked who it is since the request came.
+    pub has_learned: bool,
+    /// Where it was sent already, without a byte of it being taken.
+    pub tried: &'a [SocketAddr],
+    /// Any number: decides between equals.
+    pub salt: usize,
+}
+
+/// Where a request goes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Choice<'a> {
+    /// To the replica that it names, or to one that has to be told who it is meant for.
+    Owner(&'a Replica),
+    /// To this one. If it named another, that one is gone: this one serves from the store they share, or says so.
+    Any(&'a Replica),
+    /// Nobody is known by the name: all are to be asked who they are.
+    Learn,
+    /// Nowhere now; it may be sent again.
+    Nowhere,
+}
+
+/// Chooses.
+pub fn choose<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Choice<'a> {
+    match wanted.owner {
+        None => new_call(wanted, replicas).map_or(Choice::Nowhere, Choice::Owner),
+        Some(owner) => owned(owner, wanted, replicas),
+    }
+}
+
+fn owned<'a>(owner: Owner, wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Choice<'a> {
+    let named = || replicas.iter().filter(|replica| replica.owner == owner);
+    let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(wanted, replica));
+    // Two of one name are a mistake that is reported; each request of theirs goes the same way, at every balancer.
+    if let Some(replica) = up.min_by_key(|replica| replica.address) {
+        return Choice::Owner(replica);
+    }
+    if !wanted.has_learned {
+        return Choice::Learn;
+    }
+    // What is on its disk comes back with it, and nobody else can say anything of it.
+    if named().any(|replica| replica.is_durable && !replica.is_shared) {
+        return Choice::Nowhere;
+    }
+    stand_in(wanted, replicas).map_or(Choice::Nowhere, Choice::Any)
+}
+
+/// Who answers for an owner that is gone: one that has its store where there is one, and takes new calls where one does.
+fn stand_in<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
+    let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(wanted, replica));
+    up.min_by(|a, b| {
+        let rank = |replica: &Replica| (!replica.is_shared, replica.condition as u8);
+        rank(a).cmp(&rank(b)).then(pressure(a).total_cmp(&pressure(b)))
+    })
+}
+
+fn new_call<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
+    let of = |condition: Condition| -> Vec<&Replica> {
+        let are = replicas.iter().filter(|replica| replica.condition == condition && is_untried(wanted, replica));
+        are.collect()
+    };
+    let mut among = of(Condition::Ready);
+    if among.is_empty() {
+        // Better one that may break than none.
+        among = of(Condition::Ejected);
+    }
+    match wanted.key {
+        Some(key) => {
+            among.into_iter().max_by_key(|replica| (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner))
+        }
+        None => least_loaded(&among, wanted.salt),
+    }
+}
+
+/// The first of the least loaded, counted from a place that differs from request to request.
+fn least_loaded<'a>(among: &[&'a Replica], salt: usize) -> Option<&'a Replica> {
+    let begin = salt.checked_rem(among.len())?;
+    let (late, early) = among.split_at(begin);
+    early.iter().chain(late).copied().min_by(|a, b| pressure(a).total_cmp(&pressure(b)))
+}
+
+/// What one more request would be to it.
+fn pressure(replica: &Replica) -> f64 {
+    (replica.load as f64 + 1.0) / replica.part.max(f64::MIN_POSITIVE)
+}
+
+fn is_untried(wanted: &Wanted<'_>, replica: &Replica) -> bool {
+    !wanted.tried.contains(&replica.address)
+}
+
+#[cfg(test)]
+mod tests {
+    use Condition::{Closing, Down, Ejected, Ready};
+
+    use super::*;
+
+    fn replica(number: u16, condition: Condition) -> Replica {
+        Replica {
+            address: SocketAddr::from(([127, 0, 0, 1], number)),
+            owner: Owner(number.into()),
+            condition,
+            is_shared: false,
+            is_durable: false,
+            load: 0,
+            part: 1.0,
+        }
+    }
+
+    fn shared(number: u16, condition: Condition) -> Replica {
+        Replica { is_shared: true, is_durable: true, ..replica(number, condition) }
+    }
+
+    fn loaded(number: u16, load: usize) -> Replica {
+        Replica { load, ..replica(number, Ready) }
+    }
+
+    /// What was chosen, by its port.
+    fn chosen(wanted: &Wanted<'_>, replicas: &[Replica]) -> String {
+        match choose(wanted, replicas) {
+            Choice::Owner(replica) => format!("owner {}", replica.address.port()),
+            Choice::Any(replica) => format!("any {}", replica.address.port()),
+            Choice::Learn => "learn".to_owned(),
+            Choice::Nowhere => "nowhere".to_owned(),
+        }
+    }
+
+    #[test]
+    fn whoever_names_an_owner_goes_there() {
+        let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
+        let disk = |condition| vec![replica(1, Ready), Replica { is_durable: true, ..replica(2, condition) }];
+        let two_of_a_name = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
+        let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];
+        for (what, owner, has_learned, replicas, expected) in [
+            ("loaded", 2, false, of(Ready), "owner 2"),
+            ("requests broke", 2, false, of(Ejected), "owner 2"),
+            ("draining", 2, false, of(Closing), "owner 2"),
+            ("one that does not answer is asked for once more", 2, false, of(Down), "learn"),
+            ("nobody of that name", 7, false, of(Ready), "learn"),
+            ("gone with its memory: the honest answer", 2, true, of(Down), "any 1"),
+            ("never heard of: the honest answer", 7, true, of(Ready), "any 1"),
+            ("gone with its disk: it may come back", 2, true, disk(Down), "nowhere"),
+            ("gone, and any has its store; best one that stays", 2, true, redis(Down), "any 3"),
+            ("two of one name: every balancer decides alike", 1, false, two_of_a_name, "owner 1"),
+            ("nobody at all", 2, true, vec![], "nowhere"),
+            ("all down", 2, true, vec![replica(1, Down)], "nowhere"),
+        ] {
+            let wanted = Wanted { owner: Some(Owner(owner)), has_learned, ..Wanted::default() };
+            assert_eq!(chosen(&wanted, &replicas), expected, "{what}");
+        }
+    }
+
+    #[test]
+    fn what_names_nobody_goes_to_the_least_loaded() {
+        let new = Replica { part: 0.1, ..loaded(2, 0) };
+        for (what, replicas, tried, expected) in [
+            ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
+            ("one that is new counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
+            ("but gets some", vec![loaded(1, 30), new], vec![], "owner 2"),
+            ("not where it was tried", vec![loaded(1, 0), loaded(2, 9)], vec![1], "owner 2"),
+            ("not one that drains", vec![replica(1, Closing), loaded(2, 9)], vec![], "owner 2"),
+            ("not one that breaks", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),
+            ("but better than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "owner 1"),
+            ("never one that drains", vec![replica(1, Closing), replica(2, Down)], vec![], "nowhere"),
+            ("nobody", vec![], vec![], "nowhere"),
+        ] {
+            let tried: Vec<_> = tried.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
+            for salt in 0..4 {
+                let wanted = Wanted { tried: &tried, salt, ..Wanted::default() };
+                assert_eq!(chosen(&wanted, &replicas), expected, "{what}");
+            }
+        }
+    }
+
+    #[test]
+    fn equals_take_turns() {
+        let replicas = [loaded(1, 0), loaded(2, 0), loaded(3, 0)];
+        let turns: Vec<_> = (0..4).map(|salt| chosen(&Wanted { salt, ..Wanted::default() }, &replicas)).collect();
+        assert_eq!(turns, ["owner 1", "owner 2", "owner 3", "owner 1"]);
+    }
+
+    #[test]
+    fn a_key_belongs_to_one_replica_wherever_and_whenever_it_is_asked() {
+        let three = [loaded(1, 9), loaded(2, 0), loaded(3, 4)];
+        let turned = [three[2].clone(), three[0].clone(), three[1].clone()];
+        let two = [three[0].clone(), three[1].clone()];
+        let (mut counts, mut moved) = ([0; 4], 0);
+        for number in 0..3000_u32 {
+            let key = number.to_be_bytes();
+            let of = |replicas: &[Replica]| match choose(&Wanted { key: Some(&key), ..Wanted::default() }, replicas) {
+                Choice::Owner(replica) => replica.owner.0 as usize,
+                other => panic!("{other:?}"),
+            };
+            let first = of(&three);
+            assert_eq!(of(&turned), first, "in any order");
+            counts[first] += 1;
+            if first != 3 {
+                assert_eq!(of(&two), first, "a replica that leaves takes nobody else's with it");
+            } else {
+                moved += 1;
+            }
+        }
+        assert_eq!(moved, counts[3]);
+        assert!(counts[1..].iter().all(|count| (900..1100).contains(count)), "{counts:?}");
+    }
+}

@@ -1,0 +1,384 @@
+//! The phases of a request through Pingora: who sent it, whom it names, where it goes, and what is said when that fails.
+//!
+//! A request is sent once more only where nothing of it can have run: no byte of it was taken, or a sidecar says so by its own mark.
+//! Nothing is remembered beyond the request. Absent: the choice itself ([`super::owner`]), and connections ([`super::serve`]).
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::{Bytes, BytesMut};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, FORWARDED, RETRY_AFTER};
+use http::{HeaderName, HeaderValue, Method, StatusCode};
+use pingora_core::server::ShutdownWatch;
+use pingora_core::upstreams::peer::HttpPeer;
+use pingora_core::{Error, ErrorSource, ErrorType, Result};
+use pingora_http::{RequestHeader, ResponseHeader};
+use pingora_limits::rate::Rate;
+use pingora_proxy::{FailToProxy, ProxyHttp, Session};
+
+use super::client::{Client, Trust, X_FORWARDED_FOR};
+use super::health::{self, Health};
+use super::metrics::{Again, Metrics};
+use super::owner::{Choice, Wanted, choose};
+use super::peer::Peers;
+use super::serve;
+use super::table::{Passage, Table};
+use crate::clock;
+use crate::protocol::classify::{self, Route};
+use crate::protocol::dialect::Declared;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::{self, names};
+use crate::protocol::ids::Owner;
+use crate::protocol::owner;
+
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+/// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
+const PEEK_MAX: usize = 64 * 1024;
+/// A request is sent so often at most.
+const TRIES: usize = 6;
+/// Clients that are told to come back later are told this many seconds.
+const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
+
+/// What decides over every request.
+pub struct Phases {
+    /// Who is where.
+    pub table: Arc<Table>,
+    /// Whom to ask.
+    pub health: Arc<Health>,
+    /// How to get there.
+    pub peers: Arc<Peers>,
+    /// Whose word on addresses counts.
+    pub trust: Trust,
+    /// Requests of one address in a second.
+    pub rate: Option<(Rate, u32)>,
+    /// All counters.
+    pub metrics: Arc<Metrics>,
+    /// Whether the balancer is on its way out.
+    pub stopping: ShutdownWatch,
+    /// Decides between equals.
+    pub turn: AtomicUsize,
+}
+
+/// One request.
+pub struct Request {
+    metrics: Arc<Metrics>,
+    began: Instant,
+    client: Option<Client>,
+    named: Option<Owner>,
+    key: Option<Bytes>,
+    has_learned: bool,
+    tried: Vec<SocketAddr>,
+    /// Where it is, and who it is meant for.
+    passage: Option<Passage>,
+    mark: Option<Owner>,
+    tries: usize,
+    /// Bytes of it may have been taken.
+    is_sent: bool,
+    is_answered: bool,
+    /// Why it is sent once more.
+    again: Option<Again>,
+    /// What its sender is told.
+    failure: Option<Failure>,
+    body: Bytes,
+}
+
+impl Phases {
+    /// The whole body, if it is one to be looked into.
+    async fn peek(&self, session: &mut Session) -> Result<Bytes> {
+        let head = session.req_header();
+        let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        if head.method != Method::POST
+            || !headers::is_json(&head.headers)
+            || length.is_none_or(|length| length > PEEK_MAX)
+        {
+            return Ok(Bytes::new());
+        }
+        // What is read from now on is kept, to be sent on.
+        session.as_mut().enable_retry_buffering();
+        let mut body = BytesMut::new();
+        while let Some(piece) = session.read_request_body().await? {
+            body.extend_from_slice(&piece);
+        }
+        Ok(body.freeze())
+    }
+
+    fn is_too_often(&self, client: Option<IpAddr>) -> bool {
+        let (Some((rate, most)), Some(client)) = (&self.rate, client) else { return false };
+        rate.observe(&client, 1) > isize::try_from(*most).unwrap_or(isize::MAX)
+    }
+
+    /// Where the request goes now. Asks everybody where it names one that nobody is.
+    async fn choose(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
+        loop {
+            let replicas = self.table.replicas();
+            let wanted = Wanted {
+                owner: request.named,
+                key: request.key.as_deref(),
+                has_learned: request.has_learned,
+                tried: &request.tried,
+                salt: self.turn.fetch_add(1, Ordering::Relaxed),
+            };
+            match choose(&wanted, &replicas) {
+                Choice::Owner(replica) => return Some((replica.address, Some(replica.owner))),
+                Choice::Any(replica) => return Some((replica.address, None)),
+                Choice::Nowhere => return None,
+                Choice::Learn => {
+                    self.health.learn(request.began).await;
+                    request.has_learned = true;
+                    // Who could not be connected to may be there now, as another.
+                    request.tried.clear();
+                }
+            }
+        }
+    }
+
+    fn fail(request: &mut Request, failure: Failure) -> Box<Error> {
+        request.failure = Some(failure);
+        Error::explain(ErrorType::HTTPStatus(failure.code.http_status()), failure.code.label())
+    }
+
+    fn note_broken(&self, request: &Request) {
+        if let Some(passage) = &request.passage
+            && passage.entry.note_broken()
+        {
+            self.metrics.observe_ejection();
+        }
+    }
+
+    /// A sidecar says that nothing of the request has run, and why: it is not the one that was meant, or takes no new calls.
+    async fn misdirected(&self, session: &mut Session, request: &mut Request, status: StatusCode) -> Result<()> {
+        if request.tries >= TRIES || session.as_ref().retry_buffer_truncated() {
+            return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
+        }
+        let is_other = status == StatusCode::MISDIRECTED_REQUEST;
+        if is_other && request.named.is_none() {
+            // By what it has read of the body, where that was not looked into.
+            request.named = owner::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default());
+        }
+        if is_other && !std::mem::replace(&mut request.has_learned, true) {
+            self.health.learn(clock::now()).await;
+        } else if let Some(passage) = &request.passage {
+            request.tried.push(passage.entry.address);
+        }
+        request.again = Some(if is_other { Again::Misdirected } else { Again::Closing });
+        let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of it ran");
+        error.set_retry(true);
+        Err(error)
+    }
+}
+
+#[async_trait]
+impl ProxyHttp for Phases {
+    type CTX = Request;
+
+    fn new_ctx(&self) -> Request {
+        self.metrics.observe_in_flight(1);
+        Request {
+            metrics: self.metrics.clone(),
+            began: clock::now(),
+            client: None,
+            named: None,
+            key: None,
+            has_learned: false,
+            tried: Vec::new(),
+            passage: None,
+            mark: None,
+            tries: 0,
+            is_sent: false,
+            is_answered: false,
+            again: None,
+            failure: None,
+            body: Bytes::new(),
+        }
+    }
+
+    async fn request_filter(&self, session: &mut Session, request: &mut Request) -> Result<bool> {
+        if *self.stopping.borrow() {
+            // The next one is for another balancer.
+            session.set_keepalive(None);
+        }
+        let head = session.req_header();
+        if head.uri.path() == health::PATH {
+            // Between the sidecars and those before them.
+            session.respond_error(StatusCode::NOT_FOUND.as_u16()).await?;
+            return Ok(true);
+        }
+        let peer = session.client_addr().and_then(|address| Some(address.as_inet()?.ip()));
+        request.client = peer.map(|peer| self.trust.client(peer, &session.req_header().headers));
+        if self.is_too_often(request.client.as_ref().map(|client| client.address)) {
+            return Err(Self::fail(request, Failure::before_run(ErrorCode::TooManyRequests)));
+        }
+        request.body = self.peek(session).await?;
+        let head = session.req_header();
+        request.named = owner::named(&head.headers, &head.uri, &request.body);
+        let key = head.headers.get(names::IDEMPOTENCY_KEY);
+        request.key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
+        Ok(false)
+    }
+
+    async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
+        serve::forget_passage();
+        request.passage = None;
+        request.tries += 1;
+        let chosen = if request.tries > TRIES { None } else { self.choose(request).await };
+        let entry = chosen.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
+        let Some((entry, mark)) = entry else {
+            return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
+        };
+        (request.passage, request.mark) = (Some(entry.enter()), mark);
+        Ok(Box::new(self.peers.to(&entry)))
+    }
+
+    async fn upstream_request_filter(
+        &self,
+        session: &mut Session,
+        upstream: &mut RequestHeader,
+        request: &mut Request,
+    ) -> Result<()> {
+        let is_tls = session.digest().is_some_and(|digest| digest.ssl_digest.is_some());
+        if let Some(client) = &request.client {
+            forward(client, if is_tls { "https" } else { "http" }, upstream)?;
+        }
+        upstream.remove_header(&names::MCP_RESUME_OWNER);
+        if let Some(owner) = request.mark {
+            upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?;
+        }
+        // From here on bytes may be taken, and only the replica can say anything: without it there is nothing to wait for.
+        request.is_sent = true;
+        request.passage.iter().for_each(serve::note_passage);
+        Ok(())
+    }
+
+    fn fail_to_connect(
+        &self,
+        _: &mut Session,
+        _: &HttpPeer,
+        request: &mut Request,
+        mut error: Box<Error>,
+    ) -> Box<Error> {
+        self.note_broken(request);
+        if let Some(passage) = request.passage.take() {
+            request.tried.push(passage.entry.address);
+        }
+        self.metrics.observe_again(Again::Connect);
+        error.set_retry(true);
+        error
+    }
+
+    fn error_while_proxy(
+        &self,
+        _: &HttpPeer,
+        session: &mut Session,
+        mut error: Box<Error>,
+        request: &mut Request,
+        client_reused: bool,
+    ) -> Box<Error> {
+        let is_safe = matches!(session.req_header().method, Method::GET | Method::HEAD);
+        let is_theirs = *error.esource() == ErrorSource::Upstream;
+        if request.again.is_none() && is_theirs && client_reused && is_safe && !request.is_answered {
+            request.again = Some(Again::Stale);
+        } else if request.again.is_none() && is_theirs {
+            self.note_broken(request);
+        }
+        let again = request.again.take().filter(|_| request.tries < TRIES);
+        if let Some(again) = again {
+            self.metrics.observe_again(again);
+            request.is_sent = false;
+        }
+        error.set_retry(again.is_some());
+        error
+    }
+
+    async fn upstream_response_filter(
+        &self,
+        session: &mut Session,
+        response: &mut ResponseHeader,
+        request: &mut Request,
+    ) -> Result<()> {
+        let is_marked = response.remove_header(&names::MCP_RESUME_OWNER).is_some();
+        if let Some(passage) = &request.passage {
+            passage.entry.note_answered();
+        }
+        let has_not_run = match response.status {
+            StatusCode::MISDIRECTED_REQUEST => true,
+            // Whoever named it has nobody else to go to.
+            StatusCode::SERVICE_UNAVAILABLE => request.named.is_none(),
+            _ => false,
+        };
+        if is_marked && has_not_run && request.mark.is_some() {
+            return self.misdirected(session, request, response.status).await;
+        }
+        request.is_answered = true;
+        Ok(())
+    }
+
+    async fn fail_to_proxy(&self, session: &mut Session, error: &Error, request: &mut Request) -> FailToProxy {
+        let is_gone = *error.esource() == ErrorSource::Downstream
+            && matches!(error.etype(), ErrorType::WriteError | ErrorType::ReadError | ErrorType::ConnectionClosed);
+        if is_gone || request.is_answered {
+            return FailToProxy { error_code: 0, can_reuse_downstream: false };
+        }
+        let failure = request.failure.unwrap_or(match (error.esource(), request.is_sent) {
+            (ErrorSource::Downstream, _) => Failure::before_run(ErrorCode::BadRequest),
+            (_, true) => Failure::after_send(ErrorCode::ReplicaBroke),
+            (_, false) => Failure::before_run(ErrorCode::NoReplica),
+        });
+        let status = failure.code.http_status();
+        if let Err(error) = tell(session, failure, &request.body).await {
+            tracing::debug!(%error, "a client could not be told of a failure");
+        }
+        FailToProxy { error_code: status, can_reuse_downstream: false }
+    }
+
+    async fn logging(&self, session: &mut Session, _: Option<&Error>, _: &mut Request) {
+        self.metrics.observe_answer(session.response_written().map_or(0, |response| response.status.as_u16()));
+    }
+
+    fn suppress_error_log(&self, _: &Session, _: &Request, error: &Error) -> bool {
+        // Clients come and go.
+        *error.esource() == ErrorSource::Downstream
+    }
+}
+
+/// Says for whom the request is made.
+fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) -> Result<()> {
+    if !client.is_behind_trusted {
+        [FORWARDED, X_FORWARDED_HOST, X_FORWARDED_PROTO].iter().for_each(|name| drop(upstream.remove_header(name)));
+    }
+    upstream.insert_header(X_FORWARDED_FOR, client.forwarded_for.clone())?;
+    if !upstream.headers.contains_key(X_FORWARDED_PROTO) {
+        upstream.insert_header(X_FORWARDED_PROTO, scheme)?;
+    }
+    Ok(())
+}
+
+/// Says a failure under the ids of the requests that `body` has, as a sidecar would.
+async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
+    let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL) {
+        Route::Call(call) => failure.to_body(&call.ids, call.batch),
+        _ => failure.to_body(&[], false),
+    };
+    let status = failure.code.http_status();
+    let mut response = ResponseHeader::build(status, Some(4))?;
+    response.insert_header(CONTENT_TYPE, "application/json")?;
+    response.insert_header(CONTENT_LENGTH, text.len())?;
+    response.insert_header(CACHE_CONTROL, "no-store")?;
+    if matches!(status, 429 | 503) {
+        response.insert_header(RETRY_AFTER, RETRY_AFTER_SECS)?;
+    }
+    session.set_keepalive(None);
+    session.write_response_header(Box::new(response), false).await?;
+    session.write_response_body(Some(text.into()), true).await
+}
+
+impl Drop for Request {
+    fn drop(&mut self) {
+        // Not everything that ends a request ends by way of the phases.
+        serve::forget_passage();
+        self.metrics.observe_in_flight(-1);
+    }
+}

@@ -1,0 +1,347 @@
+//! The PROXY protocol, versions 1 and 2: a load balancer before us says whose connection this is, before TLS begins.
+//!
+//! Of trusted peers it is demanded, of others it is not even looked for: a receiver must never guess
+//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). Not one byte behind the header is read. Absent: what a header says
+//! beside the source address, TLVs too.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::str::FromStr;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+use tokio::time::timeout;
+use tracing::debug;
+
+use super::client::Trust;
+
+/// A header is all there after so long, or the connection is closed.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// The longest header of version 1, with its end of line (§2.1).
+const LONGEST_V1: usize = 107;
+/// The longest header of version 2 that is taken: TLVs with certificates make them long.
+const LONGEST_V2: usize = 4096;
+/// No header of either version is shorter: `PROXY UNKNOWN` and an end of line.
+const SHORTEST: usize = 15;
+/// What version 2 has before addresses and TLVs.
+const V2_HEAD: usize = 16;
+const V1_PREFIX: &[u8] = b"PROXY ";
+const V2_SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
+/// Why a connection from a trusted peer is closed before its first request.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It did not begin with a header, or with a bad one.
+    #[error("the connection does not begin with a PROXY header as it must: {0}")]
+    Malformed(&'static str),
+    /// It was not there in time.
+    #[error("the PROXY header did not come within {HEADER_TIMEOUT:?}")]
+    TimedOut,
+    /// The connection ended in it.
+    #[error("the connection ended in its PROXY header: {0}")]
+    Io(#[from] io::Error),
+}
+
+/// Whose connection `io` from `peer` is: `peer`'s where it is not trusted, where the header says that it is its own, and where it speaks of
+/// no TCP over IP. Else that of the source in the header. To be called before anything is read of `io`; only the header is read, however it
+/// arrives.
+///
+/// # Errors
+/// Where a trusted peer sends no good header in time. The connection must be closed then: nobody knows how much was read.
+pub async fn read(trust: &Trust, io: &mut (impl AsyncRead + Unpin), peer: SocketAddr) -> Result<SocketAddr, Error> {
+    if !trust.holds(peer.ip()) {
+        return Ok(peer);
+    }
+    let read = timeout(HEADER_TIMEOUT, source(io)).await.unwrap_or(Err(Error::TimedOut));
+    match read {
+        Ok(source) => Ok(source.unwrap_or(peer)),
+        Err(error) => {
+            debug!(%peer, %error, "connection refused");
+            Err(error)
+        }
+    }
+}
+
+async fn source(io: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>, Error> {
+    let mut header = Vec::new();
+    loop {
+        match rest(&header)? {
+            0 => return parse(&header),
+            certain => {
+                let read = header.len();
+                header.resize(read + certain, 0);
+                io.read_exact(&mut header[read..]).await?;
+            }
+        }
+    }
+}
+
+/// How many bytes at least the header has behind `header`, its beginning; 0 when that is all.
+fn rest(header: &[u8]) -> Result<usize, Error> {
+    if header.len() < SHORTEST {
+        return Ok(SHORTEST - header.len());
+    }
+    if header.starts_with(V1_PREFIX) {
+        return rest_v1(header);
+    }
+    if !header.starts_with(V2_SIGNATURE) {
+        return Err(Error::Malformed("it begins otherwise"));
+    }
+    let Some([high, low]) = header.get(V2_HEAD - 2..V2_HEAD) else { return Ok(V2_HEAD - header.len()) };
+    let all = V2_HEAD + usize::from(u16::from_be_bytes([*high, *low]));
+    if all > LONGEST_V2 {
+        return Err(Error::Malformed("it is too long"));
+    }
+    Ok(all - header.len())
+}
+
+fn rest_v1(header: &[u8]) -> Result<usize, Error> {
+    match header {
+        [.., b'\r', b'\n'] => Ok(0),
+        _ if header.len() >= LONGEST_V1 => Err(Error::Malformed("its line is too long")),
+        [.., b'\r'] => Ok(1),
+        // An end of line that is none, or that stands before the end of what was read.
+        _ if header[..header.len() - 1].contains(&b'\r') || header.contains(&b'\n') => {
+            Err(Error::Malformed("its line ends wrongly"))
+        }
+        _ => Ok(2.min(LONGEST_V1 - header.len())),
+    }
+}
+
+fn parse(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
+    let source = if header.starts_with(V1_PREFIX) { parse_v1(header)? } else { parse_v2(header)? };
+    Ok(source.map(|source| SocketAddr::new(source.ip().to_canonical(), source.port())))
+}
+
+fn parse_v1(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
+    let line = std::str::from_utf8(header).map_err(|_| Error::Malformed("it is no text"))?.trim_end_matches("\r\n");
+    if line.contains(['\r', '\n']) {
+        return Err(Error::Malformed("its line ends wrongly"));
+    }
+    let fields: Vec<&str> = line.split(' ').collect();
+    match fields[1..] {
+        ["UNKNOWN", ..] => Ok(None),
+        ["TCP4", source, to, port, to_port] => addresses_v1::<Ipv4Addr>(source, to, port, to_port).map(Some),
+        ["TCP6", source, to, port, to_port] => addresses_v1::<Ipv6Addr>(source, to, port, to_port).map(Some),
+        _ => Err(Error::Malformed("its line has other fields")),
+    }
+}
+
+fn addresses_v1<Ip: FromStr + Into<IpAddr>>(
+    source: &str,
+    to: &str,
+    port: &str,
+    to_port: &str,
+) -> Result<SocketAddr, Error> {
+    let ip = |text: &str| text.parse::<Ip>().map_err(|_| Error::Malformed("it has a bad address"));
+    let (source, _) = (ip(source)?, ip(to)?);
+    let (port, _) = (port_v1(port)?, port_v1(to_port)?);
+    Ok(SocketAddr::new(source.into(), port))
+}
+
+/// In its canonical form: no sign, no leading zeros.
+fn port_v1(text: &str) -> Result<u16, Error> {
+    text.parse().ok().filter(|port: &u16| port.to_string() == text).ok_or(Error::Malformed("it has a bad port"))
+}
+
+fn parse_v2(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
+    let (head, block) = header.split_at(V2_HEAD);
+    match head[12] {
+        0x20 => return Ok(None),
+        0x21 => {}
+        _ => return Err(Error::Malformed("of version 2 it has an unknown version or command")),
+    }
+    // The source, the destination, and a port of each.
+    match head[13] {
+        0x11 => Ok(Some(source_v2::<4>(block, 12)?)),
+        0x21 => Ok(Some(source_v2::<16>(block, 36)?)),
+        // UNSPEC in either half, datagrams, Unix sockets: there is no such source here.
+        family if family >> 4 <= 3 && family & 0xF <= 2 => Ok(None),
+        _ => Err(Error::Malformed("it has an unknown family or protocol")),
+    }
+}
+
+fn source_v2<const N: usize>(block: &[u8], least: usize) -> Result<SocketAddr, Error>
+where
+    IpAddr: From<[u8; N]>,
+{
+    let addresses = block.get(..least).ok_or(Error::Malformed("it is too short for its addresses"))?;
+    let source: [u8; N] = addresses[..N].try_into().expect("a block of addresses begins with the source");
+    let port = u16::from_be_bytes([addresses[2 * N], addresses[2 * N + 1]]);
+    Ok(SocketAddr::new(source.into(), port))
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncWriteExt, duplex};
+    use tokio::net::{TcpListener, TcpStream};
+
+    use super::*;
+
+    const PEER: &str = "10.0.0.1:1";
+
+    fn trust() -> Trust {
+        Trust::new(["10.0.0.0/8".parse().unwrap(), "127.0.0.0/8".parse().unwrap()])
+    }
+
+    fn v2(command: u8, family: u8, block: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(block.len()).unwrap().to_be_bytes();
+        [V2_SIGNATURE, &[command, family], &length, block].concat()
+    }
+
+    fn v4_block() -> Vec<u8> {
+        [&[7, 7, 7, 7, 10, 0, 0, 9][..], &50000_u16.to_be_bytes(), &443_u16.to_be_bytes()].concat()
+    }
+
+    fn v6_block(source: &str) -> Vec<u8> {
+        let source = source.parse::<Ipv6Addr>().unwrap().octets();
+        [&source[..], &Ipv6Addr::LOCALHOST.octets(), &50000_u16.to_be_bytes(), &443_u16.to_be_bytes()].concat()
+    }
+
+    fn tlvs() -> Vec<u8> {
+        [&[0x04, 0, 3, 1, 2, 3, 0x02, 0, 4][..], b"name"].concat()
+    }
+
+    /// Good headers, and whose connection it is.
+    fn good() -> Vec<(Vec<u8>, &'static str)> {
+        let with_tlvs = |block: Vec<u8>| [block, tlvs()].concat();
+        let longest = vec![0; LONGEST_V2 - V2_HEAD - 12];
+        let padded = format!("PROXY UNKNOWN {}\r\n", "x".repeat(LONGEST_V1 - 16));
+        vec![
+            (b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(), "7.7.7.7:50000"),
+            (b"PROXY TCP4 255.255.255.255 255.255.255.255 65535 65535\r\n".to_vec(), "255.255.255.255:65535"),
+            (b"PROXY TCP4 1.1.1.1 1.1.1.1 0 1\r\n".to_vec(), "1.1.1.1:0"),
+            (b"PROXY TCP6 2001:db8::1 ::1 50000 443\r\n".to_vec(), "[2001:db8::1]:50000"),
+            (b"PROXY TCP6 ::ffff:7.7.7.7 ::1 50000 443\r\n".to_vec(), "7.7.7.7:50000"),
+            (b"PROXY UNKNOWN\r\n".to_vec(), PEER),
+            (b"PROXY UNKNOWN ffff:f...f:ffff 1 2\r\n".to_vec(), PEER),
+            (padded.into_bytes(), PEER),
+            (v2(0x21, 0x11, &v4_block()), "7.7.7.7:50000"),
+            (v2(0x21, 0x11, &with_tlvs(v4_block())), "7.7.7.7:50000"),
+            (v2(0x21, 0x11, &[v4_block(), longest].concat()), "7.7.7.7:50000"),
+            (v2(0x21, 0x21, &v6_block("2001:db8::1")), "[2001:db8::1]:50000"),
+            (v2(0x21, 0x21, &with_tlvs(v6_block("::ffff:7.7.7.7"))), "7.7.7.7:50000"),
+            (v2(0x20, 0x00, &[]), PEER),
+            (v2(0x20, 0x11, &v4_block()), PEER),
+            (v2(0x20, 0xFF, &tlvs()), PEER),
+            (v2(0x21, 0x00, &tlvs()), PEER),
+            (v2(0x21, 0x12, &v4_block()), PEER),
+            (v2(0x21, 0x31, &[0; 216]), PEER),
+        ]
+    }
+
+    async fn of(bytes: &[u8]) -> Result<SocketAddr, Error> {
+        read(&trust(), &mut &bytes[..], PEER.parse().unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn a_good_header_is_read_and_nothing_behind_it() {
+        for (header, source) in good() {
+            let sent = [&header[..], b"GET / HTTP/1.1\r\n"].concat();
+            let mut io = &sent[..];
+            let read = read(&trust(), &mut io, PEER.parse().unwrap()).await.unwrap();
+            assert_eq!(read.to_string(), source, "{}", header.escape_ascii());
+            assert_eq!(io, b"GET / HTTP/1.1\r\n", "{}", header.escape_ascii());
+        }
+    }
+
+    #[tokio::test]
+    async fn it_may_arrive_byte_by_byte() {
+        for (header, source) in good() {
+            // The other end's next byte has room only when the last one was read.
+            let (mut io, mut other) = duplex(1);
+            let send = async {
+                other.write_all(&header).await.unwrap();
+                other.write_all(b"!").await.unwrap();
+                other
+            };
+            let (trust, peer) = (trust(), PEER.parse().unwrap());
+            let (read, _other) = tokio::join!(read(&trust, &mut io, peer), send);
+            assert_eq!(read.unwrap().to_string(), source, "{}", header.escape_ascii());
+            assert_eq!(io.read_u8().await.unwrap(), b'!');
+        }
+    }
+
+    #[tokio::test]
+    async fn one_that_ends_early_is_refused_wherever_it_ends() {
+        for (header, _) in good() {
+            for end in 0..header.len() {
+                let ended = of(&header[..end]).await;
+                assert!(matches!(ended, Err(Error::Io(_))), "{}: {ended:?}", header[..end].escape_ascii());
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_bad_one_is_refused() {
+        let too_long = format!("PROXY UNKNOWN {}\r\n", "x".repeat(LONGEST_V1 - 15));
+        let bad: Vec<Vec<u8>> = vec![
+            b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
+            b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a client's hello".to_vec(),
+            b"PROXY\tTCP4 7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(),
+            b"proxy TCP4 7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(),
+            b"PROXY TCP5 7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(),
+            b"PROXY TCP4  7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443 \r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 50000\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7 10.0.0.9 50000 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 ::1 50000 443\r\n".to_vec(),
+            b"PROXY TCP6 7.7.7.7 ::1 50000 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 65536 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 +1 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 01 443\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 x\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\nGET / HTTP/1.1\r\n".to_vec(),
+            b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\rGET / HTTP/1.1\r\n".to_vec(),
+            b"PROXY UNKNOWN\n\nGET / HTTP/1.1\r\n".to_vec(),
+            b"PROXY \r\nGET / HTTP/1.1\r\n".to_vec(),
+            b"PROXY UNKNOWN \xFF\r\n".to_vec(),
+            too_long.into_bytes(),
+            vec![b'P'; 200],
+            [b"PROXY ".to_vec(), vec![b' '; 200]].concat(),
+            v2(0x11, 0x11, &v4_block()),
+            v2(0x22, 0x11, &v4_block()),
+            v2(0x21, 0x41, &v4_block()),
+            v2(0x21, 0x13, &v4_block()),
+            v2(0x21, 0x11, &v4_block()[..11]),
+            v2(0x21, 0x21, &v6_block("::1")[..35]),
+            v2(0x21, 0x11, &[]),
+            v2(0x21, 0x11, &vec![0; LONGEST_V2 - V2_HEAD + 1]),
+            v2(0x20, 0x00, &vec![0; usize::from(u16::MAX)]),
+        ];
+        for header in bad {
+            let read = of(&header).await;
+            assert!(matches!(read, Err(Error::Malformed(_))), "{}: {read:?}", header.escape_ascii());
+        }
+    }
+
+    #[tokio::test]
+    async fn of_a_peer_that_is_not_trusted_nothing_is_read() {
+        let mut io = &b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\n"[..];
+        let peer = "8.8.8.8:1".parse().unwrap();
+        assert_eq!(read(&trust(), &mut io, peer).await.unwrap(), peer);
+        assert!(io.starts_with(b"PROXY"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_does_not_come_is_waited_for_no_longer_than_that() {
+        let (mut io, mut other) = duplex(64);
+        other.write_all(b"PROXY TCP4 7.7.7").await.unwrap();
+        let begin = crate::clock::now();
+        let read = read(&trust(), &mut io, PEER.parse().unwrap()).await;
+        assert!(matches!(read, Err(Error::TimedOut)), "{read:?}");
+        assert_eq!(crate::clock::now() - begin, HEADER_TIMEOUT);
+    }
+
+    #[tokio::test]
+    async fn a_socket_gives_what_stands_behind_the_header_to_whoever_reads_next() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        client.write_all(b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\nhello").await.unwrap();
+        let (mut socket, peer) = listener.accept().await.unwrap();
+        assert_eq!(read(&trust(), &mut socket, peer).await.unwrap().to_string(), "7.7.7.7:50000");
+        let mut hello = [0; 5];
+        socket.read_exact(&mut hello).await.unwrap();
+        assert_eq!(&hello, b"hello");
+    }
+}

@@ -1,0 +1,187 @@
+//! Connections of clients: accepted by us, served by Pingora.
+//!
+//! Pingora's own server would own the process; here are the accept loop, TLS, and the one thing that its phases cannot do: an answer
+//! that waits for a replica which does not answer any more is cut. Absent: what becomes of a request ([`super::proxy`]).
+
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use pingora_core::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
+use pingora_core::listeners::tls::Acceptor;
+use pingora_core::protocols::http::ServerSession;
+use pingora_core::protocols::l4::socket;
+use pingora_core::protocols::l4::stream::Stream as L4Stream;
+use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
+use pingora_core::server::ShutdownWatch;
+use pingora_proxy::HttpProxy;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tracing::debug;
+
+use super::client::Trust;
+use super::metrics::Metrics;
+use super::proxy::Phases;
+use super::proxy_protocol;
+use super::table::Passage;
+use crate::ingress::Accept;
+use crate::tls::Certificates;
+
+tokio::task_local! {
+    /// Where the request that this task serves is now.
+    static PLACE: Arc<Place>;
+}
+
+/// What ends the request of a task, while it goes through a replica.
+#[derive(Default)]
+struct Place(watch::Sender<Option<CancellationToken>>);
+
+impl Place {
+    /// Resolves when the replica that the request goes through does not answer any more.
+    async fn cut(&self) {
+        let mut place = self.0.subscribe();
+        loop {
+            let down = place.borrow_and_update().clone();
+            let gone = async {
+                match down {
+                    Some(down) => down.cancelled().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                biased;
+                () = gone => return,
+                changed = place.changed() => if changed.is_err() { return },
+            }
+        }
+    }
+}
+
+/// The request of this task goes through that replica from now on.
+pub(super) fn note_passage(passage: &Passage) {
+    let _ = PLACE.try_with(|place| place.0.send_replace(Some(passage.down().clone())));
+}
+
+/// It does not any more.
+pub(super) fn forget_passage() {
+    let _ = PLACE.try_with(|place| place.0.send_replace(None));
+}
+
+/// Pingora's proxy, each request of which can be cut.
+pub struct App {
+    proxy: Arc<HttpProxy<Phases>>,
+    options: HttpServerOptions,
+    metrics: Arc<Metrics>,
+}
+
+impl App {
+    /// Around `proxy`.
+    pub fn new(proxy: HttpProxy<Phases>, metrics: Arc<Metrics>) -> Self {
+        let mut options = HttpServerOptions::default();
+        options.h2c = true;
+        Self { proxy: Arc::new(proxy), options, metrics }
+    }
+}
+
+#[async_trait]
+impl HttpServerApp for App {
+    async fn process_new_http(
+        self: &Arc<Self>,
+        session: ServerSession,
+        shutdown: &ShutdownWatch,
+    ) -> Option<ReusedHttpStream> {
+        let place = Arc::new(Place::default());
+        let served = PLACE.scope(place.clone(), self.proxy.process_new_http(session, shutdown));
+        tokio::select! {
+            biased;
+            reused = served => reused,
+            () = place.cut() => {
+                self.metrics.observe_cut();
+                None
+            }
+        }
+    }
+
+    fn server_options(&self) -> Option<&HttpServerOptions> {
+        Some(&self.options)
+    }
+
+    async fn http_cleanup(&self) {
+        self.proxy.http_cleanup().await;
+    }
+}
+
+/// What every connection is served with.
+#[derive(Clone)]
+pub struct Front {
+    /// What answers.
+    pub app: Arc<App>,
+    /// What the listener proves itself by, if it speaks TLS.
+    pub certificates: Option<Arc<Certificates>>,
+    /// Whose PROXY header is read; `None` where connections have none.
+    pub announced_by: Option<Arc<Trust>>,
+    /// Room for connections.
+    pub seats: Arc<Semaphore>,
+    /// Every connection.
+    pub visits: TaskTracker,
+    /// Told to end.
+    pub stopping: ShutdownWatch,
+    /// All counters.
+    pub metrics: Arc<Metrics>,
+}
+
+impl Front {
+    /// Serves what `connections` has, until dropped; those that were begun go on.
+    pub async fn serve(self, mut connections: impl Accept<Io = TcpStream>) {
+        loop {
+            let Ok((io, peer)) = connections.accept().await else { continue };
+            // One too many is closed.
+            let Ok(seat) = self.seats.clone().try_acquire_owned() else { continue };
+            let front = self.clone();
+            self.visits.spawn(async move {
+                front.metrics.observe_connection(1);
+                front.visit(io, peer).await;
+                front.metrics.observe_connection(-1);
+                drop(seat);
+            });
+        }
+    }
+
+    async fn visit(&self, mut io: TcpStream, peer: SocketAddr) {
+        let client = match &self.announced_by {
+            Some(trust) => match proxy_protocol::read(trust, &mut io, peer).await {
+                Ok(client) => client,
+                Err(error) => return debug!(%error, "a connection does not begin as it must"),
+            },
+            None => peer,
+        };
+        let Some(stream) = self.begin(io, client).await else { return };
+        let mut next = Some(stream);
+        while let Some(stream) = next {
+            next = self.app.process_new(stream, &self.stopping).await;
+        }
+    }
+
+    async fn begin(&self, io: TcpStream, client: SocketAddr) -> Option<Stream> {
+        let digest = SocketDigest::from_raw_fd(io.as_raw_fd());
+        let _ = digest.peer_addr.set(Some(socket::SocketAddr::Inet(client)));
+        let mut stream = L4Stream::from(io);
+        stream.set_socket_digest(digest);
+        let Some(certificates) = &self.certificates else { return Some(Box::new(stream)) };
+        let acceptor = Acceptor::from_server_config(certificates.current().config().clone());
+        match tokio::time::timeout(HANDSHAKE, acceptor.tls_handshake(stream)).await {
+            Ok(Ok(stream)) => Some(Box::new(stream)),
+            Ok(Err(error)) => {
+                debug!(%error, "TLS handshake failed");
+                None
+            }
+            Err(_) => None,
+        }
+    }
+}
+
+/// A client that takes longer to agree on TLS is left.
+const HANDSHAKE: std::time::Duration = std::time::Duration::from_secs(30);

@@ -1,0 +1,389 @@
+//! The replicas as they are known now: where they are, who they say they are, how they are, and what is on its way through them.
+//!
+//! Who is where is learned from the replicas' own word alone, so that names and addresses mean nothing. Owned here: the one table of
+//! it, what requests that broke mean, and the cut of what runs through a replica that does not answer any more. Absent: asking
+//! ([`super::health`]), and choosing ([`super::owner`]).
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
+use tracing::{error, info, warn};
+
+use super::owner::{Condition, Replica};
+use crate::clock;
+use crate::protocol::ids::Owner;
+
+/// One that is ejected again and again is out for at most so many times as long as the first time.
+const EJECT_MOST: u32 = 10;
+/// The part of the load that a replica begins with when it comes up.
+const FIRST_PART: f64 = 0.1;
+const PART_STEPS: f64 = 10.0;
+
+/// What a replica says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// Who it is.
+    pub owner: Owner,
+    /// Which process of that name.
+    pub instance: String,
+    /// It takes new calls.
+    pub is_ready: bool,
+    /// Others have its store.
+    pub is_shared: bool,
+    /// Its store outlives it.
+    pub is_durable: bool,
+}
+
+/// How a replica is spoken to.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Way {
+    /// In TLS, as this name.
+    pub tls: Option<String>,
+}
+
+/// When a replica counts as broken, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Rules {
+    /// Requests that broke, one behind the other.
+    pub eject_after: usize,
+    /// How long it is out the first time.
+    pub eject: Duration,
+    /// How long one that is new has less than its part.
+    pub slow_start: Option<Duration>,
+}
+
+/// All replicas.
+pub struct Table {
+    rules: Rules,
+    entries: RwLock<Arc<Vec<Arc<Entry>>>>,
+    /// Owners that two processes say they are.
+    doubled: Mutex<Vec<Owner>>,
+}
+
+/// One address.
+pub struct Entry {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// How it is spoken to.
+    pub way: Way,
+    rules: Rules,
+    load: AtomicUsize,
+    state: Mutex<State>,
+}
+
+struct State {
+    /// What it said last, however long ago.
+    report: Option<Report>,
+    is_up: bool,
+    up_since: Instant,
+    /// Cancelled when it goes down; another one when it comes up.
+    down: CancellationToken,
+    broken: usize,
+    ejections: u32,
+    ejected_until: Option<Instant>,
+}
+
+/// A request on its way through a replica, for as long as this lives.
+pub struct Passage {
+    /// The replica.
+    pub entry: Arc<Entry>,
+    down: CancellationToken,
+}
+
+impl Passage {
+    /// Is cancelled when the replica does not answer any more.
+    pub fn down(&self) -> &CancellationToken {
+        &self.down
+    }
+}
+
+impl Drop for Passage {
+    fn drop(&mut self) {
+        self.entry.load.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Table {
+    /// Nobody yet.
+    pub fn new(rules: Rules) -> Self {
+        Self { rules, entries: RwLock::default(), doubled: Mutex::default() }
+    }
+
+    /// These addresses and no others; what is known of those that stay is kept.
+    pub fn set(&self, found: &HashMap<SocketAddr, Way>) {
+        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
+        let mut next: Vec<Arc<Entry>> =
+            entries.iter().filter(|entry| found.get(&entry.address) == Some(&entry.way)).cloned().collect();
+        for (address, way) in found {
+            if !next.iter().any(|entry| entry.address == *address) {
+                info!(%address, "found a replica");
+                next.push(Arc::new(Entry::new(*address, way.clone(), self.rules)));
+            }
+        }
+        for gone in entries.iter().filter(|entry| !next.iter().any(|kept| Arc::ptr_eq(kept, entry))) {
+            // What runs through it goes on: an address that left the list may still be answering.
+            info!(address = %gone.address, "a replica has left the list");
+        }
+        next.sort_by_key(|entry| entry.address);
+        *entries = Arc::new(next);
+    }
+
+    /// Every address.
+    pub fn entries(&self) -> Arc<Vec<Arc<Entry>>> {
+        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The one at an address.
+    pub fn find(&self, address: SocketAddr) -> Option<Arc<Entry>> {
+        self.entries().iter().find(|entry| entry.address == address).cloned()
+    }
+
+    /// All that have ever said who they are.
+    pub fn replicas(&self) -> Vec<Replica> {
+        let now = clock::now();
+        self.entries().iter().filter_map(|entry| entry.replica(now)).collect()
+    }
+
+    /// Says once of each owner that two processes are it, and how many such there are.
+    pub fn find_doubled(&self) -> usize {
+        let mut seen: HashMap<Owner, (String, SocketAddr)> = HashMap::new();
+        let mut doubled = Vec::new();
+        for entry in self.entries().iter() {
+            let state = entry.lock();
+            let Some(report) = state.report.as_ref().filter(|_| state.is_up) else { continue };
+            let first = seen.entry(report.owner).or_insert_with(|| (report.instance.clone(), entry.address));
+            if first.0 != report.instance {
+                doubled.push((report.owner, first.1, entry.address));
+            }
+        }
+        let mut known = self.doubled.lock().unwrap_or_else(PoisonError::into_inner);
+        for (owner, one, other) in doubled.iter().filter(|(owner, ..)| !known.contains(owner)) {
+            error!(%owner, %one, %other, "two replicas have one name (replica.name): what one has is asked of the other");
+        }
+        *known = doubled.iter().map(|(owner, ..)| *owner).collect();
+        doubled.len()
+    }
+}
+
+impl Entry {
+    fn new(address: SocketAddr, way: Way, rules: Rules) -> Self {
+        let state = State {
+            report: None,
+            is_up: false,
+            up_since: clock::now(),
+            down: CancellationToken::new(),
+            broken: 0,
+            ejections: 0,
+            ejected_until: None,
+        };
+        Self { address, way, rules, load: AtomicUsize::new(0), state: Mutex::new(state) }
+    }
+
+    /// It has said who and how it is.
+    pub fn note_report(&self, report: Report) {
+        let mut state = self.lock();
+        let is_new = state.report.as_ref().is_none_or(|known| known.instance != report.instance);
+        if !state.is_up || is_new {
+            info!(address = %self.address, owner = %report.owner, "a replica is up");
+            state.up_since = clock::now();
+            (state.broken, state.ejections, state.ejected_until) = (0, 0, None);
+        }
+        if !state.is_up {
+            state.down = CancellationToken::new();
+        }
+        state.is_up = true;
+        state.report = Some(report);
+    }
+
+    /// It does not answer any more: what runs through it is cut.
+    pub fn note_down(&self) {
+        let mut state = self.lock();
+        if std::mem::replace(&mut state.is_up, false) {
+            warn!(address = %self.address, load = self.load(), "a replica does not answer: what runs through it is cut");
+            state.down.cancel();
+        }
+    }
+
+    /// A request to it broke, and this was nobody else's fault. True if it is out from now on.
+    pub fn note_broken(&self) -> bool {
+        let mut state = self.lock();
+        state.broken += 1;
+        if state.broken < self.rules.eject_after {
+            return false;
+        }
+        state.broken = 0;
+        state.ejections = (state.ejections + 1).min(EJECT_MOST);
+        let pause = self.rules.eject * state.ejections;
+        state.ejected_until = Some(clock::now() + pause);
+        warn!(address = %self.address, ?pause, "requests to a replica broke: it gets no new calls for a while");
+        true
+    }
+
+    /// It answered a request.
+    pub fn note_answered(&self) {
+        let mut state = self.lock();
+        state.broken = 0;
+    }
+
+    /// A request goes through it.
+    pub fn enter(self: &Arc<Self>) -> Passage {
+        self.load.fetch_add(1, Ordering::Relaxed);
+        Passage { entry: self.clone(), down: self.lock().down.clone() }
+    }
+
+    /// Requests on their way through it.
+    pub fn load(&self) -> usize {
+        self.load.load(Ordering::Relaxed)
+    }
+
+    /// As it is to be chosen by; `None` while it has not said who it is.
+    pub fn replica(&self, now: Instant) -> Option<Replica> {
+        let state = self.lock();
+        let report = state.report.as_ref()?;
+        let condition = match (state.is_up, report.is_ready) {
+            (false, _) => Condition::Down,
+            (true, false) => Condition::Closing,
+            (true, true) if state.ejected_until.is_some_and(|until| until > now) => Condition::Ejected,
+            (true, true) => Condition::Ready,
+        };
+        let age = now.saturating_duration_since(state.up_since).as_secs_f64();
+        // In steps, so that those who came together are equals.
+        let part_at = |whole: Duration| (age / whole.as_secs_f64() * PART_STEPS).floor() / PART_STEPS;
+        let part = self.rules.slow_start.map_or(1.0, |whole| part_at(whole).clamp(FIRST_PART, 1.0));
+        Some(Replica {
+            address: self.address,
+            owner: report.owner,
+            condition,
+            is_shared: report.is_shared,
+            is_durable: report.is_durable,
+            load: self.load(),
+            part,
+        })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RULES: Rules =
+        Rules { eject_after: 3, eject: Duration::from_secs(10), slow_start: Some(Duration::from_secs(10)) };
+
+    fn address(port: u16) -> SocketAddr {
+        SocketAddr::from(([127, 0, 0, 1], port))
+    }
+
+    fn report(owner: u32, instance: &str) -> Report {
+        let (is_ready, is_shared, is_durable) = (true, false, false);
+        Report { owner: Owner(owner), instance: instance.to_owned(), is_ready, is_shared, is_durable }
+    }
+
+    fn table(ports: &[u16]) -> Table {
+        let table = Table::new(RULES);
+        set(&table, ports);
+        table
+    }
+
+    fn set(table: &Table, ports: &[u16]) {
+        table.set(&ports.iter().map(|port| (address(*port), Way { tls: None })).collect());
+    }
+
+    fn condition(entry: &Entry) -> Option<Condition> {
+        entry.replica(clock::now()).map(|replica| replica.condition)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_known_of_an_address_stays_with_it() {
+        let table = table(&[1, 2]);
+        assert!(table.replicas().is_empty(), "nobody has said who it is");
+        let one = table.find(address(1)).unwrap();
+        one.note_report(report(7, "a"));
+        let passage = one.enter();
+        set(&table, &[1, 3]);
+        assert!(Arc::ptr_eq(&table.find(address(1)).unwrap(), &one) && table.find(address(2)).is_none());
+        assert_eq!(table.replicas()[0].load, 1);
+        drop(passage);
+        assert_eq!((table.replicas().len(), table.replicas()[0].load), (1, 0));
+        // Another way to the same address is another replica.
+        table.set(&[(address(1), Way { tls: Some("a".to_owned()) })].into());
+        assert!(table.replicas().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_breaks_again_and_again_is_out_for_longer_each_time() {
+        let table = table(&[1]);
+        let entry = table.find(address(1)).unwrap();
+        entry.note_report(report(7, "a"));
+        for times in 1..=2 {
+            assert!(!entry.note_broken() && !entry.note_broken());
+            entry.note_answered();
+            assert!(!entry.note_broken() && !entry.note_broken());
+            assert_eq!(condition(&entry), Some(Condition::Ready));
+            assert!(entry.note_broken());
+            tokio::time::advance(RULES.eject * times - Duration::from_millis(1)).await;
+            assert_eq!(condition(&entry), Some(Condition::Ejected));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert_eq!(condition(&entry), Some(Condition::Ready));
+        }
+        entry.note_report(report(7, "another process"));
+        assert!(!entry.note_broken() && !entry.note_broken() && entry.note_broken());
+        tokio::time::advance(RULES.eject).await;
+        assert_eq!(condition(&entry), Some(Condition::Ready));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_new_has_less_than_its_part() {
+        let table = table(&[1]);
+        let entry = table.find(address(1)).unwrap();
+        entry.note_report(report(7, "a"));
+        let part = || entry.replica(clock::now()).unwrap().part;
+        assert!((part() - FIRST_PART).abs() < 0.01);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        entry.note_report(report(7, "a"));
+        assert!((part() - 0.5).abs() < 0.01);
+        tokio::time::advance(Duration::from_secs(50)).await;
+        assert!((part() - 1.0).abs() < f64::EPSILON);
+        entry.note_report(report(7, "b"));
+        assert!((part() - FIRST_PART).abs() < 0.01, "another process");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_runs_through_one_that_is_down_is_cut_and_nothing_else() {
+        let table = table(&[1, 2]);
+        let (one, two) = (table.find(address(1)).unwrap(), table.find(address(2)).unwrap());
+        one.note_report(report(1, "a"));
+        two.note_report(report(2, "b"));
+        let (through_one, through_two) = (one.enter(), two.enter());
+        one.note_down();
+        through_one.down().cancelled().await;
+        assert!(tokio::time::timeout(Duration::from_secs(60), through_two.down().cancelled()).await.is_err());
+        assert_eq!(condition(&one), Some(Condition::Down), "who it was is remembered");
+        one.note_report(report(1, "a"));
+        let again = one.enter();
+        assert!(tokio::time::timeout(Duration::from_secs(60), again.down().cancelled()).await.is_err());
+    }
+
+    #[test]
+    fn two_processes_of_one_name_are_found() {
+        let table = table(&[1, 2, 3]);
+        let report_of = |port, owner, instance| table.find(address(port)).unwrap().note_report(report(owner, instance));
+        report_of(1, 7, "a");
+        report_of(2, 8, "b");
+        assert_eq!(table.find_doubled(), 0);
+        // The same process by another address is no mistake.
+        report_of(3, 7, "a");
+        assert_eq!(table.find_doubled(), 0);
+        report_of(3, 7, "c");
+        assert_eq!(table.find_doubled(), 1);
+        table.find(address(1)).unwrap().note_down();
+        assert_eq!(table.find_doubled(), 0);
+    }
+}

@@ -1,0 +1,39 @@
+//! Where there are no Unix sockets: nobody is there, and nobody comes.
+
+use std::convert::Infallible;
+use std::future::pending;
+use std::path::Path;
+
+use tracing::warn;
+
+use super::{Error, Listeners};
+
+/// There is none.
+pub struct Predecessor(Infallible);
+
+/// One that nobody accepts.
+pub struct Offer(());
+
+/// Nobody is there.
+///
+/// # Errors
+/// None.
+pub fn take(_path: &Path) -> Result<Option<(Listeners, Predecessor)>, Error> {
+    Ok(None)
+}
+
+/// Offers nothing.
+///
+/// # Errors
+/// None.
+pub async fn offer(path: &Path, _: Listeners, _: Option<Predecessor>) -> Result<Offer, Error> {
+    warn!(path = %path.display(), "no upgrade without a pause here: this system has no Unix sockets");
+    Ok(Offer(()))
+}
+
+impl Offer {
+    /// Never resolves.
+    pub async fn handed_over(self) {
+        pending().await
+    }
+}

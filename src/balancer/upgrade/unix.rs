@@ -1,0 +1,311 @@
+//! The sockets and the few words spoken over them. A message is lines of text with an empty one behind them.
+
+use std::ffi::OsString;
+use std::fs::{self, Permissions};
+use std::future::pending;
+use std::io::{self, ErrorKind, IoSlice, IoSliceMut, Write};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::unix::net::{UnixListener as StdUnixListener, UnixStream as StdUnixStream};
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::time::{Duration, Instant};
+
+use rustix::io::{Errno, FdFlags, fcntl_setfd, retry_on_intr};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+    recvmsg, sendmsg,
+};
+use socket2::{Domain, SockAddr, Socket, Type};
+use tokio::io::{AsyncReadExt, AsyncWriteExt, Interest};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::spawn_blocking;
+use tokio::time::{sleep, timeout};
+use tracing::{info, warn};
+
+use super::{Error, Listeners};
+use crate::{clock, random};
+
+/// A process that is asked something answers within this.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+/// A next process is ready after so long, or has to begin anew.
+const READY_TIMEOUT: Duration = Duration::from_secs(120);
+/// Between two tries to accept where that fails.
+const ACCEPT_RETRY: Duration = Duration::from_secs(1);
+/// The longest message.
+const MOST_BYTES: usize = 4096;
+/// So many listeners have room in one.
+const MOST_LISTENERS: usize = 8;
+
+const END: &[u8] = b"\n\n";
+/// The first line above listeners' addresses, a line each. Another version says something else.
+const GREETING: &str = "mcp-resume listeners 1";
+const BUSY: &[u8] = b"busy\n\n";
+const READY: &[u8] = b"ready\n\n";
+const GO: &[u8] = b"go\n\n";
+
+/// The process whose listeners were taken and which still serves; it goes on with that if this is dropped.
+#[derive(Debug)]
+pub struct Predecessor(StdUnixStream);
+
+/// The listeners of this process, for the next one.
+#[derive(Debug)]
+pub struct Offer {
+    socket: StdUnixListener,
+    listeners: Listeners,
+}
+
+/// The listeners of the process that waits at `path`, ready for tokio; `None` where none does. Blocks, but only for seconds: to be called
+/// when the process starts. That one goes on serving until [`offer`] is called with the [`Predecessor`].
+///
+/// # Errors
+/// When a process is there and does not hand them over. Their addresses are most likely in use then.
+pub fn take(path: &Path) -> Result<Option<(Listeners, Predecessor)>, Error> {
+    take_within(path, ANSWER_TIMEOUT)
+}
+
+fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predecessor)>, Error> {
+    let deadline = clock::now() + wait;
+    if !is_our_socket(path)? {
+        return Ok(None);
+    }
+    let stream = match connect(path, wait) {
+        Ok(stream) => stream,
+        // Its process has ended, or does just now.
+        Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => return Ok(None),
+        Err(error) => return Err(or_timed_out(error)),
+    };
+    let (message, fds) = receive(&stream, deadline)?;
+    Ok(Some((listeners(&message, fds)?, Predecessor(stream))))
+}
+
+/// Waits at `path` for the next process, with `listeners` that this one serves. A predecessor is told first that it does, and drains; what
+/// a dead process left at the path is replaced.
+///
+/// # Errors
+/// When this process cannot wait there. The predecessor, where there is one, goes on serving then, and this process must end.
+pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predecessor>) -> Result<Offer, Error> {
+    if listeners.len() > MOST_LISTENERS {
+        return Err(Error::TooMany);
+    }
+    let path = path.to_owned();
+    let taking = spawn_blocking(move || take_place(&path, predecessor));
+    let socket = taking.await.map_err(io::Error::other)??;
+    Ok(Offer { socket, listeners })
+}
+
+impl Offer {
+    /// Resolves when another process serves the listeners and has the path: this one must not accept any more, and may end. Dropping the
+    /// future withdraws the offer. Within a runtime with I/O and time.
+    pub async fn handed_over(self) {
+        let socket = self.socket.set_nonblocking(true).and_then(|()| UnixListener::from_std(self.socket));
+        let socket = match socket {
+            Ok(socket) => socket,
+            Err(error) => {
+                warn!(%error, "no process can take over from this one");
+                return pending().await;
+            }
+        };
+        loop {
+            let next = accept(&socket).await;
+            match hand_over(&socket, next, &self.listeners).await {
+                Ok(()) => return info!("another process has taken over"),
+                Err(error) => warn!(%error, "another process did not take over"),
+            }
+        }
+    }
+}
+
+/// Tells every other that comes meanwhile that it is not the first.
+async fn hand_over(socket: &UnixListener, next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
+    let mut talk = pin!(talk(next, listeners));
+    loop {
+        tokio::select! {
+            // First: whoever comes after the one before has ended is not told that it is there.
+            biased;
+            done = &mut talk => return done,
+            mut other = accept(socket) => {
+                let _ = bounded(ANSWER_TIMEOUT, other.write_all(BUSY)).await;
+            }
+        }
+    }
+}
+
+async fn talk(mut next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
+    bounded(ANSWER_TIMEOUT, send(&next, listeners)).await?;
+    let mut word = [0; READY.len()];
+    bounded(READY_TIMEOUT, next.read_exact(&mut word)).await?;
+    if word != *READY {
+        return Err(Error::Strange("it is not ready"));
+    }
+    bounded(ANSWER_TIMEOUT, next.write_all(GO)).await?;
+    // From here on it serves, whatever becomes of the path; until it has that, whoever comes is told that it is on its way.
+    let _ = bounded(ANSWER_TIMEOUT, next.read(&mut word)).await;
+    Ok(())
+}
+
+async fn bounded<T>(wait: Duration, work: impl Future<Output = io::Result<T>>) -> Result<T, Error> {
+    Ok(timeout(wait, work).await.map_err(|_| Error::TimedOut)??)
+}
+
+/// The next connection of a process of this user.
+async fn accept(socket: &UnixListener) -> UnixStream {
+    let own = rustix::process::geteuid().as_raw();
+    loop {
+        match socket.accept().await.and_then(|(stream, _)| Ok((stream.peer_cred()?.uid(), stream))) {
+            Ok((uid, stream)) if uid == own => return stream,
+            Ok((uid, _)) => warn!(uid, "a process of another user may not take over"),
+            Err(error) => {
+                warn!(%error, "no process can take over just now");
+                sleep(ACCEPT_RETRY).await;
+            }
+        }
+    }
+}
+
+async fn send(stream: &UnixStream, listeners: &Listeners) -> io::Result<()> {
+    let mut message = GREETING.to_owned();
+    for (address, _) in listeners {
+        message.push_str(&format!("\n{address}"));
+    }
+    message.push_str("\n\n");
+    let fds: Vec<BorrowedFd<'_>> = listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
+    let sent = stream.async_io(Interest::WRITABLE, || {
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_LISTENERS))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(&fds));
+        }
+        Ok(sendmsg(stream, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::empty())?)
+    });
+    // A socket that nothing was sent on has room for a message.
+    if sent.await? == message.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
+}
+
+/// A socket at `path`, in the place of what was there. A predecessor is relieved before, at a time when nothing can go wrong any more.
+fn take_place(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixListener, Error> {
+    is_our_socket(path)?;
+    let beside = Beside::new(path);
+    let socket = StdUnixListener::bind(&beside.0)?;
+    fs::set_permissions(&beside.0, Permissions::from_mode(0o600))?;
+    if let Some(predecessor) = &predecessor {
+        relieve(predecessor)?;
+    }
+    match fs::rename(&beside.0, path) {
+        Err(error) if predecessor.is_none() => Err(error.into()),
+        // It drains, so this process must serve.
+        Err(error) => {
+            warn!(path = %path.display(), %error, "no process can take over from this one");
+            Ok(socket)
+        }
+        Ok(()) => Ok(socket),
+    }
+}
+
+fn relieve(Predecessor(stream): &Predecessor) -> Result<(), Error> {
+    let deadline = clock::now() + ANSWER_TIMEOUT;
+    stream.set_write_timeout(Some(ANSWER_TIMEOUT))?;
+    let mut stream = stream;
+    stream.write_all(READY).map_err(or_timed_out)?;
+    let (answer, _) = receive(stream, deadline)?;
+    if answer == GO { Ok(()) } else { Err(Error::Strange("it does not go")) }
+}
+
+/// A name beside another, which is renamed or removed in the end.
+struct Beside(PathBuf);
+
+impl Beside {
+    fn new(path: &Path) -> Self {
+        let mut name = OsString::from(path);
+        name.push(format!(".{:08x}", u32::from_be_bytes(random::bytes())));
+        Self(name.into())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+/// Whether there is a socket of this user, or nothing.
+fn is_our_socket(path: &Path) -> Result<bool, Error> {
+    match fs::metadata(path) {
+        Ok(found) if found.file_type().is_socket() && found.uid() == rustix::process::geteuid().as_raw() => Ok(true),
+        Ok(_) => Err(Error::NoSocket),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The standard library's waits for as long as the other end has a full queue.
+fn connect(path: &Path, wait: Duration) -> io::Result<StdUnixStream> {
+    let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
+    socket.set_write_timeout(Some(wait))?;
+    socket.connect(&SockAddr::unix(path)?)?;
+    Ok(socket.into())
+}
+
+/// One message, and the sockets that came with it.
+fn receive(stream: &StdUnixStream, deadline: Instant) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
+    let (mut message, mut fds) = (Vec::new(), Vec::new());
+    while !message.ends_with(END) {
+        let left = deadline.checked_duration_since(clock::now()).filter(|left| !left.is_zero());
+        stream.set_read_timeout(Some(left.ok_or(Error::TimedOut)?))?;
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_LISTENERS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [0; MOST_BYTES];
+        let slice = &mut [IoSliceMut::new(&mut bytes)];
+        let received = retry_on_intr(|| recvmsg(stream, slice, &mut control, RecvFlags::empty()));
+        let received =
+            received.map_err(|error| if error == Errno::AGAIN { Error::TimedOut } else { Error::Io(error.into()) })?;
+        for part in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(sockets) = part {
+                fds.extend(sockets);
+            }
+        }
+        message.extend_from_slice(&bytes[..received.bytes]);
+        match received.bytes {
+            0 => return Err(Error::Io(ErrorKind::UnexpectedEof.into())),
+            _ if message.len() > MOST_BYTES => return Err(Error::Strange("it does not end")),
+            _ => {}
+        }
+    }
+    Ok((message, fds))
+}
+
+fn listeners(message: &[u8], fds: Vec<OwnedFd>) -> Result<Listeners, Error> {
+    if message == BUSY {
+        return Err(Error::Busy);
+    }
+    let text = std::str::from_utf8(message).map_err(|_| Error::Strange("it is no text"))?;
+    let mut lines = text.trim_end_matches('\n').split('\n');
+    if lines.next() != Some(GREETING) {
+        return Err(Error::Strange("its greeting is another"));
+    }
+    let addresses: Result<Vec<SocketAddr>, _> = lines.map(str::parse).collect();
+    let addresses = addresses.map_err(|_| Error::Strange("it names no addresses"))?;
+    if addresses.len() != fds.len() {
+        return Err(Error::Strange("it names more or fewer sockets than it sends"));
+    }
+    addresses.into_iter().zip(fds).map(|(address, fd)| Ok((address, listener(fd)?))).collect()
+}
+
+fn listener(fd: OwnedFd) -> io::Result<TcpListener> {
+    // Not every system can receive it with this already set.
+    fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
+    let listener = TcpListener::from(fd);
+    listener.set_nonblocking(true)?;
+    // Fails for a socket of another family.
+    listener.local_addr()?;
+    Ok(listener)
+}
+
+fn or_timed_out(error: io::Error) -> Error {
+    if error.kind() == ErrorKind::WouldBlock { Error::TimedOut } else { Error::Io(error) }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,308 @@
+//! The balancer by its wire: real sockets, and sidecars that say what a test wants.
+
+mod support;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::{Request, Version};
+use http_body_util::{BodyExt, Empty};
+use hyper::client::conn::http2;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use support::{Answer, Sidecar, answer, balance, get, header, ok, post, post_chunked, report};
+
+const CALL: &str = r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"t"}}"#;
+
+fn resume(token: &str) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":5,"method":"requests/resume","params":{{"resumeToken":"{token}"}}}}"#)
+}
+
+async fn three() -> [Sidecar; 3] {
+    [Sidecar::start(1).await, Sidecar::start(2).await, Sidecar::start(3).await]
+}
+
+#[tokio::test]
+async fn whatever_a_client_comes_back_with_leads_to_its_owner() {
+    let [one, two, three] = three().await;
+    let balancer = balance(&[&one, &two, &three], &[]).await;
+    for sidecar in [&one, &two, &three] {
+        let number = sidecar.owner.0;
+        let session = format!("Mcp-Session-Id: {}~s\r\n", sidecar.owner);
+        for request in [
+            get("/mcp", &format!("Last-Event-ID: {}\r\n", sidecar.event_id())),
+            get(&format!("/mcp?mcp-stream={}", sidecar.handle()), ""),
+            post(&resume(&sidecar.token()), ""),
+            post(CALL, &session),
+            get("/mcp", &session),
+            format!("DELETE /mcp HTTP/1.1\r\nHost: localhost\r\n{session}\r\n"),
+            // A client's own word on where it goes counts for nothing.
+            post(CALL, &format!("{session}Mcp-Resume-Owner: ffffffff\r\n")),
+        ] {
+            let seen = balancer.ask(&request).await;
+            assert!(seen.ends_with(&format!("sidecar {number}")), "{request}{seen}");
+            let [came] = &sidecar.take_seen()[..] else { panic!("one request") };
+            assert_eq!(header(came, "mcp-resume-owner"), Some(sidecar.owner.to_string().as_str()), "{came}");
+            assert_eq!(came.matches("wner:").count(), 1, "{came}");
+            assert_eq!(header(came, "host"), Some("localhost"));
+            assert_eq!(came.split("\r\n\r\n").nth(1), request.split("\r\n\r\n").nth(1), "the body as it was");
+        }
+    }
+}
+
+#[tokio::test]
+async fn new_calls_are_spread_and_those_of_one_key_are_not() {
+    let [one, two, three] = three().await;
+    let sidecars = [&one, &two, &three];
+    let (balancer, other) = (balance(&sidecars, &[]).await, balance(&sidecars, &[]).await);
+    for _ in 0..30 {
+        balancer.ask(&post(CALL, "")).await;
+    }
+    for sidecar in sidecars {
+        let took = sidecar.take_seen().len();
+        assert!((5..=15).contains(&took), "{took} of 30");
+    }
+    for key in 0..20 {
+        let request = post(CALL, &format!("Idempotency-Key: {key}\r\n"));
+        let first = balancer.ask(&request).await;
+        assert_eq!(balancer.ask(&request).await, first);
+        assert_eq!(other.ask(&request).await, first, "every balancer decides alike");
+    }
+    assert!(sidecars.iter().all(|sidecar| !sidecar.take_seen().is_empty()));
+}
+
+#[tokio::test]
+async fn what_another_has_is_sent_there_once_it_is_known_who_is_where() {
+    let [one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[]).await;
+    // They have changed places since they were asked, as pods do.
+    let misdirected = |own: &str| answer("421 Misdirected Request", &format!("Mcp-Resume-Owner: {own}\r\n"), "{}");
+    let (first, second) = (misdirected(&two.owner.to_string()), misdirected(&one.owner.to_string()));
+    let (of_one, of_two) = (one.owner.to_string(), two.owner.to_string());
+    one.answers(move |request| match header(request, "mcp-resume-owner") {
+        Some(mark) if mark == of_two => Answer::Whole(ok("it is here")),
+        _ => Answer::Whole(first.clone()),
+    });
+    two.answers(move |request| match header(request, "mcp-resume-owner") {
+        Some(mark) if mark == of_one => Answer::Whole(ok("it is here")),
+        _ => Answer::Whole(second.clone()),
+    });
+    one.reports(Some(report(two.owner, "memory", true)));
+    two.reports(Some(report(one.owner, "memory", true)));
+    let seen = balancer.ask(&post(&resume(&one.token()), "")).await;
+    assert!(seen.ends_with("it is here") && seen.starts_with("HTTP/1.1 200"), "{seen}");
+    assert!(balancer.page("/metrics").await.contains("sent_again_total{reason=\"misdirected\"} 1"));
+}
+
+#[tokio::test]
+async fn a_token_that_nobody_could_look_for_leads_to_its_owner_all_the_same() {
+    let [one, two, three] = three().await;
+    for sidecar in [&one, &three] {
+        let own = sidecar.owner.to_string();
+        let misdirected = answer("421 Misdirected Request", &format!("Mcp-Resume-Owner: {own}\r\n"), "{}");
+        sidecar.answers(move |_| Answer::Whole(misdirected.clone()));
+    }
+    let balancer = balance(&[&one, &two, &three], &[]).await;
+    // A body of no known length is not looked into: a sidecar reads it, and says that it is not its own.
+    for _ in 0..6 {
+        let body = resume(&two.token());
+        let seen = balancer.ask(&post_chunked(&body)).await;
+        assert!(seen.ends_with("sidecar 2"), "{seen}");
+        assert!(two.next().await.contains(&body));
+    }
+}
+
+#[tokio::test]
+async fn a_servers_own_421_and_503_are_its_own() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[]).await;
+    for status in ["421 Misdirected Request", "503 Service Unavailable"] {
+        let text = answer(status, "X-Own: 1\r\n", "the server's");
+        one.answers(move |_| Answer::Whole(text.clone()));
+        let seen = balancer.ask(&post(CALL, "")).await;
+        assert!(seen.starts_with(&format!("HTTP/1.1 {status}")) && seen.ends_with("the server's"), "{seen}");
+        assert_eq!(header(&seen, "x-own"), Some("1"));
+        assert_eq!(one.take_seen().len(), 1, "sent once");
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_meets_a_drain_goes_elsewhere_and_one_of_a_session_is_told() {
+    let [one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "86400000")]).await;
+    let draining = answer("503 Service Unavailable", "Mcp-Resume-Owner: 00000001\r\n", "draining");
+    one.answers(move |_| Answer::Whole(draining.clone()));
+    for _ in 0..6 {
+        let seen = balancer.ask(&post(CALL, "")).await;
+        assert!(seen.ends_with("sidecar 2"), "{seen}");
+    }
+    let seen = balancer.ask(&post(CALL, "Mcp-Session-Id: 00000001~s\r\n")).await;
+    assert!(seen.starts_with("HTTP/1.1 503") && seen.ends_with("draining"), "{seen}");
+    assert_eq!(header(&seen, "mcp-resume-owner"), None, "clients need not know");
+}
+
+#[tokio::test]
+async fn one_that_drains_gets_what_it_has_and_no_new_calls() {
+    let [one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50")]).await;
+    let mut draining = report(one.owner, "memory", false);
+    draining["draining"] = true.into();
+    one.reports(Some(draining));
+    balancer.until(&one, "closing").await;
+    for _ in 0..4 {
+        assert!(balancer.ask(&post(CALL, "")).await.ends_with("sidecar 2"));
+    }
+    let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
+    assert!(seen.ends_with("sidecar 1"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_request_that_nobody_took_a_byte_of_is_sent_elsewhere() {
+    let [mut one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "86400000")]).await;
+    one.stop().await;
+    for _ in 0..8 {
+        assert!(balancer.ask(&post(CALL, "")).await.ends_with("sidecar 2"));
+    }
+    assert!(two.take_seen().iter().all(|request| request.ends_with(CALL)), "with its body");
+}
+
+#[tokio::test]
+async fn a_call_of_which_bytes_were_taken_is_never_sent_again() {
+    let [one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[]).await;
+    let came = std::sync::Arc::new(AtomicUsize::new(0));
+    for sidecar in [&one, &two] {
+        let came = came.clone();
+        sidecar.answers(move |_| {
+            came.fetch_add(1, Ordering::Relaxed);
+            Answer::Nothing
+        });
+    }
+    let seen = balancer.ask(&post(CALL, "")).await;
+    assert!(seen.starts_with("HTTP/1.1 502"), "{seen}");
+    let error: serde_json::Value = serde_json::from_str(seen.split("\r\n\r\n").nth(1).unwrap()).unwrap();
+    assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&5.into(), &true.into()), "{seen}");
+    assert_eq!(came.load(Ordering::Relaxed), 1);
+}
+
+#[tokio::test]
+async fn where_nobody_is_left_the_client_is_told_with_its_id() {
+    let mut one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[]).await;
+    one.stop().await;
+    let seen = balancer.ask(&post(CALL, "")).await;
+    assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"id\":5"), "{seen}");
+    assert!(seen.contains("\"mayHaveRun\":false") && header(&seen, "retry-after") == Some("1"), "{seen}");
+}
+
+#[tokio::test]
+async fn what_is_gone_with_its_owner_is_answered_honestly() {
+    for (store, expected) in
+        [("memory", "sidecar 2"), ("redis", "sidecar 2"), ("disk", "no replica takes the request now")]
+    {
+        let [mut one, two, _] = three().await;
+        for sidecar in [&one, &two] {
+            sidecar.reports(Some(report(sidecar.owner, store, true)));
+        }
+        let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")];
+        let balancer = balance(&[&one, &two], &settings).await;
+        one.stop().await;
+        let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
+        assert!(seen.contains(expected), "{store}: {seen}");
+        // It is for whoever has it: nobody is to send it on.
+        assert!(two.take_seen().iter().all(|request| header(request, "mcp-resume-owner").is_none()));
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_waits_for_one_that_does_not_answer_any_more_is_cut() {
+    let one = Sidecar::start(1).await;
+    one.answers(|_| Answer::Begun("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n".to_owned()));
+    let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
+    let balancer = balance(&[&one], &settings).await;
+    let mut reading = balancer.send(&post(CALL, "")).await;
+    let mut seen = Vec::new();
+    while !seen.ends_with(b"data: 1\n\n") && !seen.ends_with(b"data: 1\n\n\r\n") {
+        assert!(reading.read_buf(&mut seen).await.unwrap() > 0);
+    }
+    one.reports(None);
+    let mut rest = Vec::new();
+    let _ = reading.read_to_end(&mut rest).await;
+    assert!(!rest.ends_with(b"0\r\n\r\n"), "no clean end: the client comes back");
+    assert!(balancer.page("/metrics").await.contains("mcp_resume_balancer_cuts_total 1"));
+    balancer.until(&one, "down").await;
+    assert!(balancer.page("/readyz").await.starts_with("HTTP/1.1 503"));
+}
+
+#[tokio::test]
+async fn two_of_one_name_are_caught() {
+    let [one, two, _] = three().await;
+    let mut same = report(one.owner, "memory", true);
+    same["instance"] = "ffffffffffffffff".into();
+    two.reports(Some(same));
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50")]).await;
+    assert!(balancer.page("/metrics").await.contains("mcp_resume_balancer_doubled_owners 1"));
+}
+
+#[tokio::test]
+async fn who_the_client_is_is_said_by_those_who_are_trusted() {
+    let one = Sidecar::start(1).await;
+    let forwarded = "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-Proto: https\r\n";
+    for (trusted, address, scheme) in
+        [("", "127.0.0.1", "http"), ("127.0.0.0/8,::1/128", "192.0.2.7, 127.0.0.1", "https")]
+    {
+        let balancer = balance(&[&one], &[("BALANCE__TRUSTED", trusted)]).await;
+        balancer.ask(&post(CALL, forwarded)).await;
+        let came = one.next().await;
+        assert_eq!(header(&came, "x-forwarded-for"), Some(address), "{came}");
+        assert_eq!(header(&came, "x-forwarded-proto"), Some(scheme));
+    }
+    let settings = [("BALANCE__TRUSTED", "127.0.0.0/8"), ("BALANCE__PROXY_PROTOCOL", "true")];
+    let balancer = balance(&[&one], &settings).await;
+    let mut io = TcpStream::connect(balancer.address).await.unwrap();
+    io.write_all(b"PROXY TCP4 198.51.100.9 127.0.0.1 4000 80\r\n").await.unwrap();
+    io.write_all(post(CALL, "").as_bytes()).await.unwrap();
+    assert!(support::read(&mut io).await.unwrap().ends_with("sidecar 1"));
+    assert_eq!(header(&one.next().await, "x-forwarded-for"), Some("198.51.100.9"));
+}
+
+#[tokio::test]
+async fn one_address_asks_no_more_often_than_it_may() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[("BALANCE__REQUESTS_PER_SEC", "3")]).await;
+    let mut refused = 0;
+    for _ in 0..20 {
+        let seen = balancer.ask(&post(CALL, "")).await;
+        if seen.starts_with("HTTP/1.1 429") {
+            assert!(header(&seen, "retry-after") == Some("1") && seen.contains("too many requests"), "{seen}");
+            refused += 1;
+        }
+    }
+    assert!(refused > 0 && one.take_seen().len() == 20 - refused);
+}
+
+#[tokio::test]
+async fn http2_is_spoken_with_clients() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[]).await;
+    let io = TokioIo::new(TcpStream::connect(balancer.address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    for _ in 0..3 {
+        let request = Request::get("http://localhost/mcp").header("last-event-id", one.event_id());
+        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        assert_eq!(response.version(), Version::HTTP_2);
+        assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "sidecar 1");
+    }
+}
+
+#[tokio::test]
+async fn who_a_sidecar_is_is_nobody_elses_business() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[]).await;
+    let seen = balancer.ask(&get("/.well-known/mcp-resume", "")).await;
+    assert!(seen.starts_with("HTTP/1.1 404"), "{seen}");
+    assert!(one.take_seen().is_empty());
+}
