@@ -25,6 +25,7 @@ pub(crate) use running::stopped;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::{self, Accept, Ingress, Limits, Protocols, Seats, hand_out};
+use crate::key_file;
 use crate::metrics::Metrics;
 use crate::random;
 use crate::replicas::{BeginError, Replicas};
@@ -61,6 +62,9 @@ pub enum Error {
     /// The Redis cannot be used.
     #[error(transparent)]
     Redis(#[from] redis::OpenError),
+    /// The keys cannot be used.
+    #[error(transparent)]
+    Keys(#[from] key_file::Error),
     /// A part of the program that opens the store has failed.
     #[error("the store could not be opened")]
     Opening,
@@ -185,12 +189,13 @@ impl Sidecar {
     /// Puts the parts together. `config` names no listener that would be bound; the upstream is reached by `dialer`.
     ///
     /// # Errors
-    /// When the metrics contradict each other.
+    /// When the metrics contradict each other, or the keys cannot be used.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
         let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
         let metrics = Arc::new(Metrics::new()?);
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(config.listen.address));
-        Ok(Self { ingress: Arc::new(compose(config, Rest::in_memory(&name), metrics, upstream)) })
+        let rest = Rest::in_memory(&name, rest::keys(&config)?.as_ref());
+        Ok(Self { ingress: Arc::new(compose(config, rest, metrics, upstream)) })
     }
 
     /// What it counts.

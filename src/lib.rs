@@ -28,6 +28,7 @@ pub mod dialect;
 pub mod event_log;
 pub mod incoming;
 pub mod ingress;
+pub mod key_file;
 pub mod metrics;
 pub mod protocol;
 mod random;

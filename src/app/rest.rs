@@ -8,6 +8,7 @@ use super::Error;
 use crate::clock;
 use crate::config::{self, Config, OnUnreachable};
 use crate::event_log::{Backing, Identity};
+use crate::key_file::{self, KeyFile};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
@@ -25,26 +26,27 @@ pub(super) struct Rest {
 }
 
 impl Rest {
-    /// Nothing that outlives the process.
-    pub(super) fn in_memory(name: &str) -> Self {
+    /// Nothing that outlives the process, but for what `given` keys sign.
+    pub(super) fn in_memory(name: &str, given: Option<&KeyFile>) -> Self {
         Self {
             identity: Identity {
                 owner: Owner::from_name(name),
                 // The contents are lost at each start.
                 epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
-                keys: Keyring::new(random::bytes(), Vec::new()),
+                keys: keyring(given, None),
             },
-            principal_key: random::bytes(),
+            principal_key: given.map_or_else(random::bytes, KeyFile::principal_key),
             backing: None,
         }
     }
 
     /// What `config` says, for a replica that is called `name` unless its store knows better.
     pub(super) async fn open(config: &Config, name: &str, metrics: &Arc<Metrics>) -> Result<Self, Error> {
+        let given = keys(config)?;
         match &config.store {
-            config::Store::Memory => Ok(Self::in_memory(name)),
-            config::Store::Disk(disk) => Self::on_disk(disk, config, name, metrics).await,
-            config::Store::Redis(redis) => Self::in_redis(redis, name, metrics).await,
+            config::Store::Memory => Ok(Self::in_memory(name, given.as_ref())),
+            config::Store::Disk(disk) => Self::on_disk(disk, config, name, given.as_ref(), metrics).await,
+            config::Store::Redis(redis) => Self::in_redis(redis, name, given.as_ref(), metrics).await,
         }
     }
 
@@ -52,6 +54,7 @@ impl Rest {
         disk: &config::DiskStore,
         config: &Config,
         name: &str,
+        given: Option<&KeyFile>,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, Error> {
         let began = clock::now();
@@ -71,10 +74,15 @@ impl Rest {
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };
-        Ok(Self::with(&kept, &keys, backing))
+        Ok(Self::with(&kept, &keys, given, backing))
     }
 
-    async fn in_redis(redis: &config::RedisStore, name: &str, metrics: &Arc<Metrics>) -> Result<Self, Error> {
+    async fn in_redis(
+        redis: &config::RedisStore,
+        name: &str,
+        given: Option<&KeyFile>,
+        metrics: &Arc<Metrics>,
+    ) -> Result<Self, Error> {
         let options = redis::Options {
             prefix: redis.prefix.clone(),
             ca: redis.ca.clone(),
@@ -91,12 +99,26 @@ impl Rest {
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };
-        Ok(Self::with(name, &keys, backing))
+        Ok(Self::with(name, &keys, given, backing))
     }
 
-    fn with(name: &str, keys: &Keys, backing: Backing) -> Self {
-        let identity =
-            Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: Keyring::new(keys.signing, Vec::new()) };
+    /// Whose a stream is was written down under the store's own key: no other may take the place of that one.
+    fn with(name: &str, keys: &Keys, given: Option<&KeyFile>, backing: Backing) -> Self {
+        let keyring = keyring(given, Some(keys.signing));
+        let identity = Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: keyring };
         Self { identity, principal_key: keys.principal, backing: Some(backing) }
+    }
+}
+
+/// The keys that the operator gives.
+pub(super) fn keys(config: &Config) -> Result<Option<KeyFile>, key_file::Error> {
+    config.replica.key_file.as_deref().map(KeyFile::load).transpose()
+}
+
+/// Signs with what is given, else with what is in the store, else with a key that nobody else has; and accepts all of the first two.
+fn keyring(given: Option<&KeyFile>, stored: Option<[u8; 32]>) -> Keyring {
+    match given {
+        Some(given) => given.keyring(stored),
+        None => Keyring::new(stored.unwrap_or_else(random::bytes), Vec::new()),
     }
 }

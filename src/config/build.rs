@@ -399,6 +399,7 @@ fn redis_prefix(text: &str) -> Result<String, String> {
 fn replica(s: &mut Section<'_>) -> Replica {
     Replica {
         name: s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
+        key_file: s.text("key_file", file).flatten(),
         wrap_sessions: s.boolean("wrap_sessions").unwrap_or(false),
         lease: s.secs("lease_secs", 2..=3600).unwrap_or(Duration::from_secs(15)),
         drain_timeout: s.secs("drain_timeout_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),

@@ -362,6 +362,8 @@ pub enum OnUnreachable {
 pub struct Replica {
     /// Its stable name; `None` means host name and listen port.
     pub name: Option<String>,
+    /// The keys that sign event IDs and sessions of the proxy's own; `None`: those of the store, or of this process alone.
+    pub key_file: Option<PathBuf>,
     /// Clients see its name in those of its server's sessions.
     pub wrap_sessions: bool,
     /// A replica that was not heard of for so long is gone, for those that share a store with it.

@@ -23,6 +23,7 @@ mod drain;
 mod elsewhere;
 mod exchange;
 mod flow;
+mod keys;
 mod kit;
 mod matrix;
 mod metrics;
