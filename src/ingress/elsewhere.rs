@@ -16,6 +16,7 @@ use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::owner;
 use crate::protocol::stream_url::Named;
+use crate::store::Standing;
 
 /// Whether a balancer has sent the request here for what it names.
 pub(super) fn is_marked(headers: &HeaderMap) -> bool {
@@ -29,10 +30,10 @@ impl Ingress {
         is_routed && owner::of_name(session).is_some_and(|owner| self.is_another(owner))
     }
 
-    /// Whether a balancer is to be told that the request is another replica's, because nothing of others is known here. `url` is the
+    /// Whether a balancer is to be told that the request is another replica's, because nothing of others can be had here. `url` is the
     /// stream that its target named, `body` that of a POST.
     pub(super) fn is_misdirected(&self, asked: &Asked, url: Option<&Named>, body: &[u8]) -> bool {
-        if !asked.is_marked || self.log.shared().is_some() {
+        if !asked.is_marked || self.has_of_others() {
             return false;
         }
         let headers = &asked.parts.headers;
@@ -66,6 +67,11 @@ impl Ingress {
         {
             response.headers_mut().insert(names::MCP_RESUME_OWNER, own);
         }
+    }
+
+    /// Whether anything of other replicas can be had here.
+    fn has_of_others(&self) -> bool {
+        self.log.shared().is_some() && self.log.store_standing() != Standing::Unreachable
     }
 
     fn is_another(&self, owner: Owner) -> bool {

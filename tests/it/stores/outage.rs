@@ -98,7 +98,9 @@ async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
     try_again(&scene.two, scene.session.resume(&scene.place.at(1))).await;
     try_again(&scene.two, scene.session.get().target(&url_of(&scene.place))).await;
     // A balancer is told that it is to ask the owner.
-    for request in [scene.session.resume(&scene.place.at(1)), scene.session.get().target(&url_of(&scene.place))] {
+    let resume = scene.session.resume(&scene.place.at(1));
+    let again = scene.session.post(call(1)).resume_from(&scene.place.at(1));
+    for request in [resume, scene.session.get().target(&url_of(&scene.place)), again] {
         misdirected(&scene.two.proxy, request, TWO).await;
     }
     // At its owner everything is as ever.
