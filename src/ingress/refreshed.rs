@@ -108,6 +108,10 @@ impl Ingress {
     /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
     /// answer another request otherwise.
     async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
+        if asked.is_elsewhere {
+            // Its own server could tell, and no other is to hear of the session.
+            return Ok(false);
+        }
         let tokens = self.upstream.learned().tokens();
         let caller = asked.binding.principal;
         let asking = match tokens.ask(caller) {
