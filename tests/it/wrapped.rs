@@ -130,6 +130,24 @@ async fn a_name_is_good_after_a_restart_and_one_without_an_owner_passes() {
 }
 
 #[tokio::test]
+async fn every_thread_of_a_process_knows_both_names() {
+    let mut upstream = Upstream::start().await;
+    let mut command = command(&upstream);
+    command.env("MCP_RESUME_REPLICA__NAME", "one").env("MCP_RESUME_REPLICA__WRAP_SESSIONS", "true");
+    let proxy = Proxy::process(command).await;
+    let (session, _) = open(&proxy, &mut upstream, json!({}), Some("s-1")).await;
+    assert_eq!(session.id, format!("{ONE}~s-1"));
+    // Each connection is another thread's.
+    for id in 1..=4 {
+        let pending = session.post(call(id)).start(proxy.addr).await;
+        let call = in_its_own(&mut upstream, "tools/call").await;
+        call.json_with(200, "mcp-session-id: s-1\r\n", result(id)).await;
+        assert_eq!(pending.response().await.header("mcp-session-id"), Some(session.id.as_str()));
+    }
+    proxy.stop().await;
+}
+
+#[tokio::test]
 async fn a_name_that_is_too_long_and_other_paths_are_left_alone() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, one).await;
