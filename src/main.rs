@@ -149,9 +149,10 @@ fn run_balancer(config: Balancing) -> ExitCode {
     })
 }
 
-/// A store on disk tells at "info" what is of use to nobody else.
+/// What libraries tell at "info" is of use to nobody else, and what Pingora has to say of a request or a replica is said here.
 fn quiet(level: &str) -> String {
-    if level == "info" { format!("{level},fjall=warn,lsm_tree=warn") } else { level.to_owned() }
+    const QUIET: &str = "fjall=warn,lsm_tree=warn,pingora_core=off,pingora_proxy=off,pingora_load_balancing=off";
+    if level == "info" { format!("{level},{QUIET}") } else { level.to_owned() }
 }
 
 /// One for each core this process may use.

@@ -18,6 +18,7 @@ use pingora_core::{Error, ErrorSource, ErrorType, Result};
 use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_limits::rate::Rate;
 use pingora_proxy::{FailToProxy, ProxyHttp, Session};
+use tracing::{debug, info};
 
 use super::client::{Client, Trust, X_FORWARDED_FOR};
 use super::health::{self, Health};
@@ -327,9 +328,11 @@ impl ProxyHttp for Phases {
             (_, true) => Failure::after_send(ErrorCode::ReplicaBroke),
             (_, false) => Failure::before_run(ErrorCode::NoReplica),
         });
+        let replica = request.passage.as_ref().map(|passage| passage.entry.address);
+        info!(code = failure.code.label(), replica = replica.map(tracing::field::display), %error, "a request failed");
         let status = failure.code.http_status();
         if let Err(error) = tell(session, failure, &request.body).await {
-            tracing::debug!(%error, "a client could not be told of a failure");
+            debug!(%error, "a client could not be told of a failure");
         }
         FailToProxy { error_code: status, can_reuse_downstream: false }
     }
