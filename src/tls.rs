@@ -12,10 +12,12 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::{CryptoProvider, ring};
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::server::WebPkiClientVerifier;
+use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
 
-use crate::config::{KeyPair, UpstreamTls};
+use crate::config::{KeyPair, ListenTls, UpstreamTls};
 
 /// What both sides of ours speak inside TLS, the better first.
 const ALPN: [&[u8]; 2] = [HTTP2, b"http/1.1"];
@@ -94,7 +96,7 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
 }
 
 /// What the listener proves itself by.
-pub type Certificates = Files<KeyPair>;
+pub type Certificates = Files<ListenTls>;
 /// What the upstream is believed by, and what it is shown.
 pub type ClientFiles = Files<UpstreamTls>;
 
@@ -211,16 +213,17 @@ fn digest(source: &impl Source) -> [u8; 32] {
     seen.finalize().into()
 }
 
-impl Source for KeyPair {
+impl Source for ListenTls {
     type Made = TlsAcceptor;
     const SIDE: Side = Side::Listener;
 
     fn paths(&self) -> Vec<&Path> {
-        vec![&self.cert, &self.key]
+        let KeyPair { cert, key } = &self.identity;
+        [cert, key].into_iter().chain(&self.client_ca).map(PathBuf::as_path).collect()
     }
 
     fn make(&self) -> Result<TlsAcceptor, Error> {
-        acceptor(self, &read(&self.cert)?, &read(&self.key)?)
+        acceptor(self)
     }
 }
 
@@ -239,15 +242,29 @@ impl Source for UpstreamTls {
     }
 }
 
-fn acceptor(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<TlsAcceptor, Error> {
-    let (chain, key) = parse(pair, cert, key)?;
-    let shown = ServerConfig::builder_with_provider(provider())
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(chain, key);
+fn acceptor(tls: &ListenTls) -> Result<TlsAcceptor, Error> {
+    let pair = &tls.identity;
+    let (chain, key) = parse(pair, &read(&pair.cert)?, &read(&pair.key)?)?;
+    let shown = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let shown = match &tls.client_ca {
+        Some(path) => shown.with_client_cert_verifier(clients(path)?),
+        None => shown.with_no_client_auth(),
+    };
+    let shown = shown.with_single_cert(chain, key);
     let mut config = shown.map_err(|source| Error::Pair { pair: pair.clone(), source })?;
     config.alpn_protocols = ALPN.map(Vec::from).into();
     Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Which clients are let in.
+fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+    let unusable = || Error::Empty { what: "usable authority", path: path.to_owned() };
+    let mut roots = RootCertStore::empty();
+    let (_, refused) = roots.add_parsable_certificates(certificates(path, &read(path)?)?);
+    if refused > 0 {
+        return Err(unusable());
+    }
+    WebPkiClientVerifier::builder_with_provider(roots.into(), provider()).build().map_err(|_| unusable())
 }
 
 type Chain = Vec<CertificateDer<'static>>;

@@ -26,6 +26,7 @@ check() {
     want "a C++ compiler, for the fuzzer" g++ c++ --version
     want "Python 3.11 or later" python3 python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))'
     want "Python's venv with pip" python3-venv python3 -c 'import ensurepip, venv'
+    want "cmake, which the balancer is built with" cmake cmake --version
     want "nginx" nginx-light nginx -v
     want "redis-server 6.2 or later" redis-server redis-server --version
     want "openssl" openssl openssl version

@@ -17,9 +17,9 @@ use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::{
-    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, KeyPair, Limits, Listen, Log, LogFormat,
-    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams, Tool,
-    Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, KeyPair, Limits, Listen, ListenTls, Log,
+    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store,
+    Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::dialect::{Declared, resume_tokens};
@@ -177,8 +177,18 @@ fn allowed_hosts(s: &mut Section<'_>) -> Option<Vec<HostPattern>> {
     s.list("allowed_hosts", 1)
 }
 
+fn listen_tls(reader: &mut Reader) -> Option<ListenTls> {
+    let client_ca = reader.section("listen.tls").text("client_ca", file).flatten();
+    let identity = key_pair(reader, "listen.tls");
+    if client_ca.is_some() && identity.is_none() {
+        let text = "clients can show a certificate only to a listener that has one: give cert and key".to_owned();
+        reader.clash([("listen.tls", "client_ca"), ("listen.tls", "cert")], text);
+    }
+    Some(ListenTls { identity: identity?, client_ca })
+}
+
 fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
-    let tls = key_pair(reader, "listen.tls");
+    let tls = listen_tls(reader);
     let mut s = reader.section("listen");
     let address = s.text("address", socket_address).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080)));
     let origins = s.list("allowed_origins", 0);

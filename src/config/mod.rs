@@ -75,13 +75,22 @@ pub struct Config {
 pub struct Listen {
     /// Port 0 takes a free port.
     pub address: SocketAddr,
-    /// What the listener proves itself by; `None` speaks no TLS.
-    pub tls: Option<KeyPair>,
+    /// `None` speaks no TLS.
+    pub tls: Option<ListenTls>,
     /// By which names it may be asked. Where nothing is said: those of this machine on a loopback address, else any.
     pub allowed_hosts: AllowedHosts,
     /// Whose pages it answers. Where nothing is said: those of this machine on a loopback address, else those of the host
     /// that is asked.
     pub allowed_origins: AllowedOrigins,
+}
+
+/// TLS of the data listener.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenTls {
+    /// What it proves itself by.
+    pub identity: KeyPair,
+    /// The authorities one of which must have signed a client's certificate, in a PEM file; `None` asks clients for none.
+    pub client_ca: Option<PathBuf>,
 }
 
 /// A certificate with its key, as the PEM files they are in.

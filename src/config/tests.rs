@@ -288,7 +288,11 @@ fn values_that_do_not_go_together_are_refused_where_they_were_given() {
 fn tls_is_configured_in_sections_of_its_own() {
     let config = from_file("[listen.tls]\ncert = 'c.pem'\nkey = 'k.pem'").unwrap();
     let pair = KeyPair { cert: "c.pem".into(), key: "k.pem".into() };
-    assert_eq!(config.listen.tls, Some(pair.clone()));
+    assert_eq!(config.listen.tls, Some(ListenTls { identity: pair.clone(), client_ca: None }));
+    let with_clients = from_file("[listen.tls]\ncert = 'c.pem'\nkey = 'k.pem'\nclient_ca = 'a.pem'").unwrap();
+    assert_eq!(with_clients.listen.tls, Some(ListenTls { identity: pair.clone(), client_ca: Some("a.pem".into()) }));
+    let alone = lines(from_file("[listen.tls]\nclient_ca = 'a.pem'"));
+    assert!(matches!(&alone[..], [line] if line.starts_with("c.toml:2: listen.tls.client_ca: ")), "{alone:?}");
 
     let flags = Flags { upstream: Some("https://h/mcp".to_owned()), ..Flags::default() };
     let env = [

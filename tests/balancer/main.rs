@@ -1,6 +1,13 @@
 //! The balancer by its wire: real sockets, and sidecars that say what a test wants.
 
+// A test's way to fail.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+#[allow(dead_code)]
+#[path = "../it/support/pki.rs"]
+mod pki;
 mod support;
+mod tls;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

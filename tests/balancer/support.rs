@@ -95,7 +95,7 @@ impl Sidecar {
 
     /// An event ID of a stream of its own.
     pub(crate) fn event_id(&self) -> String {
-        format!("{}.7", handle(self.owner).as_str())
+        event_id(self.owner)
     }
 
     /// The handle of that stream.
@@ -107,6 +107,11 @@ impl Sidecar {
     pub(crate) fn token(&self) -> String {
         ResumeToken::write(&handle(self.owner), &Secret::from_bytes([1; 16]))
     }
+}
+
+/// An event ID of a stream of that owner.
+pub(crate) fn event_id(owner: Owner) -> String {
+    format!("{}.7", handle(owner).as_str())
 }
 
 fn handle(owner: Owner) -> Handle {

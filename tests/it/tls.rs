@@ -60,13 +60,13 @@ async fn a_server_does_not_start_with_files_it_cannot_use() {
     let missing = refused(|config, pki| {
         let mut pair = pki.pair();
         pair.key = pki.path().join("none.pem");
-        config.listen.tls = Some(pair);
+        config.listen.tls = Some(listen_tls(pair));
     });
     let missing = missing.await;
     assert!(missing.starts_with("cannot read ") && missing.contains("none.pem"), "{missing}");
     let swapped = refused(|config, pki| {
         let pair = pki.pair();
-        config.listen.tls = Some(mcp_resume::config::KeyPair { cert: pair.key, key: pair.cert });
+        config.listen.tls = Some(listen_tls(mcp_resume::config::KeyPair { cert: pair.key, key: pair.cert }));
     });
     let swapped = swapped.await;
     assert!(swapped.starts_with("there is no certificate in PEM form in "), "{swapped}");

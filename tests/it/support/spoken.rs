@@ -404,11 +404,16 @@ impl hyper::body::Body for Pieces {
     }
 }
 
+/// A listener that proves itself by `identity` and asks clients for nothing.
+pub(crate) fn listen_tls(identity: mcp_resume::config::KeyPair) -> mcp_resume::config::ListenTls {
+    mcp_resume::config::ListenTls { identity, client_ca: None }
+}
+
 /// A configuration change for what the two sides speak.
 pub(crate) fn speak(down: Speech, up: Speech, pki: &Pki) -> impl FnOnce(&mut mcp_resume::config::Config) + use<> {
     let (pair, ca) = (pki.pair(), pki.ca());
     move |config| {
-        config.listen.tls = down.is_tls().then_some(pair);
+        config.listen.tls = down.is_tls().then_some(listen_tls(pair));
         config.upstream.http2 = up == Speech::Http2;
         config.upstream.tls.ca = up.is_tls().then_some(ca);
     }
