@@ -10,8 +10,9 @@ FUZZ_TEST_SECS := 20
 CARGO_DENY := 0.20.2
 DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
 
+# With both roles; without `--features balancer` it is the sidecar alone, which needs no cmake.
 build:
-	cargo build --release --locked
+	cargo build --release --locked --features balancer
 
 # A call lost without the proxy and kept with it.
 demo:
@@ -23,7 +24,7 @@ setup:
 
 # Every test there is. The end-to-end suite gets its own SDKs.
 test: setup
-	cargo test --workspace --locked
+	cargo test --workspace --locked --features mcp-resume/balancer
 	deploy/test-nginx.sh
 	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
@@ -50,7 +51,8 @@ fuzz:
 	fuzz/run.sh $(FUZZ_SECS)
 
 lint:
-	cargo clippy --workspace --all-targets --locked -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features mcp-resume/balancer -- -D warnings
+	cargo clippy --locked -- -D warnings
 
 fmt:
 	cargo fmt --all
