@@ -54,6 +54,13 @@ Exit codes:
   0  the configuration is good, and the proxy can stand in front of the server
   1  it cannot, or that could not be found out    2  wrong configuration or command line";
 
+const HEALTH_NOTES: &str = "\
+Needs no shell and no other program, for health checks in containers:
+  HEALTHCHECK CMD [\"/mcp-resume\", \"health\"]
+
+Exit codes:
+  0  yes    1  no, or it did not say so within five seconds    2  wrong configuration or command line";
+
 /// A reverse proxy that makes MCP servers resumable without changing them.
 #[derive(Parser)]
 #[command(version, arg_required_else_help = true)]
@@ -74,7 +81,10 @@ pub(crate) enum Command {
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
     /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they have.
-    Drain(Drain),
+    Drain(Process),
+    /// Ask a running sidecar whether it takes new calls, and print what it says.
+    #[command(after_help = HEALTH_NOTES)]
+    Health(Health),
     /// Show a call that is cut off and comes back; needs nothing else.
     ///
     /// After the show the proxy goes on, with commands to try, until ctrl-c; where stdout is no terminal it ends.
@@ -138,14 +148,24 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
+/// A process that runs.
 #[derive(Args)]
-pub(crate) struct Drain {
-    /// The configuration file of that sidecar, for its admin address (TOML).
+pub(crate) struct Process {
+    /// The configuration file of that process, for its admin address (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// Where its admin listener is [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<String>,
+}
+
+#[derive(Args)]
+pub(crate) struct Health {
+    #[command(flatten)]
+    pub(crate) process: Process,
+    /// Only whether it runs; a sidecar whose server is away, or that drains, does.
+    #[arg(long)]
+    pub(crate) live: bool,
 }
 
 #[derive(Args)]

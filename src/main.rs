@@ -12,15 +12,16 @@ use std::process::ExitCode;
 use std::{env, fs, io};
 
 use clap::Parser;
+use mcp_resume::admin::ask;
 use mcp_resume::app::{self, Server};
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
-use mcp_resume::{demo, shutdown};
+use mcp_resume::demo;
 use tracing_subscriber::EnvFilter;
 
-use cli::{Balance, Check, Cli, Command, Demo, Drain};
+use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
 
 const FAILED: u8 = 1;
 const WRONG_CONFIGURATION: u8 = 2;
@@ -33,8 +34,12 @@ fn main() -> ExitCode {
         },
         Command::Balance(options) => balance(options),
         Command::Check(options) => check(options),
-        Command::Drain(flags) => match admin_address(&flags) {
+        Command::Drain(process) => match admin_address(&process) {
             Ok(address) => run(drain(address)),
+            Err(problem) => fail(WRONG_CONFIGURATION, problem),
+        },
+        Command::Health(options) => match admin_address(&options.process) {
+            Ok(address) => health(address, &options),
             Err(problem) => fail(WRONG_CONFIGURATION, problem),
         },
         Command::Demo(options) => run(demo(options)),
@@ -48,12 +53,12 @@ fn configure(file: Option<&Path>, flags: Flags) -> Result<Config, Box<dyn Error>
     Ok(Config::load(file, environment(), flags)?)
 }
 
-/// Where the sidecar to be drained has its admin listener.
-fn admin_address(flags: &Drain) -> Result<SocketAddr, Box<dyn Error>> {
+/// Where a process that runs has its admin listener.
+fn admin_address(flags: &Process) -> Result<SocketAddr, Box<dyn Error>> {
     let file = read_file(flags.config.as_deref())?;
     let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
     let address = Config::admin_address(file, environment(), flags.admin.clone())?;
-    address.ok_or_else(|| "that sidecar has no admin listener: admin.address is empty".into())
+    address.ok_or_else(|| "that process has no admin listener: admin.address is empty".into())
 }
 
 /// The file's name, for messages, and its text.
@@ -202,9 +207,22 @@ fn say(what: &(impl Display + serde::Serialize), json: bool) {
 }
 
 async fn drain(address: SocketAddr) -> Result<(), Box<dyn Error>> {
-    shutdown::ask(address).await?;
+    ask::drain(address).await?;
     announce("drained");
     Ok(())
+}
+
+/// What the process says of itself, and as the exit code whether that is good.
+fn health(address: SocketAddr, options: &Health) -> ExitCode {
+    let probe = if options.live { ask::Probe::Live } else { ask::Probe::Ready };
+    let mut good = false;
+    let code = run(async {
+        let health = ask::health(address, probe).await?;
+        good = health.good;
+        announce(health.said);
+        Ok(())
+    });
+    if good { code } else { ExitCode::from(FAILED) }
 }
 
 async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {

@@ -3,22 +3,14 @@
 //! Once it has begun, new calls are refused and everything else goes on: running calls, resumes, answers, cancels. It is over
 //! when no call runs any more and whoever may come back for an answer has had the time to; where other replicas share the store,
 //! clients are sent there at once. At its timeout the calls that still
-//! run end with an error. Here is also how a drain is asked for from outside. Absent: signals (the binary has them) and listeners
-//! (the composition root has them).
+//! run end with an error. Absent: signals (the binary has them), listeners (the composition root has them), and how a drain is asked for
+//! from outside (the admin listener).
 
-use std::io;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use bytes::Bytes;
-use http::header::HOST;
-use http::{HeaderName, HeaderValue, Request, StatusCode, Uri};
-use http_body_util::Empty;
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use http::HeaderName;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
@@ -111,41 +103,5 @@ impl Drain {
         self.log.end_all(ErrorCode::Draining);
         self.ending.cancel();
         let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
-    }
-}
-
-/// Why a sidecar could not be drained from outside.
-#[derive(Debug, thiserror::Error)]
-pub enum AskError {
-    /// Nobody answers there.
-    #[error("no admin listener answers at {0}: {1}")]
-    Unreachable(SocketAddr, #[source] io::Error),
-    /// The connection ended before the drain had.
-    #[error("the connection ended before the drain had: {0}")]
-    Broken(#[from] hyper::Error),
-    /// It is no sidecar, or it refuses.
-    #[error("{0} answers {1}: is that the admin listener?")]
-    Refused(SocketAddr, StatusCode),
-}
-
-/// Asks the sidecar whose admin listener is at `address` to drain, and returns when it has.
-///
-/// # Errors
-/// When it is not there, refuses, or ends before.
-pub async fn ask(address: SocketAddr) -> Result<(), AskError> {
-    let stream = TcpStream::connect(address).await.map_err(|error| AskError::Unreachable(address, error))?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let mut request = Request::new(Empty::<Bytes>::new());
-    *request.uri_mut() = Uri::from_static("/drain");
-    request.headers_mut().insert(HOST, HeaderValue::from_str(&address.to_string()).expect("an address is ASCII"));
-    request.headers_mut().insert(X_DRAIN, HeaderValue::from_static("1"));
-    let asking = sender.send_request(request);
-    let response = tokio::select! {
-        response = asking => response?,
-        ended = connection => { ended?; return Err(AskError::Refused(address, StatusCode::SERVICE_UNAVAILABLE)) }
-    };
-    match response.status() {
-        StatusCode::OK => Ok(()),
-        status => Err(AskError::Refused(address, status)),
     }
 }

@@ -194,6 +194,44 @@ fn an_address_that_is_taken_exits_1() {
     }
 }
 
+fn health(arguments: &[&str]) -> Output {
+    let binary = env!("CARGO_BIN_EXE_mcp-resume");
+    Command::new(binary).arg("health").args(arguments).env_clear().output().expect("the binary runs")
+}
+
+#[test]
+fn health_says_what_the_process_says_and_exits_with_it() {
+    let mut child = serve(FREE, FREE).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().expect("the binary runs");
+    let lines = BufReader::new(child.stdout.take().expect("its stdout is piped")).lines();
+    let admin =
+        lines.map(|line| line.expect("text")).find_map(|line| Some(line.split_once("admin on http://")?.1.into()));
+    let admin: String = admin.expect("it has an admin listener");
+    let ready = health(&["--admin", &admin]);
+    let live = health(&["--admin", &admin, "--live"]);
+    child.kill().expect("it runs");
+    child.wait().expect("a status");
+    let said = "the upstream has not accepted a connection yet\n";
+    assert_eq!(
+        (ready.status.code(), text(&ready.stdout)),
+        (Some(1), said),
+        "nobody listens where its server should be"
+    );
+    assert_eq!((live.status.code(), text(&live.stdout)), (Some(0), "ok\n"));
+    assert!(ready.stderr.is_empty() && live.stderr.is_empty());
+}
+
+#[test]
+fn health_of_nobody_exits_1_and_of_a_wrong_address_2() {
+    let output = health(&["--admin", "127.0.0.1:1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no admin listener answers at 127.0.0.1:1: "), "{}", text(&output.stderr));
+    for (admin, problem) in [("here", "--admin"), ("", "admin.address is empty")] {
+        let output = health(&["--admin", admin]);
+        assert_eq!(output.status.code(), Some(2), "{admin:?}");
+        assert!(text(&output.stderr).contains(problem), "{}", text(&output.stderr));
+    }
+}
+
 #[test]
 fn the_demo_loses_a_call_without_the_proxy_keeps_it_with_it_and_exits_0() {
     let output = run(&["demo", "--once"]);

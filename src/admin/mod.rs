@@ -1,8 +1,9 @@
-//! The admin listener: probes, the metrics page, the streams and their live page, the drain.
+//! The admin listener: probes, the metrics page, the streams and their live page, the drain. `ask.rs` is its client.
 //!
 //! Nothing here says anything that opens a stream or was said in one. Only the drain changes state, and no page of another
 //! origin can ask for it: a browser sends no `X-Drain` without asking us first.
 
+pub mod ask;
 mod streams;
 
 use std::sync::Arc;
@@ -56,7 +57,7 @@ impl Admin {
             "/" => page("text/html; charset=utf-8", include_str!("page.html")),
             "/page.css" => page("text/css; charset=utf-8", include_str!("page.css")),
             "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
-            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness().await,
             "/metrics" => {
                 self.metrics.observe_store(self.log.store_standing() == Standing::Ready);
@@ -71,7 +72,7 @@ impl Admin {
                 self.drain.run().await;
                 text(StatusCode::OK, "drained\n")
             }
-            _ => text(StatusCode::NOT_FOUND, "here are /, /streams, /healthz, /readyz, /metrics and /drain\n"),
+            _ => text(StatusCode::NOT_FOUND, "here are /, /streams, /livez, /readyz, /metrics and /drain\n"),
         }
     }
 

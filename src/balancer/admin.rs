@@ -53,11 +53,11 @@ impl Admin {
             return respond::method_not_allowed();
         }
         match request.uri().path() {
-            "/healthz" => text(StatusCode::OK, "ok\n"),
+            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness(),
             "/metrics" => with_type(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.render()),
             "/replicas" => respond::json(StatusCode::OK, list(self.table.replicas()).into()),
-            _ => text(StatusCode::NOT_FOUND, "here are /healthz, /readyz, /metrics and /replicas\n"),
+            _ => text(StatusCode::NOT_FOUND, "here are /livez, /readyz, /metrics and /replicas\n"),
         }
     }
 

@@ -145,7 +145,7 @@ async fn the_command_waits_until_it_is_drained() {
     let (mut upstream, proxy, session) = observed(|_| {}).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
-    let asked = tokio::spawn(mcp_resume::shutdown::ask(proxy.admin.expect("an admin listener")));
+    let asked = tokio::spawn(mcp_resume::admin::ask::drain(proxy.admin.expect("an admin listener")));
     while admin(&proxy, get("/readyz")).await.1 != "draining\n" {}
     assert!(!asked.is_finished());
     sse.finish(result(1)).await;

@@ -3,8 +3,10 @@
 use crate::support::*;
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use mcp_resume::admin::ask::{self, Health, Probe};
 use mcp_resume::protocol::ids::Owner;
 use std::path::Path;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 async fn observed() -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
@@ -33,7 +35,8 @@ fn sum(metrics: &str, name: &str) -> f64 {
 #[tokio::test]
 async fn it_says_that_it_lives_and_when_it_is_ready() {
     let (mut upstream, proxy) = observed().await;
-    assert_eq!(page(&proxy, "/healthz").await.0, 200);
+    assert_eq!(page(&proxy, "/livez").await.0, 200);
+    assert_eq!(page(&proxy, "/healthz").await, page(&proxy, "/livez").await);
     Session::open(&proxy, &mut upstream, V2025_11).await;
     assert_eq!(page(&proxy, "/readyz").await.0, 200);
     assert_eq!(page(&proxy, "/nothing").await.0, 404);
@@ -46,6 +49,43 @@ async fn it_is_not_ready_before_its_upstream_was_there_once() {
     let proxy = Proxy::start(&upstream, |c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
     assert_eq!(page(&proxy, "/readyz").await.0, 503);
     assert_eq!(page(&proxy, "/healthz").await.0, 200);
+}
+
+#[tokio::test]
+async fn whoever_asks_for_its_health_gets_its_own_words() {
+    let (mut upstream, proxy) = observed().await;
+    let admin = proxy.admin.expect("an admin listener");
+    Session::open(&proxy, &mut upstream, V2025_11).await;
+    let health = ask::health(admin, Probe::Ready).await.expect("an answer");
+    assert_eq!(health, Health { good: true, said: "ready".to_owned() });
+    ask::drain(admin).await.expect("drained");
+    let health = ask::health(admin, Probe::Ready).await.expect("an answer");
+    assert_eq!(health, Health { good: false, said: "draining".to_owned() });
+    assert!(ask::health(admin, Probe::Live).await.expect("an answer").good, "it drains, and runs");
+}
+
+#[tokio::test]
+async fn a_listener_of_another_kind_is_not_taken_for_healthy() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let other = async {
+        let (mut connection, _) = listener.accept().await.expect("the probe");
+        let mut head = [0; 1024];
+        let _ = connection.read(&mut head).await.expect("its head");
+        connection.write_all(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await.expect("it reads");
+        connection
+    };
+    let (answer, _connection) = tokio::join!(ask::health(address, Probe::Ready), other);
+    let error = answer.expect_err("no admin listener says that");
+    assert_eq!(error.to_string(), format!("{address} answers 404 Not Found: is that the admin listener?"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_process_that_says_nothing_is_not_waited_for() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let error = ask::health(address, Probe::Live).await.expect_err("nobody accepts");
+    assert_eq!(error.to_string(), format!("{address} gives no answer to a probe"));
 }
 
 #[tokio::test]
