@@ -1,0 +1,370 @@
+"""What deploy/kubernetes builds to: every object against its schema, every name against what it names, and the promises that the
+comments make. `kubernetes.py KUBECTL MCP-RESUME`.
+
+The schemas are Kubernetes' own, strict, of the oldest version that is supported and of the newest that is known, and the Prometheus
+operator's. No cluster is asked: what only an API server knows (admission, quotas) is not checked.
+"""
+
+import base64
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import kubernetes_validate
+import yaml
+from cloudcoil.models.prometheus_operator import v1 as operator
+
+HERE = Path(__file__).resolve().parent.parent
+# Native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
+VERSIONS = ["1.30", "1.37"]
+CUSTOM = {"ServiceMonitor": operator.ServiceMonitor, "PrometheusRule": operator.PrometheusRule}
+# Kept free for the server to end by itself, after its sidecar has drained.
+LEAST_REST_SECS = 30
+
+
+class Wrong(Exception):
+    pass
+
+
+def require(holds, what):
+    if not holds:
+        raise Wrong(what)
+
+
+def build(kubectl, folder):
+    run = subprocess.run([kubectl, "kustomize", folder], capture_output=True, text=True)
+    require(run.returncode == 0 and not run.stderr, f"kustomize: {run.stderr}")
+    return [document for document in yaml.safe_load_all(run.stdout) if document]
+
+
+# Schemas
+
+
+@cache
+def fits_schema(text):
+    thing = json.loads(text)
+    model = CUSTOM.get(thing["kind"])
+    if model:
+        return fits_model(model, thing)
+    for version in VERSIONS:
+        try:
+            kubernetes_validate.validate(thing, version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            raise Wrong(f"{version}: {'.'.join(map(str, error.path))}: {error.message}") from None
+
+
+def fits_model(model, thing):
+    """The operator's models pass over what they do not know; then it is missing from what they say."""
+    said = model.model_validate(thing).model_dump(by_alias=True, exclude_unset=True, mode="json")
+    require(said == thing, "has keys that its kind does not have")
+
+
+# Names
+
+
+class Objects:
+    def __init__(self, things):
+        self.things = things
+        names = [(thing["kind"], thing["metadata"]["name"]) for thing in things]
+        require(len(names) == len(set(names)), "two objects of one kind and name")
+
+    def of(self, kind):
+        return [thing for thing in self.things if thing["kind"] == kind]
+
+    def named(self, kind, name):
+        found = [thing for thing in self.of(kind) if thing["metadata"]["name"] == name]
+        require(found, f"there is no {kind} {name}")
+        return found[0]
+
+    def workloads(self):
+        return self.of("Deployment") + self.of("StatefulSet")
+
+    def pods(self, labels):
+        found = [work for work in self.workloads() if labels.items() <= work["spec"]["template"]["metadata"]["labels"].items()]
+        require(found, f"no pod has the labels {labels}")
+        return found
+
+
+def containers(work):
+    pod = work["spec"]["template"]["spec"]
+    return pod.get("initContainers", []) + pod["containers"]
+
+
+def ports(work):
+    return {name for container in containers(work) for port in container.get("ports", []) for name in (port["name"], port["containerPort"])}
+
+
+def mounts_and_environment_are_there(objects, work):
+    pod = work["spec"]["template"]["spec"]
+    volumes = {volume["name"] for volume in pod.get("volumes", [])}
+    volumes |= {claim["metadata"]["name"] for claim in work["spec"].get("volumeClaimTemplates", [])}
+    for volume in pod.get("volumes", []):
+        for source in volume.get("projected", {}).get("sources", [volume]):
+            if "configMap" in source:
+                objects.named("ConfigMap", source["configMap"]["name"])
+            if "secret" in source:
+                secret = objects.named("Secret", source["secret"].get("name") or source["secret"]["secretName"])
+                missing = {item["key"] for item in source["secret"].get("items", [])} - secret["data"].keys()
+                require(not missing, f"the secret has no {missing}")
+    for container in containers(work):
+        used = {mount["name"] for mount in container.get("volumeMounts", [])}
+        require(used <= volumes, f"{container['name']} mounts {used - volumes}, which are no volumes")
+        for variable in container.get("env", []):
+            if key := variable.get("valueFrom", {}).get("secretKeyRef"):
+                require(key["key"] in objects.named("Secret", key["name"])["data"], f"the secret has no {key['key']}")
+
+
+def probes_and_hooks_reach_a_port(work):
+    for container in containers(work):
+        own = {port["name"] for port in container.get("ports", [])}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            asked = container.get(probe, {})
+            port = (asked.get("httpGet") or asked.get("tcpSocket") or {}).get("port")
+            require(port is None or port in own, f"{probe} of {container['name']} asks port {port}")
+        # A hook may ask another container of the pod, by number.
+        port = container.get("lifecycle", {}).get("preStop", {}).get("httpGet", {}).get("port")
+        require(port is None or port in ports(work), f"preStop of {container['name']} asks port {port}")
+
+
+def selectors_find_pods(objects):
+    for work in objects.workloads():
+        require(work in objects.pods(work["spec"]["selector"]["matchLabels"]), "it does not select its own pods")
+    for service in objects.of("Service"):
+        for work in objects.pods(service["spec"]["selector"]):
+            for port in service["spec"]["ports"]:
+                require(port["targetPort"] in ports(work), f"service {service['metadata']['name']}: port {port['targetPort']}")
+    for work in objects.of("StatefulSet"):
+        objects.named("Service", work["spec"]["serviceName"])
+    for budget in objects.of("PodDisruptionBudget"):
+        objects.pods(budget["spec"]["selector"]["matchLabels"])
+    for scaler in objects.of("HorizontalPodAutoscaler"):
+        target = objects.named(scaler["spec"]["scaleTargetRef"]["kind"], scaler["spec"]["scaleTargetRef"]["name"])
+        require("replicas" not in target["spec"], "what is scaled says how many there are, and every apply would reset it")
+
+
+def policies_name_pods_and_ports(objects):
+    for policy in objects.of("NetworkPolicy"):
+        spec = policy["spec"]
+        protected = objects.pods(spec["podSelector"]["matchLabels"])
+        for rule in spec.get("ingress", []):
+            for work in protected:
+                require(all(port["port"] in ports(work) for port in rule["ports"]), f"{policy['metadata']['name']}: {rule['ports']}")
+        for rule in spec.get("ingress", []) + spec.get("egress", []):
+            for peer in rule.get("from", []) + rule.get("to", []):
+                if "podSelector" in peer:
+                    objects.pods(peer["podSelector"]["matchLabels"])
+            for work in [work for peer in rule.get("to", []) if "podSelector" in peer for work in objects.pods(peer["podSelector"]["matchLabels"])]:
+                require(all(port["port"] in ports(work) for port in rule["ports"]), f"{policy['metadata']['name']}: {rule['ports']}")
+    guarded = [work for policy in objects.of("NetworkPolicy") for work in objects.pods(policy["spec"]["podSelector"]["matchLabels"])]
+    require(all(work in guarded for work in objects.workloads()), "pods without a policy")
+
+
+def monitors_find_services(objects):
+    for monitor in objects.of("ServiceMonitor"):
+        labels = monitor["spec"]["selector"]["matchLabels"]
+        services = [service for service in objects.of("Service") if labels.items() <= service["metadata"]["labels"].items()]
+        for endpoint in monitor["spec"]["endpoints"]:
+            named = [service for service in services if endpoint["port"] in {port["name"] for port in service["spec"]["ports"]}]
+            require(named, f"no service has a port {endpoint['port']}")
+
+
+# Promises
+
+
+def pods_are_restricted(work):
+    """As the restricted Pod Security Standard wants, and with a root that cannot be written to."""
+    pod = work["spec"]["template"]["spec"]
+    context = pod["securityContext"]
+    require(context["runAsNonRoot"] and context["runAsUser"] > 0, "it runs as root")
+    require(context["seccompProfile"]["type"] == "RuntimeDefault", "it may make any system call")
+    require(pod["automountServiceAccountToken"] is False, "it has a token of the cluster")
+    for container in containers(work):
+        own = container["securityContext"]
+        require(own["readOnlyRootFilesystem"] is True and own["allowPrivilegeEscalation"] is False, container["name"])
+        require(own["capabilities"] == {"drop": ["ALL"]}, f"{container['name']} has capabilities")
+        require("memory" in container["resources"]["limits"], f"{container['name']} may take all memory")
+        require(":" in container["image"].rsplit("/", 1)[-1], f"{container['image']} names no version")
+
+
+def configured(mcp_resume, objects, work, container):
+    """What the proxy believes of the file and the variables it gets; the file as TOML."""
+    pod = work["spec"]["template"]["spec"]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "config"]
+    text = objects.named("ConfigMap", volume["configMap"]["name"])["data"]["mcp-resume.toml"]
+    require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
+    environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(text)
+        file.flush()
+        is_taken(mcp_resume, container["args"][0], file.name, environment)
+    return tomllib.loads(text)
+
+
+def is_taken(mcp_resume, role, file, environment):
+    """A binary without the balancer reads the balancer's configuration before it says that it is without."""
+    command = {"serve": ["check"], "balance": ["balance"]}[role]
+    run = subprocess.run([mcp_resume, *command, "--config", file], env=environment, capture_output=True, text=True)
+    taken = {"serve": run.returncode == 0, "balance": "built without the balancer" in run.stderr}[role]
+    require(taken, run.stderr)
+
+
+def value_of(objects, variable):
+    source = variable.get("valueFrom", {})
+    if key := source.get("secretKeyRef"):
+        secret = objects.named("Secret", key["name"])["data"][key["key"]]
+        return base64.b64decode(secret).decode()
+    return "mcp-server-7d4b9c-x2x" if "fieldRef" in source else variable["value"]
+
+
+def sidecars_outlive_their_server(mcp_resume, objects):
+    for work in objects.of("Deployment"):
+        pod = work["spec"]["template"]["spec"]
+        for sidecar in pod.get("initContainers", []):
+            require(sidecar.get("restartPolicy") == "Always", f"{sidecar['name']} is no sidecar, but must end before the server starts")
+            config = configured(mcp_resume, objects, work, sidecar)
+            require(sidecar["startupProbe"]["httpGet"]["path"] == "/livez", "it would wait for a server that waits for it")
+            [server] = pod["containers"]
+            hook = server["lifecycle"]["preStop"]["httpGet"]
+            admin = int(config["admin"]["address"].rsplit(":", 1)[1])
+            require(hook["path"] == "/drain" and hook["port"] == admin, "the server does not wait for the drain")
+            require({"name": "X-Drain", "value": "1"} in hook["httpHeaders"], "without X-Drain there is no drain")
+            needed = config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
+            require(pod["terminationGracePeriodSeconds"] >= needed, f"killed before {needed} s: in the drain")
+            held = config.get("streams", {}).get("max_bytes_total", 1 << 30)
+            require(bytes_of(sidecar["resources"]["limits"]["memory"]) >= 2 * held, "less memory than it may need")
+
+
+def proxies_listen_where_they_are_asked(mcp_resume, objects):
+    for work in objects.of("Deployment"):
+        for container in containers(work):
+            if container["name"] != "mcp-resume":
+                continue
+            config = configured(mcp_resume, objects, work, container)
+            listens = {port["name"]: port["containerPort"] for port in container["ports"]}
+            for name, section in (("mcp", "listen"), ("admin", "admin")):
+                require(config[section]["address"] == f"0.0.0.0:{listens[name]}", f"[{section}] address is not port {name}")
+
+
+def balancers_end_in_time(mcp_resume, objects):
+    for work in objects.of("Deployment"):
+        pod = work["spec"]["template"]["spec"]
+        for balancer in [container for container in pod["containers"] if container.get("args", [""])[0] == "balance"]:
+            grace = configured(mcp_resume, objects, work, balancer)["balance"]["grace_secs"]
+            needed = balancer["lifecycle"]["preStop"]["sleep"]["seconds"] + grace
+            require(pod["terminationGracePeriodSeconds"] > needed, f"killed before {needed} s: while something runs through it")
+
+
+def balancers_find_the_sidecars(objects):
+    for config in objects.of("ConfigMap"):
+        text = config["data"].get("mcp-resume.toml", "")
+        if "[balance]" not in text:
+            continue
+        [replica] = tomllib.loads(text)["balance"]["replicas"]
+        host, port = replica.removeprefix("http://").split(":")
+        service = objects.named("Service", host)
+        require(int(port) in {port["port"] for port in service["spec"]["ports"]}, f"{host} has no port {port}")
+        require(service["spec"]["clusterIP"] == "None", "one address stands for all sidecars")
+        require(service["spec"]["publishNotReadyAddresses"] is True, "a replica that drains cannot be found")
+
+
+def bytes_of(quantity):
+    units = {"Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30}
+    return int(quantity[:-2]) * units[quantity[-2:]]
+
+
+def check(mcp_resume, things):
+    """Everything; the first thing that is wrong ends it."""
+    for thing in things:
+        try:
+            fits_schema(json.dumps(thing))
+        except Exception as error:
+            raise Wrong(f"{thing['kind']} {thing['metadata']['name']}: {error}") from None
+    objects = Objects(things)
+    for work in objects.workloads():
+        mounts_and_environment_are_there(objects, work)
+        probes_and_hooks_reach_a_port(work)
+        pods_are_restricted(work)
+    selectors_find_pods(objects)
+    policies_name_pods_and_ports(objects)
+    monitors_find_services(objects)
+    sidecars_outlive_their_server(mcp_resume, objects)
+    proxies_listen_where_they_are_asked(mcp_resume, objects)
+    balancers_end_in_time(mcp_resume, objects)
+    balancers_find_the_sidecars(objects)
+
+
+# A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made). Of deployments the
+# server's is meant, of maps the balancer's.
+BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
+BROKEN = [
+    ("Deployment", "spec.template.spec.initContainers.0.restartPolicy", "Sometimes"),
+    ("Deployment", "spec.template.spec.initContainers.0.startupProbe.httpGet.path", "/readyz"),
+    ("Deployment", "spec.template.spec.initContainers.0.livenessProbe.httpGet.port", "metrics"),
+    ("Deployment", "spec.template.spec.initContainers.0.readinesProbe", {}),
+    ("Deployment", "spec.template.spec.initContainers.0.env.0.name", "MCP_RESUME_REPLICA__NAMES"),
+    ("Deployment", "spec.template.spec.initContainers.0.resources.limits.memory", "1Gi"),
+    ("Deployment", "spec.template.spec.initContainers.0.volumeMounts.0.name", "configs"),
+    ("Deployment", "spec.template.spec.containers.0.securityContext.readOnlyRootFilesystem", False),
+    ("Deployment", "spec.template.spec.containers.0.lifecycle.preStop.httpGet.path", "/readyz"),
+    ("Deployment", "spec.template.spec.terminationGracePeriodSeconds", 30),
+    ("Deployment", "spec.template.spec.volumes.0.configMap.name", "mcp-sidecar"),
+    ("Deployment", "spec.selector.matchLabels", {"app": "other"}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs", "grace")}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs = 30", "grace_secs = 60")}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("mcp-sidecars", "mcp-server")}),
+    ("Service", "spec.ports.0.targetPort", 8081),
+    ("Service", "spec.publishNotReadyAddresses", "yes"),
+    ("PodDisruptionBudget", "spec.selector.matchLabels", {"app": "other"}),
+    ("NetworkPolicy", "spec.podSelector.matchLabels", {"app": "other"}),
+    ("NetworkPolicy", "spec.ingress.0.ports.0.port", 9465),
+    ("HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "mcp-server"),
+    ("StatefulSet", "spec.template.spec.volumes.0.projected.sources.1.secret.items.0.key", "acl"),
+    ("ServiceMonitor", "spec.endpoints.0.port", "metrics"),
+    ("ServiceMonitor", "spec.endpoints.0.intervall", "15s"),
+    ("PrometheusRule", "spec.groups.0.rules.0.for", 5),
+]
+
+
+def broken(things, kind, path, value):
+    things = copy.deepcopy(things)
+    meant = {"Deployment": "mcp-server", "ConfigMap": "mcp-balancer"}.get(kind, "")
+    place = next(thing for thing in things if thing["kind"] == kind and thing["metadata"]["name"].startswith(meant))
+    *way, last = path.split(".")
+    for step in way:
+        place = place[int(step)] if step.isdigit() else place[step]
+    place[int(last) if last.isdigit() else last] = value
+    return things
+
+
+def main(kubectl, mcp_resume):
+    overlays = sorted((HERE / "kubernetes" / "overlays").iterdir())
+    require(overlays, "there are no overlays")
+    monitoring = build(kubectl, HERE / "kubernetes" / "monitoring")
+    for overlay in overlays:
+        things = build(kubectl, overlay)
+        try:
+            check(mcp_resume, things)
+            check(mcp_resume, things + monitoring)
+        except Wrong as error:
+            raise Wrong(f"{overlay.name}: {error}") from None
+        kinds = sorted({thing["kind"] for thing in things})
+        print(f"deploy: kubernetes/overlays/{overlay.name} is good: {len(things)} objects ({', '.join(kinds)})")
+    for kind, path, value in BROKEN:
+        try:
+            check(mcp_resume, broken(things + monitoring, kind, path, value))
+        except Wrong:
+            continue
+        raise Wrong(f"{kind} {path} = {json.dumps(value)} is accepted")
+    print(f"deploy: {len(BROKEN)} broken variants are refused")
+
+
+if __name__ == "__main__":
+    try:
+        main(*sys.argv[1:])
+    except Wrong as error:
+        sys.exit(f"deploy/test/kubernetes.py: {error}")

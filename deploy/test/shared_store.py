@@ -1,0 +1,78 @@
+"""The Redis of deploy/kubernetes/redis, run by Debian's redis-server: its configuration is taken, and its user may do all that the store
+does and nothing else. `shared_store.py MCP-RESUME`."""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import parts
+
+FOLDER = Path(__file__).resolve().parent.parent / "kubernetes" / "redis"
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def say(port, *command, user="admin"):
+    run = ["redis-cli", "-p", str(port), "--no-auth-warning", "--user", user, "--pass", user, *command]
+    return subprocess.run(run, capture_output=True, text=True).stdout.strip()
+
+
+def start(folder, port):
+    users = folder / "users.acl"
+    users.write_text((FOLDER / "users.acl").read_text() + "user admin on >admin ~* &* +@all\n")
+    config = folder / "redis.conf"
+    config.write_text((FOLDER / "redis.conf").read_text().replace("/data", str(folder)).replace("/etc/redis", str(folder)))
+    here = ["--port", str(port), "--bind", "127.0.0.1", "--logfile", folder / "log"]
+    redis = subprocess.Popen(["redis-server", config, *here])
+    until = time.monotonic() + parts.PATIENCE_SECS
+    # As its probe does.
+    while say(port, "ping", user="probe") != "PONG":
+        if redis.poll() is not None or time.monotonic() > until:
+            log = folder / "log"
+            sys.exit(f"deploy/test/shared_store.py: Redis does not start: {log.read_text() if log.exists() else ''}")
+        time.sleep(0.05)
+    return redis
+
+
+def check(mcp_resume, port):
+    [url] = [line.removeprefix("url=") for line in (FOLDER / "url.env").read_text().splitlines() if line.startswith("url=")]
+    assert url.endswith("@mcp-redis:6379"), url
+    environment = {
+        "MCP_RESUME_UPSTREAM__URL": f"http://{parts.serve()}/mcp",
+        "MCP_RESUME_STORE__KIND": "redis",
+        "MCP_RESUME_STORE__URL": url.replace("mcp-redis:6379", f"127.0.0.1:{port}"),
+        "MCP_RESUME_LISTEN__ADDRESS": "127.0.0.1:0",
+        "MCP_RESUME_ADMIN__ADDRESS": "127.0.0.1:0",
+        "MCP_RESUME_LOG__LEVEL": "warn",
+    }
+    with parts.Proxy([mcp_resume, "serve"], environment) as proxy:
+        parts.call_and_resume(proxy.data)
+        assert parts.request(proxy.admin, "GET", "/readyz") == (200, "ready\n")
+        assert "mcp_resume_store_ready 1\n" in parts.request(proxy.admin, "GET", "/metrics")[1]
+        assert say(port, "keys", "mcp-resume:*"), "nothing was stored"
+    assert say(port, "acl", "log") == "", f"it was not allowed: {say(port, 'acl', 'log')}"
+    assert say(port, "config", "get", "maxmemory-policy").split()[1] == "noeviction"
+    assert say(port, "config", "get", "appendonly").split()[1] == "yes"
+    assert "NOPERM" in say(port, "keys", "*", user="probe"), "the probe may read"
+    nobody = subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True, text=True).stdout
+    assert "NOAUTH" in nobody, "anybody may connect"
+    print("deploy: kubernetes/redis runs, and its user may do what the store does")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        port = free_port()
+        redis = start(Path(folder), port)
+        try:
+            check(os.path.abspath(sys.argv[1]), port)
+        finally:
+            redis.terminate()
+            redis.wait()
