@@ -1,4 +1,4 @@
-.PHONY: build demo setup test sim crash soak fuzz lint fmt deny bench instructions
+.PHONY: build demo setup test sim crash soak fuzz lint fmt deny bench instructions image
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -25,9 +25,19 @@ setup:
 # Every test there is. The end-to-end suite gets its own SDKs.
 test: setup
 	cargo test --workspace --locked --features mcp-resume/balancer
-	deploy/test-nginx.sh
+	deploy/test.sh
 	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
+
+# mcp-resume:latest, for whom this machine's buildah keeps images; with FEATURES=balancer mcp-resume-balancer:latest. Both are tried, and the
+# sidecar's has its size.
+image: FEATURES ?=
+image: NAME = mcp-resume$(if $(FEATURES),-$(FEATURES))
+image:
+	deploy/test/setup.sh
+	deploy/build-static.sh target/$(NAME)-image "$(FEATURES)"
+	target/tools/deploy/venv/bin/python deploy/test/image.py target/$(NAME)-image $(if $(FEATURES),,15000000)
+	deploy/image.sh target/$(NAME)-image $(NAME)
 
 # More seeds than the tests run: make sim SEEDS=100000 FROM=2000. A failure says how to see its seed alone.
 sim: SEEDS ?= 20000

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Checks deploy/nginx.conf with `nginx -t`, as it stands and with its TLS lines in force. Installs nothing, starts nothing.
+# Checks deploy/nginx.conf with `nginx -t`, as it stands and with its TLS lines, and those for several replicas, in force. Installs
+# nothing, starts nothing.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -24,6 +25,10 @@ openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -su
 sed 's/#tls //' "$here/nginx.conf" >"$prefix/tls.conf"
 grep -q '^ *listen 8443 ssl' "$prefix/tls.conf" || { echo "test-nginx: nginx.conf has no TLS lines" >&2; exit 1; }
 check "$prefix/tls.conf" "nginx.conf with TLS"
+
+sed 's/#several //' "$here/nginx.conf" >"$prefix/several.conf"
+[ "$(grep -c '^ *server 127' "$prefix/several.conf")" = 2 ] || { echo "test-nginx: nginx.conf has no lines for several replicas" >&2; exit 1; }
+check "$prefix/several.conf" "nginx.conf for several replicas"
 
 # A check that accepts everything checks nothing.
 sed 's/proxy_buffering off/proxy_buffering of/' "$here/nginx.conf" >"$prefix/broken.conf"

@@ -30,6 +30,11 @@ check() {
     want "nginx" nginx-light nginx -v
     want "redis-server 6.2 or later" redis-server redis-server --version
     want "openssl" openssl openssl version
+    want "authorities for TLS" ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
+    want "buildah" buildah buildah --version
+    want "systemd-analyze" systemd systemd-analyze --version
+    want "ip" iproute2 ip -V
+    want "unshare" util-linux unshare --version
     want "Chromium" chromium chromium --version
     want "ChromeDriver" chromium-driver chromedriver --version
 }

