@@ -19,6 +19,7 @@ use pingora_http::{RequestHeader, ResponseHeader};
 use pingora_limits::rate::Rate;
 use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::client::{Client, Trust, X_FORWARDED_FOR};
 use super::health::{self, Health};
@@ -112,6 +113,11 @@ impl Phases {
         rate.observe(&client, 1) > isize::try_from(*most).unwrap_or(isize::MAX)
     }
 
+    /// Another number each time, and no turn that clients could fall into step with.
+    fn salt(&self) -> usize {
+        xxh3_64(&self.turn.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
+    }
+
     /// Where the request goes now. Asks everybody where it names one that nobody is.
     async fn choose(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
         loop {
@@ -121,7 +127,7 @@ impl Phases {
                 key: request.key.as_deref(),
                 has_learned: request.has_learned,
                 tried: &request.tried,
-                salt: self.turn.fetch_add(1, Ordering::Relaxed),
+                salt: self.salt(),
             };
             match choose(&wanted, &replicas) {
                 Choice::Owner(replica) => return Some((replica.address, Some(replica.owner))),
