@@ -6,11 +6,11 @@
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, FORWARDED, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, FORWARDED, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora_core::server::ShutdownWatch;
 use pingora_core::upstreams::peer::HttpPeer;
@@ -40,6 +40,8 @@ const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host")
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
 const PEEK_MAX: usize = 64 * 1024;
+/// A body that is looked into has so long to come.
+const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A request is sent so often at most.
 const TRIES: usize = 6;
 /// Clients that are told to come back later are told this many seconds.
@@ -90,12 +92,15 @@ pub struct Request {
 
 impl Phases {
     /// The whole body, if it is one to be looked into.
-    async fn peek(&self, session: &mut Session) -> Result<Bytes> {
+    async fn peek(session: &mut Session) -> Result<Bytes> {
         let head = session.req_header();
         let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let is_known = length.is_some_and(|length| length <= PEEK_MAX);
+        // Whoever waits for a word before it sends the body waits for the sidecar's.
         if head.method != Method::POST
             || !headers::is_json(&head.headers)
-            || length.is_none_or(|length| length > PEEK_MAX)
+            || !is_known
+            || head.headers.contains_key(EXPECT)
         {
             return Ok(Bytes::new());
         }
@@ -219,7 +224,10 @@ impl ProxyHttp for Phases {
         if self.is_too_often(request.client.as_ref().map(|client| client.address)) {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::TooManyRequests)));
         }
-        request.body = self.peek(session).await?;
+        request.body = match tokio::time::timeout(BODY_TIMEOUT, Self::peek(session)).await {
+            Ok(body) => body?,
+            Err(_) => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooSlow))),
+        };
         let head = session.req_header();
         request.named = owner::named(&head.headers, &head.uri, &request.body);
         let key = head.headers.get(names::IDEMPOTENCY_KEY);

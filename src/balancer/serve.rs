@@ -95,13 +95,15 @@ impl HttpServerApp for App {
     ) -> Option<ReusedHttpStream> {
         let place = Arc::new(Place::default());
         let served = PLACE.scope(place.clone(), self.proxy.process_new_http(session, shutdown));
+        let cut = async {
+            place.cut().await;
+            // Before the connection goes: whoever sees that finds it counted.
+            self.metrics.observe_cut();
+        };
         tokio::select! {
             biased;
             reused = served => reused,
-            () = place.cut() => {
-                self.metrics.observe_cut();
-                None
-            }
+            () = cut => None,
         }
     }
 
