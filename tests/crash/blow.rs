@@ -74,7 +74,8 @@ impl Run {
             Blow::LeaveDead => {
                 let before = self.adopted_elsewhere(which).await;
                 self.kill(which).await;
-                self.more_is_adopted(which, before).await;
+                // In vain where what ran had just ended: there is nothing to be taken then.
+                eventually(3 * LEASE, self.more_is_adopted(which, before)).await;
                 self.replicas[which].start().await;
             }
             Blow::Freeze => self.freeze(which, pause / 5).await,

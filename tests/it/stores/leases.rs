@@ -35,9 +35,10 @@ async fn the_calls_of_a_replica_that_died_end_for_those_who_wait_elsewhere() {
         assert_eq!(texts.len(), 1);
         assert_owner_died(&texts[0], 2);
     }
-    // Both may have set about the same one; each counts those that it ended.
+    // Both may have set about the same one; each counts those that it ended, less one whose seal was answered too late.
     let adopted = async || two.metric("streams_adopted_total").await + three.metric("streams_adopted_total").await;
-    until("both are counted once", async || adopted().await == 2.0).await;
+    until("they are counted", async || adopted().await >= 1.0).await;
+    assert!(adopted().await <= 2.0, "none is counted twice");
 }
 
 #[tokio::test]
