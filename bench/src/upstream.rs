@@ -80,6 +80,7 @@ impl Server {
                 ("POST", "/mcp") => self.post(&mut conn, &body).await?,
                 ("DELETE", "/mcp") => conn.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n").await?,
                 ("GET", "/runs") => self.runs(&mut conn).await?,
+                ("GET", "/.well-known/mcp-resume") => self.report(&mut conn).await?,
                 (_, "/mcp") => conn.write(b"HTTP/1.1 405 Method Not Allowed\r\nContent-Length: 0\r\n\r\n").await?,
                 _ => conn.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n").await?,
             }
@@ -123,6 +124,15 @@ impl Server {
     async fn runs(&self, conn: &mut Conn) -> Result<()> {
         let (begun, ended) = (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
         reply(conn, "", serde_json::json!({ "begun": begun, "ended": ended }).to_string().as_bytes()).await
+    }
+
+    /// What a sidecar says of itself: a balancer takes this server for one.
+    async fn report(&self, conn: &mut Conn) -> Result<()> {
+        let own = format!("{:08x}", std::process::id());
+        let report = serde_json::json!({
+            "service": "mcp-resume", "owner": own, "instance": own, "ready": true, "draining": false,
+            "store": {"kind": "memory", "shared": false, "epoch": "00000000"}, "openStreams": 0});
+        reply(conn, "", report.to_string().as_bytes()).await
     }
 
     async fn events(&self, conn: &mut Conn, id: u64, script: &Script) -> Result<()> {
