@@ -12,7 +12,7 @@ import pytest
 
 from harness import stack
 
-pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps")
+pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harness.load")
 
 
 @dataclass
@@ -82,6 +82,14 @@ def servers(request):
 def proxies(request):
     """The port of the shared proxy before each server."""
     return request.config.e2e.proxies
+
+
+@pytest.fixture(scope="session")
+def redis(tmp_path_factory):
+    """Where the Redis is that all tests share which do nothing to it."""
+    process = stack.start_redis(tmp_path_factory.mktemp("redis")).wait()
+    yield process.found["url"]
+    process.stop()
 
 
 @pytest.fixture

@@ -7,39 +7,21 @@
 """
 
 import asyncio
-import contextlib
 
 import pytest
 
 from harness import stack
 from harness.checks import assert_runs, assert_whole
+from harness.load import INTERVAL_MS, LIGHT, LOAD, WHO, Load, assert_one_honest_error
 from harness.relay import Cut, Relay
 from harness.replicas import DRAINS, Balancer, Replica, by_signal
-from harness.stack import CLIENTS, LEGACY, MODERN, PROTOCOL, SERVERS, START_LIMIT, Client, eventually, together
+from harness.stack import LEGACY, MODERN, SERVERS, START_LIMIT, Client, eventually, together
 
 pytestmark = pytest.mark.anyio
 
-WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
-# Eight at once, of each SDK at least one.
-LOAD = {
-    era: [*(client for client, speaks in WHO if speaks == era), *["typescript-v2", "rmcp"] * 2][:8] for era in PROTOCOL
-}
-# The same number of those that start soon, where it does not matter whose they are.
-LIGHT = ["typescript-v1", "typescript-v2", "rmcp", "rmcp"] * 2
-
-INTERVAL_MS = 100
 # Shorter than the default, so that nobody waits; longer than the load balancer here takes, which asks every time.
 DRAIN_RETRY_MS = 500
 LEASE_SECS = 2
-# The first of eight clients waits for the last one to start; the TypeScript SDKs wait no longer than this.
-LIMIT_MS = 60_000
-
-
-@pytest.fixture(scope="session")
-def redis(tmp_path_factory):
-    process = stack.start_redis(tmp_path_factory.mktemp("redis")).wait()
-    yield process.found["url"]
-    process.stop()
 
 
 @pytest.fixture
@@ -63,54 +45,6 @@ def server_for(era):
     return {LEGACY: "typescript-v1", MODERN: "typescript-v2"}[era]
 
 
-class Load:
-    """`async with Load(…) as load`: stock clients, each with a call under way that ends once `end` was called."""
-
-    def __init__(self, relay, port, era, key, clients):
-        self.relay, self.port, self.key = relay, port, key
-        self.names = [f"{key}-{n}-{client}" for n, client in enumerate(clients)]
-        self.clients = [self._client(client, era, name) for client, name in zip(clients, self.names, strict=True)]
-
-    def _client(self, client, era, name):
-        arguments = {"gate": self.key, "interval_ms": INTERVAL_MS, "key": name}
-        return Client(client, era, self.relay.url(), "until_open", arguments, timeout_ms=LIMIT_MS)
-
-    async def __aenter__(self):
-        async with contextlib.AsyncExitStack() as under_way:
-            for client in self.clients:
-                await under_way.enter_async_context(client)
-            # All of them run, and something was said in each.
-            await together(*(client.until(lambda said: len(said.progress) >= 2) for client in self.clients))
-            self._under_way = under_way.pop_all()
-        return self
-
-    async def __aexit__(self, *_):
-        self.end()
-        await self._under_way.aclose()
-
-    def end(self):
-        stack.open_gate(self.port, self.key)
-
-    async def finish(self):
-        """Each call by its key, and what its client said."""
-        return list(zip(self.names, await together(*(client.finish() for client in self.clients)), strict=True))
-
-    def assert_all_completed(self, told):
-        for name, said in told:
-            assert said.ending == "result", f"{name}: {said}\n{self.relay.story()}"
-            assert_whole(self.relay, said, int(said.result.removeprefix("done ")), said.result)
-            assert_runs(self.port, name)
-
-
-def assert_one_honest_error(relay, said):
-    """What was logged arrived once and in order, and then the client was told what happened."""
-    story = "\n".join([relay.story(), *said.noise, str(said)])
-    assert said.ending == "error", story
-    assert "the proxy that ran the call has died" in said.error, story
-    assert said.progress == list(range(1, len(said.progress) + 1)), story
-    assert [line["event"] for _, line in said.lines].count("error") == 1, story
-
-
 async def killed_and_restarted(replica):
     replica.kill()
     took = await asyncio.to_thread(replica.begin)
@@ -125,7 +59,7 @@ def on_disk(start, port, folder, **settings):
 async def test_disk_a_call_that_the_proxy_died_in_ends_with_one_error(client, era, servers, start, key, tmp_path):
     port = servers[server_for(era)]
     proxy = await on_disk(start, port, tmp_path)
-    async with Relay(proxy.port) as relay, Load(relay, port, era, key, [client]) as load:
+    async with Relay(proxy.port) as relay, Load(relay, [port], era, key, [client]) as load:
         seen = len(load.clients[0].transcript.progress)
         await killed_and_restarted(proxy)
         [(name, said)] = await load.finish()
@@ -174,7 +108,7 @@ async def test_redis_a_drain_under_load_loses_nothing(drain, server, era, whole_
     clients = LOAD[era] if drain == "signal" else LIGHT
     async with (
         Balancer(both, whole_connections) as balancer,
-        Load(balancer, servers[server], era, key, clients) as load,
+        Load(balancer, [servers[server]], era, key, clients) as load,
     ):
         drained, other = sorted(both, key=lambda replica: -len(balancer.calls_at(replica)))
         moving = balancer.calls_at(drained)
@@ -198,15 +132,14 @@ async def test_redis_a_drain_under_load_loses_nothing(drain, server, era, whole_
 @pytest.mark.parametrize("server, era", [("typescript-v1-stateless", LEGACY), ("typescript-v2", MODERN)])
 async def test_redis_the_calls_of_a_killed_replica_end_with_one_error(server, era, servers, replicas, key):
     both = await replicas(servers[server])
-    async with Balancer(both) as balancer, Load(balancer, servers[server], era, key, LOAD[era]) as load:
+    async with Balancer(both) as balancer, Load(balancer, [servers[server]], era, key, LOAD[era]) as load:
         killed = both[0]
         asked = [message for call in balancer.calls_at(killed) for message in call.messages]
         lost = {message["params"]["arguments"]["key"] for message in asked}
         assert lost
         killed.kill()
         dead = asyncio.get_running_loop().time()
-        died = [client for client, name in zip(load.clients, load.names, strict=True) if name in lost]
-        told = await together(*(client.finish() for client in died))
+        told = await together(*(client.finish() for client in load.those(lost)))
         for said in told:
             assert_one_honest_error(balancer, said)
             print(f"told after {said.ended_at - dead:.2f} s")

@@ -17,6 +17,13 @@ def assert_runs(port, key, **expected):
     assert counters(port, key) == {"started": 1, "finished": 1, "cancelled": 0} | expected
 
 
+def assert_ran_once(ports, key):
+    """The tool ran once, to its end, at one of the servers."""
+    counted = [counters(port, key) for port in ports]
+    total = {what: sum(counts[what] for counts in counted) for what in ("started", "finished", "cancelled")}
+    assert total == {"started": 1, "finished": 1, "cancelled": 0}, counted
+
+
 
 def assert_got(client, steps, done):
     """A client of a dialect got its whole call: every progress notification once and in order, then the result."""

@@ -1,0 +1,637 @@
+"""Three sidecars, each before a server of its own, behind two balancers: what happens when any part of that fails or is restarted.
+
+| what fails | calls whose server and sidecar live | the others |
+|---|---|---|
+| a sidecar, with a shared store | do not notice | end with one honest error within the lease |
+| a sidecar, without | do not notice | the honest answer to whoever comes back |
+| the shared store | do not notice; whoever is cut meanwhile comes back to the owner | – |
+| a balancer | come back by way of the other one | – |
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+
+import pytest
+
+from harness import stack
+from harness.balancer import BalancerProcess, Fleet, Front, Island, Pipe, Redis
+from harness.checks import assert_got, assert_ran_once, assert_whole
+from harness.dialects import ResumeTokens, StreamUrl
+from harness.dialects.wire import Client as Wire
+from harness.load import INTERVAL_MS, LIGHT, LOAD, Load, assert_one_honest_error
+from harness.raw import ask, call, open_session
+from harness.relay import Cut
+from harness.replicas import Replica, by_signal, stream_of
+from harness.stack import LEGACY, MODERN, SERVERS, SLICES, START_LIMIT, eventually, run_client, together
+
+pytestmark = pytest.mark.anyio
+
+SESSIONLESS = {LEGACY: "typescript-v1-stateless", MODERN: "typescript-v2"}
+WITH_SESSIONS = "typescript-v1"
+CLIENTS = LIGHT[:6]
+
+LEASE_SECS = 2
+RETRY_MS = 300
+# The lease, the way to look whose has lapsed, until a balancer notices that nobody answers, and the client's own way back.
+TOLD_WITHIN_SECS = LEASE_SECS + 6
+
+SIDECAR = {
+    "REPLICA__LEASE_SECS": LEASE_SECS,
+    "DELIVERY__RETRY_MS": RETRY_MS,
+    "DELIVERY__DRAIN_RETRY_MS": RETRY_MS,
+    "DELIVERY__COMMIT_AFTER_MS": 100,
+}
+BALANCER = {
+    "BALANCE__HEALTH_MS": 250,
+    "BALANCE__HEALTH_TIMEOUT_MS": 1000,
+    "BALANCE__UNHEALTHY_AFTER": 2,
+    "BALANCE__SLOW_START_SECS": 0,
+}
+MEMORY = {"STORE__KIND": "memory"}
+
+
+@pytest.fixture(scope="session")
+def threes():
+    """Three servers of a kind, which all tests share; their ports."""
+    running = {}
+
+    def run(kind):
+        if kind not in running:
+            running[kind] = [stack.start_server(kind) for _ in range(3)]
+        return [server.wait().found["port"] for server in running[kind]]
+
+    yield run
+    for server in (server for three in running.values() for server in three):
+        server.stop()
+
+
+@pytest.fixture
+def start_and_kill():
+    """As `start`, for what would wait for somebody who has left if it were asked to end."""
+    running = []
+
+    def run(what, *args, **settings):
+        process = what(*args, **settings)
+        running.append(process)
+        return process.wait()
+
+    yield run
+    for process in running:
+        process.kill()
+
+
+@pytest.fixture
+def own_redis(start_and_kill, tmp_path):
+    return Redis(start_and_kill, tmp_path)
+
+
+@pytest.fixture
+def balancers_before(start_and_kill):
+    """Starts two balancers before the sidecars at these URLs."""
+
+    async def run(urls, grace_secs=30):
+        settings = BALANCER | {"BALANCE__GRACE_SECS": grace_secs}
+        pair = await together(
+            *(asyncio.to_thread(BalancerProcess, start_and_kill, urls, **settings) for _ in range(2))
+        )
+        await together(*(knows_all(balancer, len(urls)) for balancer in pair))
+        return pair
+
+    return run
+
+
+@pytest.fixture
+def fleet(threes, redis, start_and_kill, balancers_before, key):
+    """Starts sidecars and balancers; `grace_secs` is the balancers', all other settings are the sidecars'."""
+
+    async def run(server=SESSIONLESS[LEGACY], grace_secs=30, **settings):
+        ports = await asyncio.to_thread(threes, server)
+        sidecars = await asyncio.to_thread(start_sidecars, ports, settings)
+        return Fleet(ports, sidecars, await balancers_before(url_of(sidecars), grace_secs))
+
+    def start_sidecars(ports, settings):
+        shared = SIDECAR | {"STORE__KIND": "redis", "STORE__URL": redis, "STORE__PREFIX": key} | settings
+        names = ("first", "second", "third")
+        named = zip(ports, names, strict=True)
+        return [Replica(start_and_kill, port, REPLICA__NAME=name, **shared) for port, name in named]
+
+    return run
+
+
+def url_of(sidecars):
+    return [f"http://127.0.0.1:{sidecar.port}" for sidecar in sidecars]
+
+
+async def knows_all(balancer, how_many):
+    """Waits until it sends calls to all of them."""
+    await eventually(lambda: list(balancer.known().values()) == ["ready"] * how_many, START_LIMIT)
+
+
+def now():
+    return asyncio.get_running_loop().time()
+
+
+async def begin_raw(port, key):
+    """A call of bare requests that runs until the gate of `key` is open: its session, and its answer."""
+    session = await open_session(port)
+    body = call(1, "until_open", gate=key, interval_ms=INTERVAL_MS, key=f"{key}-raw")
+    return session, await ask(port, body=body, **session)
+
+
+async def data_event(answer):
+    """The next event with data."""
+    while (event := await answer.event()) and not event.data:
+        pass
+    return event
+
+
+def progress_of(event):
+    return json.loads(event.data)["params"]["progress"]
+
+
+def resume(port, session, event_id):
+    return ask(port, method="GET", last_event_id=event_id, **session)
+
+
+async def assert_only_these_are_lost(front, load, lost, since):
+    """They were told once and soon; all others did not lose an event."""
+    assert lost and len(lost) < len(load.names), f"nothing to compare: {lost}"
+    for said in await together(*(client.finish() for client in load.those(lost))):
+        assert_one_honest_error(front, said)
+        print(f"told after {said.ended_at - since:.2f} s")
+        assert said.ended_at - since < TOLD_WITHIN_SECS, front.story()
+    load.end()
+    load.assert_all_completed([(name, said) for name, said in await load.finish() if name not in lost])
+    assert len(front.calls) == len(load.names), "a call was sent again"
+
+
+async def assert_all_came_back_once(front, moved):
+    """Whoever was closed on is back while the call still runs, and was not closed on again."""
+
+    def resumed():
+        streams = [stream_of(exchange.primes[0]) for exchange in front.calls if key_of(exchange) in moved]
+        back = [stream_of(exchange.headers["last-event-id"]) for exchange in front.resumes]
+        return [back.count(stream) for stream in streams]
+
+    await eventually(lambda: all(resumed()), START_LIMIT)
+    await asyncio.sleep(4 * RETRY_MS / 1000)
+    assert resumed() == [1] * len(moved), front.story()
+
+
+def key_of(exchange):
+    [message] = exchange.messages
+    return message["params"]["arguments"].get("key")
+
+
+def busiest(fleet, names):
+    """The sidecar with the most of these calls, and which they are."""
+    there = {sidecar: fleet.calls_at(sidecar, names) for sidecar in fleet.sidecars}
+    return max(there.items(), key=lambda found: len(found[1]))
+
+
+# A sidecar fails.
+
+
+@pytest.mark.parametrize("era", SESSIONLESS)
+async def test_the_calls_of_a_killed_sidecar_end_with_one_error(era, fleet, key):
+    fleet = await fleet(SESSIONLESS[era])
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, era, key, LOAD[era]) as load:
+        killed, lost = busiest(fleet, load.names)
+        killed.kill()
+        await assert_only_these_are_lost(front, load, lost, now())
+
+
+async def test_a_frozen_sidecar_is_left_and_serves_nothing_stale_afterwards(fleet, key):
+    fleet = await fleet()
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
+        frozen, lost = busiest(fleet, load.names)
+        # The place of a call of its own that somebody may come back to.
+        session, answer = await begin_raw(frozen.port, key)
+        seen = [await data_event(answer), await data_event(answer)]
+        frozen.process.freeze()
+        since = now()
+        await together(*(client.until(lambda said: said.error is not None) for client in load.those(lost)))
+        frozen.process.thaw()
+        for balancer in fleet.balancers:
+            await balancer.knows(frozen.port, "ready")
+        for sidecar in fleet.sidecars:
+            late = await resume(sidecar.port, session, seen[-1].id)
+            messages = await late.messages()
+            # What was logged while it lived, and the end that the others wrote; nothing that its server said since.
+            *logged, end = messages
+            assert "the proxy that ran the call has died" in end["error"]["message"]
+            assert [message["params"]["progress"] for message in logged] == list(range(3, 3 + len(logged)))
+            assert len(logged) < 5, "it went on"
+        await assert_only_these_are_lost(front, load, lost, since)
+        # It is one of them again.
+        said = await run_client("rmcp", LEGACY, f"http://127.0.0.1:{frozen.port}/mcp", "quick", {"key": f"{key}-new"})
+        assert (said.result, fleet.ran_at(f"{key}-new")) == ("quick", frozen)
+
+
+async def test_a_drained_sidecar_loses_nothing(fleet, key):
+    fleet = await fleet()
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
+        drained, moved = busiest(fleet, load.names)
+        draining = asyncio.create_task(by_signal(drained))
+        for balancer in fleet.balancers:
+            await balancer.knows(drained.port, "closing")
+        await assert_all_came_back_once(front, moved)
+        # New calls go elsewhere, and nobody is refused one.
+        new = [f"{key}-new-{n}" for n in range(4)]
+        arguments = [{"key": name} for name in new]
+        told = await together(*(run_client("rmcp", LEGACY, front.url(), "quick", each) for each in arguments))
+        assert [said.result for said in told] == ["quick"] * len(new), [said.noise for said in told]
+        assert fleet.calls_at(drained, new) == set()
+        load.end()
+        load.assert_all_completed(await load.finish())
+        await draining
+        assert len(front.calls) == len(load.names) + len(new), "a call was sent again"
+
+
+# The network fails: the sidecar lives, and nobody is told that its packets are lost.
+
+
+LINKS = ["clients", "store", "server"]
+
+
+@pytest.fixture
+def islands():
+    """A network namespace for each of three sidecars, its links to this machine by what goes over them."""
+    if os.geteuid() != 0:
+        pytest.skip("network namespaces need root")
+    with contextlib.ExitStack() as made:
+        # Several tests may run at once, on one machine.
+        first = 3 * (os.getpid() % 80)
+        yield [made.enter_context(Island(first + n, LINKS)) for n in range(3)]
+
+
+@pytest.fixture
+def scattered(islands, balancers_before, threes, own_redis, start_and_kill, key):
+    """`async with scattered() as fleet`: a fleet whose sidecars are on islands of their own."""
+
+    @contextlib.asynccontextmanager
+    async def run():
+        ports = await asyncio.to_thread(threes, SESSIONLESS[LEGACY])
+        async with contextlib.AsyncExitStack() as pipes:
+            sidecars = []
+            for n, (island, port) in enumerate(zip(islands, ports, strict=True)):
+                store = await pipes.enter_async_context(Pipe(island.here("store"), own_redis.port))
+                server = await pipes.enter_async_context(Pipe(island.here("server"), port))
+                sidecars.append(await asyncio.to_thread(start_there, n, island, store, server))
+            places = [(island.there("clients"), sidecar) for island, sidecar in zip(islands, sidecars, strict=True)]
+            urls = [f"http://{host}:{sidecar.found['port']}" for host, sidecar in places]
+            yield Fleet(ports, sidecars, await balancers_before(urls))
+
+    def start_there(n, island, store, server):
+        return start_and_kill(
+            stack.start_proxy_before,
+            f"http://{island.here('server')}:{server.port}/mcp",
+            # A balancer's list tells them apart by the port.
+            listen=8001 + n,
+            host=island.there("clients"),
+            within=island.within,
+            REPLICA__NAME=f"island-{n}",
+            STORE__KIND="redis",
+            STORE__URL=f"redis://{island.here('store')}:{store.port}",
+            STORE__PREFIX=key,
+            **SIDECAR,
+        )
+
+    return run
+
+
+async def is_known_to_be(condition, sidecar, fleet):
+    for balancer in fleet.balancers:
+        await balancer.knows(sidecar.found["port"], condition)
+
+
+async def test_a_sidecar_that_no_balancer_reaches_has_its_calls_go_on_elsewhere(scattered, islands, key):
+    """It still writes to the store, and the others read there."""
+    async with (
+        scattered() as fleet,
+        Front(fleet.balancers) as front,
+        Load(front, fleet.ports, LEGACY, key, CLIENTS) as load,
+    ):
+        sidecar, names = busiest(fleet, load.names)
+        island, moved = islands[fleet.sidecars.index(sidecar)], load.those(names)
+        island.darken("clients")
+        await is_known_to_be("down", sidecar, fleet)
+        await eventually(lambda: len(front.resumes) >= len(moved), START_LIMIT)
+        before = {client: len(client.transcript.progress) for client in moved}
+        await eventually(
+            lambda: all(len(client.transcript.progress) > n + 5 for client, n in before.items()), START_LIMIT
+        )
+        load.end()
+        load.assert_all_completed(await load.finish())
+        assert len(front.calls) == len(load.names), "a call was sent again"
+        island.lighten("clients")
+        await is_known_to_be("ready", sidecar, fleet)
+
+
+async def test_the_calls_of_a_sidecar_that_reaches_nobody_end_with_one_error(scattered, islands, key):
+    async with (
+        scattered() as fleet,
+        Front(fleet.balancers) as front,
+        Load(front, fleet.ports, LEGACY, key, CLIENTS) as load,
+    ):
+        sidecar, lost = busiest(fleet, load.names)
+        island = islands[fleet.sidecars.index(sidecar)]
+        since = now()
+        island.darken(*LINKS)
+        await assert_only_these_are_lost(front, load, lost, since)
+        island.lighten(*LINKS)
+        await is_known_to_be("ready", sidecar, fleet)
+
+
+async def test_a_sidecar_that_does_not_reach_the_store_serves_what_it_has(scattered, islands, key):
+    """For longer than the lease: to its clients nothing happens."""
+    async with (
+        scattered() as fleet,
+        Front(fleet.balancers) as front,
+        Load(front, fleet.ports, LEGACY, key, CLIENTS) as load,
+    ):
+        sidecar, _ = busiest(fleet, load.names)
+        island = islands[fleet.sidecars.index(sidecar)]
+        island.darken("store")
+        await asyncio.sleep(2 * LEASE_SECS)
+        load.end()
+        load.assert_all_completed(await load.finish())
+        assert front.resumes == [], front.story()
+        island.lighten("store")
+        await is_known_to_be("ready", sidecar, fleet)
+
+
+# The store fails.
+
+
+@pytest.mark.parametrize("how", ["killed", "frozen"])
+async def test_calls_go_on_while_redis_is_away(how, fleet, own_redis, key):
+    """And whoever is cut meanwhile comes back to the one sidecar that has the call."""
+    fleet = await fleet(STORE__URL=own_redis.url)
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
+        gone, stays = fleet.balancers
+        session, answer = await begin_raw(stays.port, key)
+        event = await data_event(answer)
+        if how == "killed":
+            own_redis.process.kill()
+        else:
+            own_redis.process.freeze()
+        since = now()
+        cut = [exchange for exchange in front.calls_at(gone) if not exchange.ended]
+        gone.kill()
+        answer.reset()
+        await eventually(lambda: len(front.resumes_at(stays)) >= len(cut), START_LIMIT)
+        # Resumed, with what comes now; the store is away still.
+        answer = await resume(stays.port, session, event.id)
+        after = await data_event(answer)
+        assert progress_of(after) == progress_of(event) + 1
+        owner = fleet.ran_at(f"{key}-raw")
+        [other, _] = fleet.others(owner)
+        # Without the balancer it would depend on luck.
+        assert (await resume(other.port, session, event.id)).status == 503
+        await asyncio.sleep(max(0.0, since + LEASE_SECS + 1 - now()))
+        assert (await data_event(answer)) is not None
+        if how == "killed":
+            await asyncio.to_thread(own_redis.begin)
+        else:
+            own_redis.process.thaw()
+        load.end()
+        load.assert_all_completed(await load.finish())
+        assert len(front.calls) == len(load.names), "a call was sent again"
+
+
+# A balancer fails.
+
+
+@pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
+async def test_calls_through_a_lost_balancer_go_on_through_the_other(how, fleet, key):
+    fleet = await fleet(grace_secs=1)
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, LIGHT) as load:
+        lost, other = fleet.balancers
+        cut = [exchange for exchange in front.calls_at(lost) if not exchange.ended]
+        assert cut and front.calls_at(other)
+        if how == "killed":
+            lost.kill()
+        elif how == "stopped":
+            lost.process.terminate()
+            await lost.until(ready=False)
+            assert await lost.readiness() == (503, "stopping\n")
+            # Nobody's call has ended by then: they are cut.
+            assert await asyncio.to_thread(lost.process.ended) == 0
+        else:
+            lost.process.freeze()
+            front.abandon(lost)
+        await eventually(lambda: len(front.resumes_at(other)) >= len(cut), START_LIMIT)
+        load.end()
+        load.assert_all_completed(await load.finish())
+        assert front.resumes_at(lost) == []
+        assert len(front.calls) == len(load.names), "a call was sent again"
+
+
+@pytest.mark.parametrize("restarted", [False, True], ids=["two", "restarted"])
+async def test_balancers_agree_and_remember_nothing(restarted, fleet, key):
+    """The calls of one are found by the other at every owner, though no store is shared."""
+    fleet = await fleet(**MEMORY)
+    one, other = fleet.balancers
+    names = [f"{key}-{n}" for n in range(3)]
+    # All under way at once, so that each is at another sidecar.
+    begun = [await begin_raw(one.port, name) for name in names]
+    seen = [await data_event(answer) for _, answer in begun]
+    assert len({fleet.ran_at(f"{name}-raw").port for name in names}) == 3
+    for _, answer in begun:
+        answer.reset()
+    if restarted:
+        one.kill()
+        await asyncio.to_thread(one.begin)
+        other = one
+    for name, (session, _), event in zip(names, begun, seen, strict=True):
+        answer = await resume(other.port, session, event.id)
+        assert answer.status == 200
+        assert progress_of(await data_event(answer)) == progress_of(event) + 1
+        for port in fleet.ports:
+            stack.open_gate(port, name)
+        assert "result" in (await answer.messages())[-1]
+        assert_ran_once(fleet.ports, f"{name}-raw")
+
+
+# Everything is restarted, one after the other.
+
+
+async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
+    fleet = await fleet()
+    rolling = True
+    names, under_way = [], set()
+
+    async with Front(fleet.balancers) as front:
+
+        async def one_after_the_other(lane):
+            while rolling:
+                name = f"{key}-{lane}-{len(names)}"
+                client = LIGHT[len(names) % len(LIGHT)]
+                tool, arguments, done = SERVERS[SESSIONLESS[LEGACY]].long(10, INTERVAL_MS, name)
+                names.append(name)
+                under_way.add(name)
+                said = await run_client(client, LEGACY, front.url(), tool, arguments)
+                under_way.discard(name)
+                assert_whole(front, said, 10, done)
+                assert_ran_once(fleet.ports, name)
+
+        def is_used(balancer):
+            return any(exchange.status and not exchange.ended for exchange in front.calls_at(balancer))
+
+        async def roll():
+            nonlocal rolling
+            try:
+                for sidecar in fleet.sidecars:
+                    # Each has something to lose.
+                    await eventually(lambda: fleet.is_busy(sidecar, under_way), START_LIMIT)
+                    await by_signal(sidecar)
+                    await asyncio.to_thread(sidecar.begin)
+                    await together(*(balancer.knows(sidecar.port, "ready") for balancer in fleet.balancers))
+                for balancer in fleet.balancers:
+                    await eventually(lambda: is_used(balancer), START_LIMIT)
+                    await by_signal(balancer)
+                    await asyncio.to_thread(balancer.begin)
+                    await balancer.until(ready=True)
+            finally:
+                rolling = False
+
+        await together(roll(), *(one_after_the_other(lane) for lane in range(4)))
+        assert len(front.calls) == len(names), "a call was sent again"
+        print(f"{len(names)} calls, {len(front.resumes)} resumes")
+
+
+# Servers with sessions.
+
+
+async def test_each_session_finds_its_own_server(fleet, key):
+    """Also with the answers to the server's questions."""
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    names = [f"{key}-{n}" for n in range(6)]
+    async with Front(fleet.balancers) as front:
+        told = await together(
+            *(
+                run_client(client, LEGACY, front.url(), "survey", {"key": name})
+                for client, name in zip(CLIENTS, names, strict=True)
+            )
+        )
+        for said, name in zip(told, names, strict=True):
+            assert said.result == "answered sampled elicited", f"{said}\n{front.story()}"
+            assert said.asked == ["sampling", "elicitation"]
+            assert_ran_once(fleet.ports, name)
+        assert len({fleet.ran_at(name).port for name in names}) > 1, "nothing had to be found"
+
+
+async def test_calls_in_sessions_complete_in_a_drain(fleet, key):
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
+        drained, moved = busiest(fleet, load.names)
+        draining = asyncio.create_task(by_signal(drained))
+        for balancer in fleet.balancers:
+            await balancer.knows(drained.port, "closing")
+        await assert_all_came_back_once(front, moved)
+        load.end()
+        load.assert_all_completed(await load.finish())
+        await draining
+        assert len(front.calls) == len(load.names), "a call was sent again"
+
+
+async def test_a_session_of_a_killed_sidecar_is_gone_and_another_is_had(fleet, key):
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    one, other = fleet.balancers
+    session = await open_session(one.port)
+    quick = await ask(one.port, body=call(1, "quick", key=key), **session)
+    assert "result" in (await quick.messages())[-1]
+    # The same at both.
+    quick = await ask(other.port, body=call(2, "quick", key=f"{key}-2"), **session)
+    assert "result" in (await quick.messages())[-1]
+    killed = fleet.ran_at(key)
+    assert fleet.ran_at(f"{key}-2") is killed
+    # Without a balancer it would depend on luck.
+    [another, _] = fleet.others(killed)
+    assert (await ask(another.port, body=call(3, "quick", key=f"{key}-3"), **session)).status == 404
+    killed.kill()
+    for balancer in fleet.balancers:
+        gone = await ask(balancer.port, body=call(3, "quick", key=f"{key}-3"), **session)
+        assert gone.status == 404, await gone.body()
+        assert (await gone.json())["id"] == 3
+    session = await open_session(other.port)
+    quick = await ask(one.port, body=call(4, "quick", key=f"{key}-4"), **session)
+    assert "result" in (await quick.messages())[-1]
+    assert fleet.ran_at(f"{key}-4") is not killed
+    assert [stack.counters(port, f"{key}-3")["started"] for port in fleet.ports] == [0, 0, 0]
+
+
+# No store is shared: only the owner has a stream.
+
+
+class ByTransport(Wire):
+    """Comes back by Last-Event-ID alone."""
+
+    def come_back(self):
+        return self.come_back_by_the_transport_alone()
+
+
+@pytest.mark.parametrize("client", LIGHT[:3])
+async def test_memory_stock_clients_come_back_to_the_owner(client, fleet, key):
+    fleet = await fleet(**MEMORY)
+    tool, arguments, done = SERVERS[SESSIONLESS[LEGACY]].long(8, INTERVAL_MS, key)
+    async with Front(fleet.balancers, Cut("event", 1, times=4, resumes=True)) as front:
+        said = await run_client(client, LEGACY, front.url(), tool, arguments)
+        assert_whole(front, said, 8, done)
+        assert front.cuts == 4, front.story()
+        assert_ran_once(fleet.ports, key)
+
+
+@pytest.mark.parametrize("dialect", [ByTransport, StreamUrl])
+async def test_memory_a_place_or_a_stream_url_leads_to_the_owner(dialect, fleet, key):
+    fleet = await fleet(**MEMORY)
+    async with Front(fleet.balancers, Cut("event", 1, times=4, resumes=True)) as front:
+        client = await dialect.connect(front.port)
+        await client.call(call(7, "long", steps=8, interval_ms=INTERVAL_MS, key=key))
+        assert_got(client, 8, "done 8")
+        assert front.cuts == 4, front.story()
+        assert_ran_once(fleet.ports, key)
+
+
+async def test_memory_a_resume_token_leads_to_the_owner(fleet, key):
+    fleet = await fleet(**MEMORY, **SLICES)
+    async with Front(fleet.balancers) as front:
+        client = await ResumeTokens.connect(front.port)
+        body = call(7, "long", steps=10, interval_ms=300, key=key)
+        token = None
+        for n in range(20):
+            await client.one(client.again(f"7-{n}", token, body))
+            token = client.next_token()
+            if token is None:
+                break
+            # From now on the call can be told from others.
+            front.cut = Cut("event", 1, times=3)
+        assert_got(client, 10, "done 10")
+        assert client.slices and front.cuts == 3, front.story()
+        assert_ran_once(fleet.ports, key)
+
+
+async def test_memory_the_streams_of_a_killed_owner_are_honestly_gone(fleet, key):
+    fleet = await fleet(**MEMORY)
+    one, other = fleet.balancers
+    session, answer = await begin_raw(one.port, key)
+    event = await data_event(answer)
+    url = answer.headers["link"].split(">")[0].removeprefix("<")
+    owner = fleet.ran_at(f"{key}-raw")
+    # While it lives both find it.
+    answer.reset()
+    answer = await resume(other.port, session, event.id)
+    assert progress_of(await data_event(answer)) == progress_of(event) + 1
+    owner.kill()
+    for balancer in fleet.balancers:
+        gone = await resume(balancer.port, session, event.id)
+        assert gone.status == 200
+        [message] = await gone.messages()
+        assert (message["id"], message["error"]["code"]) == (1, -32012)
+        gone = await ask(balancer.port, method="GET", path=f"/mcp{url}", **session)
+        assert gone.status == 200
+        [message] = await gone.messages()
+        assert (message["id"], message["error"]["code"]) == (1, -32012)

@@ -1,0 +1,236 @@
+"""Sidecars, each before a server of its own, behind balancers; what stands in front of those; and a network that loses packets."""
+
+import asyncio
+import collections
+import contextlib
+import json
+import subprocess
+import urllib.request
+from dataclasses import dataclass
+
+from harness import stack
+from harness.relay import Relay
+from harness.replicas import Replica
+from harness.stack import START_LIMIT, counters, eventually
+
+# Whoever does not answer a probe by then is not sent anything.
+PROBE_LIMIT = 1.0
+
+
+class BalancerProcess(Replica):
+    """A balancer before the sidecars at these URLs, with the same places and settings after each start."""
+
+    program = staticmethod(stack.start_balancer)
+
+    def known(self):
+        """How it knows each sidecar to be, by the port."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/replicas", timeout=5) as page:
+            return {int(known["address"].rsplit(":", 1)[1]): known["condition"] for known in json.load(page)}
+
+    async def knows(self, port, condition):
+        """Waits until it knows the sidecar at `port` to be so."""
+        await eventually(lambda: self.known().get(port) == condition, START_LIMIT)
+
+
+class Redis:
+    """A Redis that keeps nothing and is where it was after each start; `start` is the fixture."""
+
+    def __init__(self, start, folder):
+        self._start, self._folder, self.port = start, folder, 0
+        self.begin()
+
+    def begin(self):
+        self.process = self._start(stack.start_redis, self._folder, self.port)
+        self.port, self.url = self.process.found["port"], self.process.found["url"]
+
+
+@dataclass
+class Fleet:
+    """All of it: sidecar n is before the server at `ports[n]`."""
+
+    ports: list
+    sidecars: list
+    balancers: list
+
+    def ran_at(self, key):
+        """The sidecar whose server ran the call."""
+        [at] = [
+            sidecar
+            for sidecar, port in zip(self.sidecars, self.ports, strict=True)
+            if counters(port, key)["started"]
+        ]
+        return at
+
+    def calls_at(self, sidecar, names):
+        return {name for name in names if self.ran_at(name) is sidecar}
+
+    def is_busy(self, sidecar, names):
+        """Whether one of the calls is under way there."""
+        port = self.ports[self.sidecars.index(sidecar)]
+        runs = (counters(port, name) for name in list(names))
+        return any(count["started"] > count["finished"] for count in runs)
+
+    def others(self, sidecar):
+        return [other for other in self.sidecars if other is not sidecar]
+
+
+class Front(Relay):
+    """`async with Front(balancers) as front`: what a client resolves or connects to where there are several balancers.
+
+    Every request goes to the next balancer that is ready, on a connection of its own, and none is sent twice.
+    """
+
+    def __init__(self, balancers, cut=None):
+        super().__init__(None, cut)
+        self.balancers = list(balancers)
+        self._turns = collections.Counter()
+        self._ways = {}
+
+    def calls_at(self, balancer):
+        return [exchange for exchange in self.calls if exchange.target == balancer.port]
+
+    def resumes_at(self, balancer):
+        return [exchange for exchange in self.resumes if exchange.target == balancer.port]
+
+    def abandon(self, balancer):
+        """Sends nothing more to the balancer and drops what is there, as one does that has noticed that it hangs."""
+        self.balancers.remove(balancer)
+        for task, way in self._ways.items():
+            if way.target == balancer.port:
+                task.cancel()
+
+    async def _connection(self, reader, writer):
+        try:
+            await super()._connection(reader, writer)
+        finally:
+            self._ways.pop(asyncio.current_task(), None)
+
+    async def _open(self, way):
+        self._ways[asyncio.current_task()] = way
+
+    async def _send(self, exchange, raw, way):
+        await self._open_ready(exchange.kind, way)
+        await super()._send(exchange, raw, way)
+
+    async def _open_ready(self, kind, way):
+        turn = self._turns[kind] % len(self.balancers)
+        self._turns[kind] += 1
+        for balancer in self.balancers[turn:] + self.balancers[:turn]:
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(PROBE_LIMIT):
+                    if await balancer.is_ready():
+                        return await way.open(balancer.port)
+        raise ConnectionRefusedError("no balancer is ready")
+
+
+class Island:
+    """A network namespace, whose links to this machine can go dark: what is sent on one is lost, and no side is told.
+
+    Each link is a /30 of its own, which has one address here and one there. `number`, below 256, is in all names and addresses.
+    Needs root.
+    """
+
+    def __init__(self, number, links):
+        self.name, self._number, self._links = f"e2e-{number}", number, list(links)
+
+    def __enter__(self):
+        ip("netns", "add", self.name)
+        try:
+            self._make_links()
+        except subprocess.CalledProcessError:
+            self.__exit__()
+            raise
+        return self
+
+    def _make_links(self):
+        self._ip_there("link", "set", "lo", "up")
+        for link in self._links:
+            here, there = self._devices(link)
+            ip("link", "add", here, "type", "veth", "peer", "name", there, "netns", self.name)
+            ip("address", "add", f"{self.here(link)}/30", "dev", here)
+            ip("link", "set", here, "up")
+            self._ip_there("address", "add", f"{self.there(link)}/30", "dev", there)
+            self._ip_there("link", "set", there, "up")
+
+    def __exit__(self, *_):
+        for link in self._links:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                ip("link", "delete", self._devices(link)[0])
+        with contextlib.suppress(subprocess.CalledProcessError):
+            ip("netns", "delete", self.name)
+
+    @property
+    def within(self):
+        """The command that runs another one there."""
+        return "ip", "netns", "exec", self.name
+
+    def here(self, link):
+        return f"10.213.{self._number}.{4 * self._links.index(link) + 1}"
+
+    def there(self, link):
+        return f"10.213.{self._number}.{4 * self._links.index(link) + 2}"
+
+    def darken(self, *links):
+        """Each side now sends to a machine that does not exist."""
+        for link in links:
+            here, there = self._devices(link)
+            nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+            ip("neighbour", "replace", self.there(link), "dev", here, *nobody)
+            self._ip_there("neighbour", "replace", self.here(link), "dev", there, *nobody)
+
+    def lighten(self, *links):
+        for link in links:
+            here, there = self._devices(link)
+            ip("neighbour", "delete", self.there(link), "dev", here)
+            self._ip_there("neighbour", "delete", self.here(link), "dev", there)
+
+    def _devices(self, link):
+        at = self._links.index(link)
+        return f"{self.name}h{at}", f"{self.name}t{at}"
+
+    def _ip_there(self, *words):
+        ip("-n", self.name, *words)
+
+
+def ip(*words):
+    subprocess.run(["ip", *words], check=True, capture_output=True, text=True)
+
+
+class Pipe:
+    """`async with Pipe(host, port) as pipe`: what listens at 127.0.0.1:`port`, at `host`:`pipe.port` as well."""
+
+    def __init__(self, host, port):
+        self._host, self._target = host, port
+        self._tasks = set()
+
+    async def __aenter__(self):
+        self._server = await asyncio.start_server(self._accept, self._host, 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
+
+    async def __aexit__(self, *_):
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _accept(self, *client):
+        task = asyncio.current_task()
+        self._tasks.add(task)
+        ends = [client[1]]
+        with contextlib.suppress(OSError, asyncio.CancelledError):
+            server = await asyncio.open_connection("127.0.0.1", self._target)
+            ends.append(server[1])
+            await asyncio.gather(pour(client[0], server[1]), pour(server[0], client[1]))
+        for writer in ends:
+            writer.close()
+        self._tasks.discard(task)
+
+
+async def pour(reader, writer):
+    try:
+        while piece := await reader.read(1 << 16):
+            writer.write(piece)
+            await writer.drain()
+    finally:
+        writer.close()
