@@ -29,6 +29,7 @@ check() {
     want "cmake, which the balancer is built with" cmake cmake --version
     want "nginx" nginx-light nginx -v
     want "redis-server 6.2 or later" redis-server redis-server --version
+    want "ip, for network namespaces" iproute2 ip -V
     want "openssl" openssl openssl version
     want "authorities for TLS" ca-certificates test -s /etc/ssl/certs/ca-certificates.crt
     want "buildah" buildah buildah --version

@@ -6,7 +6,7 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 
 "$here/setup.sh"
 if [ -z "${MCP_RESUME_BIN:-}" ]; then
-    cargo build --quiet --locked --manifest-path "$here/../../Cargo.toml" --bin mcp-resume
+    cargo build --quiet --locked --manifest-path "$here/../../Cargo.toml" --features balancer --bin mcp-resume
     export MCP_RESUME_BIN=$here/../../target/debug/mcp-resume
 fi
 cd "$here"

@@ -13,6 +13,8 @@ from harness.stack import START_LIMIT, proxy_binary, start_proxy
 class Replica:
     """A proxy with the same places and settings after each start; `start` is the fixture."""
 
+    program = staticmethod(start_proxy)
+
     def __init__(self, start, upstream, **settings):
         self._start, self._upstream, self._settings = start, upstream, settings
         self.port = self.admin = 0
@@ -22,7 +24,7 @@ class Replica:
         """Starts it, again where it was; returns the seconds that took."""
         began = time.monotonic()
         places = {"listen": self.port, "admin": self.admin}
-        self.process = self._start(start_proxy, self._upstream, **places, **self._settings)
+        self.process = self._start(self.program, self._upstream, **places, **self._settings)
         self.port, self.admin = self.process.found["port"], self.process.found["admin"]
         return time.monotonic() - began
 

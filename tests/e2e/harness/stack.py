@@ -5,6 +5,7 @@ import collections
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import threading
@@ -118,6 +119,14 @@ class Process:
         self._process.kill()
         self._process.wait()
 
+    def freeze(self):
+        """Stops it where it is: its connections stay, and nobody is told."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self):
+        """Lets it go on after `freeze`."""
+        self._process.send_signal(signal.SIGCONT)
+
     def terminate(self):
         """Asks it to end."""
         self._process.terminate()
@@ -174,27 +183,46 @@ def start_proxy(port, listen=0, admin=0, **settings):
 
     `listen`, `admin`: where; 0 is any port.
     """
+    return start_proxy_before(f"http://127.0.0.1:{port}/mcp", listen, admin, **settings)
+
+
+def start_proxy_before(upstream, listen=0, admin=0, host="127.0.0.1", within=(), **settings):
+    """Starts a proxy before any URL.
+
+    `host`: its own address; `within`: the command that runs another one where that address is.
+    """
+    places = ["--listen", f"{host}:{listen}", "--admin", f"{host}:{admin}"]
+    return start_listening([*within, proxy_binary(), "serve", "--upstream", upstream, *places], settings)
+
+
+def start_balancer(replicas, listen=0, admin=0, **settings):
+    """Starts a balancer before the sidecars at these URLs; all else is as for a proxy."""
+    before = [word for url in replicas for word in ("--replica", url)]
+    places = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
+    return start_listening([proxy_binary(), "balance", *before, *places], settings)
+
+
+def start_listening(command, settings):
+    """Starts a role of the proxy; `.found` has its "port" and that of its "admin" listener."""
 
     def ready(line, found):
-        if place := re.search(r"http://127\.0\.0\.1:(\d+)", line):
-            found["admin" if "admin" in line else "port"] = int(place[1])
+        if place := re.search(r"(listening|admin) on http://[\d.]+:(\d+)", line):
+            found["admin" if place[1] == "admin" else "port"] = int(place[2])
         return "port" in found and "admin" in found
 
-    upstream = f"http://127.0.0.1:{port}/mcp"
-    places = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
-    command = [proxy_binary(), "serve", "--upstream", upstream, *places]
     env = {f"MCP_RESUME_{key}": str(value) for key, value in settings.items()}
     return Process(command, env, ready)
 
 
-def start_redis(folder):
-    """Starts a Redis of its own that keeps nothing; `.found["url"]` is where it is."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+def start_redis(folder, port=0):
+    """Starts a Redis of its own that keeps nothing; `.found["url"]` is where it is. `port`: 0 is any."""
+    if not port:
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
 
     def ready(line, found):
         if "Ready to accept connections" in line:
-            found["url"] = f"redis://127.0.0.1:{port}"
+            found |= {"url": f"redis://127.0.0.1:{port}", "port": port}
         return "url" in found
 
     places = ["--bind", "127.0.0.1", "--port", str(port), "--dir", str(folder)]
