@@ -91,7 +91,7 @@ fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
 fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
     #[cfg(feature = "balancer")]
     if let Some(error) = error.downcast_ref::<balancer::Error>() {
-        return matches!(error, balancer::Error::Tls(_) | balancer::Error::Peers(_));
+        return matches!(error, balancer::Error::Tls(_));
     }
     matches!(error.downcast_ref(), Some(app::Error::Tls(_)))
 }

@@ -269,6 +269,15 @@ fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
 
 type Chain = Vec<CertificateDer<'static>>;
 
+/// The certificate, with those of the authorities in between, and its key.
+///
+/// # Errors
+/// When a file cannot be read, or has nothing of what it is for.
+#[cfg(feature = "balancer")]
+pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
+    parse(pair, &read(&pair.cert)?, &read(&pair.key)?)
+}
+
 fn parse(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     let chain = certificates(&pair.cert, cert)?;
     // The parser's own error quotes the line, which may be of the key.

@@ -57,7 +57,7 @@ pub struct Health {
     discovery: Discovery,
     backends: Backends,
     intervals: Intervals,
-    /// When the last round for an unknown owner ended.
+    /// When the last round for an unknown owner began.
     last_round: Mutex<Option<Instant>>,
 }
 
@@ -107,16 +107,15 @@ impl Health {
     /// Asks everybody because of a request that came at `since`: whoever waits together shares one round.
     pub async fn learn(&self, since: Instant) {
         let mut last = self.last_round.lock().await;
-        if let Some(ended) = *last {
-            clock::sleep_until(ended + ROUND_PAUSE).await;
-            if ended >= since + self.intervals.timeout {
+        if let Some(began) = *last {
+            if began >= since {
                 return;
             }
+            clock::sleep_until(began + ROUND_PAUSE).await;
         }
-        let began = clock::now();
+        *last = Some(clock::now());
         self.metrics.observe_round();
         self.round().await;
-        *last = Some(began);
     }
 
     async fn discover(&self) {
@@ -243,7 +242,36 @@ fn read(body: &[u8]) -> Option<Report> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::discovery::Sources;
+    use super::super::table::Rules;
     use super::*;
+    use crate::config::BalanceTls;
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_ask_for_unknown_owners_together_share_a_round() {
+        let wait = Duration::from_secs(1);
+        let intervals = Intervals { refresh: wait, health: wait, timeout: wait, unhealthy_after: 1 };
+        let table = Arc::new(Table::new(Rules { eject_after: 1, eject: wait, slow_start: None }));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let peers = Arc::new(Peers::new(&BalanceTls::default(), wait, 1).unwrap());
+        let discovery = Discovery::new(Sources::default());
+        let health = Arc::new(Health::new(table, metrics.clone(), discovery, peers, intervals));
+        let rounds = || String::from_utf8(metrics.render()).unwrap();
+        let began = clock::now();
+        for expected in 1..=3 {
+            tokio::time::advance(Duration::from_millis(1)).await;
+            let since = clock::now();
+            let asking = (0..100).map(|_| {
+                let health = health.clone();
+                tokio::spawn(async move { health.learn(since).await })
+            });
+            for asked in asking.collect::<Vec<_>>() {
+                asked.await.unwrap();
+            }
+            assert!(rounds().contains(&format!("rounds_total {expected}\n")), "{}", rounds());
+        }
+        assert!(clock::now() - began >= ROUND_PAUSE * 2, "whoever makes up owners does not set the pace");
+    }
 
     #[test]
     fn a_report_is_read_and_nothing_else_is() {

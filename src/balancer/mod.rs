@@ -67,12 +67,9 @@ pub enum Error {
     /// A listener could not be bound.
     #[error(transparent)]
     Bind(#[from] app::Error),
-    /// The files that TLS of the listener needs cannot be used.
+    /// The files that TLS needs cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::Error),
-    /// Those that TLS to the sidecars needs.
-    #[error(transparent)]
-    Peers(#[from] peer::Error),
     /// The process that runs does not hand over its listeners.
     #[error("balance.upgrade_socket: {0}")]
     Upgrade(#[from] upgrade::Error),

@@ -1,7 +1,5 @@
 //! How a replica is connected to.
 
-use std::fs;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,24 +7,13 @@ use pingora_core::protocols::ALPN;
 use pingora_core::server::configuration::ServerConf;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::utils::tls::CertKey;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
-use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::table::Entry;
-use crate::config::{BalanceTls, KeyPair};
+use crate::config::{BalanceTls, KeyPair, UpstreamTls};
+use crate::tls::{self, ClientFiles, Error};
 
 /// An idle connection is used again for so long: less than a sidecar keeps one open.
 const IDLE: Duration = Duration::from_secs(30);
-
-/// Why the sidecars cannot be spoken to in TLS.
-#[derive(Debug, thiserror::Error)]
-#[error("balance.tls: {}: {problem}", path.display())]
-pub struct Error {
-    /// Of which file.
-    path: PathBuf,
-    /// What is wrong with it.
-    problem: String,
-}
 
 /// What all connections to replicas have in common.
 pub struct Peers {
@@ -42,13 +29,15 @@ impl Peers {
     /// # Errors
     /// When one cannot be read, or has nothing of what it is for.
     pub fn new(tls: &BalanceTls, connect_timeout: Duration, threads: usize) -> Result<Self, Error> {
-        let identity = tls.identity.as_ref().map(identity).transpose()?.map(Arc::new);
-        if let Some(path) = &tls.ca {
-            certificates(path)?;
+        let BalanceTls { ca, identity, name } = tls.clone();
+        if ca.is_some() || identity.is_some() {
+            // Pingora reads them itself, and takes what cannot be used for a bug.
+            ClientFiles::load(UpstreamTls { ca: ca.clone(), identity: identity.clone() })?;
         }
-        let ca_file = tls.ca.as_ref().map(|path| path.to_string_lossy().into_owned());
+        let ca_file = ca.map(|path| path.to_string_lossy().into_owned());
+        let identity = identity.as_ref().map(shown).transpose()?.map(Arc::new);
         let conf = Arc::new(ServerConf { ca_file, threads, max_retries: 8, ..ServerConf::default() });
-        Ok(Self { conf, identity, name: tls.name.clone(), connect_timeout })
+        Ok(Self { conf, identity, name, connect_timeout })
     }
 
     /// What Pingora is to know of it.
@@ -69,22 +58,8 @@ impl Peers {
     }
 }
 
-fn identity(pair: &KeyPair) -> Result<CertKey, Error> {
-    let chain = certificates(&pair.cert)?.into_iter().map(|certificate| certificate.to_vec()).collect();
-    let failed = |problem: String| Error { path: pair.key.clone(), problem };
-    let key = fs::read(&pair.key).map_err(|error| failed(error.to_string()))?;
-    // The parser's own error quotes the line, which may be of the key.
-    let key = PrivateKeyDer::from_pem_slice(&key).map_err(|_| failed("no private key in it".to_owned()))?;
-    Ok(CertKey::new(chain, key.secret_der().to_vec()))
-}
-
-fn certificates(path: &PathBuf) -> Result<Vec<CertificateDer<'static>>, Error> {
-    let failed = |problem: String| Error { path: path.clone(), problem };
-    let text = fs::read(path).map_err(|error| failed(error.to_string()))?;
-    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&text).collect();
-    match found {
-        Ok(found) if !found.is_empty() => Ok(found),
-        Ok(_) => Err(failed("no certificate in it".to_owned())),
-        Err(error) => Err(failed(error.to_string())),
-    }
+/// A certificate with its key, as Pingora shows it.
+fn shown(pair: &KeyPair) -> Result<CertKey, Error> {
+    let (chain, key) = tls::read_pair(pair)?;
+    Ok(CertKey::new(chain.iter().map(|certificate| certificate.to_vec()).collect(), key.secret_der().to_vec()))
 }
