@@ -108,9 +108,10 @@ fn reads_names(head: &HeaderMap) {
     assert_eq!(principals.of(&with_more), principals.of(head));
 }
 
-const OF_ONE_CONNECTION: [&str; 9] = [
+const OF_ONE_CONNECTION: [&str; 10] = [
     "connection",
     "keep-alive",
+    "mcp-resume-owner",
     "proxy-connection",
     "proxy-authenticate",
     "proxy-authorization",
