@@ -6,6 +6,7 @@
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use pingora_core::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
@@ -29,6 +30,9 @@ use super::proxy_protocol;
 use super::table::Passage;
 use crate::ingress::Accept;
 use crate::tls::Certificates;
+
+/// A client that takes longer to agree on TLS is left.
+const HANDSHAKE: Duration = Duration::from_secs(30);
 
 tokio::task_local! {
     /// Where the request that this task serves is now.
@@ -184,6 +188,3 @@ impl Front {
         }
     }
 }
-
-/// A client that takes longer to agree on TLS is left.
-const HANDSHAKE: std::time::Duration = std::time::Duration::from_secs(30);
