@@ -29,9 +29,10 @@ use super::peer::Peers;
 use super::table::{Report, Table, Way};
 use crate::clock;
 use crate::protocol::ids::Owner;
+use crate::protocol::owner::WELL_KNOWN;
 
 /// Where a sidecar says who it is.
-pub const PATH: &str = "/.well-known/mcp-resume";
+pub const PATH: &str = WELL_KNOWN;
 /// A report is a few hundred bytes.
 const REPORT_MAX: usize = 16 * 1024;
 /// Rounds for owners that nobody knew are at least so far apart: anybody can make one up.

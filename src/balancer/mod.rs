@@ -157,7 +157,7 @@ impl Balancer {
             table: table.clone(),
             health: health.clone(),
             peers: peers.clone(),
-            trust: Trust::new(config.balance.trusted.clone()),
+            trust: Trust::clone(&trust),
             rate: config.balance.requests_per_sec.map(|most| (Rate::new(Duration::from_secs(1)), most)),
             metrics: metrics.clone(),
             stopping: stopping.clone(),

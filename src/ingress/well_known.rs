@@ -9,10 +9,11 @@ use serde_json::json;
 use super::{Ingress, respond};
 use crate::config;
 use crate::event_log::BoxBody;
+use crate::protocol::owner::WELL_KNOWN;
 use crate::upstream::whole;
 
 /// Where it is asked. It is never the upstream's.
-pub(super) const PATH: &str = "/.well-known/mcp-resume";
+pub(super) const PATH: &str = WELL_KNOWN;
 
 impl Ingress {
     /// Answers a request for [`PATH`]; 200 for as long as anything is served.

@@ -13,6 +13,8 @@ use super::ids::{EventId, Owner, ResumeToken};
 use super::jsonrpc;
 use super::stream_url;
 
+/// Where a sidecar says who it is, and a balancer asks.
+pub const WELL_KNOWN: &str = "/.well-known/mcp-resume";
 /// Between the owner of a session and the name that its server gave it.
 const WRAPPED: char = '~';
 /// How every member that names a resume token is called, so that a body without it need not be read.
