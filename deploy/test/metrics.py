@@ -1,8 +1,9 @@
-"""What the alerts and the dashboard ask for: metrics and labels that exist, in queries that Prometheus can read, on panels that do not
-lie on each other. `metrics.py PROMTOOL`.
+"""What the alerts and the dashboards ask for: metrics, labels and values that exist, in queries that Prometheus can read, on panels that do
+not lie on each other. `metrics.py PROMTOOL`.
 
-Metrics are those of the table in docs/operations.md, which tests/docs.rs compares with the program. Of Grafana nothing is at hand that
-would load a dashboard: that it does is not checked.
+A sidecar's metrics are those of the table in docs/operations.md, which tests/docs.rs compares with the program; the balancer's are those of
+docs/balancer.md, which is compared here with src/balancer/metrics.rs. Of Grafana nothing is at hand that would load a dashboard: that
+it does is not checked.
 """
 
 import copy
@@ -17,8 +18,9 @@ from pathlib import Path
 import yaml
 
 DEPLOY = Path(__file__).resolve().parent.parent
+ROOT = DEPLOY.parent
 # What Prometheus, its operator or a histogram add.
-ADDED_LABELS = {"job", "instance", "le"}
+ADDED_LABELS = {"job", "instance", "pod", "le"}
 OTHERS = {"up": set()}
 
 
@@ -31,39 +33,58 @@ def require(holds, what):
         raise Wrong(what)
 
 
-def documented():
-    """Name -> (kind, labels)."""
-    text = (DEPLOY.parent / "docs" / "operations.md").read_text().split("## Every metric")[1].split("\n## ")[0]
+def documented(document, heading, prefix, least):
+    """Name -> (kind, labels, the words of its row), of the table below the heading."""
+    text = (ROOT / "docs" / document).read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     metrics = {}
-    for row in re.findall(r"^\| (`.*) \| (gauge|counter|histogram) \|", text, re.M):
-        for name, labels in re.findall(r"`(\w+)(?:\{([\w,]*)\})?`", row[0]):
-            metrics[f"mcp_resume_{name}"] = (row[1], set(labels.split(",")) - {""})
-    require(len(metrics) > 20, "the table of metrics is gone")
+    for names, kind, means in re.findall(r"^\| (`.*) \| (gauge|counter|histogram) \| (.*) \|$", text, re.M):
+        for name, labels in re.findall(r"`(\w+)(?:\{([\w,]*)\})?`", names):
+            metrics[prefix + name] = (kind, set(labels.split(",")) - {""}, set(re.findall(r"\w+", means)))
+    require(len(metrics) >= least, f"the table of metrics in {document} is gone")
     return metrics
 
 
+def check_balancer(metrics, source):
+    """That the table has what the source registers, and nothing else."""
+    prefix = re.search(r'new_custom\(Some\("(\w+)"', source)[1]
+    text = r'\(\s*"(\w+)",\s*"[^"]*"'
+    registered = {(name, kind, "") for kind, name in re.findall(rf"\b(counter|gauge){text}", source)}
+    registered |= {(name, "counter", label) for name, label in re.findall(rf'\bcounters{text},\s*"(\w+)"', source)}
+    registered |= {(name, "gauge", label) for name, label in re.findall(rf'\bIntGaugeVec::new\(\s*Opts::new{text}\),\s*&\["(\w+)"', source)}
+    explained = {(name.removeprefix(f"{prefix}_"), kind, ",".join(labels)) for name, (kind, labels, _) in metrics.items()}
+    require(registered == explained, f"docs/balancer.md and src/balancer/metrics.rs differ: {registered ^ explained}")
+
+
 def asked(expression):
-    """Metrics with the labels that are asked of them, and labels that are asked of the result."""
+    """Metrics with the labels and values that are asked of them, and labels that are asked of the result."""
     expression = expression.replace('"$job"', '""').replace('"$instance"', '""')
     names = re.findall(r"\b(mcp_resume_\w+|up)\b(?:\{([^}]*)\})?", expression)
-    grouped = set(re.findall(r"\w+", " ".join(re.findall(r"by \(([^)]*)\)", expression))))
-    return [(name, set(re.findall(r"(\w+)\s*[=!]~?", selector))) for name, selector in names], grouped
+    return [(name, re.findall(r'(\w+)\s*[=!]~?\s*"([^"]*)"', selector)) for name, selector in names], listed("by", expression)
+
+
+def listed(before, expression):
+    return set(re.findall(r"\w+", " ".join(re.findall(rf"\b(?:{before}) \(([^)]*)\)", expression))))
 
 
 def exists(metrics, expression):
-    used, grouped = asked(expression)
+    used, _ = asked(expression)
     require(used, f"asks for nothing: {expression}")
     known, seen = set(ADDED_LABELS), set()
-    for name, labels in used:
+    for name, selected in used:
         base = re.sub(r"_(bucket|sum|count)$", "", name)
-        kind, own = metrics.get(name) or metrics.get(base) or ("other", OTHERS.get(name))
+        kind, own, words = metrics.get(name) or metrics.get(base) or ("other", OTHERS.get(name), set())
         require(own is not None, f"there is no metric {name}")
         require((base != name) == (kind == "histogram"), f"{name} is a {kind}")
+        labels = {label for label, _ in selected}
         require(labels <= own | ADDED_LABELS, f"{name} has no label {labels - own - ADDED_LABELS}")
+        # Patterns are left to the tests of the alerts.
+        values = {word for label, value in selected if label in own and re.fullmatch(r"[\w|]+", value) for word in value.split("|")}
+        require(values <= words, f"the row of {name} says nothing of {values - words}")
         require(kind != "counter" or re.search(rf"(rate|increase)\({name}\b|{name}\b.* offset ", expression), f"{name} only grows: {expression}")
         known |= own
         seen.add(base)
-    require(grouped <= known, f"no label {grouped - known}: {expression}")
+    named = listed("by|without|on|ignoring", expression)
+    require(named <= known, f"no label {named - known}: {expression}")
     return seen
 
 
@@ -87,6 +108,10 @@ def check_dashboard(promtool, metrics, dashboard):
     for one, other in combinations(panels, 2):
         require(not overlap(one, other), f"{one['title']} and {other['title']} lie on each other")
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            require(variable["query"]["query"] == variable["definition"], f"${variable['name']} is defined in two ways")
+            exists(metrics, variable["definition"])
     used = set(re.findall(r"\$\{?([a-z]\w*)", json.dumps(dashboard)))
     require(used <= variables | {"__rate_interval", "__all"}, f"no variable {used - variables}")
     expressions, seen = [], set()
@@ -129,22 +154,37 @@ def refused(check, what):
 
 
 def main(promtool):
-    metrics = documented()
+    sidecar = documented("operations.md", "Every metric", "mcp_resume_", 20)
+    balancer = documented("balancer.md", "Metrics", "mcp_resume_balancer_", 5)
+    source = (ROOT / "src" / "balancer" / "metrics.rs").read_text()
+    check_balancer(balancer, source)
+    metrics = sidecar | balancer
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
     tests = yaml.safe_load((DEPLOY / "prometheus" / "alerts_test.yaml").read_text())
-    dashboard = json.loads((DEPLOY / "grafana" / "mcp-resume.json").read_text())
+    shown = {"mcp-resume.json": sidecar, "mcp-resume-balancer.json": balancer}
+    [shipped] = yaml.safe_load((DEPLOY / "grafana" / "kustomization.yaml").read_text())["configMapGenerator"]
+    require(set(shipped["files"]) == shown.keys(), f"Kubernetes gets the dashboards {shipped['files']}")
+    dashboards = [(own, json.loads((DEPLOY / "grafana" / name).read_text())) for name, own in shown.items()]
     alerts = check_alerts(metrics, rules, tests)
-    queries = check_dashboard(promtool, metrics, dashboard)
-    print(f"deploy: {alerts} alerts and {queries} queries of the dashboard ask for what exists")
+    queries = sum(check_dashboard(promtool, own, dashboard) for own, dashboard in dashboards)
+    require(len({dashboard["uid"] for _, dashboard in dashboards}) == len(dashboards), "two dashboards have one uid")
+    print(f"deploy: {alerts} alerts and {queries} queries of the dashboards ask for what exists")
 
     for expression in ("mcp_resume_stream_open", "sum by (reason) (mcp_resume_streams_open)", 'mcp_resume_streams_open{kind="x"}',
-                       "mcp_resume_retries_total", "rate(mcp_resume_live_event_seconds[5m])"):
+                       "mcp_resume_retries_total", "rate(mcp_resume_live_event_seconds[5m])",
+                       # Each is a metric of the other role.
+                       "mcp_resume_balancer_streams_open", "mcp_resume_doubled_owners",
+                       "sum without (conditions) (mcp_resume_balancer_replicas)", 'mcp_resume_balancer_replicas{condition=~"ready|reedy"}'):
         refused(lambda: exists(metrics, expression), expression)
     refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of nothing")
-    for change in (lambda d: d["panels"].pop(), lambda d: d["panels"][2]["gridPos"].update(d["panels"][1]["gridPos"])):
-        other = copy.deepcopy(dashboard)
-        change(other)
-        refused(lambda: check_dashboard(promtool, metrics, other), "a dashboard with less, or with panels on each other,")
+    refused(lambda: check_balancer(balancer, source.replace('"rounds_total"', '"round_total"')), "a metric of the balancer with another name")
+    refused(lambda: check_balancer(balancer, source.replace('"reason")', '"why")')), "a metric of the balancer with another label")
+    for own, dashboard in dashboards:
+        for change in (lambda d: d["panels"].pop(), lambda d: d["panels"][2]["gridPos"].update(d["panels"][1]["gridPos"])):
+            other = copy.deepcopy(dashboard)
+            change(other)
+            refused(lambda: check_dashboard(promtool, own, other), "a dashboard with less, or with panels on each other,")
+    refused(lambda: check_dashboard(promtool, sidecar, dashboards[1][1]), "a dashboard of another role's metrics")
     refused(lambda: check_alerts(metrics, rules, {"tests": tests["tests"][1:]}), "an alert without a test")
 
 
