@@ -49,27 +49,64 @@ verify_unit() {
     said=$(systemd-analyze verify --man=no "$1" 2>&1) && [ -z "$said" ] || { echo "$said" >&2; return 1; }
 }
 
-check_unit() {
-    # The program must be there, and is wherever this was built.
-    sed "s|/usr/local/bin/mcp-resume|$binary|" deploy/systemd/mcp-resume.service >"$work/mcp-resume.service"
-    grep -q "^ExecStart=$binary serve" "$work/mcp-resume.service" || die "the unit runs another program"
-    verify_unit "$work/mcp-resume.service" || die "systemd does not understand mcp-resume.service"
-    systemd-analyze security --offline=true --threshold=15 "$work/mcp-resume.service" >/dev/null ||
-        die "mcp-resume.service may do too much: systemd-analyze security says what"
+check_units() {
+    check_unit mcp-resume.service serve
     "$binary" check --config deploy/systemd/mcp-resume.toml >/dev/null || die "mcp-resume.toml is wrong"
-    stops_after_the_drain
-    sed 's/^ProtectSystem=/ProtectSytem=/' "$work/mcp-resume.service" >"$work/broken.service"
-    refused "a unit with an unknown key" verify_unit "$work/broken.service"
-    sed '/^ProtectSystem=/d; /^SystemCallFilter=/d; /^PrivateUsers=/d' "$work/mcp-resume.service" >"$work/open.service"
-    refused "a unit that may do much" systemd-analyze security --offline=true --threshold=15 "$work/open.service"
-    echo "deploy: systemd accepts mcp-resume.service"
+    stops_after mcp-resume.service mcp-resume.toml drain_timeout_secs || die "systemd kills mcp-resume.service in its drain"
+
+    check_unit mcp-resume-balancer@.service balance
+    balances deploy/systemd/mcp-resume-balancer.toml || die "mcp-resume-balancer.toml is wrong"
+    stops_after mcp-resume-balancer@.service mcp-resume-balancer.toml grace_secs || die "systemd kills the balancer before its answers end"
+    cp deploy/systemd/mcp-resume-balancer* "$work"
+    hands_over deploy/systemd || die "a balancer does not find the next one"
+
+    refused "a drain that takes longer" stops_after mcp-resume-balancer@.service mcp-resume.toml drain_timeout_secs
+    sed -i 's/^grace_secs/grace/' "$work/mcp-resume-balancer.toml"
+    refused "a balancer with an unknown key" balances "$work/mcp-resume-balancer.toml"
+    sed -i '/^RuntimeDirectoryPreserve=/d' "$work/mcp-resume-balancer@.service"
+    refused "a socket that goes with the first balancer" hands_over "$work"
 }
 
-stops_after_the_drain() {
-    local drain stop
-    drain=$(sed -n 's/^drain_timeout_secs = //p' deploy/systemd/mcp-resume.toml)
-    stop=$(sed -n 's/^TimeoutStopSec=//p' deploy/systemd/mcp-resume.service)
-    [ "$stop" -gt "$drain" ] || die "systemd waits for $stop s, and the drain takes $drain"
+check_unit() {
+    local unit=$1 role=$2
+    # The program must be there, and is wherever this was built.
+    sed "s|/usr/local/bin/mcp-resume|$binary|" "deploy/systemd/$unit" >"$work/$unit"
+    grep -q "^ExecStart=$binary $role " "$work/$unit" || die "$unit runs another program"
+    verify_unit "$work/$unit" || die "systemd does not understand $unit"
+    may_do_little "$work/$unit" || die "$unit may do too much: systemd-analyze security says what"
+    sed 's/^ProtectSystem=/ProtectSytem=/' "$work/$unit" >"$work/broken-$unit"
+    refused "a unit with an unknown key" verify_unit "$work/broken-$unit"
+    sed '/^ProtectSystem=/d; /^SystemCallFilter=/d; /^PrivateUsers=/d' "$work/$unit" >"$work/open-$unit"
+    refused "a unit that may do much" may_do_little "$work/open-$unit"
+    echo "deploy: systemd accepts $unit"
+}
+
+may_do_little() {
+    systemd-analyze security --offline=true --threshold=15 "$1" >/dev/null
+}
+
+# `stops_after UNIT CONFIG KEY`: systemd waits for longer than that key says.
+stops_after() {
+    [ "$(value_of TimeoutStopSec "deploy/systemd/$1")" -gt "$(value_of "$3" "deploy/systemd/$2")" ]
+}
+
+# Of a unit's key or a configuration's.
+value_of() {
+    sed -n "s/^$1 \{0,1\}= \{0,1\}//p" "$2" | tr -d '"'
+}
+
+# A binary without the balancer reads the balancer's configuration before it says that it is without.
+balances() {
+    local said
+    said=$("$binary" balance --config "$1" 2>&1) || true
+    grep -q "built without the balancer" <<<"$said"
+}
+
+# The socket is where systemd makes a directory, of one user, that outlives the first of them.
+hands_over() {
+    local unit=$1/mcp-resume-balancer@.service
+    [ "$(dirname "$(value_of upgrade_socket "$1/mcp-resume-balancer.toml")")" = "/run/$(value_of RuntimeDirectory "$unit")" ] &&
+        [ "$(value_of RuntimeDirectoryPreserve "$unit")" = yes ] && [ -n "$(value_of User "$unit")" ]
 }
 
 compose() {
@@ -108,7 +145,7 @@ binary=$work/image/mcp-resume
 
 check_nginx
 check_alerts
-check_unit
+check_units
 check_compose
 "$python" deploy/test/kubernetes.py "$tools/venv/bin/kubectl" "$binary"
 "$python" deploy/test/shared_store.py "$binary"
