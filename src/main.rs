@@ -139,7 +139,7 @@ fn run_balancer(config: Balancing) -> ExitCode {
     run(async {
         start_log(&config.log);
         let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
-        let balancer = Balancer::bind(config, workers()).await?;
+        let balancer = Balancer::bind(config).await?;
         let scheme = if balancer.certificates().is_some() { "https" } else { "http" };
         announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
         if let Some(address) = balancer.admin_addr() {

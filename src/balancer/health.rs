@@ -254,7 +254,7 @@ mod tests {
         let intervals = Intervals { refresh: wait, health: wait, timeout: wait, unhealthy_after: 1 };
         let table = Arc::new(Table::new(Rules { eject_after: 1, eject: wait, slow_start: None }));
         let metrics = Arc::new(Metrics::new().unwrap());
-        let peers = Arc::new(Peers::new(&BalanceTls::default(), wait, 1).unwrap());
+        let peers = Arc::new(Peers::new(&BalanceTls::default(), wait).unwrap());
         let discovery = Discovery::new(Sources::default());
         let health = Arc::new(Health::new(table, metrics.clone(), discovery, peers, intervals));
         let rounds = || String::from_utf8(metrics.render()).unwrap();

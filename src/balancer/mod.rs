@@ -20,6 +20,7 @@ pub mod peer;
 pub mod proxy;
 pub mod proxy_protocol;
 pub mod serve;
+pub mod stream;
 pub mod table;
 pub mod upgrade;
 
@@ -100,7 +101,7 @@ impl Balancer {
     ///
     /// # Errors
     /// When an address is taken or not ours, or the files that TLS needs cannot be used.
-    pub async fn bind(config: Balancing, workers: usize) -> Result<Self, Error> {
+    pub async fn bind(config: Balancing) -> Result<Self, Error> {
         let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
         let (mut taken, predecessor) = match config.balance.upgrade_socket.as_deref().map(upgrade::take) {
             Some(taken) => taken?.unzip(),
@@ -112,7 +113,7 @@ impl Balancer {
             None => None,
         };
         let balance = &config.balance;
-        let peers = Arc::new(Peers::new(&balance.tls, balance.connect_timeout, workers)?);
+        let peers = Arc::new(Peers::new(&balance.tls, balance.connect_timeout)?);
         let metrics = Arc::new(Metrics::new()?);
         let (eject_after, eject, slow_start) = (balance.eject_after, balance.eject, balance.slow_start);
         let table = Arc::new(Table::new(Rules { eject_after, eject, slow_start }));
@@ -150,36 +151,16 @@ impl Balancer {
     /// # Errors
     /// When a thread or its runtime cannot be had.
     pub async fn run(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let Self { config, listener, admin, certificates, predecessor, peers, health, table, metrics, .. } = self;
         let (stop, stopping) = watch::channel(false);
-        let trust = Arc::new(Trust::new(config.balance.trusted.clone()));
-        let phases = Phases {
-            table: table.clone(),
-            health: health.clone(),
-            peers: peers.clone(),
-            trust: Trust::clone(&trust),
-            rate: config.balance.requests_per_sec.map(|most| (Rate::new(Duration::from_secs(1)), most)),
-            metrics: metrics.clone(),
-            stopping: stopping.clone(),
-            turn: AtomicUsize::new(0),
-        };
-        let mut proxy = HttpProxy::new(phases, peers.server_conf().clone());
-        proxy.handle_init_modules();
-        let app = Arc::new(App::new(proxy, metrics.clone()));
-        let front = Front {
-            app: app.clone(),
-            certificates: certificates.clone(),
-            announced_by: config.balance.proxy_protocol.then_some(trust),
-            seats: Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS))),
-            visits: TaskTracker::new(),
-            stopping: stopping.clone(),
-            metrics: metrics.clone(),
-        };
+        let visits = TaskTracker::new();
+        let fronts = self.fronts(workers, &visits, &stopping);
+        let Self { config, listener, admin, predecessor, health, table, metrics, .. } = self;
         let mut listeners = vec![(config.listen.address, copy(&listener)?)];
         if let (Some(address), Some((listener, _))) = (config.admin.address, &admin) {
             listeners.push((address, copy(listener)?));
         }
-        let handed = start_workers(workers, &front)?;
+        let apps: Vec<_> = fronts.iter().map(|front| front.app.clone()).collect();
+        let handed = start_workers(fronts)?;
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(hand_out(listener, handed, app::stopped(&closed)));
         if let Some((listener, _)) = admin {
@@ -202,30 +183,63 @@ impl Balancer {
             () = shutdown => false,
             () = successor => true,
         };
-        info!(is_handed_over, connections = front.visits.len(), "stopping");
+        info!(is_handed_over, connections = visits.len(), "stopping");
         let _ = stop.send(true);
         if is_handed_over {
             // Whoever connects now is the successor's.
             let _ = close.send(true);
         }
-        if tokio::time::timeout(config.balance.grace, emptied(&front.visits)).await.is_err() {
-            warn!(connections = front.visits.len(), "answers that still ran are cut");
+        if tokio::time::timeout(config.balance.grace, emptied(&visits)).await.is_err() {
+            warn!(connections = visits.len(), "answers that still ran are cut");
         }
         let _ = close.send(true);
-        app.cleanup().await;
+        for app in apps {
+            app.cleanup().await;
+        }
         accepting.abort();
         asking.abort();
         Ok(())
     }
+
+    /// One for each worker, with a proxy of its own: connections to replicas stay on their thread as well.
+    fn fronts(&self, workers: usize, visits: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Front> {
+        let Self { config, peers, metrics, .. } = self;
+        let trust = Arc::new(Trust::new(config.balance.trusted.clone()));
+        let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
+        let seats = Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS)));
+        let front = |_| {
+            let phases = Phases {
+                table: self.table.clone(),
+                health: self.health.clone(),
+                peers: peers.clone(),
+                trust: trust.clone(),
+                rate: rate.clone(),
+                metrics: metrics.clone(),
+                stopping: stopping.clone(),
+                turn: AtomicUsize::new(0),
+            };
+            let mut proxy = HttpProxy::new(phases, peers.server_conf().clone());
+            proxy.handle_init_modules();
+            Front {
+                app: Arc::new(App::new(proxy, metrics.clone())),
+                certificates: self.certificates.clone(),
+                announced_by: config.balance.proxy_protocol.then(|| trust.clone()),
+                seats: seats.clone(),
+                visits: visits.clone(),
+                stopping: stopping.clone(),
+                metrics: metrics.clone(),
+            }
+        };
+        (0..workers.max(1)).map(front).collect()
+    }
 }
 
 /// Each with a runtime of its own: a connection stays on its thread.
-fn start_workers(workers: usize, front: &Front) -> Result<Vec<mpsc::Sender<crate::ingress::Handed>>, Error> {
+fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<crate::ingress::Handed>>, Error> {
     let mut handed = Vec::new();
-    for worker in 0..workers.max(1) {
+    for (worker, front) in fronts.into_iter().enumerate() {
         let (hand, connections) = mpsc::channel(HANDED_MAX);
         handed.push(hand);
-        let front = front.clone();
         let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
         let work = move || runtime.block_on(front.serve(connections));
         thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;

@@ -15,6 +15,9 @@ use crate::tls::{self, ClientFiles, Error};
 /// An idle connection is used again for so long: less than a sidecar keeps one open.
 const IDLE: Duration = Duration::from_secs(30);
 
+/// A worker keeps so many idle connections, to all replicas together.
+const IDLE_MAX: usize = 1024;
+
 /// What all connections to replicas have in common.
 pub struct Peers {
     conf: Arc<ServerConf>,
@@ -28,7 +31,7 @@ impl Peers {
     ///
     /// # Errors
     /// When one cannot be read, or has nothing of what it is for.
-    pub fn new(tls: &BalanceTls, connect_timeout: Duration, threads: usize) -> Result<Self, Error> {
+    pub fn new(tls: &BalanceTls, connect_timeout: Duration) -> Result<Self, Error> {
         let BalanceTls { ca, identity, name } = tls.clone();
         if ca.is_some() || identity.is_some() {
             // Pingora reads them itself, and takes what cannot be used for a bug.
@@ -36,7 +39,11 @@ impl Peers {
         }
         let ca_file = ca.map(|path| path.to_string_lossy().into_owned());
         let identity = identity.as_ref().map(shown).transpose()?.map(Arc::new);
-        let conf = Arc::new(ServerConf { ca_file, threads, max_retries: 8, ..ServerConf::default() });
+        // Pingora takes the threads for those that share the connections; here each has its own.
+        let (threads, upstream_keepalive_pool_size) = (1, IDLE_MAX);
+        let conf =
+            ServerConf { ca_file, threads, upstream_keepalive_pool_size, max_retries: 8, ..ServerConf::default() };
+        let conf = Arc::new(conf);
         Ok(Self { conf, identity, name, connect_timeout })
     }
 

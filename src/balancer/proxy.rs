@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, FORWARDED, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
+use pingora_core::modules::http::HttpModules;
 use pingora_core::server::ShutdownWatch;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::{Error, ErrorSource, ErrorType, Result};
@@ -56,9 +57,9 @@ pub struct Phases {
     /// How to get there.
     pub peers: Arc<Peers>,
     /// Whose word on addresses counts.
-    pub trust: Trust,
+    pub trust: Arc<Trust>,
     /// Requests of one address in a second.
-    pub rate: Option<(Rate, u32)>,
+    pub rate: Option<(Arc<Rate>, u32)>,
     /// All counters.
     pub metrics: Arc<Metrics>,
     /// Whether the balancer is on its way out.
@@ -186,6 +187,9 @@ impl Phases {
 #[async_trait]
 impl ProxyHttp for Phases {
     type CTX = Request;
+
+    /// None: the one that Pingora would add, for compression, is asked at every piece of every answer.
+    fn init_downstream_modules(&self, _: &mut HttpModules) {}
 
     fn new_ctx(&self) -> Request {
         self.metrics.observe_in_flight(1);

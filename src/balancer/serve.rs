@@ -1,11 +1,16 @@
 //! Connections of clients: accepted by us, served by Pingora.
 //!
 //! Pingora's own server would own the process; here are the accept loop, TLS, and the one thing that its phases cannot do: an answer
-//! that waits for a replica which does not answer any more is cut. Absent: what becomes of a request ([`super::proxy`]).
+//! that waits for a replica which does not answer any more is cut. Absent: what becomes of a request ([`super::proxy`]), and what
+//! lies between Pingora and a socket ([`super::stream`]).
 
+use std::cell::RefCell;
+use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -18,8 +23,8 @@ use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
 use pingora_core::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
 use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::Semaphore;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
@@ -27,6 +32,7 @@ use super::client::Trust;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
+use super::stream::Gathering;
 use super::table::Passage;
 use crate::ingress::Accept;
 use crate::tls::Certificates;
@@ -35,43 +41,42 @@ use crate::tls::Certificates;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 tokio::task_local! {
-    /// Where the request that this task serves is now.
-    static PLACE: Arc<Place>;
-}
-
-/// What ends the request of a task, while it goes through a replica.
-#[derive(Default)]
-struct Place(watch::Sender<Option<CancellationToken>>);
-
-impl Place {
-    /// Resolves when the replica that the request goes through does not answer any more.
-    async fn cut(&self) {
-        let mut place = self.0.subscribe();
-        loop {
-            let down = place.borrow_and_update().clone();
-            let gone = async {
-                match down {
-                    Some(down) => down.cancelled().await,
-                    None => std::future::pending().await,
-                }
-            };
-            tokio::select! {
-                biased;
-                () = gone => return,
-                changed = place.changed() => if changed.is_err() { return },
-            }
-        }
-    }
+    /// What ends the request that this task serves: the replica that it goes through does not answer any more.
+    static DOWN: RefCell<Option<CancellationToken>>;
 }
 
 /// The request of this task goes through that replica from now on.
 pub(super) fn note_passage(passage: &Passage) {
-    let _ = PLACE.try_with(|place| place.0.send_replace(Some(passage.down().clone())));
+    let _ = DOWN.try_with(|down| down.replace(Some(passage.down().clone())));
 }
 
 /// It does not any more.
 pub(super) fn forget_passage() {
-    let _ = PLACE.try_with(|place| place.0.send_replace(None));
+    let _ = DOWN.try_with(|down| down.replace(None));
+}
+
+/// What `served` resolves to; `None`, and counted, as soon as the replica that it goes through then does not answer any more.
+async fn unless_cut<T>(served: impl Future<Output = T>, metrics: &Metrics) -> Option<T> {
+    let mut served = pin!(served);
+    let mut watched: Option<(CancellationToken, Pin<Box<WaitForCancellationFutureOwned>>)> = None;
+    let until_either = poll_fn(|context| {
+        if let Poll::Ready(outcome) = served.as_mut().poll(context) {
+            return Poll::Ready(Some(outcome));
+        }
+        // Only what was polled just now can have said that it goes another way.
+        DOWN.with(|down| match &*down.borrow() {
+            None => watched = None,
+            Some(down) if watched.as_ref().is_some_and(|(known, _)| known == down) => {}
+            Some(down) => watched = Some((down.clone(), Box::pin(down.clone().cancelled_owned()))),
+        });
+        let Some((_, cancelled)) = &mut watched else { return Poll::Pending };
+        cancelled.as_mut().poll(context).map(|()| {
+            // Before the connection goes: whoever sees that finds it counted.
+            metrics.observe_cut();
+            None
+        })
+    });
+    DOWN.scope(RefCell::default(), until_either).await
 }
 
 /// Pingora's proxy, each request of which can be cut.
@@ -97,18 +102,7 @@ impl HttpServerApp for App {
         session: ServerSession,
         shutdown: &ShutdownWatch,
     ) -> Option<ReusedHttpStream> {
-        let place = Arc::new(Place::default());
-        let served = PLACE.scope(place.clone(), self.proxy.process_new_http(session, shutdown));
-        let cut = async {
-            place.cut().await;
-            // Before the connection goes: whoever sees that finds it counted.
-            self.metrics.observe_cut();
-        };
-        tokio::select! {
-            biased;
-            reused = served => reused,
-            () = cut => None,
-        }
+        unless_cut(self.proxy.process_new_http(session, shutdown), &self.metrics).await.flatten()
     }
 
     fn server_options(&self) -> Option<&HttpServerOptions> {
@@ -176,10 +170,10 @@ impl Front {
         let _ = digest.peer_addr.set(Some(socket::SocketAddr::Inet(client)));
         let mut stream = L4Stream::from(io);
         stream.set_socket_digest(digest);
-        let Some(certificates) = &self.certificates else { return Some(Box::new(stream)) };
+        let Some(certificates) = &self.certificates else { return Some(Box::new(Gathering::new(stream))) };
         let acceptor = Acceptor::from_server_config(certificates.current().config().clone());
         match tokio::time::timeout(HANDSHAKE, acceptor.tls_handshake(stream)).await {
-            Ok(Ok(stream)) => Some(Box::new(stream)),
+            Ok(Ok(stream)) => Some(Box::new(Gathering::new(stream))),
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
                 None

@@ -221,7 +221,7 @@ pub(crate) async fn balance(sidecars: &[&Sidecar], settings: &[(&str, &str)]) ->
     let flags =
         Flags { listen: Some("127.0.0.1:0".to_owned()), admin: Some("127.0.0.1:0".to_owned()), ..Flags::default() };
     let config = Balancing::load(None, env, flags, &replicas).unwrap();
-    let balancer = Balancer::bind(config, 1).await.unwrap();
+    let balancer = Balancer::bind(config).await.unwrap();
     let running = Running { address: balancer.local_addr(), admin: balancer.admin_addr().unwrap() };
     tokio::spawn(balancer.run(1, std::future::pending()));
     running

@@ -33,7 +33,7 @@ async fn resumed(pki: &Pki, shows: Option<&Pki>) -> String {
     let env = settings.into_iter().map(|(key, value)| (format!("MCP_RESUME_{key}"), value));
     let listen = Some("127.0.0.1:0".to_owned());
     let flags = Flags { listen, admin: Some(String::new()), ..Flags::default() };
-    let balancer = Balancer::bind(Balancing::load(None, env, flags, &[replica]).unwrap(), 1).await.unwrap();
+    let balancer = Balancer::bind(Balancing::load(None, env, flags, &[replica]).unwrap()).await.unwrap();
     let address = balancer.local_addr();
     tokio::spawn(balancer.run(1, std::future::pending()));
 

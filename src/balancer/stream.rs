@@ -1,0 +1,135 @@
+//! What lies between Pingora and a socket: what is written piece by piece is sent at once.
+//!
+//! Pingora writes the head and the body of a message one behind the other and flushes where somebody may wait for it. Its own listeners
+//! gather what is not flushed; connections that come from elsewhere do not. Absent: deciding when to flush.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use pingora_core::protocols::raw_connect::ProxyDigest;
+use pingora_core::protocols::tls::{SslDigest, TlsRef};
+use pingora_core::protocols::{
+    ALPN, GetProxyDigest, GetSocketDigest, GetTimingDigest, IO, Peek, Shutdown, SocketDigest, Ssl, TimingDigest,
+    UniqueID, UniqueIDType,
+};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
+
+/// So much is gathered: a head with a short body. Every connection has it.
+const GATHERED: usize = 4 * 1024;
+
+/// A connection whose writes are gathered until they are flushed, or are too many.
+#[derive(Debug)]
+pub struct Gathering<S: IO>(BufWriter<S>);
+
+impl<S: IO> Gathering<S> {
+    /// Nothing is gathered yet.
+    pub fn new(stream: S) -> Self {
+        Self(BufWriter::with_capacity(GATHERED, stream))
+    }
+}
+
+impl<S: IO> AsyncRead for Gathering<S> {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(self.0.get_mut()).poll_read(cx, buf)
+    }
+}
+
+impl<S: IO> AsyncWrite for Gathering<S> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.0).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.0.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.0).poll_shutdown(cx)
+    }
+}
+
+#[async_trait]
+impl<S: IO> Shutdown for Gathering<S> {
+    async fn shutdown(&mut self) {
+        // One that is closed because nobody reads it any more has nobody to send the rest to.
+        let _ = self.0.flush().await;
+        Shutdown::shutdown(self.0.get_mut()).await;
+    }
+}
+
+#[async_trait]
+impl<S: IO> Peek for Gathering<S> {
+    async fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<bool> {
+        self.0.get_mut().try_peek(buf).await
+    }
+}
+
+impl<S: IO> UniqueID for Gathering<S> {
+    fn id(&self) -> UniqueIDType {
+        self.0.get_ref().id()
+    }
+}
+
+impl<S: IO> Ssl for Gathering<S> {
+    fn get_ssl(&self) -> Option<&TlsRef> {
+        self.0.get_ref().get_ssl()
+    }
+
+    fn get_ssl_digest(&self) -> Option<Arc<SslDigest>> {
+        self.0.get_ref().get_ssl_digest()
+    }
+
+    fn selected_alpn_proto(&self) -> Option<ALPN> {
+        self.0.get_ref().selected_alpn_proto()
+    }
+}
+
+impl<S: IO> GetTimingDigest for Gathering<S> {
+    fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
+        self.0.get_ref().get_timing_digest()
+    }
+
+    fn get_read_pending_time(&self) -> Duration {
+        self.0.get_ref().get_read_pending_time()
+    }
+
+    fn get_write_pending_time(&self) -> Duration {
+        self.0.get_ref().get_write_pending_time()
+    }
+}
+
+impl<S: IO> GetProxyDigest for Gathering<S> {
+    fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
+        self.0.get_ref().get_proxy_digest()
+    }
+
+    fn set_proxy_digest(&mut self, digest: ProxyDigest) {
+        self.0.get_mut().set_proxy_digest(digest);
+    }
+}
+
+impl<S: IO> GetSocketDigest for Gathering<S> {
+    fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
+        self.0.get_ref().get_socket_digest()
+    }
+
+    fn set_socket_digest(&mut self, digest: SocketDigest) {
+        self.0.get_mut().set_socket_digest(digest);
+    }
+}
