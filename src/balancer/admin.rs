@@ -56,7 +56,7 @@ impl Admin {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness(),
             "/metrics" => with_type(StatusCode::OK, "text/plain; version=0.0.4", self.metrics.render()),
-            "/replicas" => respond::json(StatusCode::OK, list(self.table.replicas()).into()),
+            "/replicas" => respond::json(StatusCode::OK, list(&self.table).into()),
             _ => text(StatusCode::NOT_FOUND, "here are /livez, /readyz, /metrics and /replicas\n"),
         }
     }
@@ -73,8 +73,8 @@ impl Admin {
     }
 }
 
-fn list(replicas: Vec<Replica>) -> Vec<u8> {
-    let replicas = replicas.into_iter().map(|replica| {
+fn list(table: &Table) -> Vec<u8> {
+    let replicas = table.replicas().into_iter().map(|replica| {
         let condition = match replica.condition {
             Condition::Ready => "ready",
             Condition::Ejected => "ejected",
@@ -90,7 +90,9 @@ fn list(replicas: Vec<Replica>) -> Vec<u8> {
             "part": replica.part,
         })
     });
-    serde_json::Value::Array(replicas.collect()).to_string().into_bytes()
+    let unknown = table.unknown().into_iter();
+    let unknown = unknown.map(|address| json!({"address": address.to_string(), "condition": "unknown"}));
+    serde_json::Value::Array(replicas.chain(unknown).collect()).to_string().into_bytes()
 }
 
 fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {

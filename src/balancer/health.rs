@@ -132,7 +132,7 @@ impl Health {
     async fn ask(&self) {
         self.backends.run_health_check(true).await;
         let conditions: Vec<_> = self.table.replicas().iter().map(|replica| replica.condition).collect();
-        self.metrics.observe_replicas(&conditions, self.table.find_doubled());
+        self.metrics.observe_replicas(&conditions, self.table.unknown().len(), self.table.find_doubled());
     }
 }
 

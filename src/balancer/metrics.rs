@@ -3,11 +3,13 @@
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
 use super::owner::Condition;
+use crate::protocol::error::ErrorCode;
 
 /// All counters of one balancer.
 pub struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
+    failures: IntCounterVec,
     in_flight: IntGauge,
     again: IntCounterVec,
     cuts: IntCounter,
@@ -16,6 +18,7 @@ pub struct Metrics {
     replicas: IntGaugeVec,
     doubled: IntGauge,
     connections: IntGauge,
+    refused: IntCounter,
 }
 
 /// Why a request was sent to another replica, or to the same again.
@@ -30,6 +33,18 @@ pub enum Again {
     /// It takes no new calls.
     Closing,
 }
+
+/// What a balancer answers itself.
+const OWN: [ErrorCode; 5] = [
+    ErrorCode::NoReplica,
+    ErrorCode::ReplicaBroke,
+    ErrorCode::TooManyRequests,
+    ErrorCode::BadRequest,
+    ErrorCode::BodyTooSlow,
+];
+
+/// Of a replica that has not said yet who it is.
+const UNKNOWN: &str = "unknown";
 
 const CONDITIONS: [(Condition, &str); 4] = [
     (Condition::Ready, "ready"),
@@ -62,6 +77,10 @@ impl Metrics {
         };
         let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by how they are."), &["condition"])?;
         registry.register(Box::new(replicas.clone()))?;
+        let failures =
+            counters("failures_total", "Requests that were answered with an error of the balancer's.", "code")?;
+        // A first failure is a rise from something.
+        OWN.iter().for_each(|code| drop(failures.with_label_values(&[code.label()])));
         Ok(Self {
             requests: counters("requests_total", "Requests, by the first digit of their answer's status.", "status")?,
             in_flight: gauge("requests_in_flight", "Requests on their way.")?,
@@ -71,6 +90,8 @@ impl Metrics {
             rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
             doubled: gauge("doubled_owners", "Owners that two processes say they are.")?,
             connections: gauge("connections", "Connections of clients.")?,
+            refused: counter("connections_refused_total", "Connections that were one too many.")?,
+            failures,
             replicas,
             registry,
         })
@@ -91,6 +112,11 @@ impl Metrics {
             _ => "none",
         };
         self.requests.with_label_values(&[class]).inc();
+    }
+
+    /// A request was answered with an error of the balancer's own.
+    pub fn observe_failure(&self, code: ErrorCode) {
+        self.failures.with_label_values(&[code.label()]).inc();
     }
 
     /// A request is sent once more.
@@ -124,13 +150,19 @@ impl Metrics {
         self.connections.add(change);
     }
 
-    /// The replicas are as `conditions`, and of so many names there are two.
-    pub fn observe_replicas(&self, conditions: &[Condition], doubled: usize) {
+    /// A connection was closed because there is no room for it.
+    pub fn observe_refused_connection(&self) {
+        self.refused.inc();
+    }
+
+    /// The replicas are as `conditions`, beside so many `unknown` ones, and of so many names there are two.
+    pub fn observe_replicas(&self, conditions: &[Condition], unknown: usize, doubled: usize) {
+        let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));
         for (condition, word) in CONDITIONS {
-            let count = conditions.iter().filter(|other| **other == condition).count();
-            self.replicas.with_label_values(&[word]).set(i64::try_from(count).unwrap_or(i64::MAX));
+            set(word, conditions.iter().filter(|other| **other == condition).count());
         }
-        self.doubled.set(i64::try_from(doubled).unwrap_or(i64::MAX));
+        set(UNKNOWN, unknown);
+        self.doubled.set(as_value(doubled));
     }
 
     /// The text format of Prometheus.
@@ -140,4 +172,8 @@ impl Metrics {
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
         text
     }
+}
+
+fn as_value(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
 }

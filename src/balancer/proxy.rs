@@ -348,6 +348,7 @@ impl ProxyHttp for Phases {
         });
         let replica = request.passage.as_ref().map(|passage| passage.entry.address);
         info!(code = failure.code.label(), replica = replica.map(tracing::field::display), %error, "a request failed");
+        self.metrics.observe_failure(failure.code);
         let status = failure.code.http_status();
         if let Err(error) = tell(session, failure, &request.body).await {
             debug!(%error, "a client could not be told of a failure");

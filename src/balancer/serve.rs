@@ -138,8 +138,10 @@ impl Front {
     pub async fn serve(self, mut connections: impl Accept<Io = TcpStream>) {
         loop {
             let Ok((io, peer)) = connections.accept().await else { continue };
-            // One too many is closed.
-            let Ok(seat) = self.seats.clone().try_acquire_owned() else { continue };
+            let Ok(seat) = self.seats.clone().try_acquire_owned() else {
+                self.metrics.observe_refused_connection();
+                continue;
+            };
             let front = self.clone();
             self.visits.spawn(async move {
                 front.metrics.observe_connection(1);

@@ -148,6 +148,12 @@ impl Table {
         self.entries().iter().filter_map(|entry| entry.replica(now)).collect()
     }
 
+    /// Where one is expected that has never said who it is.
+    pub fn unknown(&self) -> Vec<SocketAddr> {
+        let entries = self.entries();
+        entries.iter().filter(|entry| entry.lock().report.is_none()).map(|entry| entry.address).collect()
+    }
+
     /// Says once of each owner that two processes are it, and how many such there are.
     pub fn find_doubled(&self) -> usize {
         let mut seen: HashMap<Owner, (String, SocketAddr)> = HashMap::new();
@@ -304,7 +310,12 @@ mod tests {
     async fn what_is_known_of_an_address_stays_with_it() {
         let table = table(&[1, 2]);
         assert!(table.replicas().is_empty(), "nobody has said who it is");
+        assert_eq!(table.unknown(), [address(1), address(2)]);
         let one = table.find(address(1)).unwrap();
+        one.note_report(report(7, "a"));
+        assert_eq!(table.unknown(), [address(2)]);
+        one.note_down();
+        assert_eq!(table.unknown(), [address(2)], "one that went down is known");
         one.note_report(report(7, "a"));
         let passage = one.enter();
         set(&table, &[1, 3]);

@@ -192,6 +192,7 @@ async fn a_call_of_which_bytes_were_taken_is_never_sent_again() {
     let error: serde_json::Value = serde_json::from_str(seen.split("\r\n\r\n").nth(1).unwrap()).unwrap();
     assert_eq!((&error["id"], &error["error"]["data"]["mayHaveRun"]), (&5.into(), &true.into()), "{seen}");
     assert_eq!(came.load(Ordering::Relaxed), 1);
+    assert_eq!(balancer.metric("failures_total{code=\"replica_broke\"}").await, 1);
 }
 
 #[tokio::test]
@@ -202,6 +203,7 @@ async fn where_nobody_is_left_the_client_is_told_with_its_id() {
     let seen = balancer.ask(&post(CALL, "")).await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"id\":5"), "{seen}");
     assert!(seen.contains("\"mayHaveRun\":false") && header(&seen, "retry-after") == Some("1"), "{seen}");
+    assert_eq!(balancer.metric("failures_total{code=\"no_replica\"}").await, 1);
 }
 
 #[tokio::test]
@@ -288,6 +290,45 @@ async fn one_address_asks_no_more_often_than_it_may() {
         }
     }
     assert!(refused > 0 && one.take_seen().len() == 20 - refused);
+    assert_eq!(balancer.metric("failures_total{code=\"too_many_requests\"}").await, refused);
+}
+
+#[tokio::test]
+async fn what_sidecars_answer_is_no_failure_of_the_balancers() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[]).await;
+    one.answers(|_| Answer::Whole(answer("503 Service Unavailable", "", "{}")));
+    assert!(balancer.ask(&post(CALL, "")).await.starts_with("HTTP/1.1 503"));
+    for code in ["no_replica", "replica_broke", "too_many_requests", "bad_request", "body_too_slow"] {
+        assert_eq!(balancer.metric(&format!("failures_total{{code=\"{code}\"}}")).await, 0, "there, and 0");
+    }
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_closed_and_counted() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[("LIMITS__CONNECTIONS", "1")]).await;
+    let mut first = balancer.send(&post(CALL, "")).await;
+    assert!(support::read(&mut first).await.unwrap().ends_with("sidecar 1"));
+    let mut second = TcpStream::connect(balancer.address).await.unwrap();
+    assert_eq!(second.read(&mut [0]).await.unwrap_or(0), 0);
+    assert_eq!(balancer.metric("connections_refused_total").await, 1);
+    assert_eq!(balancer.metric("connections").await, 1);
+}
+
+#[tokio::test]
+async fn one_that_has_never_said_who_it_is_is_counted_and_listed() {
+    let [one, two, _] = three().await;
+    two.reports(None);
+    let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
+    let balancer = balance(&[&one, &two], &settings).await;
+    balancer.until(&two, "unknown").await;
+    assert_eq!(balancer.metric("replicas{condition=\"unknown\"}").await, 1);
+    two.reports(Some(report(two.owner, "memory", true)));
+    balancer.until(&two, "ready").await;
+    two.reports(None);
+    balancer.until(&two, "down").await;
+    assert_eq!(balancer.metric("replicas{condition=\"unknown\"}").await, 0, "one that went down is known");
 }
 
 #[tokio::test]

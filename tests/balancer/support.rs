@@ -248,6 +248,15 @@ impl Running {
         read(&mut io).await.expect("a page")
     }
 
+    /// The value of a metric, by its name without what all of them begin with.
+    pub(crate) async fn metric(&self, name: &str) -> usize {
+        let page = self.page("/metrics").await;
+        let value = page
+            .lines()
+            .find_map(|line| line.strip_prefix("mcp_resume_balancer_")?.strip_prefix(name)?.strip_prefix(' '));
+        value.unwrap_or_else(|| panic!("no {name}: {page}")).parse().unwrap()
+    }
+
     /// Waits until the sidecar is in that condition.
     pub(crate) async fn until(&self, sidecar: &Sidecar, condition: &str) {
         let looking = async {
