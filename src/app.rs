@@ -1,5 +1,6 @@
 //! Composition root: the only file that knows every module.
 
+pub(crate) mod renewal;
 mod rest;
 mod running;
 #[cfg(test)]

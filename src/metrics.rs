@@ -411,12 +411,9 @@ impl Metrics {
 
     /// The files of TLS were looked at.
     pub fn observe_reload(&self, side: Side, reload: Reload) {
-        let outcome = match reload {
-            Reload::Unchanged => return,
-            Reload::Taken => "taken",
-            Reload::Refused => "refused",
-        };
-        self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
+        if let Some(outcome) = reload.outcome() {
+            self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
+        }
     }
 
     /// A session is recorded.

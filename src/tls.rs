@@ -130,6 +130,8 @@ pub enum Side {
     Listener,
     /// Those to the server.
     Upstream,
+    /// Those of a balancer to the sidecars.
+    Replicas,
 }
 
 struct Current<M> {
@@ -147,6 +149,17 @@ pub enum Reload {
     Taken,
     /// They changed and cannot be used: the old ones stay.
     Refused,
+}
+
+impl Reload {
+    /// Its word in metrics, where there is anything to say.
+    pub fn outcome(self) -> Option<&'static str> {
+        match self {
+            Reload::Unchanged => None,
+            Reload::Taken => Some("taken"),
+            Reload::Refused => Some("refused"),
+        }
+    }
 }
 
 impl<S: Source> Files<S> {
@@ -197,6 +210,7 @@ impl Side {
         match self {
             Side::Listener => "listener",
             Side::Upstream => "upstream",
+            Side::Replicas => "replicas",
         }
     }
 }
@@ -268,6 +282,15 @@ fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
 }
 
 type Chain = Vec<CertificateDer<'static>>;
+
+/// What is believed, in the order of the file.
+///
+/// # Errors
+/// When the file cannot be read, or has none.
+#[cfg(feature = "balancer")]
+pub(crate) fn read_authorities(path: &Path) -> Result<Chain, Error> {
+    certificates(path, &read(path)?)
+}
 
 /// The certificate, with those of the authorities in between, and its key.
 ///

@@ -49,9 +49,10 @@ def check_balancer(metrics, source):
     prefix = re.search(r'new_custom\(Some\("(\w+)"', source)[1]
     text = r'\(\s*"(\w+)",\s*"[^"]*"'
     registered = {(name, kind, "") for kind, name in re.findall(rf"\b(counter|gauge){text}", source)}
-    registered |= {(name, "counter", label) for name, label in re.findall(rf'\bcounters{text},\s*"(\w+)"', source)}
+    counters = re.findall(rf'\bcounters{text},\s*&\[([^]]*)\]', source)
+    registered |= {(name, "counter", ",".join(sorted(re.findall(r"\w+", labels)))) for name, labels in counters}
     registered |= {(name, "gauge", label) for name, label in re.findall(rf'\bIntGaugeVec::new\(\s*Opts::new{text}\),\s*&\["(\w+)"', source)}
-    explained = {(name.removeprefix(f"{prefix}_"), kind, ",".join(labels)) for name, (kind, labels, _) in metrics.items()}
+    explained = {(name.removeprefix(f"{prefix}_"), kind, ",".join(sorted(labels))) for name, (kind, labels, _) in metrics.items()}
     require(registered == explained, f"docs/balancer.md and src/balancer/metrics.rs differ: {registered ^ explained}")
 
 
@@ -178,7 +179,7 @@ def main(promtool):
         refused(lambda: exists(metrics, expression), expression)
     refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of nothing")
     refused(lambda: check_balancer(balancer, source.replace('"rounds_total"', '"round_total"')), "a metric of the balancer with another name")
-    refused(lambda: check_balancer(balancer, source.replace('"reason")', '"why")')), "a metric of the balancer with another label")
+    refused(lambda: check_balancer(balancer, source.replace('["reason"]', '["why"]')), "a metric of the balancer with another label")
     for own, dashboard in dashboards:
         for change in (lambda d: d["panels"].pop(), lambda d: d["panels"][2]["gridPos"].update(d["panels"][1]["gridPos"])):
             other = copy.deepcopy(dashboard)

@@ -8,22 +8,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-#[cfg(unix)]
-use tokio::signal::unix;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::renewal::{Reading, reading, renew};
 use crate::admin::Admin;
-use crate::clock;
 use crate::ingress::{self, Ingress, Limits, Protocols, Seats};
-use crate::metrics::Metrics;
-use crate::tls::{Certificates, Files, Reload, Side, Source};
+use crate::tls::Certificates;
 
 /// After the drain, connections get so long to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// So often the files of TLS are looked at.
-const RENEWAL: Duration = Duration::from_secs(5);
 /// Connections of the admin listener: probes and a few collectors.
 const ADMIN_CONNECTIONS: usize = 256;
 
@@ -51,7 +46,8 @@ impl Running {
         let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
         let files: Vec<Reading> = files.collect();
         if !files.is_empty() {
-            beside.spawn(renew(files, ingress.metrics.clone()));
+            let metrics = ingress.metrics.clone();
+            beside.spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)));
         }
         let log = ingress.log.clone();
         beside.spawn(async move {
@@ -89,42 +85,6 @@ pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = 
     let mut stopping = stopping.clone();
     // A sender that is gone has stopped as well.
     async move { drop(stopping.wait_for(|stopping| *stopping).await) }
-}
-
-/// Reads some files again.
-type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
-
-fn reading<S>(files: Arc<Files<S>>) -> Reading
-where
-    S: Source + Send + Sync + 'static,
-    S::Made: Send,
-{
-    Arc::new(move || (S::SIDE, files.reload()))
-}
-
-/// Looks for new certificates every now and then, and when told to by SIGHUP.
-async fn renew(files: Vec<Reading>, metrics: Arc<Metrics>) {
-    #[cfg(unix)]
-    let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
-    loop {
-        let next = clock::sleep_until(clock::now() + RENEWAL);
-        #[cfg(unix)]
-        match &mut hangups {
-            Some(hangups) => tokio::select! {
-                () = next => {}
-                _ = hangups.recv() => {}
-            },
-            None => next.await,
-        }
-        #[cfg(not(unix))]
-        next.await;
-        for read in &files {
-            let read = read.clone();
-            if let Ok((side, reload)) = tokio::task::spawn_blocking(move || read()).await {
-                metrics.observe_reload(side, reload);
-            }
-        }
-    }
 }
 
 async fn run_admin(listener: TcpListener, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {

@@ -4,6 +4,7 @@ use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts
 
 use super::owner::Condition;
 use crate::protocol::error::ErrorCode;
+use crate::tls::{Reload, Side};
 
 /// All counters of one balancer.
 pub struct Metrics {
@@ -19,6 +20,7 @@ pub struct Metrics {
     doubled: IntGauge,
     connections: IntGauge,
     refused: IntCounter,
+    reloads: IntCounterVec,
 }
 
 /// Why a request was sent to another replica, or to the same again.
@@ -43,6 +45,9 @@ const OWN: [ErrorCode; 5] = [
     ErrorCode::BodyTooSlow,
 ];
 
+/// Whose files of TLS a balancer has.
+const SIDES: [Side; 2] = [Side::Listener, Side::Replicas];
+
 /// Of a replica that has not said yet who it is.
 const UNKNOWN: &str = "unknown";
 
@@ -60,8 +65,8 @@ impl Metrics {
     /// When two metrics have one name, which a test would show.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("mcp_resume_balancer".into()), None)?;
-        let counters = |name: &str, help: &str, label: &str| {
-            let counters = IntCounterVec::new(Opts::new(name, help), &[label])?;
+        let counters = |name: &str, help: &str, labels: &[&str]| {
+            let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
             registry.register(Box::new(counters.clone()))?;
             Ok::<_, prometheus::Error>(counters)
         };
@@ -78,13 +83,25 @@ impl Metrics {
         let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by how they are."), &["condition"])?;
         registry.register(Box::new(replicas.clone()))?;
         let failures =
-            counters("failures_total", "Requests that were answered with an error of the balancer's.", "code")?;
-        // A first failure is a rise from something.
+            counters("failures_total", "Requests that were answered with an error of the balancer's.", &["code"])?;
+        let reloads = counters(
+            "certificate_reloads_total",
+            "Times that the files of TLS had changed, by whose they are and whether they could be used.",
+            &["of", "outcome"],
+        )?;
+        // The first of each is a rise from something.
         OWN.iter().for_each(|code| drop(failures.with_label_values(&[code.label()])));
+        for outcome in [Reload::Taken, Reload::Refused].iter().filter_map(|reload| reload.outcome()) {
+            SIDES.iter().for_each(|side| drop(reloads.with_label_values(&[side.as_str(), outcome])));
+        }
         Ok(Self {
-            requests: counters("requests_total", "Requests, by the first digit of their answer's status.", "status")?,
+            requests: counters(
+                "requests_total",
+                "Requests, by the first digit of their answer's status.",
+                &["status"],
+            )?,
             in_flight: gauge("requests_in_flight", "Requests on their way.")?,
-            again: counters("sent_again_total", "Requests sent once more, nothing of which had run.", "reason")?,
+            again: counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?,
             cuts: counter("cuts_total", "Answers that were cut because their replica did not answer any more.")?,
             ejections: counter("ejections_total", "Replicas that got no new calls for a while.")?,
             rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
@@ -92,6 +109,7 @@ impl Metrics {
             connections: gauge("connections", "Connections of clients.")?,
             refused: counter("connections_refused_total", "Connections that were one too many.")?,
             failures,
+            reloads,
             replicas,
             registry,
         })
@@ -153,6 +171,13 @@ impl Metrics {
     /// A connection was closed because there is no room for it.
     pub fn observe_refused_connection(&self) {
         self.refused.inc();
+    }
+
+    /// The files of TLS were looked at.
+    pub fn observe_reload(&self, side: Side, reload: Reload) {
+        if let Some(outcome) = reload.outcome() {
+            self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
+        }
     }
 
     /// The replicas are as `conditions`, beside so many `unknown` ones, and of so many names there are two.

@@ -39,10 +39,12 @@ use socket2::SockRef;
 use tokio::net::TcpListener;
 use tokio::runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::app;
+use crate::app::renewal::{Reading, reading, renew};
 use crate::clock;
 use crate::config::Balancing;
 use crate::ingress::hand_out;
@@ -51,7 +53,7 @@ use client::Trust;
 use discovery::{Discovery, Sources};
 use health::{Health, Intervals};
 use metrics::Metrics;
-use peer::Peers;
+use peer::{Peers, ReplicaFiles};
 use proxy::Phases;
 use serve::{App, Front};
 use table::{Rules, Table};
@@ -145,6 +147,11 @@ impl Balancer {
         self.certificates.as_ref()
     }
 
+    /// What the replicas are believed by and shown, if that is in files.
+    pub fn replica_files(&self) -> Option<&Arc<ReplicaFiles>> {
+        self.peers.files()
+    }
+
     /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the listeners; then lets what runs end, for as
     /// long as it may.
     ///
@@ -154,6 +161,7 @@ impl Balancer {
         let (stop, stopping) = watch::channel(false);
         let visits = TaskTracker::new();
         let fronts = self.fronts(workers, &visits, &stopping);
+        let files = self.files();
         let Self { config, listener, admin, predecessor, health, table, metrics, .. } = self;
         let mut listeners = vec![(config.listen.address, copy(&listener)?)];
         if let (Some(address), Some((listener, _))) = (config.admin.address, &admin) {
@@ -161,6 +169,10 @@ impl Balancer {
         }
         let apps: Vec<_> = fronts.iter().map(|front| front.app.clone()).collect();
         let handed = start_workers(fronts)?;
+        let renewing = (!files.is_empty()).then(|| {
+            let metrics = metrics.clone();
+            tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)))
+        });
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(hand_out(listener, handed, app::stopped(&closed)));
         if let Some((listener, _)) = admin {
@@ -198,7 +210,14 @@ impl Balancer {
         }
         accepting.abort();
         asking.abort();
+        renewing.iter().for_each(JoinHandle::abort);
         Ok(())
+    }
+
+    /// All that can change while it is in use.
+    fn files(&self) -> Vec<Reading> {
+        let listener = self.certificates.clone().map(reading);
+        listener.into_iter().chain(self.replica_files().cloned().map(reading)).collect()
     }
 
     /// One for each worker, with a proxy of its own: connections to replicas stay on their thread as well.

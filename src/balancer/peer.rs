@@ -1,16 +1,21 @@
-//! How a replica is connected to.
+//! How a replica is connected to: by requests, and by the questions who it is.
+//!
+//! What is believed and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
+//! looked at, and the system's authorities, which Pingora reads once.
 
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use pingora_core::protocols::ALPN;
+use pingora_core::protocols::tls::CaType;
 use pingora_core::server::configuration::ServerConf;
 use pingora_core::upstreams::peer::HttpPeer;
-use pingora_core::utils::tls::CertKey;
+use pingora_core::utils::tls::{CertKey, WrappedX509, parse_x509};
 
 use super::table::Entry;
 use crate::config::{BalanceTls, KeyPair, UpstreamTls};
-use crate::tls::{self, ClientFiles, Error};
+use crate::tls::{self, Error, Files, Side, Source};
 
 /// An idle connection is used again for so long: less than a sidecar keeps one open.
 const IDLE: Duration = Duration::from_secs(30);
@@ -18,10 +23,14 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A worker keeps so many idle connections, to all replicas together.
 const IDLE_MAX: usize = 1024;
 
+/// What the replicas are believed by, and what they are shown.
+pub type ReplicaFiles = Files<BalanceTls>;
+
 /// What all connections to replicas have in common.
 pub struct Peers {
     conf: Arc<ServerConf>,
-    identity: Option<Arc<CertKey>>,
+    /// `None` where there are none.
+    files: Option<Arc<ReplicaFiles>>,
     name: Option<String>,
     connect_timeout: Duration,
 }
@@ -32,19 +41,15 @@ impl Peers {
     /// # Errors
     /// When one cannot be read, or has nothing of what it is for.
     pub fn new(tls: &BalanceTls, connect_timeout: Duration) -> Result<Self, Error> {
-        let BalanceTls { ca, identity, name } = tls.clone();
-        if ca.is_some() || identity.is_some() {
-            // Pingora reads them itself, and takes what cannot be used for a bug.
-            ClientFiles::load(UpstreamTls { ca: ca.clone(), identity: identity.clone() })?;
-        }
-        let ca_file = ca.map(|path| path.to_string_lossy().into_owned());
-        let identity = identity.as_ref().map(shown).transpose()?.map(Arc::new);
+        let files = if tls.paths().is_empty() { None } else { Some(Arc::new(Files::load(tls.clone())?)) };
+        // Each connection is given its own; here it says that those of the system are not needed.
+        let ca_file = tls.ca.as_ref().map(|path| path.to_string_lossy().into_owned());
         // Pingora takes the threads for those that share the connections; here each has its own.
         let (threads, upstream_keepalive_pool_size) = (1, IDLE_MAX);
         let conf =
             ServerConf { ca_file, threads, upstream_keepalive_pool_size, max_retries: 8, ..ServerConf::default() };
         let conf = Arc::new(conf);
-        Ok(Self { conf, identity, name, connect_timeout })
+        Ok(Self { conf, files, name: tls.name.clone(), connect_timeout })
     }
 
     /// What Pingora is to know of it.
@@ -52,17 +57,57 @@ impl Peers {
         &self.conf
     }
 
+    /// The files that TLS needs, if it needs any.
+    pub fn files(&self) -> Option<&Arc<ReplicaFiles>> {
+        self.files.as_ref()
+    }
+
     /// The way to a replica.
     pub fn to(&self, entry: &Entry) -> HttpPeer {
         let name = entry.way.tls.as_ref().map(|name| self.name.clone().unwrap_or_else(|| name.clone()));
         let mut peer = HttpPeer::new(entry.address, name.is_some(), name.unwrap_or_default());
-        peer.client_cert_key = self.identity.clone().filter(|_| peer.is_tls());
+        if let Some(files) = self.files.as_ref().filter(|_| peer.is_tls()) {
+            let Credentials { authorities, identity } = files.current();
+            (peer.options.ca, peer.client_cert_key) = (authorities, identity);
+        }
         peer.options.alpn = ALPN::H1;
         peer.options.connection_timeout = Some(self.connect_timeout);
         peer.options.total_connection_timeout = Some(self.connect_timeout * 2);
         peer.options.idle_timeout = Some(IDLE);
         peer
     }
+}
+
+/// What a connection to a replica needs of the files.
+#[derive(Clone)]
+pub struct Credentials {
+    /// `None`: those of the system.
+    authorities: Option<Arc<CaType>>,
+    identity: Option<Arc<CertKey>>,
+}
+
+impl Source for BalanceTls {
+    type Made = Credentials;
+    const SIDE: Side = Side::Replicas;
+
+    fn paths(&self) -> Vec<&Path> {
+        let identity = self.identity.iter().flat_map(|pair| [&pair.cert, &pair.key]);
+        self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
+    }
+
+    fn make(&self) -> Result<Credentials, Error> {
+        // Pingora takes what cannot be used for a bug.
+        UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.make()?;
+        let authorities = self.ca.as_deref().map(believed).transpose()?;
+        let identity = self.identity.as_ref().map(shown).transpose()?.map(Arc::new);
+        Ok(Credentials { authorities, identity })
+    }
+}
+
+/// Authorities, as Pingora believes them.
+fn believed(path: &Path) -> Result<Arc<CaType>, Error> {
+    let authorities = tls::read_authorities(path)?;
+    Ok(authorities.iter().map(|certificate| WrappedX509::new(certificate.to_vec(), parse_x509)).collect())
 }
 
 /// A certificate with its key, as Pingora shows it.

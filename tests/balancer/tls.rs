@@ -1,57 +1,139 @@
 //! TLS on both sides of a balancer, with a real sidecar behind it.
 
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
 use mcp_resume::app::Server;
 use mcp_resume::balancer::Balancer;
-use mcp_resume::config::{Balancing, Config, Flags, ListenTls};
+use mcp_resume::config::{Balancing, Config, Flags, KeyPair, ListenTls};
+use mcp_resume::protocol::ids::Owner;
+use mcp_resume::tls::Reload;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::pki::Pki;
-use super::support::{self, get};
+use super::support::{self, Running, get};
 
-/// What the balancer in front of a sidecar that lets in whoever has a certificate of `pki` answers to a resume of its stream.
-async fn resumed(pki: &Pki, shows: Option<&Pki>) -> String {
+/// A sidecar that lets in whoever has a certificate of `pki`, and its URL.
+async fn sidecar(pki: &Pki) -> String {
     let mut config = Config::for_upstream("http://127.0.0.1:9/mcp").unwrap();
     config.replica.name = Some("one".to_owned());
     config.listen.tls = Some(ListenTls { identity: pki.pair(), client_ca: Some(pki.ca()) });
     let sidecar = Server::bind(config).await.unwrap();
-    let replica = format!("https://localhost:{}", sidecar.local_addr().port());
+    let url = format!("https://localhost:{}", sidecar.local_addr().port());
     tokio::spawn(sidecar.run(std::future::pending()));
+    url
+}
 
-    let path = |path: std::path::PathBuf| path.to_str().unwrap().to_owned();
-    let mut settings = vec![
-        ("LISTEN__TLS__CERT", path(pki.pair().cert)),
-        ("LISTEN__TLS__KEY", path(pki.pair().key)),
-        ("BALANCE__TLS__CA", path(pki.ca())),
-    ];
+/// A balancer before it that proves itself by the one pair, believes `ca`, and shows the other pair.
+async fn balancer(replica: String, proves: KeyPair, ca: PathBuf, shows: Option<KeyPair>) -> Balancer {
+    let mut settings =
+        vec![("LISTEN__TLS__CERT", proves.cert), ("LISTEN__TLS__KEY", proves.key), ("BALANCE__TLS__CA", ca)];
     if let Some(shows) = shows {
-        settings.push(("BALANCE__TLS__CERT", path(shows.pair().cert)));
-        settings.push(("BALANCE__TLS__KEY", path(shows.pair().key)));
+        settings.extend([("BALANCE__TLS__CERT", shows.cert), ("BALANCE__TLS__KEY", shows.key)]);
     }
-    let env = settings.into_iter().map(|(key, value)| (format!("MCP_RESUME_{key}"), value));
-    let listen = Some("127.0.0.1:0".to_owned());
-    let flags = Flags { listen, admin: Some(String::new()), ..Flags::default() };
-    let balancer = Balancer::bind(Balancing::load(None, env, flags, &[replica]).unwrap()).await.unwrap();
-    let address = balancer.local_addr();
-    tokio::spawn(balancer.run(1, std::future::pending()));
+    settings.push(("BALANCE__HEALTH_MS", "50".into()));
+    let env =
+        settings.into_iter().map(|(key, value)| (format!("MCP_RESUME_{key}"), value.to_str().unwrap().to_owned()));
+    let address = Some("127.0.0.1:0".to_owned());
+    let flags = Flags { listen: address.clone(), admin: address, ..Flags::default() };
+    Balancer::bind(Balancing::load(None, env, flags, &[replica]).unwrap()).await.unwrap()
+}
 
-    let io = TcpStream::connect(address).await.unwrap();
+fn run(balancer: Balancer) -> Running {
+    let running = Running { address: balancer.local_addr(), admin: balancer.admin_addr().unwrap() };
+    tokio::spawn(balancer.run(1, std::future::pending()));
+    running
+}
+
+async fn connect(balancer: &Running, pki: &Pki) -> TlsStream<TcpStream> {
+    let io = TcpStream::connect(balancer.address).await.unwrap();
     let name = ServerName::try_from("localhost").unwrap();
-    let mut io = TlsConnector::from(pki.client(&["http/1.1"])).connect(name, io).await.unwrap();
-    let id = support::event_id(mcp_resume::protocol::ids::Owner::from_name("one"));
+    TlsConnector::from(pki.client(&["http/1.1"])).connect(name, io).await.unwrap()
+}
+
+/// What it answers to a resume of a stream of the sidecar's.
+async fn resumed(balancer: &Running, pki: &Pki) -> String {
+    let mut io = connect(balancer, pki).await;
+    let id = support::event_id(Owner::from_name("one"));
     io.write_all(get("/mcp", &format!("Last-Event-ID: {id}\r\n")).as_bytes()).await.unwrap();
     support::read(&mut io).await.expect("an answer")
+}
+
+/// That the sidecar is met: its own word on a stream that is gone.
+fn assert_met(seen: &str) {
+    assert!(seen.contains(".end"), "{seen}");
+}
+
+fn assert_unmet(seen: &str) {
+    assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("no replica"), "{seen}");
 }
 
 #[tokio::test]
 async fn a_sidecar_that_asks_for_certificates_lets_its_balancer_in_and_nobody_else() {
     let (pki, other) = (Pki::new(), Pki::new());
-    let seen = resumed(&pki, Some(&pki)).await;
-    assert!(seen.contains(".end"), "the sidecar's own word on a stream that is gone: {seen}");
-    for shows in [None, Some(&other)] {
-        let seen = resumed(&pki, shows).await;
-        assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("no replica"), "{seen}");
+    let ask = async |shows: Option<&Pki>| {
+        let balancer = balancer(sidecar(&pki).await, pki.pair(), pki.ca(), shows.map(Pki::pair)).await;
+        resumed(&run(balancer), &pki).await
+    };
+    assert_met(&ask(Some(&pki)).await);
+    assert_unmet(&ask(None).await);
+    assert_unmet(&ask(Some(&other)).await);
+}
+
+/// Puts what is in one file into another.
+fn put(from: &Path, to: &Path) {
+    fs::copy(from, to).unwrap();
+}
+
+#[tokio::test]
+async fn a_new_identity_and_new_authorities_are_used_without_a_restart() {
+    let (pki, files) = (Pki::new(), Pki::new());
+    let balancer = balancer(sidecar(&pki).await, pki.pair(), files.ca(), Some(files.pair())).await;
+    let known = balancer.replica_files().unwrap().clone();
+    let running = run(balancer);
+    assert_unmet(&resumed(&running, &pki).await);
+    assert_eq!(known.reload(), Reload::Unchanged);
+
+    put(&pki.ca(), &files.ca());
+    assert_eq!(known.reload(), Reload::Taken);
+    assert_unmet(&resumed(&running, &pki).await);
+    // As between two writes: a certificate without its key.
+    put(&pki.pair().cert, &files.pair().cert);
+    assert_eq!(known.reload(), Reload::Refused);
+    assert_unmet(&resumed(&running, &pki).await);
+    put(&pki.pair().key, &files.pair().key);
+    assert_eq!(known.reload(), Reload::Taken);
+    // Whoever names it is looked for at once.
+    assert_met(&resumed(&running, &pki).await);
+
+    fs::write(files.ca(), "none").unwrap();
+    assert_eq!(known.reload(), Reload::Refused);
+    assert_met(&resumed(&running, &pki).await);
+}
+
+#[tokio::test]
+async fn the_files_of_both_sides_are_looked_at_while_it_runs() {
+    let (pki, own) = (Pki::new(), Pki::new());
+    let balancer = balancer(sidecar(&pki).await, own.pair(), pki.ca(), Some(pki.pair())).await;
+    let running = run(balancer);
+    let shown = async || {
+        let io = connect(&running, &own).await;
+        io.get_ref().1.peer_certificates().unwrap()[0].clone()
+    };
+    assert_eq!(shown().await, own.certificate());
+    own.issue();
+    fs::remove_file(pki.pair().key).unwrap();
+    for (of, outcome) in [("listener", "taken"), ("replicas", "refused")] {
+        let name = format!("certificate_reloads_total{{of=\"{of}\",outcome=\"{outcome}\"}}");
+        while running.metric(&name).await == 0 {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
     }
+    assert_eq!(shown().await, own.certificate());
+    assert_met(&resumed(&running, &own).await);
 }
