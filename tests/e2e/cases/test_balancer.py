@@ -24,13 +24,15 @@ from harness.load import INTERVAL_MS, LIGHT, LOAD, Load, assert_one_honest_error
 from harness.raw import ask, call, open_session
 from harness.relay import Cut
 from harness.replicas import Replica, by_signal, stream_of
-from harness.stack import LEGACY, MODERN, SERVERS, SLICES, START_LIMIT, eventually, run_client, together
+from harness.stack import LEGACY, MODERN, SERVERS, SLICES, START_LIMIT, Client, eventually, run_client, together
 
 pytestmark = pytest.mark.anyio
 
 SESSIONLESS = {LEGACY: "typescript-v1-stateless", MODERN: "typescript-v2"}
 WITH_SESSIONS = "typescript-v1"
 CLIENTS = LIGHT[:6]
+# What a client is told whose session's sidecar takes no new calls, or is not there.
+HONEST_REFUSALS = ["the proxy is shutting down", "the session is gone"]
 
 LEASE_SECS = 2
 RETRY_MS = 300
@@ -183,6 +185,11 @@ async def assert_all_came_back_once(front, moved):
 def key_of(exchange):
     [message] = exchange.messages
     return message["params"]["arguments"].get("key")
+
+
+def has_unended(front, balancer):
+    """Whether an answer is on its way through it."""
+    return any(exchange.status and not exchange.ended for exchange in front.calls_at(balancer))
 
 
 def busiest(fleet, names):
@@ -478,9 +485,6 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
                 assert_whole(front, said, 10, done)
                 assert_ran_once(fleet.ports, name)
 
-        def is_used(balancer):
-            return any(exchange.status and not exchange.ended for exchange in front.calls_at(balancer))
-
         async def roll():
             nonlocal rolling
             try:
@@ -491,7 +495,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
                     await asyncio.to_thread(sidecar.begin)
                     await together(*(balancer.knows(sidecar.port, "ready") for balancer in fleet.balancers))
                 for balancer in fleet.balancers:
-                    await eventually(lambda: is_used(balancer), START_LIMIT)
+                    await eventually(lambda: has_unended(front, balancer), START_LIMIT)
                     await by_signal(balancer)
                     await asyncio.to_thread(balancer.begin)
                     await balancer.until(ready=True)
@@ -538,6 +542,72 @@ async def test_calls_in_sessions_complete_in_a_drain(fleet, key):
         assert len(front.calls) == len(load.names), "a call was sent again"
 
 
+async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet, key):
+    """One that had not is told so, and is made in another session."""
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    lanes = 4
+    rolling = True
+    completed, refused, under_way = [], [], set()
+
+    async with Front(fleet.balancers) as front:
+
+        async def one_after_the_other(lane):
+            while rolling:
+                name = f"{key}-{lane}-{len(completed)}-{len(refused)}"
+                client = LIGHT[lane]
+                tool, arguments, done = SERVERS[WITH_SESSIONS].long(10, INTERVAL_MS, name)
+                under_way.add(name)
+                said = await run_client(client, LEGACY, front.url(), tool, arguments)
+                under_way.discard(name)
+                if said.ending == "result":
+                    assert_whole(front, said, 10, done)
+                    assert_ran_once(fleet.ports, name)
+                    completed.append(name)
+                else:
+                    assert_was_refused(said, name)
+                    refused.append(said.error)
+
+        def assert_was_refused(said, name):
+            story = f"{said}\n{front.story()}"
+            assert said.progress == [] and any(told in said.error for told in HONEST_REFUSALS), story
+            assert [stack.counters(port, name)["started"] for port in fleet.ports] == [0, 0, 0], story
+
+        async def roll():
+            nonlocal rolling
+            try:
+                for sidecar in fleet.sidecars:
+                    await eventually(lambda: fleet.is_busy(sidecar, under_way), START_LIMIT)
+                    session = await open_session(sidecar.port)
+                    await by_signal(sidecar)
+                    await assert_is_gone(session)
+                    await asyncio.to_thread(sidecar.begin)
+                    await together(*(balancer.knows(sidecar.port, "ready") for balancer in fleet.balancers))
+                    await assert_is_back(session, sidecar)
+                for balancer in fleet.balancers:
+                    await eventually(lambda: has_unended(front, balancer), START_LIMIT)
+                    await by_signal(balancer)
+                    await asyncio.to_thread(balancer.begin)
+                    await balancer.until(ready=True)
+            finally:
+                rolling = False
+
+        async def assert_is_gone(session):
+            for balancer in fleet.balancers:
+                gone = await ask(balancer.port, body=call(1, "quick", key=f"{key}-gone"), **session)
+                assert (gone.status, (await gone.json())["id"]) == (404, 1)
+
+        async def assert_is_back(session, sidecar):
+            # Its server has never left.
+            for n, balancer in enumerate(fleet.balancers):
+                quick = await ask(balancer.port, body=call(1, "quick", key=f"{key}-{sidecar.port}-{n}"), **session)
+                assert "result" in (await quick.messages())[-1]
+                assert fleet.ran_at(f"{key}-{sidecar.port}-{n}") is sidecar
+
+        await together(roll(), *(one_after_the_other(lane) for lane in range(lanes)))
+        assert [stack.counters(port, f"{key}-gone")["started"] for port in fleet.ports] == [0, 0, 0]
+        print(f"{len(completed)} calls, {len(front.resumes)} resumes, refused: {refused}")
+
+
 async def test_a_session_of_a_killed_sidecar_is_gone_and_another_is_had(fleet, key):
     fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
     one, other = fleet.balancers
@@ -562,6 +632,48 @@ async def test_a_session_of_a_killed_sidecar_is_gone_and_another_is_had(fleet, k
     assert "result" in (await quick.messages())[-1]
     assert fleet.ran_at(f"{key}-4") is not killed
     assert [stack.counters(port, f"{key}-3")["started"] for port in fleet.ports] == [0, 0, 0]
+
+
+class Holding(Front):
+    """Keeps tool calls until `let_go` is set."""
+
+    def __init__(self, balancers):
+        super().__init__(balancers)
+        self.let_go = asyncio.Event()
+
+    async def _send(self, exchange, raw, way):
+        if exchange.is_call:
+            await self.let_go.wait()
+        await super()._send(exchange, raw, way)
+
+
+async def owner_of(sidecar):
+    """What it begins the names of sessions with."""
+    return (await (await ask(sidecar.port, method="GET", path="/.well-known/mcp-resume")).json())["owner"]
+
+
+@pytest.mark.parametrize("client", LIGHT[:3])
+async def test_a_stock_client_whose_sidecar_has_left_has_another_session(client, fleet, key):
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    owners = {await owner_of(sidecar): sidecar for sidecar in fleet.sidecars}
+    async with Holding(fleet.balancers) as front:
+        quick = client, LEGACY, front.url(), "quick", {"key": key}
+        async with Client(*quick) as under_way:
+            await eventually(lambda: front.calls, START_LIMIT)
+            session = front.calls[0].headers["mcp-session-id"]
+            left = owners[session.split("~")[0]]
+            await by_signal(left)
+            front.let_go.set()
+            said = await under_way.finish()
+        assert front.calls[0].status == 404, front.story()
+        # rmcp opens another one by itself; of the others it is the user's program that does.
+        if said.ending == "error":
+            assert "the session is gone" in said.error
+            said = await run_client(*quick)
+        assert said.result == "quick", f"{said}\n{front.story()}"
+        assert front.calls[-1].headers["mcp-session-id"] != session
+        assert fleet.ran_at(key) is not left
+        assert_ran_once(fleet.ports, key)
 
 
 # No store is shared: only the owner has a stream.
