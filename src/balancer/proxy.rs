@@ -4,6 +4,7 @@
 //! Nothing is remembered beyond the request. Absent: the choice itself ([`super::owner`]), and connections ([`super::serve`]).
 
 use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -13,6 +14,7 @@ use bytes::{Bytes, BytesMut};
 use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, FORWARDED, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora_core::modules::http::HttpModules;
+use pingora_core::protocols::Digest;
 use pingora_core::server::ShutdownWatch;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::{Error, ErrorSource, ErrorType, Result};
@@ -27,7 +29,7 @@ use super::health::{self, Health};
 use super::metrics::{Again, Metrics};
 use super::owner::{Choice, Wanted, choose};
 use super::peer::Peers;
-use super::serve;
+use super::serve::{self, Connection};
 use super::table::{Passage, Table};
 use crate::clock;
 use crate::protocol::classify::{self, Route};
@@ -80,6 +82,7 @@ pub struct Request {
     /// Where it is, and who it is meant for.
     passage: Option<Passage>,
     mark: Option<Owner>,
+    connection: Option<RawFd>,
     tries: usize,
     /// Bytes of it may have been taken.
     is_sent: bool,
@@ -203,6 +206,7 @@ impl ProxyHttp for Phases {
             tried: Vec::new(),
             passage: None,
             mark: None,
+            connection: None,
             tries: 0,
             is_sent: false,
             is_answered: false,
@@ -241,7 +245,7 @@ impl ProxyHttp for Phases {
 
     async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
         serve::forget_passage();
-        request.passage = None;
+        (request.passage, request.connection) = (None, None);
         request.tries += 1;
         let chosen = if request.tries > TRIES { None } else { self.choose(request).await };
         let entry = chosen.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
@@ -250,6 +254,19 @@ impl ProxyHttp for Phases {
         };
         (request.passage, request.mark) = (Some(entry.enter()), mark);
         Ok(Box::new(self.peers.to(&entry)))
+    }
+
+    async fn connected_to_upstream(
+        &self,
+        _: &mut Session,
+        _reused: bool,
+        _: &HttpPeer,
+        connection: RawFd,
+        _: Option<&Digest>,
+        request: &mut Request,
+    ) -> Result<()> {
+        request.connection = Some(connection);
+        Ok(())
     }
 
     async fn upstream_request_filter(
@@ -268,7 +285,10 @@ impl ProxyHttp for Phases {
         }
         // From here on bytes may be taken, and only the replica can say anything: without it there is nothing to wait for.
         request.is_sent = true;
-        request.passage.iter().for_each(serve::note_passage);
+        if let Some(passage) = &request.passage {
+            let address = passage.entry.address;
+            serve::note_passage(passage, request.connection.map(|fd| Connection { fd, address }));
+        }
         Ok(())
     }
 
@@ -296,9 +316,12 @@ impl ProxyHttp for Phases {
         request: &mut Request,
         client_reused: bool,
     ) -> Box<Error> {
+        // What the connection was is no more.
+        serve::forget_passage();
         let is_safe = matches!(session.req_header().method, Method::GET | Method::HEAD);
         let is_theirs = *error.esource() == ErrorSource::Upstream;
-        if request.again.is_none() && is_theirs && client_reused && is_safe && !request.is_answered {
+        let is_left = client_reused || request.passage.as_ref().is_some_and(|passage| passage.down().is_cancelled());
+        if request.again.is_none() && is_theirs && is_left && is_safe && !request.is_answered {
             request.again = Some(Again::Stale);
         } else if request.again.is_none() && is_theirs {
             self.note_broken(request);
@@ -332,6 +355,7 @@ impl ProxyHttp for Phases {
             return self.misdirected(session, request, response.status).await;
         }
         request.is_answered = true;
+        serve::note_answered();
         Ok(())
     }
 

@@ -205,11 +205,11 @@ impl Entry {
         state.report = Some(report);
     }
 
-    /// It does not answer any more: what runs through it is cut.
+    /// It does not answer any more: what runs through it waits no longer.
     pub fn note_down(&self) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_up, false) {
-            warn!(address = %self.address, load = self.load(), "a replica does not answer: what runs through it is cut");
+            warn!(address = %self.address, load = self.load(), "a replica does not answer: what runs through it is ended");
             state.down.cancel();
         }
     }
@@ -217,6 +217,10 @@ impl Entry {
     /// A request to it broke, and this was nobody else's fault. True if it is out from now on.
     pub fn note_broken(&self) -> bool {
         let mut state = self.lock();
+        if !state.is_up {
+            // Which is known, and why it broke.
+            return false;
+        }
         state.broken += 1;
         if state.broken < self.rules.eject_after {
             return false;
@@ -377,7 +381,9 @@ mod tests {
         through_one.down().cancelled().await;
         assert!(tokio::time::timeout(Duration::from_secs(60), through_two.down().cancelled()).await.is_err());
         assert_eq!(condition(&one), Some(Condition::Down), "who it was is remembered");
+        assert!((0..9).all(|_| !one.note_broken()), "what breaks then says nothing new");
         one.note_report(report(1, "a"));
+        assert_eq!(condition(&one), Some(Condition::Ready));
         let again = one.enter();
         assert!(tokio::time::timeout(Duration::from_secs(60), again.down().cancelled()).await.is_err());
     }

@@ -11,8 +11,9 @@ mod tls;
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use bytes::Bytes;
 use http::{Request, Version};
-use http_body_util::{BodyExt, Empty};
+use http_body_util::{BodyExt, Empty, Full};
 use hyper::client::conn::http2;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -229,8 +230,7 @@ async fn what_is_gone_with_its_owner_is_answered_honestly() {
 async fn an_answer_that_waits_for_one_that_does_not_answer_any_more_is_cut() {
     let one = Sidecar::start(1).await;
     one.answers(|_| Answer::Begun("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\ndata: 1\n\n".to_owned()));
-    let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
-    let balancer = balance(&[&one], &settings).await;
+    let balancer = balance(&[&one], &FREEZES).await;
     let mut reading = balancer.send(&post(CALL, "")).await;
     let mut seen = Vec::new();
     while !seen.ends_with(b"data: 1\n\n") && !seen.ends_with(b"data: 1\n\n\r\n") {
@@ -243,6 +243,59 @@ async fn an_answer_that_waits_for_one_that_does_not_answer_any_more_is_cut() {
     assert!(balancer.page("/metrics").await.contains("mcp_resume_balancer_cuts_total 1"));
     balancer.until(&one, "down").await;
     assert!(balancer.page("/readyz").await.starts_with("HTTP/1.1 503"));
+}
+
+const FREEZES: [(&str, &str); 2] = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
+
+/// From now on it takes everything, and says nothing.
+fn freeze(sidecar: &Sidecar) {
+    sidecar.answers(|_| Answer::Begun(String::new()));
+    sidecar.reports(None);
+}
+
+#[tokio::test]
+async fn a_call_that_waits_for_one_that_does_not_answer_any_more_is_told_so() {
+    for is_reused in [false, true] {
+        let one = Sidecar::start(1).await;
+        let balancer = balance(&[&one], &FREEZES).await;
+        if is_reused {
+            balancer.ask(&post(CALL, "")).await;
+        }
+        freeze(&one);
+        let seen = balancer.ask(&post(CALL, "")).await;
+        assert!(seen.starts_with("HTTP/1.1 502") && seen.contains("\"id\":5"), "{seen}");
+        assert!(seen.contains("\"mayHaveRun\":true"), "{seen}");
+        assert_eq!(balancer.metric("failures_total{code=\"replica_broke\"}").await, 1);
+        assert_eq!(balancer.metric("cuts_total").await, 0);
+    }
+}
+
+#[tokio::test]
+async fn a_call_over_http2_is_told_so_as_well() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &FREEZES).await;
+    freeze(&one);
+    let io = TokioIo::new(TcpStream::connect(balancer.address).await.unwrap());
+    let (mut sender, connection) = http2::handshake(TokioExecutor::new(), io).await.unwrap();
+    tokio::spawn(connection);
+    let request = Request::post("http://localhost/mcp").header("content-type", "application/json");
+    let request = request.header("content-length", CALL.len());
+    let response = sender.send_request(request.body(Full::<Bytes>::from(CALL)).unwrap()).await.unwrap();
+    assert_eq!(response.status(), 502);
+    let body = response.into_body().collect().await.unwrap().to_bytes();
+    assert!(std::str::from_utf8(&body).unwrap().contains("\"id\":5"), "{body:?}");
+}
+
+#[tokio::test]
+async fn a_resume_that_waits_for_one_that_does_not_answer_any_more_goes_to_another() {
+    let [one, two, _] = three().await;
+    for sidecar in [&one, &two] {
+        sidecar.reports(Some(report(sidecar.owner, "redis", true)));
+    }
+    let balancer = balance(&[&one, &two], &FREEZES).await;
+    freeze(&one);
+    let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
+    assert!(seen.ends_with("sidecar 2"), "{seen}");
 }
 
 #[tokio::test]
@@ -320,8 +373,7 @@ async fn one_connection_too_many_is_closed_and_counted() {
 async fn one_that_has_never_said_who_it_is_is_counted_and_listed() {
     let [one, two, _] = three().await;
     two.reports(None);
-    let settings = [("BALANCE__HEALTH_MS", "50"), ("BALANCE__HEALTH_TIMEOUT_MS", "50")];
-    let balancer = balance(&[&one, &two], &settings).await;
+    let balancer = balance(&[&one, &two], &FREEZES).await;
     balancer.until(&two, "unknown").await;
     assert_eq!(balancer.metric("replicas{condition=\"unknown\"}").await, 1);
     two.reports(Some(report(two.owner, "memory", true)));
@@ -340,7 +392,7 @@ async fn http2_is_spoken_with_clients() {
     tokio::spawn(connection);
     for _ in 0..3 {
         let request = Request::get("http://localhost/mcp").header("last-event-id", one.event_id());
-        let response = sender.send_request(request.body(Empty::<bytes::Bytes>::new()).unwrap()).await.unwrap();
+        let response = sender.send_request(request.body(Empty::<Bytes>::new()).unwrap()).await.unwrap();
         assert_eq!(response.version(), Version::HTTP_2);
         assert_eq!(response.into_body().collect().await.unwrap().to_bytes(), "sidecar 1");
     }

@@ -237,6 +237,29 @@ async def test_a_frozen_sidecar_is_left_and_serves_nothing_stale_afterwards(flee
         assert (said.result, fleet.ran_at(f"{key}-new")) == ("quick", frozen)
 
 
+async def test_calls_without_an_answer_yet_are_told_that_their_sidecar_is_frozen(fleet, key):
+    fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
+    frozen, _, _ = fleet.sidecars
+    session = await open_session(frozen.port)
+    # By a connection that is kept from before, and by a new one.
+    for n, balancer in enumerate(fleet.balancers):
+        quick = await ask(balancer.port, body=call(n, "quick", key=f"{key}-{n}"), **session)
+        assert "result" in (await quick.messages())[-1]
+    frozen.process.freeze()
+    try:
+        asked = [
+            ask(balancer.port, body=call(number, "quick", key=f"{key}-{balancer.port}-{number}"), **session)
+            for balancer in fleet.balancers
+            for number in (7, 8, 9)
+        ]
+        for number, answer in zip((7, 8, 9) * 2, await together(*asked), strict=True):
+            error = await answer.json()
+            assert (answer.status, error["id"]) == (502, number), error
+            assert "broke off" in error["error"]["message"] and error["error"]["data"]["mayHaveRun"]
+    finally:
+        frozen.process.thaw()
+
+
 async def test_a_drained_sidecar_loses_nothing(fleet, key):
     fleet = await fleet()
     async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
