@@ -88,6 +88,7 @@ fn list(table: &Table) -> Vec<u8> {
             "sharesStore": replica.is_shared,
             "load": replica.load,
             "part": replica.part,
+            "rank": replica.rank,
         })
     });
     let unknown = table.unknown().into_iter();

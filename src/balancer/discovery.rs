@@ -40,8 +40,6 @@ const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
 const LOOKUPS_AT_ONCE: usize = 64;
 /// So often the file is looked at.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// The largest weight of a backend: what is chosen by weight takes memory for each unit.
-const MOST_WEIGHT: usize = 100;
 
 /// What is to be discovered.
 #[derive(Clone, Debug, Default)]
@@ -52,13 +50,30 @@ pub struct Sources {
     pub file: Option<PathBuf>,
 }
 
-/// How a [`Backend`] wants to be spoken to; every one that is discovered here has this among its extensions.
+/// How a [`Backend`] wants to be spoken to, and what it is to get; every one that is discovered here has this among its extensions. Pingora
+/// takes backends that differ in nothing else for the same: [`Discovery::found`] has what is true now.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
     /// Whether it speaks TLS.
     pub is_https: bool,
     /// The name or address its certificate must be for, to be sent as SNI.
     pub name: Arc<str>,
+    /// What it is to get.
+    pub standing: Standing,
+}
+
+/// What a replica is to get of new calls (RFC 2782), as far as anything was said of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// Those of rank 0 get them, as long as one can be had; then those of rank 1.
+    pub rank: usize,
+    /// Its part beside the one of its rank that gets the most; 1 to 100.
+    pub percent: usize,
+}
+
+impl Standing {
+    /// Of one that is like all others.
+    pub const EQUAL: Self = Self { rank: 0, percent: 100 };
 }
 
 /// What the DNS is asked.
@@ -88,7 +103,7 @@ pub enum Record {
     Address(IpAddr),
     /// A host that has the service.
     Service {
-        /// The lowest is to be used alone.
+        /// The lowest is to be used as long as it can be.
         priority: u16,
         /// Its complete name, in lower case and with a final dot.
         host: String,
@@ -131,6 +146,8 @@ struct Known {
     /// Of what the file held at the last discovery.
     digest: Option<u64>,
     answers: Answers,
+    /// At the last discovery.
+    found: BTreeSet<Backend>,
 }
 
 type Answers = HashMap<Question, Kept<Vec<Record>>>;
@@ -177,8 +194,15 @@ impl<L: Lookups> Discovery<L> {
         let mut answers = self.ask(&before, services(&targets)).await;
         answers.extend(self.ask(&before, hosts(&targets, &answers)).await);
         let backends = backends(&targets, &answers);
-        self.known().answers = answers;
+        let mut known = self.known();
+        known.answers = answers;
+        known.found = backends.clone();
         backends
+    }
+
+    /// What the last discovery has found.
+    pub fn found(&self) -> BTreeSet<Backend> {
+        self.known().found.clone()
     }
 
     async fn listed_in_file(&self) -> Vec<Target> {
@@ -274,7 +298,7 @@ fn hosts(targets: &[Target], answers: &Answers) -> HashSet<Question> {
     let names = targets.iter().flat_map(|target| match target.place() {
         Place::Address(_) => Vec::new(),
         Place::Name { name, .. } => vec![name.clone()],
-        Place::Service(name) => nearest(name, answers).into_iter().map(|host| host.name).collect(),
+        Place::Service(name) => hosts_of(name, answers).into_iter().map(|host| host.name).collect(),
     });
     names.flat_map(|name| [Kind::V4, Kind::V6].map(|kind| Question { name: name.clone(), kind })).collect()
 }
@@ -282,25 +306,26 @@ fn hosts(targets: &[Target], answers: &Answers) -> HashSet<Question> {
 fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
     let mut backends = BTreeMap::new();
     for target in targets {
-        let endpoint = Endpoint { is_https: target.is_https(), name: target.certified().into() };
-        for (addr, weight) in addresses(target.place(), answers) {
-            backends.entry(addr).or_insert_with(|| backend(addr, weight, endpoint.clone()));
+        let name: Arc<str> = target.certified().into();
+        for (addr, standing) in addresses(target.place(), answers) {
+            let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), standing };
+            backends.entry(addr).or_insert_with(|| backend(addr, endpoint));
         }
     }
     backends.into_values().collect()
 }
 
-fn backend(addr: SocketAddr, weight: usize, endpoint: Endpoint) -> Backend {
+fn backend(addr: SocketAddr, endpoint: Endpoint) -> Backend {
     let mut ext = Extensions::new();
     ext.insert(endpoint);
-    Backend { addr: PingoraAddr::Inet(addr), weight, ext }
+    Backend { addr: PingoraAddr::Inet(addr), weight: 1, ext }
 }
 
-fn addresses(place: &Place, answers: &Answers) -> Vec<(SocketAddr, usize)> {
+fn addresses(place: &Place, answers: &Answers) -> Vec<(SocketAddr, Standing)> {
     let hosts = match place {
-        Place::Address(addr) => return vec![(*addr, 1)],
-        Place::Name { name, port } => vec![Host { name: name.clone(), port: *port, weight: 1 }],
-        Place::Service(name) => nearest(name, answers),
+        Place::Address(addr) => return vec![(*addr, Standing::EQUAL)],
+        Place::Name { name, port } => vec![Host { name: name.clone(), port: *port, standing: Standing::EQUAL }],
+        Place::Service(name) => hosts_of(name, answers),
     };
     let of_host = |host: Host| {
         let both = [Kind::V4, Kind::V6].map(|kind| records(&host.name, kind, answers));
@@ -308,7 +333,7 @@ fn addresses(place: &Place, answers: &Answers) -> Vec<(SocketAddr, usize)> {
             Record::Address(ip) => Some(*ip),
             Record::Service { .. } => None,
         });
-        ips.map(|ip| (SocketAddr::new(ip, host.port), host.weight)).collect::<Vec<_>>()
+        ips.map(|ip| (SocketAddr::new(ip, host.port), host.standing)).collect::<Vec<_>>()
     };
     hosts.into_iter().flat_map(of_host).collect()
 }
@@ -320,38 +345,33 @@ fn records<'a>(name: &str, kind: Kind, answers: &'a Answers) -> &'a [Record] {
 struct Host {
     name: String,
     port: u16,
-    weight: usize,
+    standing: Standing,
 }
 
-/// The hosts of the service with the lowest priority (RFC 2782). One named `.` says that there is none.
-fn nearest(service: &str, answers: &Answers) -> Vec<Host> {
-    let mut found: Vec<(u16, Host)> = Vec::new();
+/// The hosts of the service, those of the lowest priority first. One named `.` says that there is none.
+fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
+    let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
     for record in records(service, Kind::Service, answers) {
         if let Record::Service { priority, host, port, weight } = record
             && host != "."
         {
-            found.push((*priority, Host { name: host.clone(), port: *port, weight: usize::from(*weight) }));
+            priorities.entry(*priority).or_default().push((host, *port, *weight));
         }
     }
-    let lowest = found.iter().map(|(priority, _)| *priority).min();
-    let mut hosts: Vec<Host> =
-        found.into_iter().filter(|(priority, _)| Some(*priority) == lowest).map(|(_, host)| host).collect();
-    scale(&mut hosts);
+    let mut hosts = Vec::new();
+    for (rank, found) in priorities.into_values().enumerate() {
+        let largest = found.iter().map(|(.., weight)| *weight).max().unwrap_or(0);
+        for (name, port, weight) in found {
+            let standing = Standing { rank, percent: percent(weight, largest) };
+            hosts.push(Host { name: name.clone(), port, standing });
+        }
+    }
     hosts
 }
 
-/// Makes weights small: equal ones become 1, as all that is no service has; the largest [`MOST_WEIGHT`] at most. Those of 0 get the least
-/// there is.
-fn scale(hosts: &mut [Host]) {
-    let divisor = hosts.iter().map(|host| host.weight).fold(0, greatest_common_divisor).max(1);
-    let largest = hosts.iter().map(|host| host.weight / divisor).max().unwrap_or(0).max(MOST_WEIGHT);
-    for host in hosts {
-        host.weight = (host.weight / divisor * MOST_WEIGHT).div_ceil(largest).max(1);
-    }
-}
-
-fn greatest_common_divisor(a: usize, b: usize) -> usize {
-    if b == 0 { a } else { greatest_common_divisor(b, a % b) }
+/// Of 0 it is the least there is; where all are 0, as all that is no service has it, they are equals.
+fn percent(weight: u16, largest: u16) -> usize {
+    if largest == 0 { 100 } else { (usize::from(weight) * 100).div_ceil(largest.into()).max(1) }
 }
 
 #[cfg(test)]

@@ -23,10 +23,10 @@ use serde::Deserialize;
 use tokio::sync::Mutex;
 use tracing::{debug, warn};
 
-use super::discovery::{Discovery, Endpoint};
+use super::discovery::{Discovery, Endpoint, Standing};
 use super::metrics::Metrics;
 use super::peer::Peers;
-use super::table::{Report, Table, Way};
+use super::table::{Listed, Report, Table, Way};
 use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::protocol::owner::WELL_KNOWN;
@@ -124,8 +124,8 @@ impl Health {
         if let Err(error) = found {
             warn!(%error, "the replicas could not be looked up");
         }
-        let backends = self.backends.get_backend();
-        let found: HashMap<_, _> = backends.iter().filter_map(|found| Some((*inet(found)?, way(found)))).collect();
+        let found = self.discovery.found();
+        let found: HashMap<_, _> = found.iter().filter_map(|found| Some((*inet(found)?, listed(found)))).collect();
         self.table.set(&found);
     }
 
@@ -201,9 +201,10 @@ fn inet(backend: &Backend) -> Option<&SocketAddr> {
     }
 }
 
-fn way(backend: &Backend) -> Way {
-    let endpoint = backend.ext.get::<Endpoint>().filter(|endpoint| endpoint.is_https);
-    Way { tls: endpoint.map(|endpoint| endpoint.name.to_string()) }
+fn listed(backend: &Backend) -> Listed {
+    let endpoint = backend.ext.get::<Endpoint>();
+    let tls = endpoint.filter(|endpoint| endpoint.is_https).map(|endpoint| endpoint.name.to_string());
+    Listed { way: Way { tls }, standing: endpoint.map_or(Standing::EQUAL, |endpoint| endpoint.standing) }
 }
 
 /// A report as it comes; what a later sidecar adds is passed over.

@@ -27,8 +27,10 @@ pub struct Replica {
     pub is_durable: bool,
     /// Requests that are on their way through it.
     pub load: usize,
-    /// The part of the load that it is to have, of 1: less while it is new.
+    /// The part of the load that it is to have, of 1: by its weight, and less while it is new.
     pub part: f64,
+    /// New calls are for those of the lowest rank of which one takes them.
+    pub rank: usize,
 }
 
 /// How a replica is.
@@ -116,6 +118,8 @@ fn new_call<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Repl
         // Better one that may break than none.
         among = of(Condition::Ejected);
     }
+    let first = among.iter().map(|replica| replica.rank).min();
+    among.retain(|replica| Some(replica.rank) == first);
     match wanted.key {
         Some(key) => {
             among.into_iter().max_by_key(|replica| (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner))
@@ -155,6 +159,7 @@ mod tests {
             is_durable: false,
             load: 0,
             part: 1.0,
+            rank: 0,
         }
     }
 
@@ -164,6 +169,10 @@ mod tests {
 
     fn loaded(number: u16, load: usize) -> Replica {
         Replica { load, ..replica(number, Ready) }
+    }
+
+    fn behind(number: u16, condition: Condition) -> Replica {
+        Replica { rank: 1, ..replica(number, condition) }
     }
 
     /// What was chosen, by its port.
@@ -180,10 +189,12 @@ mod tests {
     fn whoever_names_an_owner_goes_there() {
         let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
         let disk = |condition| vec![replica(1, Ready), Replica { is_durable: true, ..replica(2, condition) }];
+        let least = Replica { part: 0.01, load: 9, ..behind(2, Ready) };
         let two_of_a_name = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
         let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];
         for (what, owner, has_learned, replicas, expected) in [
             ("loaded", 2, false, of(Ready), "owner 2"),
+            ("behind, and of no weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
             ("requests broke", 2, false, of(Ejected), "owner 2"),
             ("draining", 2, false, of(Closing), "owner 2"),
             ("one that does not answer is asked for once more", 2, false, of(Down), "learn"),
@@ -208,6 +219,18 @@ mod tests {
             ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
             ("one that is new counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
             ("but gets some", vec![loaded(1, 30), new], vec![], "owner 2"),
+            (
+                "one of less weight counts as loaded",
+                vec![loaded(1, 3), Replica { part: 0.5, ..loaded(2, 2) }],
+                vec![],
+                "owner 1",
+            ),
+            ("until it has its part", vec![loaded(1, 4), Replica { part: 0.5, ..loaded(2, 1) }], vec![], "owner 2"),
+            ("one behind waits", vec![behind(1, Ready), loaded(2, 99)], vec![], "owner 2"),
+            ("until none before it is ready", vec![behind(1, Ready), replica(2, Closing)], vec![], "owner 1"),
+            ("or breaks", vec![behind(1, Ready), replica(2, Ejected)], vec![], "owner 1"),
+            ("or was tried", vec![behind(1, Ready), replica(2, Ready)], vec![2], "owner 1"),
+            ("the same for those that break", vec![behind(1, Ejected), replica(2, Ejected)], vec![], "owner 2"),
             ("not where it was tried", vec![loaded(1, 0), loaded(2, 9)], vec![1], "owner 2"),
             ("not one that drains", vec![replica(1, Closing), loaded(2, 9)], vec![], "owner 2"),
             ("not one that breaks", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),

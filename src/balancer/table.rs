@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
+use super::discovery::Standing;
 use super::owner::{Condition, Replica};
 use crate::clock;
 use crate::protocol::ids::Owner;
@@ -43,6 +44,15 @@ pub struct Report {
 pub struct Way {
     /// In TLS, as this name.
     pub tls: Option<String>,
+}
+
+/// What is known of a replica that has not said anything.
+#[derive(Clone, Debug)]
+pub struct Listed {
+    /// How it is spoken to.
+    pub way: Way,
+    /// What it is to get.
+    pub standing: Standing,
 }
 
 /// When a replica counts as broken, and for how long.
@@ -76,6 +86,7 @@ pub struct Entry {
 }
 
 struct State {
+    standing: Standing,
     /// What it said last, however long ago.
     report: Option<Report>,
     is_up: bool,
@@ -114,14 +125,17 @@ impl Table {
     }
 
     /// These addresses and no others; what is known of those that stay is kept.
-    pub fn set(&self, found: &HashMap<SocketAddr, Way>) {
+    pub fn set(&self, found: &HashMap<SocketAddr, Listed>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let mut next: Vec<Arc<Entry>> =
-            entries.iter().filter(|entry| found.get(&entry.address) == Some(&entry.way)).cloned().collect();
-        for (address, way) in found {
-            if !next.iter().any(|entry| entry.address == *address) {
+        let is_as_before =
+            |entry: &&Arc<Entry>| found.get(&entry.address).is_some_and(|listed| listed.way == entry.way);
+        let mut next: Vec<Arc<Entry>> = entries.iter().filter(is_as_before).cloned().collect();
+        for (address, listed) in found {
+            if let Some(known) = next.iter().find(|entry| entry.address == *address) {
+                known.lock().standing = listed.standing;
+            } else {
                 info!(%address, "found a replica");
-                next.push(Arc::new(Entry::new(*address, way.clone(), self.rules)));
+                next.push(Arc::new(Entry::new(*address, listed.clone(), self.rules)));
             }
         }
         for gone in entries.iter().filter(|entry| !next.iter().any(|kept| Arc::ptr_eq(kept, entry))) {
@@ -176,8 +190,10 @@ impl Table {
 }
 
 impl Entry {
-    fn new(address: SocketAddr, way: Way, rules: Rules) -> Self {
+    fn new(address: SocketAddr, listed: Listed, rules: Rules) -> Self {
+        let Listed { way, standing } = listed;
         let state = State {
+            standing,
             report: None,
             is_up: false,
             up_since: clock::now(),
@@ -271,7 +287,8 @@ impl Entry {
             is_shared: report.is_shared,
             is_durable: report.is_durable,
             load: self.load(),
-            part,
+            part: part * state.standing.percent as f64 / 100.0,
+            rank: state.standing.rank,
         })
     }
 
@@ -303,7 +320,12 @@ mod tests {
     }
 
     fn set(table: &Table, ports: &[u16]) {
-        table.set(&ports.iter().map(|port| (address(*port), Way { tls: None })).collect());
+        set_as(table, ports, None, Standing::EQUAL);
+    }
+
+    fn set_as(table: &Table, ports: &[u16], tls: Option<&str>, standing: Standing) {
+        let listed = Listed { way: Way { tls: tls.map(str::to_owned) }, standing };
+        table.set(&ports.iter().map(|port| (address(*port), listed.clone())).collect());
     }
 
     fn condition(entry: &Entry) -> Option<Condition> {
@@ -328,8 +350,19 @@ mod tests {
         drop(passage);
         assert_eq!((table.replicas().len(), table.replicas()[0].load), (1, 0));
         // Another way to the same address is another replica.
-        table.set(&[(address(1), Way { tls: Some("a".to_owned()) })].into());
+        set_as(&table, &[1], Some("a"), Standing::EQUAL);
         assert!(table.replicas().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_replica_is_to_get_may_change() {
+        let table = table(&[1]);
+        let entry = table.find(address(1)).unwrap();
+        entry.note_report(report(7, "a"));
+        tokio::time::advance(RULES.slow_start.unwrap()).await;
+        set_as(&table, &[1], None, Standing { rank: 2, percent: 40 });
+        let [replica] = &table.replicas()[..] else { panic!("it is the same") };
+        assert!(replica.rank == 2 && (replica.part - 0.4).abs() < 0.01);
     }
 
     #[tokio::test(start_paused = true)]

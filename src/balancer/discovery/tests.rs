@@ -57,17 +57,25 @@ fn of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table
     Discovery::with_lookups(Sources { listed, file }, table.clone())
 }
 
-/// Each backend as `address*weight`.
+fn standing(backend: &Backend) -> Standing {
+    backend.ext.get::<Endpoint>().unwrap().standing
+}
+
+/// Each backend as `address*percent`, and the rank of those behind.
 async fn found(discovery: &Discovery<Table>) -> Vec<String> {
     let (backends, enabled) = discovery.discover().await.unwrap();
     assert!(enabled.is_empty());
-    backends.iter().map(|backend| format!("{}*{}", backend.addr, backend.weight)).collect()
+    let said = |backend: &Backend| match standing(backend) {
+        Standing { rank: 0, percent } => format!("{}*{percent}", backend.addr),
+        Standing { rank, percent } => format!("{}*{percent} in rank {rank}", backend.addr),
+    };
+    backends.iter().map(said).collect()
 }
 
 #[tokio::test(start_paused = true)]
 async fn addresses_are_taken_as_they_are() {
     let discovery = of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &Table::default());
-    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*1", "[::1]:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*100", "[::1]:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -76,34 +84,38 @@ async fn a_name_means_all_its_addresses() {
     table.v4("mcp.svc", &["10.0.0.8", "10.0.0.7"]);
     table.v6("mcp.svc", &["fd00::7"]);
     let discovery = of(&["http://mcp.svc:8080"], None, &table);
-    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*1", "10.0.0.8:8080*1", "[fd00::7]:8080*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:8080*100", "10.0.0.8:8080*100", "[fd00::7]:8080*100"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_means_its_hosts_of_the_lowest_priority() {
+async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
     let table = Table::default();
-    let records = [(1, 30, 81, "b."), (2, 99, 9, "c."), (1, 20, 80, "a."), (0, 1, 1, ".")];
+    let records =
+        [(1, 30, 81, "b."), (7, 9, 9, "c."), (1, 20, 80, "a."), (0, 1, 1, "."), (7, 9, 9, "a."), (9, 0, 80, "a.")];
     table.service("_m._tcp.svc", &records);
     table.host("a.", "10.0.0.1");
     table.host("b.", "10.0.0.2");
+    table.host("c.", "10.0.0.3");
     let discovery = of(&["srv+http://_m._tcp.svc"], None, &table);
-    assert_eq!(found(&discovery).await, ["10.0.0.1:80*2", "10.0.0.2:81*3"]);
+    // Where an address is twice, its best place counts.
+    assert_eq!(
+        found(&discovery).await,
+        ["10.0.0.1:9*100 in rank 1", "10.0.0.1:80*67", "10.0.0.2:81*100", "10.0.0.3:9*100 in rank 1"]
+    );
+    // Pingora would take these for those that it has.
+    table.service("_m._tcp.svc", &[(5, 1, 81, "b."), (5, 100, 80, "a.")]);
+    discovery.backends().await;
+    let percents = discovery.found().iter().map(|backend| standing(backend).percent).collect::<Vec<_>>();
+    assert_eq!(percents, [100, 1]);
 }
 
 #[test]
-fn weights_become_small_and_keep_their_order() {
-    let scaled = |weights: &[usize]| {
-        let mut hosts: Vec<Host> =
-            weights.iter().map(|weight| Host { name: String::new(), port: 1, weight: *weight }).collect();
-        scale(&mut hosts);
-        hosts.into_iter().map(|host| host.weight).collect::<Vec<_>>()
-    };
-    assert_eq!(scaled(&[]), [0; 0]);
-    assert_eq!(scaled(&[0, 0]), [1, 1]);
-    assert_eq!(scaled(&[33, 33, 33]), [1, 1, 1]);
-    assert_eq!(scaled(&[0, 10, 30]), [1, 1, 3]);
-    assert_eq!(scaled(&[1, 100]), [1, 100]);
-    assert_eq!(scaled(&[1, 32767, 65535]), [1, 50, 100]);
+fn a_weight_is_a_part_of_the_largest() {
+    for (weight, largest, expected) in
+        [(0, 0, 100), (33, 33, 100), (0, 30, 1), (10, 30, 34), (1, 65535, 1), (32767, 65535, 50), (65535, 65535, 100)]
+    {
+        assert_eq!(percent(weight, largest), expected, "{weight} of {largest}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +126,10 @@ async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
     let backends = discovery.backends().await;
     let endpoints: Vec<_> = backends.iter().map(|backend| backend.ext.get::<Endpoint>().unwrap().clone()).collect();
     let (tls, plain) = (("mcp.svc", true), ("10.0.0.8", false));
-    assert_eq!(endpoints, [tls, plain].map(|(name, is_https)| Endpoint { is_https, name: name.into() }));
+    assert_eq!(
+        endpoints,
+        [tls, plain].map(|(name, is_https)| Endpoint { is_https, name: name.into(), standing: Standing::EQUAL })
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -122,7 +137,7 @@ async fn an_error_takes_nothing_away_and_an_answer_does() {
     let table = Table::default();
     table.host("mcp", "10.0.0.7");
     let discovery = of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
-    let both = ["10.0.0.1:1*1", "10.0.0.7:80*1"];
+    let both = ["10.0.0.1:1*100", "10.0.0.7:80*100"];
     assert_eq!(found(&discovery).await, both);
     table.set("mcp", Kind::V4, None);
     assert_eq!(found(&discovery).await, both);
@@ -130,7 +145,7 @@ async fn an_error_takes_nothing_away_and_an_answer_does() {
     table.hangs("mcp", Kind::V4);
     assert_eq!(found(&discovery).await, both);
     table.v4("mcp", &["10.0.0.9"]);
-    assert_eq!(found(&discovery).await, ["10.0.0.1:1*1", "10.0.0.9:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:1*100", "10.0.0.9:80*100"]);
     table.v4("mcp", &[]);
     assert_eq!(found(&discovery).await, both[..1]);
 }
@@ -141,10 +156,10 @@ async fn one_family_that_fails_leaves_the_other() {
     table.v4("mcp", &["10.0.0.7"]);
     table.set("mcp", Kind::V6, None);
     let discovery = of(&["http://mcp:80"], None, &table);
-    assert_eq!(found(&discovery).await, ["10.0.0.7:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:80*100"]);
     table.v6("mcp", &["fd00::7"]);
     table.set("mcp", Kind::V4, None);
-    assert_eq!(found(&discovery).await, ["10.0.0.7:80*1", "[fd00::7]:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.7:80*100", "[fd00::7]:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -154,7 +169,7 @@ async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
     table.host("a.", "10.0.0.1");
     table.host("b.", "10.0.0.2");
     let discovery = of(&["srv+http://svc"], None, &table);
-    let both = ["10.0.0.1:80*1", "10.0.0.2:80*1"];
+    let both = ["10.0.0.1:80*100", "10.0.0.2:80*100"];
     assert_eq!(found(&discovery).await, both);
     table.set("svc", Kind::Service, None);
     assert_eq!(found(&discovery).await, both);
@@ -173,7 +188,7 @@ async fn lookups_that_hang_do_not_hold_up_more_than_their_bound() {
     let targets: Vec<&str> = targets.iter().map(String::as_str).chain(["http://mcp:1", "http://10.0.0.1:1"]).collect();
     let discovery = of(&targets, None, &Table::default());
     let begin = clock::now();
-    assert_eq!(found(&discovery).await, ["10.0.0.1:1*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:1*100"]);
     assert_eq!(clock::now() - begin, LOOKUP_TIMEOUT * 2);
 }
 
@@ -217,9 +232,9 @@ async fn a_file_lists_targets_beside_those_of_the_configuration() {
     let dir = Dir::new();
     dir.write("# ours\n\nhttp://10.0.0.2:80 # the second\r\n  https://10.0.0.3:80\n#http://10.0.0.4:80");
     let discovery = of(&["http://10.0.0.1:80"], Some(dir.file()), &Table::default());
-    assert_eq!(found(&discovery).await, ["10.0.0.1:80*1", "10.0.0.2:80*1", "10.0.0.3:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.2:80*100", "10.0.0.3:80*100"]);
     dir.write("# none");
-    assert_eq!(found(&discovery).await, ["10.0.0.1:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -228,16 +243,16 @@ async fn a_file_that_is_bad_just_now_keeps_what_it_said() {
     let discovery = of(&[], Some(dir.file()), &Table::default());
     assert!(found(&discovery).await.is_empty());
     dir.write("http://10.0.0.2:80");
-    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     let too_long = vec![b'#'; 1024 * 1024 + 1];
     for bad in [&b""[..], b"http://10.0.0.3:80\n10.0.0.4:80", b"# \xFF", &too_long] {
         dir.write(bad);
-        assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+        assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     }
     fs::remove_file(dir.file()).unwrap();
-    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     dir.write("http://10.0.0.5:80\n");
-    assert_eq!(found(&discovery).await, ["10.0.0.5:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.5:80*100"]);
 }
 
 #[test]
@@ -270,7 +285,7 @@ async fn a_change_is_told_however_the_file_is_replaced() {
     fs::write(dir.0.join("next"), "http://10.0.0.4:80").unwrap();
     fs::rename(dir.0.join("next"), dir.file()).unwrap();
     assert!(is_told(&discovery, 1).await);
-    assert_eq!(found(&discovery).await, ["10.0.0.4:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);
 
     // Gone, and there again as it was.
     fs::remove_file(dir.file()).unwrap();
@@ -281,7 +296,7 @@ async fn a_change_is_told_however_the_file_is_replaced() {
     // Bad: told once.
     dir.write("nonsense");
     assert!(is_told(&discovery, 1).await);
-    assert_eq!(found(&discovery).await, ["10.0.0.4:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);
     assert!(!is_told(&discovery, 3).await);
 }
 
@@ -298,11 +313,11 @@ async fn a_swap_of_links_as_kubernetes_does_it_is_told() {
     symlink("v1", dir.0.join("..data")).unwrap();
     symlink("..data/replicas", dir.file()).unwrap();
     let discovery = of(&[], Some(dir.file()), &Table::default());
-    assert_eq!(found(&discovery).await, ["10.0.0.2:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     symlink("v2", dir.0.join("..data_tmp")).unwrap();
     fs::rename(dir.0.join("..data_tmp"), dir.0.join("..data")).unwrap();
     assert!(is_told(&discovery, 1).await);
-    assert_eq!(found(&discovery).await, ["10.0.0.3:80*1"]);
+    assert_eq!(found(&discovery).await, ["10.0.0.3:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
