@@ -61,7 +61,7 @@ fuzz:
 	fuzz/run.sh $(FUZZ_SECS)
 
 lint:
-	cargo clippy --workspace --all-targets --locked --features mcp-resume/balancer -- -D warnings
+	cargo clippy --workspace --all-targets --locked --features mcp-resume/balancer,mcp-resume-bench/pingora -- -D warnings
 	cargo clippy --locked -- -D warnings
 
 fmt:
