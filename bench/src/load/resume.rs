@@ -43,6 +43,12 @@ pub(super) struct Args {
     /// Bytes of JSON in an event
     #[arg(long, default_value_t = 200)]
     bytes: usize,
+    /// Cut nobody: what the same calls cost without it
+    #[arg(long)]
+    uncut: bool,
+    /// Another proxy's URL; may be repeated. Clients are spread over all of them
+    #[arg(long, value_parser = Target::parse)]
+    also: Vec<Target>,
 }
 
 impl Args {
@@ -73,7 +79,8 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
         cut: OnceLock::new(),
     });
     let mut tasks = JoinSet::new();
-    for _ in 0..args.clients {
+    let targets = std::iter::once(&target).chain(&args.also).cycle();
+    for target in targets.take(args.clients) {
         tasks.spawn(client(target.clone(), args.clone(), Arc::clone(&meeting)));
     }
     figures(&args, &join_all(tasks).await?)
@@ -92,7 +99,8 @@ fn figures(args: &Args, clients: &[Back]) -> Result<Value> {
     }))
 }
 
-/// How one client fared. Times are nanoseconds from the cut, which is one instant for all.
+/// How one client fared; nothing of it where nobody was cut. Times are nanoseconds from the cut, which is one instant for all.
+#[derive(Default)]
 struct Back {
     /// It had no event ID: its call is gone, and was made again.
     lost_call: bool,
@@ -113,8 +121,13 @@ struct Back {
 }
 
 async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Back> {
-    let (client, reader) = reading(&target, &args, &meeting).await?;
+    let (mut client, mut reader) = reading(&target, &args, &meeting).await?;
     meeting.reading.wait().await;
+    if args.uncut {
+        while client.read(&mut reader).await?.is_some() {}
+        reader.finish()?;
+        return Ok(Back::default());
+    }
     let cut = *meeting.cut.get_or_init(Instant::now);
     let since_cut = || u64::try_from(cut.elapsed().as_nanos());
     let gone = client.cut()?;
@@ -213,7 +226,15 @@ mod tests {
         let (mcp, acks) = (upstream::listen()?, upstream::listen()?);
         let target = Target::parse(&format!("http://{}/mcp", mcp.local_addr()?))?;
         let server = tokio::spawn(upstream::serve(mcp, acks));
-        let args = Args { clients: CLIENTS, events: EVENTS, seen: 2, interval_ms: 1000, bytes: 100 };
+        let args = Args {
+            clients: CLIENTS,
+            events: EVENTS,
+            seen: 2,
+            interval_ms: 1000,
+            bytes: 100,
+            uncut: false,
+            also: vec![],
+        };
         let figures = run(target.clone(), args).await?;
         assert_eq!(figures["resumed"], 0, "{figures}");
         assert_eq!(figures["lost_calls"], CLIENTS, "{figures}");
