@@ -133,3 +133,51 @@ impl<S: IO> GetSocketDigest for Gathering<S> {
         self.0.get_mut().set_socket_digest(digest);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, DuplexStream, duplex};
+
+    use super::*;
+
+    /// What has come by now.
+    async fn received(theirs: &mut DuplexStream) -> Vec<u8> {
+        let mut buf = vec![0; 64 * 1024];
+        let came = tokio::select! {
+            biased;
+            came = theirs.read(&mut buf) => came.unwrap(),
+            () = std::future::ready(()) => 0,
+        };
+        buf.truncate(came);
+        buf
+    }
+
+    #[tokio::test]
+    async fn what_is_not_flushed_is_sent_together() {
+        let (ours, mut theirs) = duplex(64 * 1024);
+        let mut stream = Gathering::new(ours);
+        stream.write_all(b"head ").await.unwrap();
+        stream.write_all(b"body").await.unwrap();
+        assert_eq!(received(&mut theirs).await, b"");
+        stream.flush().await.unwrap();
+        assert_eq!(received(&mut theirs).await, b"head body");
+        stream.write_all(b"head ").await.unwrap();
+        stream.write_all(&[b'x'; GATHERED]).await.unwrap();
+        assert!(received(&mut theirs).await.starts_with(b"head "), "too much is not held back");
+    }
+
+    #[tokio::test]
+    async fn what_is_closed_has_been_sent() {
+        let (ours, mut theirs) = duplex(64);
+        let mut stream = Gathering::new(ours);
+        theirs.write_all(b"question").await.unwrap();
+        let mut question = [0; 8];
+        stream.read_exact(&mut question).await.unwrap();
+        stream.write_all(b"answer").await.unwrap();
+        Shutdown::shutdown(&mut stream).await;
+        drop(stream);
+        let mut answer = String::new();
+        theirs.read_to_string(&mut answer).await.unwrap();
+        assert_eq!((&question, answer.as_str()), (b"question", "answer"));
+    }
+}
