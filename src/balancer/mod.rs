@@ -13,6 +13,7 @@
 mod admin;
 pub mod client;
 pub mod discovery;
+pub mod gathering;
 pub mod health;
 pub mod metrics;
 pub mod owner;
@@ -20,7 +21,6 @@ pub mod peer;
 pub mod proxy;
 pub mod proxy_protocol;
 pub mod serve;
-pub mod stream;
 pub mod table;
 pub mod upgrade;
 

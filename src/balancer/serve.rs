@@ -3,7 +3,7 @@
 //! Pingora's own server would own the process; here are the accept loop, TLS, and the one thing that its phases cannot do: nothing waits
 //! for a replica which does not answer any more. Where no answer has begun, the connection to the replica is ended, and Pingora takes it
 //! from there; an answer that has begun is cut. Absent: what becomes of a request ([`super::proxy`]), and what lies between Pingora and a
-//! socket ([`super::stream`]).
+//! socket ([`super::gathering`]).
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -31,10 +31,10 @@ use tokio_util::task::TaskTracker;
 use tracing::debug;
 
 use super::client::Trust;
+use super::gathering::Gathering;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
-use super::stream::Gathering;
 use super::table::Passage;
 use crate::ingress::Accept;
 use crate::tls::Certificates;

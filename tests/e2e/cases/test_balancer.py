@@ -192,6 +192,15 @@ def has_unended(front, balancer):
     return any(exchange.status and not exchange.ended for exchange in front.calls_at(balancer))
 
 
+async def restart_balancers(fleet, front):
+    """One after the other, each with an answer on its way through it."""
+    for balancer in fleet.balancers:
+        await eventually(lambda: has_unended(front, balancer), START_LIMIT)
+        await by_signal(balancer)
+        await asyncio.to_thread(balancer.begin)
+        await balancer.until(ready=True)
+
+
 def busiest(fleet, names):
     """The sidecar with the most of these calls, and which they are."""
     there = {sidecar: fleet.calls_at(sidecar, names) for sidecar in fleet.sidecars}
@@ -517,11 +526,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
                     await by_signal(sidecar)
                     await asyncio.to_thread(sidecar.begin)
                     await together(*(balancer.knows(sidecar.port, "ready") for balancer in fleet.balancers))
-                for balancer in fleet.balancers:
-                    await eventually(lambda: has_unended(front, balancer), START_LIMIT)
-                    await by_signal(balancer)
-                    await asyncio.to_thread(balancer.begin)
-                    await balancer.until(ready=True)
+                await restart_balancers(fleet, front)
             finally:
                 rolling = False
 
@@ -606,11 +611,7 @@ async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet
                     await asyncio.to_thread(sidecar.begin)
                     await together(*(balancer.knows(sidecar.port, "ready") for balancer in fleet.balancers))
                     await assert_is_back(session, sidecar)
-                for balancer in fleet.balancers:
-                    await eventually(lambda: has_unended(front, balancer), START_LIMIT)
-                    await by_signal(balancer)
-                    await asyncio.to_thread(balancer.begin)
-                    await balancer.until(ready=True)
+                await restart_balancers(fleet, front)
             finally:
                 rolling = False
 
