@@ -1,4 +1,4 @@
-//! The load tool of mcp-resume: a scripted upstream, and the loads that are put on a proxy before it.
+//! The load tool of mcp-resume: a scripted upstream, over HTTP or stdio, and the loads that are put on a proxy before it.
 //!
 //! Each load checks every event it reads: the payloads count 1, 2, 3 … and the response says how many there were; where events
 //! carry ids, those count too. A gap, a repeat or an error of any kind ends the run with exit code 1. A load prints one line of
@@ -9,6 +9,7 @@ mod load;
 mod payload;
 mod reader;
 mod script;
+mod stdio;
 mod upstream;
 mod wire;
 
@@ -33,6 +34,8 @@ struct Cli {
 enum Command {
     /// Run the scripted upstream until killed; prints its addresses as JSON
     Upstream,
+    /// Be the scripted upstream on stdin and stdout, for what bridges stdio to HTTP
+    Stdio(stdio::Args),
     /// Put one load on a URL; prints its figures as JSON
     Load(load::Args),
 }
@@ -51,6 +54,7 @@ fn run(command: Command) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().worker_threads(2).build()?;
     let outcome = match command {
         Command::Upstream => runtime.block_on(upstream::run()),
+        Command::Stdio(args) => runtime.block_on(stdio::run(args)),
         Command::Load(args) => runtime.block_on(load::run(args)),
     };
     // Tasks of a failed run may still wait for a peer.

@@ -3,14 +3,23 @@
 use memchr::{memchr, memchr_iter, memmem};
 
 use crate::Result;
-use crate::payload::{now_nanos, read_answer, read_progress};
+use crate::payload::{find_answer, find_progress, now_nanos, progress_head, read_answer, read_progress};
+use crate::script::progress_token;
 
 /// What one call's stream has brought so far, over all its connections.
 pub(crate) struct Reader {
     id: u64,
+    /// How this call's progress notifications begin.
+    head: Vec<u8>,
+    /// Takes the same messages in any JSON, and event IDs of any kind.
+    foreign: bool,
     buf: Vec<u8>,
     /// Progress notifications read; the next one must be this plus one.
     pub(crate) events: u64,
+    /// Of a foreign server's, where no other may: numbers that had not come when a later one or the response did, and numbers that came late
+    /// or again.
+    pub(crate) missing: u64,
+    pub(crate) repeated: u64,
     /// Bytes of event stream read.
     pub(crate) bytes: u64,
     /// The last event ID, as it came.
@@ -32,8 +41,12 @@ impl Reader {
     pub(crate) fn new(id: u64) -> Self {
         Self {
             id,
+            head: progress_head(&format!("{:?}", progress_token(id))),
+            foreign: false,
             buf: Vec::new(),
             events: 0,
+            missing: 0,
+            repeated: 0,
             bytes: 0,
             cursor: String::new(),
             place: None,
@@ -49,6 +62,13 @@ impl Reader {
         let mut reader = Self::new(id);
         reader.count_id(cursor, false)?;
         Ok(reader)
+    }
+
+    /// Takes what any MCP server writes: the same messages in JSON of its own, and event IDs that need not count. What is lost or comes
+    /// twice is counted.
+    pub(crate) fn with_foreign(mut self, foreign: bool) -> Self {
+        self.foreign = foreign;
+        self
     }
 
     /// Keeps the latency of every event.
@@ -131,7 +151,11 @@ impl Reader {
     }
 
     fn message(&mut self, data: &[u8]) -> Result<()> {
-        if let Some((seq, sent_at)) = read_progress(data) {
+        if let Some((seq, sent_at)) = self.progress(data) {
+            if self.foreign && (self.answered || seq != self.events + 1) {
+                self.count_wrong(seq);
+                return Ok(());
+            }
             if self.answered || seq != self.events + 1 {
                 return Err(format!("event {seq} after {} (answered: {})", self.events, self.answered).into());
             }
@@ -141,8 +165,13 @@ impl Reader {
             }
             return Ok(());
         }
-        match read_answer(data) {
+        match read_answer(data).or_else(|| find_answer(data).filter(|_| self.foreign)) {
             Some((id, sent)) if id == self.id && sent == self.events && !self.answered => {
+                self.answered = true;
+                Ok(())
+            }
+            Some((id, sent)) if self.foreign && id == self.id && sent >= self.events && !self.answered => {
+                self.missing += sent - self.events;
                 self.answered = true;
                 Ok(())
             }
@@ -153,8 +182,27 @@ impl Reader {
         }
     }
 
+    fn count_wrong(&mut self, seq: u64) {
+        if self.answered || seq <= self.events {
+            self.repeated += 1;
+        } else {
+            self.missing += seq - self.events - 1;
+            self.events = seq;
+        }
+    }
+
+    fn progress(&self, data: &[u8]) -> Option<(u64, u64)> {
+        let exact = read_progress(data, &self.head);
+        if exact.is_none() && self.foreign { find_progress(data, &progress_token(self.id)) } else { exact }
+    }
+
     /// Event IDs are `<handle>.<seq>`: a message counts on by one, an empty event names the place it stands at.
     fn count_id(&mut self, id: &str, message: bool) -> Result<()> {
+        if self.foreign {
+            id.clone_into(&mut self.cursor);
+            self.ids += 1;
+            return Ok(());
+        }
         let Some((handle, seq)) = split_id(id) else {
             return Err(format!("not an event ID: {id:?}").into());
         };
@@ -176,6 +224,17 @@ impl Reader {
         self.cursor.push_str(id);
         self.ids += 1;
         Ok(())
+    }
+}
+
+/// The one message of a whole event stream, which may have empty events before it.
+pub(crate) fn only_message(body: &[u8]) -> Result<&[u8]> {
+    let data =
+        body.split(|byte| *byte == b'\n').map(field).filter(|(name, value)| *name == b"data" && !value.is_empty());
+    let mut messages = data.map(|(_, value)| value);
+    match (messages.next(), messages.next()) {
+        (Some(only), None) => Ok(only),
+        _ => Err(format!("not a stream of one message: {:?}", show(body)).into()),
     }
 }
 
@@ -203,7 +262,7 @@ mod tests {
 
     fn event(id: &str, seq: u64) -> Vec<u8> {
         let mut data = Vec::new();
-        write_progress(&mut data, seq, 1, 100);
+        write_progress(&mut data, &progress_head(r#""b9""#), seq, 1, 100);
         [id.as_bytes(), b"event: message\ndata: ", &data, b"\n\n"].concat()
     }
 
@@ -234,6 +293,24 @@ mod tests {
         let again = b": heartbeat\n\nid: h.1.x\ndata:\n\n".to_vec();
         let numbered = read(&[prime, event("id: h.1\n", 1), again, event("id: h.2\n", 2), response("id: h.3\n", 2)])?;
         assert_eq!((numbered.first_id.as_str(), numbered.cursor.as_str(), numbered.ids), ("h.0", "h.3", 5));
+        Ok(())
+    }
+
+    #[test]
+    fn what_a_foreign_server_loses_or_repeats_is_counted() -> Result<()> {
+        let mut reader = Reader::new(9).with_foreign(true);
+        let parts =
+            [event("id: any_1\n", 1), event("id: b\n", 4), event("", 4), event("", 2), response("", 6), event("", 5)];
+        reader.buf().extend_from_slice(&parts.concat());
+        reader.take()?;
+        assert_eq!((reader.missing, reader.repeated, reader.cursor.as_str(), reader.answered), (4, 3, "b", true));
+        Ok(())
+    }
+
+    #[test]
+    fn an_answer_may_be_the_one_message_of_a_stream() -> Result<()> {
+        assert_eq!(only_message(b"id: 1\ndata: \n\nevent: message\ndata: {}\n\n")?, b"{}");
+        assert!(only_message(b"data: {}\n\ndata: {}\n\n").is_err() && only_message(b": nothing\n\n").is_err());
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! What a `tools/call` asks the scripted upstream to do, written by the load tool and read by the upstream.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 /// The arguments of the one tool the upstream has.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
@@ -44,18 +45,40 @@ pub(crate) struct Call {
     pub(crate) params: Params,
 }
 
-/// The parameters of a request; empty for all but `tools/call`.
+/// The parameters of a message; each has some of them.
 #[derive(Default, Deserialize)]
+#[serde(default)]
 pub(crate) struct Params {
-    #[serde(default)]
     pub(crate) arguments: Script,
+    #[serde(rename = "_meta")]
+    pub(crate) meta: Meta,
+    /// What `initialize` asks for.
+    #[serde(rename = "protocolVersion")]
+    pub(crate) protocol_version: Option<String>,
+    /// What `notifications/cancelled` names.
+    #[serde(rename = "requestId")]
+    pub(crate) request_id: Option<u64>,
+}
+
+/// What a request says of itself.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Meta {
+    /// What its progress notifications carry: a string of ours, or whatever a bridge chose.
+    #[serde(rename = "progressToken")]
+    pub(crate) progress_token: Value,
+}
+
+/// The progress token of request `id`; another request of the same session has another.
+pub(crate) fn progress_token(id: u64) -> String {
+    format!("b{id}")
 }
 
 /// The body of a `tools/call`.
 pub(crate) fn call_body(id: u64, script: &Script) -> Result<Vec<u8>, serde_json::Error> {
-    let arguments = serde_json::to_string(script)?;
+    let (arguments, token) = (serde_json::to_string(script)?, progress_token(id));
     Ok(format!(
-        r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"bench","arguments":{arguments},"_meta":{{"progressToken":"b"}}}}}}"#
+        r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"bench","arguments":{arguments},"_meta":{{"progressToken":"{token}"}}}}}}"#
     )
     .into_bytes())
 }

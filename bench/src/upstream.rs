@@ -13,7 +13,7 @@ use tokio::time::{Interval, MissedTickBehavior, interval, timeout};
 
 use crate::Result;
 use crate::acks::Windows;
-use crate::payload::{now_nanos, write_answer, write_progress};
+use crate::payload::{now_nanos, progress_head, write_answer, write_progress};
 use crate::script::{Call, Mode, Script};
 use crate::wire::Conn;
 
@@ -106,7 +106,8 @@ impl Server {
             Mode::Idle => idle(conn, id, &script).await,
             Mode::Events => {
                 self.begun.fetch_add(1, Ordering::Relaxed);
-                let outcome = self.events(conn, id, &script).await;
+                let head = progress_head(&call.params.meta.progress_token.to_string());
+                let outcome = self.events(conn, id, &head, &script).await;
                 self.windows.close(script.ack);
                 self.ended.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
                 outcome
@@ -135,7 +136,7 @@ impl Server {
         reply(conn, "", report.to_string().as_bytes()).await
     }
 
-    async fn events(&self, conn: &mut Conn, id: u64, script: &Script) -> Result<()> {
+    async fn events(&self, conn: &mut Conn, id: u64, head: &[u8], script: &Script) -> Result<()> {
         conn.write(EVENT_STREAM).await?;
         let mut pace = self.pace(script);
         let end = match script.duration_ms {
@@ -151,7 +152,7 @@ impl Server {
             }
             sent += 1;
             event.clear();
-            write_progress(&mut event, sent, now_nanos(), script.bytes);
+            write_progress(&mut event, head, sent, now_nanos(), script.bytes);
             chunk(&mut out, &event);
             if out.len() >= script.gather {
                 conn.write(&out).await?;

@@ -63,6 +63,14 @@ impl Conn {
         Ok(Self { io, buf: BytesMut::new(), body: Body::Done, read_size, reads: 0 })
     }
 
+    /// A new connection to `addr` if the peer has closed this one, on which nothing is due.
+    pub(crate) async fn unless_open(&self, addr: SocketAddr) -> Result<Option<Self>> {
+        match self.io.try_read(&mut [0]) {
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
+            _ => Ok(Some(Self::connect(addr, self.read_size).await?)),
+        }
+    }
+
     /// Writes all of `bytes`, in one system call if the socket takes them.
     pub(crate) async fn write(&mut self, bytes: &[u8]) -> Result<()> {
         Ok(self.io.write_all(bytes).await?)

@@ -1,17 +1,25 @@
 //! One MCP client on one connection, with a session of its own.
 
+use memchr::memmem;
+
 use super::{Target, expect_ok};
 use crate::Result;
-use crate::reader::Reader;
+use crate::reader::{Reader, only_message};
 use crate::script::{Script, call_body};
 use crate::wire::Conn;
 
-/// Headers every request of a session carries.
+/// Headers every request carries.
 const HEADERS: &str = "Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n";
+const INITIALIZE: &[u8] = br#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
+const INITIALIZED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
 pub(super) struct Client {
     conn: Conn,
+    /// Of HTTP+SSE, where all messages of a session come: the stream that brought the address to post to.
+    inbox: Option<Conn>,
     target: Target,
+    /// Where requests go.
+    path: String,
     /// The session's header line, or nothing.
     session: String,
 }
@@ -20,33 +28,107 @@ impl Client {
     /// Connects and initializes a session; reads take up to `read_size` bytes.
     pub(super) async fn open(target: &Target, read_size: usize) -> Result<Self> {
         let conn = Conn::connect(target.addr, read_size).await?;
-        let mut client = Self { conn, target: target.clone(), session: String::new() };
-        let body = br#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
-        client.post(body).await?;
+        let mut client =
+            Self { conn, inbox: None, target: target.clone(), path: target.path.clone(), session: String::new() };
+        if target.http_sse {
+            client.open_inbox(read_size).await?;
+            client.call(INITIALIZE).await?;
+            let answer = client.message().await?;
+            client.finish_handshake(&answer).await?;
+            return Ok(client);
+        }
+        client.post(INITIALIZE).await?;
         let head = client.conn.response().await?;
         expect_ok(head.status, "initialize")?;
-        client.conn.rest(&mut Vec::new()).await?;
+        let mut answer = Vec::new();
+        client.conn.rest(&mut answer).await?;
         let session = head.session.ok_or("initialize brought no session")?;
         client.session = format!("Mcp-Session-Id: {session}\r\n");
+        if target.foreign {
+            client.finish_handshake(&answer).await?;
+        }
         Ok(client)
+    }
+
+    /// Opens the stream of an HTTP+SSE session, whose first event says where to post.
+    async fn open_inbox(&mut self, read_size: usize) -> Result<()> {
+        let mut inbox = Conn::connect(self.target.addr, read_size).await?;
+        let (path, host) = (&self.target.path, &self.target.host);
+        let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n");
+        inbox.write(request.as_bytes()).await?;
+        expect_ok(inbox.response().await?.status, "the session's stream")?;
+        self.inbox = Some(inbox);
+        self.path = String::from_utf8(self.message().await?)?;
+        Ok(())
+    }
+
+    /// The next message on the session's stream, where no other follows it.
+    async fn message(&mut self) -> Result<Vec<u8>> {
+        let inbox = self.inbox.as_mut().ok_or("there is no stream of the session")?;
+        let mut events = Vec::new();
+        loop {
+            if !inbox.more(&mut events).await? {
+                return Err("the session's stream has ended".into());
+            }
+            events.retain(|byte| *byte != b'\r');
+            if let (true, Ok(message)) = (events.ends_with(b"\n\n"), only_message(&events)) {
+                return Ok(message.to_vec());
+            }
+        }
+    }
+
+    /// Posts what is answered on the session's stream.
+    async fn call(&mut self, body: &[u8]) -> Result<()> {
+        self.post(body).await?;
+        expect_ok(self.conn.response().await?.status, "a message")?;
+        self.conn.rest(&mut Vec::new()).await
+    }
+
+    /// What a server may insist on before the first call.
+    async fn finish_handshake(&mut self, answer: &[u8]) -> Result<()> {
+        if memmem::find(answer, br#""protocolVersion":"2025-11-25""#).is_none() {
+            return Err(format!("initialize was answered {}", String::from_utf8_lossy(answer)).into());
+        }
+        self.call(INITIALIZED).await
     }
 
     /// Resets the connection; `come_back` makes the next one.
     pub(super) fn cut(self) -> Result<Gone> {
         self.conn.cut()?;
+        self.inbox.map_or(Ok(()), Conn::cut)?;
         Ok(Gone { target: self.target, session: self.session })
     }
 
-    /// Sends a call whose answer must be JSON, appends that to `out`.
+    /// Sends a call whose answer must be JSON, appends that to `out`. A foreign server may answer with an event stream of nothing else.
     pub(super) async fn json(&mut self, id: u64, script: &Script, out: &mut Vec<u8>) -> Result<()> {
+        if self.inbox.is_some() {
+            self.call(&call_body(id, script)?).await?;
+            out.extend_from_slice(&self.message().await?);
+            return Ok(());
+        }
         self.post(&call_body(id, script)?).await?;
         let head = self.conn.response().await?;
         expect_ok(head.status, "a call")?;
-        self.conn.rest(out).await
+        if !head.event_stream {
+            return self.conn.rest(out).await;
+        }
+        let mut events = Vec::new();
+        self.conn.rest(&mut events).await?;
+        out.extend_from_slice(only_message(&events)?);
+        Ok(())
     }
 
     /// Sends a call whose answer must be an event stream, reads its head.
     pub(super) async fn stream(&mut self, id: u64, script: &Script) -> Result<()> {
+        if self.target.foreign
+            && let Some(conn) = self.conn.unless_open(self.target.addr).await?
+        {
+            // It has waited for other clients for longer than the server lets a connection rest.
+            self.conn = conn;
+        }
+        if self.inbox.is_some() {
+            return self.call(&call_body(id, script)?).await;
+        }
         self.post(&call_body(id, script)?).await?;
         self.event_stream("a call").await
     }
@@ -63,14 +145,35 @@ impl Client {
 
     /// Reads what has come of the stream; how many events, or `None` once the response body has ended.
     pub(super) async fn read(&mut self, reader: &mut Reader) -> Result<Option<u64>> {
-        let more = self.conn.more(reader.buf()).await?;
+        if self.target.foreign && reader.answered {
+            // A resumed stream may stay open for ever.
+            return Ok(None);
+        }
+        let more = match &mut self.inbox {
+            Some(inbox) => {
+                let more = inbox.more(reader.buf()).await?;
+                reader.buf().retain(|byte| *byte != b'\r');
+                more
+            }
+            None => self.conn.more(reader.buf()).await?,
+        };
         let events = reader.take()?;
         Ok((more || events > 0).then_some(events))
     }
 
+    /// Whether its server is a foreign one.
+    pub(super) fn foreign(&self) -> bool {
+        self.target.foreign
+    }
+
+    /// A reader of the answer to request `id` from this client's server.
+    pub(super) fn reader(&self, id: u64) -> Reader {
+        Reader::new(id).with_foreign(self.target.foreign)
+    }
+
     /// How many reads of the socket brought something.
     pub(super) fn reads(&self) -> u64 {
-        self.conn.reads()
+        self.inbox.as_ref().unwrap_or(&self.conn).reads()
     }
 
     async fn event_stream(&mut self, what: &str) -> Result<()> {
@@ -82,7 +185,7 @@ impl Client {
     async fn post(&mut self, body: &[u8]) -> Result<()> {
         let head = format!(
             "POST {} HTTP/1.1\r\nHost: {}\r\nContent-Type: application/json\r\n{HEADERS}{}Content-Length: {}\r\n\r\n",
-            self.target.path,
+            self.path,
             self.target.host,
             self.session,
             body.len()
@@ -98,9 +201,18 @@ pub(super) struct Gone {
 }
 
 impl Gone {
-    /// The same session on a new connection.
+    /// The same session on a new connection; another one where a session is its stream's.
     pub(super) async fn come_back(&self, read_size: usize) -> Result<Client> {
+        if self.target.http_sse {
+            return Client::open(&self.target, read_size).await;
+        }
         let conn = Conn::connect(self.target.addr, read_size).await?;
-        Ok(Client { conn, target: self.target.clone(), session: self.session.clone() })
+        let (target, path) = (self.target.clone(), self.target.path.clone());
+        Ok(Client { conn, inbox: None, target, path, session: self.session.clone() })
+    }
+
+    /// Whether its server is a foreign one.
+    pub(super) fn foreign(&self) -> bool {
+        self.target.foreign
     }
 }

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::client::Client;
 use super::{Target, USUAL, join_all, percentiles};
 use crate::Result;
-use crate::payload::write_answer;
+use crate::payload::{same_answer, write_answer};
 use crate::script::{Mode, Script};
 
 const READ_SIZE: usize = 4 * 1024;
@@ -58,13 +58,14 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
 /// All requests made until `end`, and the nanoseconds of those answered from `start` on.
 async fn requests(mut client: Client, bytes: usize, start: Instant, end: Instant) -> Result<(u64, Vec<u64>)> {
     let script = Script { mode: Mode::Json, bytes, ..Script::default() };
+    let foreign = client.foreign();
     let (mut got, mut due, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
     for id in 1.. {
         let sent = Instant::now();
         client.json(id, &script, &mut got).await?;
         let done = Instant::now();
         write_answer(&mut due, id, 0, bytes);
-        if got != due {
+        if got != due && !(foreign && same_answer(&got, &due)) {
             return Err(format!(
                 "answered {:?} where {:?} was due",
                 String::from_utf8_lossy(&got),

@@ -24,6 +24,13 @@ pub(crate) struct Args {
     /// Seconds after which the run has failed
     #[arg(long, default_value_t = 120, global = true)]
     timeout_secs: u64,
+    /// The server is not the scripted one or has a bridge before it: make the whole handshake, take the same messages in any JSON, answers
+    /// as event streams and event IDs of any kind; and count clients that do not come back instead of failing
+    #[arg(long, global = true)]
+    foreign: bool,
+    /// Speak HTTP+SSE, the transport before Streamable HTTP, to a foreign server: the URL is its stream's
+    #[arg(long, global = true, requires = "foreign")]
+    http_sse: bool,
     #[command(subcommand)]
     kind: Kind,
 }
@@ -44,7 +51,7 @@ enum Kind {
 
 /// Runs one load and prints its figures.
 pub(crate) async fn run(args: Args) -> Result<()> {
-    let target = Target::parse(&args.url)?;
+    let target = Target { foreign: args.foreign, http_sse: args.http_sse, ..Target::parse(&args.url)? };
     let load = async {
         match args.kind {
             Kind::Json(args) => json::run(target, args).await,
@@ -67,6 +74,10 @@ struct Target {
     addr: SocketAddr,
     host: String,
     path: String,
+    /// What `--foreign` says.
+    foreign: bool,
+    /// What `--http-sse` says.
+    http_sse: bool,
 }
 
 impl Target {
@@ -74,7 +85,7 @@ impl Target {
         let rest = url.strip_prefix("http://").ok_or("the URL must begin with http://")?;
         let (host, path) = rest.split_once('/').ok_or("the URL needs a path")?;
         let addr = host.to_socket_addrs()?.next().ok_or("the URL's host has no address")?;
-        Ok(Self { addr, host: host.to_owned(), path: format!("/{path}") })
+        Ok(Self { addr, host: host.to_owned(), path: format!("/{path}"), foreign: false, http_sse: false })
     }
 }
 
@@ -107,9 +118,14 @@ fn percentiles(samples: &mut [u64], parts: &[(&str, f64)]) -> Result<Value> {
         .into())
 }
 
+/// As `percentiles`, or nothing where nothing was measured.
+fn percentiles_if_any(samples: &mut [u64], parts: &[(&str, f64)]) -> Result<Value> {
+    if samples.is_empty() { Ok(Value::Null) } else { percentiles(samples, parts) }
+}
+
 const USUAL: &[(&str, f64)] = &[("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
 
-/// `Err` for a status that is not 200.
+/// `Err` for a status that is not 200, or 202 where nothing is answered.
 fn expect_ok(status: u16, what: &str) -> Result<()> {
-    if status == 200 { Ok(()) } else { Err(Error::from(format!("{what} was answered {status}"))) }
+    if matches!(status, 200 | 202) { Ok(()) } else { Err(Error::from(format!("{what} was answered {status}"))) }
 }

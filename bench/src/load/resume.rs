@@ -11,7 +11,7 @@ use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinSet;
 
 use super::client::{Client, Gone};
-use super::{Target, USUAL, join_all, percentiles};
+use super::{Target, USUAL, join_all, percentiles_if_any};
 use crate::Result;
 use crate::reader::Reader;
 use crate::script::{Mode, Script};
@@ -22,6 +22,8 @@ const BEGINNING: usize = 128;
 /// What a stock client does: a second try, a second later, then it gives up.
 const TRIES: usize = 2;
 const RETRY: Duration = Duration::from_secs(1);
+/// What a foreign server may take beyond the time of two calls.
+const PATIENCE: Duration = Duration::from_secs(5);
 /// The request ids of a call and of the one that repeats it.
 const FIRST: u64 = 1;
 const AGAIN: u64 = 2;
@@ -80,24 +82,31 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     });
     let mut tasks = JoinSet::new();
     let targets = std::iter::once(&target).chain(&args.also).cycle();
-    for target in targets.take(args.clients) {
-        tasks.spawn(client(target.clone(), args.clone(), Arc::clone(&meeting)));
+    for each in targets.take(args.clients) {
+        let each = Target { foreign: target.foreign, http_sse: target.http_sse, ..each.clone() };
+        tasks.spawn(client(each, args.clone(), Arc::clone(&meeting)));
     }
-    figures(&args, &join_all(tasks).await?)
+    figures(&args, join_all(tasks).await?)
 }
 
-fn figures(args: &Args, clients: &[Back]) -> Result<Value> {
+fn figures(args: &Args, clients: Vec<Outcome>) -> Result<Value> {
+    let failures: Vec<String> = clients.iter().filter_map(|c| c.as_ref().err().cloned()).collect();
+    let clients: Vec<Back> = clients.into_iter().filter_map(std::result::Result::ok).collect();
     let count = |which: fn(&&Back) -> bool| clients.iter().filter(which).count();
     let sum = |of: fn(&Back) -> u64| clients.iter().map(of).sum::<u64>();
-    let times = |of: fn(&Back) -> u64| percentiles(&mut clients.iter().map(of).collect::<Vec<_>>(), USUAL);
+    let times = |of: fn(&Back) -> u64| percentiles_if_any(&mut clients.iter().map(of).collect::<Vec<_>>(), USUAL);
     Ok(json!({
         "load": "resume", "clients": args.clients, "total": args.events * args.clients as u64,
         "resumed": count(|c| !c.lost_call), "lost_calls": count(|c| c.lost_call),
-        "lost_events": sum(|c| c.lost_events), "repeated_events": sum(|c| c.repeated_events),
+        "failed": failures.len(), "failure": failures.first(),
+        "lost_events": sum(|c| c.lost_events), "lost_again": sum(|c| c.lost_again), "repeated_events": sum(|c| c.repeated_events),
         "retried": count(|c| c.tries > 1), "in_first_read": sum(|c| c.in_first_read),
         "first_byte_us": times(|c| c.first_byte)?, "back_us": times(|c| c.back)?, "caught_up_us": times(|c| c.caught_up)?,
     }))
 }
+
+/// How a client fared, or why a foreign one did not come back.
+type Outcome = std::result::Result<Back, String>;
 
 /// How one client fared; nothing of it where nobody was cut. Times are nanoseconds from the cut, which is one instant for all.
 #[derive(Default)]
@@ -106,6 +115,8 @@ struct Back {
     lost_call: bool,
     /// Events of the call that was running at the cut which no connection brought.
     lost_events: u64,
+    /// Events of the second run that its client did not get either; only of a foreign server.
+    lost_again: u64,
     /// Events that came a second time, from a second run of the tool.
     repeated_events: u64,
     tries: usize,
@@ -120,22 +131,41 @@ struct Back {
     caught_up: u64,
 }
 
-async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Back> {
+async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Outcome> {
     let (mut client, mut reader) = reading(&target, &args, &meeting).await?;
     meeting.reading.wait().await;
     if args.uncut {
         while client.read(&mut reader).await?.is_some() {}
         reader.finish()?;
-        return Ok(Back::default());
+        return Ok(Ok(Back::default()));
     }
     let cut = *meeting.cut.get_or_init(Instant::now);
+    let foreign = target.foreign;
+    let back = cut_and_back(client, reader, &args, cut);
+    if !foreign {
+        return Ok(Ok(back.await?));
+    }
+    let enough = Duration::from_millis(2 * args.events * args.interval_ms) + PATIENCE;
+    Ok(match tokio::time::timeout(enough, back).await {
+        Ok(outcome) => outcome.map_err(|error| error.to_string()),
+        Err(_) => Err(format!("not back, or not at the end of its call, after {} s", enough.as_secs())),
+    })
+}
+
+async fn cut_and_back(client: Client, reader: Reader, args: &Args, cut: Instant) -> Result<Back> {
     let since_cut = || u64::try_from(cut.elapsed().as_nanos());
     let gone = client.cut()?;
-    let way = Way::of(&reader, &args);
-    let (mut client, tries) = come_back(&gone, &way).await?;
+    let mut way = Way::of(&reader, args);
+    let mut came = come_back(&gone, &way).await;
+    if came.is_err() && gone.foreign() && matches!(way, Way::Resume(_)) {
+        // It has an event ID that nobody takes.
+        way = Way::CallAgain(args.script());
+        came = come_back(&gone, &way).await;
+    }
+    let (mut client, tries) = came?;
     let first_byte = since_cut()?;
     let (had, lost_call) = (reader.events, matches!(way, Way::CallAgain(_)));
-    let mut reader = if lost_call { Reader::new(AGAIN) } else { reader };
+    let mut reader = if lost_call { client.reader(AGAIN) } else { reader };
     reader.forget_partial();
     let (ids, events) = (reader.ids, reader.events);
     let mut in_first_read = 0;
@@ -149,10 +179,9 @@ async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Bac
     let caught_up = since_cut()?;
     while client.read(&mut reader).await?.is_some() {}
     reader.finish()?;
-    let got = if lost_call { had } else { reader.events };
-    let repeated_events = if lost_call { had } else { 0 };
-    let lost_events = args.events - got;
-    Ok(Back { lost_call, lost_events, repeated_events, tries, in_first_read, first_byte, back, caught_up })
+    let repeated_events = if lost_call { had } else { reader.repeated };
+    let (lost_events, lost_again) = if lost_call { (args.events - had, reader.missing) } else { (reader.missing, 0) };
+    Ok(Back { lost_call, lost_events, lost_again, repeated_events, tries, in_first_read, first_byte, back, caught_up })
 }
 
 /// A client whose call has brought its first events, once all have begun.
@@ -162,7 +191,7 @@ async fn reading(target: &Target, args: &Args, meeting: &Meeting) -> Result<(Cli
         Client::open(target, READ_SIZE).await?
     };
     meeting.initialized.wait().await;
-    let mut reader = Reader::new(FIRST);
+    let mut reader = client.reader(FIRST);
     {
         let _permit = meeting.beginning.acquire().await?;
         client.stream(FIRST, &args.script()).await?;
@@ -223,8 +252,17 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_client_without_an_event_id_loses_its_call_and_the_tool_runs_again() -> Result<()> {
+        loses_its_call(false).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_of_a_foreign_server_does_the_same() -> Result<()> {
+        loses_its_call(true).await
+    }
+
+    async fn loses_its_call(foreign: bool) -> Result<()> {
         let (mcp, acks) = (upstream::listen()?, upstream::listen()?);
-        let target = Target::parse(&format!("http://{}/mcp", mcp.local_addr()?))?;
+        let target = Target { foreign, ..Target::parse(&format!("http://{}/mcp", mcp.local_addr()?))? };
         let server = tokio::spawn(upstream::serve(mcp, acks));
         let args = Args {
             clients: CLIENTS,
@@ -236,7 +274,7 @@ mod tests {
             also: vec![],
         };
         let figures = run(target.clone(), args).await?;
-        assert_eq!(figures["resumed"], 0, "{figures}");
+        assert_eq!((&figures["resumed"], &figures["failed"]), (&json!(0), &json!(0)), "{figures}");
         assert_eq!(figures["lost_calls"], CLIENTS, "{figures}");
         let (lost, repeated) = (figures["lost_events"].as_u64(), figures["repeated_events"].as_u64());
         let all = EVENTS * CLIENTS as u64;

@@ -99,7 +99,7 @@ struct Read {
 }
 
 async fn read_stream(mut client: Client, script: &Script, acks: Option<Acks>) -> Result<Read> {
-    let mut reader = Reader::new(1);
+    let mut reader = client.reader(1);
     if script.gather == 0 {
         reader = reader.with_latencies();
     }
@@ -117,6 +117,8 @@ async fn read_stream(mut client: Client, script: &Script, acks: Option<Acks>) ->
 
 fn figures(args: &Args, streams: Vec<Read>) -> Result<Value> {
     let events: u64 = streams.iter().map(|s| s.reader.events).sum();
+    let sum = |of: fn(&Reader) -> u64| streams.iter().map(|s| of(&s.reader)).sum::<u64>();
+    let (missing, repeated) = (sum(|r| r.missing), sum(|r| r.repeated));
     let reads: u64 = streams.iter().map(|s| s.reads).sum();
     let bytes: u64 = streams.iter().map(|s| s.reader.bytes).sum();
     let took = streams.iter().map(|s| s.took).max().unwrap_or_default();
@@ -125,8 +127,9 @@ fn figures(args: &Args, streams: Vec<Read>) -> Result<Value> {
     let latency = if latencies.is_empty() { Value::Null } else { percentiles(&mut latencies, USUAL)? };
     let pace = args.pace.to_possible_value().ok_or_else(|| Error::from("a pace without a name"))?;
     Ok(json!({
-        "load": pace.get_name(), "streams": args.streams, "numbered": numbered, "total": events, "bytes": bytes,
-        "per_sec": events as f64 / took.as_secs_f64(),
+        "load": pace.get_name(), "streams": args.streams, "numbered": numbered, "total": events - missing, "bytes": bytes,
+        "missing": missing, "repeated": repeated,
+        "per_sec": (events - missing) as f64 / took.as_secs_f64(),
         "events_per_read": events as f64 / reads.max(1) as f64,
         "latency_us": latency,
     }))

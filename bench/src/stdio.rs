@@ -1,0 +1,129 @@
+//! The scripted upstream as a stdio server, for what bridges stdio to HTTP: a JSON-RPC message a line, the same tool, the same payloads.
+//!
+//! A cancelled call ends without an answer. Deliberately absent: acknowledgements, since a bridge may start many of these.
+
+use clap::Args as ClapArgs;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::fs::{File, OpenOptions};
+use std::io::{BufRead as _, Write as _};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::task::{AbortHandle, yield_now};
+use tokio::time::{MissedTickBehavior, interval, sleep};
+
+use crate::Result;
+use crate::payload::{now_nanos, progress_head, write_answer, write_progress};
+use crate::script::{Call, Mode, Script};
+
+/// Lines of stdin that wait.
+const WAITING: usize = 1024;
+const MS: u64 = 1_000_000;
+
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// A file that gets a byte for every run of the tool that answers with events
+    #[arg(long)]
+    runs: Option<PathBuf>,
+}
+
+/// Serves until stdin ends.
+pub(crate) async fn run(args: Args) -> Result<()> {
+    let runs = args.runs.map(|path| OpenOptions::new().append(true).create(true).open(path)).transpose()?;
+    let runs = Arc::new(runs);
+    let (lines, mut messages) = mpsc::channel(WAITING);
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(std::io::Result::ok) {
+            if lines.blocking_send(line).is_err() {
+                return;
+            }
+        }
+    });
+    let mut running: HashMap<u64, AbortHandle> = HashMap::new();
+    while let Some(line) = messages.recv().await {
+        let Ok(call) = serde_json::from_str::<Call>(&line) else {
+            // An answer to a question that was never asked, or a blank line.
+            continue;
+        };
+        match (call.id, call.method.as_str()) {
+            (Some(id), "tools/call") => {
+                running.retain(|_, run| !run.is_finished());
+                running.insert(id, tokio::spawn(answer(id, call, Arc::clone(&runs))).abort_handle());
+            }
+            (Some(id), _) => say(&mut reply(id, &call).to_string().into_bytes())?,
+            (None, "notifications/cancelled") => {
+                if let Some(run) = call.params.request_id.and_then(|id| running.remove(&id)) {
+                    run.abort();
+                }
+            }
+            (None, _) => {}
+        }
+    }
+    Ok(())
+}
+
+fn reply(id: u64, call: &Call) -> Value {
+    let result = match call.method.as_str() {
+        "initialize" => json!({
+            "protocolVersion": call.params.protocol_version.as_deref().unwrap_or("2025-11-25"),
+            "capabilities": {"tools": {}}, "serverInfo": {"name": "bench", "version": "0"}}),
+        "ping" => json!({}),
+        "tools/list" => json!({"tools": [{"name": "bench", "inputSchema": {"type": "object"}}]}),
+        other => {
+            let message = format!("no method {other}");
+            return json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": message}});
+        }
+    };
+    json!({"jsonrpc": "2.0", "id": id, "result": result})
+}
+
+async fn answer(id: u64, call: Call, runs: Arc<Option<File>>) -> Result<()> {
+    let script = call.params.arguments;
+    let (mut sent, mut pad) = (0, 0);
+    match script.mode {
+        Mode::Json => pad = script.bytes,
+        Mode::Idle => sleep(Duration::from_millis(script.duration_ms)).await,
+        Mode::Events => {
+            if let Some(mut runs) = runs.as_ref().as_ref() {
+                runs.write_all(b".")?;
+            }
+            sent = events(&progress_head(&call.params.meta.progress_token.to_string()), &script).await?;
+        }
+    }
+    let mut line = Vec::new();
+    write_answer(&mut line, id, sent, pad);
+    say(&mut line)
+}
+
+/// Sends the events of `script`; how many.
+async fn events(head: &[u8], script: &Script) -> Result<u64> {
+    let end = match script.duration_ms {
+        0 => u64::MAX,
+        ms => now_nanos() + ms * MS,
+    };
+    let mut ticks = interval(Duration::from_millis(script.interval_ms.max(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let (mut sent, mut line) = (0, Vec::with_capacity(script.bytes + 64));
+    while script.events == 0 || sent < script.events {
+        match script.interval_ms {
+            0 => yield_now().await,
+            _ => _ = ticks.tick().await,
+        }
+        if now_nanos() >= end {
+            break;
+        }
+        sent += 1;
+        line.clear();
+        write_progress(&mut line, head, sent, now_nanos(), script.bytes);
+        say(&mut line)?;
+    }
+    Ok(sent)
+}
+
+/// Writes one message and its newline at once. A bridge that does not read stops the whole server, as it would any other.
+fn say(message: &mut Vec<u8>) -> Result<()> {
+    message.push(b'\n');
+    Ok(std::io::stdout().lock().write_all(message)?)
+}
