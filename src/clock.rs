@@ -2,10 +2,11 @@
 //!
 //! Time is tokio's, so that a paused runtime clock is the whole program's clock: tests and simulations move it by hand.
 
+use std::cell::RefCell;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::OnceLock;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant as TokioInstant, Sleep};
@@ -68,7 +69,10 @@ impl Alarm {
         match &mut self.sleep {
             Some(sleep) if sleep.deadline() <= at && !sleep.is_elapsed() => {}
             Some(sleep) => sleep.as_mut().reset(at),
-            None => self.sleep = Some(Box::pin(tokio::time::sleep_until(at))),
+            None => {
+                anchor(at);
+                self.sleep = Some(Box::pin(tokio::time::sleep_until(at)));
+            }
         }
     }
 
@@ -90,6 +94,22 @@ impl Alarm {
     pub async fn ring(&mut self) {
         poll_fn(|cx| self.poll(cx)).await;
     }
+}
+
+/// Leaves a timer with this thread's runtime that is due by `at` and wakes nobody. To take a timer that is due before all it has, a runtime
+/// wakes itself by a system call; and each of a thread's short calls, one after another, would be the only one that waits for anything.
+fn anchor(at: TokioInstant) {
+    thread_local! {
+        static ANCHOR: RefCell<Option<Pin<Box<Sleep>>>> = const { RefCell::new(None) };
+    }
+    ANCHOR.with_borrow_mut(|anchor| {
+        let holds = anchor.as_ref().is_some_and(|anchor| anchor.deadline() <= at && !anchor.is_elapsed());
+        if !holds {
+            let anchor = anchor.insert(Box::pin(tokio::time::sleep_until(at)));
+            // The first poll is what the runtime learns of it by.
+            let _ = anchor.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+        }
+    });
 }
 
 impl Default for Alarm {
