@@ -289,7 +289,10 @@ impl Stream {
 
     /// Keeps an entry of the index of retries for as long as the stream lives.
     pub fn keep_registration(&self, registration: Registration) {
-        self.registrations.lock().unwrap_or_else(PoisonError::into_inner).push(registration);
+        let mut entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        // Most streams have one.
+        entries.reserve_exact(1);
+        entries.push(registration);
     }
 
     /// No retry finds it any more.

@@ -1,10 +1,11 @@
 //! One downstream connection: hyper's, with two things added to HTTP/1.1.
 //!
-//! A client that leaves during a held response is noticed at once, also when it had pipelined a byte, behind which hyper would
-//! not look for the end. And responses that ended are confirmed once the connection has stayed open long enough. A FIN while a
-//! response runs is a disconnect.
+//! A client that leaves during a held response is noticed at once, also when it had pipelined a byte; hyper does not look while a
+//! response runs. And responses that ended are confirmed once the connection has stayed open long enough. A FIN while a response runs is
+//! a disconnect.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -88,8 +89,8 @@ impl<Io: AsyncRead + Unpin> Watch<Io> {
     pub(super) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut socket = lock(&self.0);
         while !socket.hyper_waits && socket.ahead.len() < READ_AHEAD {
-            let mut step = [0; READ_STEP];
-            let mut buffer = ReadBuf::new(&mut step);
+            let mut step = [MaybeUninit::uninit(); READ_STEP];
+            let mut buffer = ReadBuf::uninit(&mut step);
             match ready!(Pin::new(&mut socket.io).poll_read(cx, &mut buffer)) {
                 Ok(()) if buffer.filled().is_empty() => return Poll::Ready(()),
                 Ok(()) => socket.ahead.extend_from_slice(buffer.filled()),

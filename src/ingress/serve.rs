@@ -332,7 +332,8 @@ where
     });
     let mut hyper = pin!(
         http1::Builder::new()
-            .half_close(false)
+            // It would take a buffer for each open response, only to see its client leave. The watch sees that without one.
+            .half_close(true)
             .timer(TokioTimer::new())
             .header_read_timeout(HEAD_TIMEOUT)
             .max_buf_size(header_bytes)

@@ -61,7 +61,7 @@ use crate::tls::{self, ClientFiles};
 /// Redirects followed for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
 /// Few requests have more bytes of headers; for those memory is taken once more.
-const USUAL_HEAD: usize = 1024;
+const USUAL_HEAD: usize = 512;
 
 /// The MCP server behind the proxy.
 pub struct Upstream {

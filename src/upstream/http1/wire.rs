@@ -40,6 +40,10 @@ impl Outgoing {
         let of_head = written.min(self.head.len());
         self.head.advance(of_head);
         self.body.advance(written - of_head);
+        if self.is_empty() {
+            // What was written is not kept for as long as it takes to answer it.
+            *self = Self::default();
+        }
     }
 
     /// Writes once: how much is not said, but it was more than nothing.
