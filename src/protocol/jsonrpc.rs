@@ -138,6 +138,15 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
     }
 }
 
+/// Whether [`peek`] might find a message with an id in `bytes`. Where it says no there is a notification, a response to nobody, or no
+/// message; most events are a notification, and to see that costs a fraction of a peek.
+pub fn may_have_id(bytes: &[u8]) -> bool {
+    static ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""id""#));
+    // No other escape stands for a letter.
+    static ESCAPED: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r"\u"));
+    ID.find(bytes).is_some() || ESCAPED.find(bytes).is_some()
+}
+
 /// `params._meta["io.modelcontextprotocol/protocolVersion"]`, the revision that a modern request names; for a batch,
 /// that of the first message that names one. `None` if it is not there or not a string.
 pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {

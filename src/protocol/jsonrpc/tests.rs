@@ -96,6 +96,12 @@ fn write(members: &[(String, Value)], gap: &str) -> String {
     format!("{{{}}}", list.join(","))
 }
 
+#[test]
+fn most_notifications_are_seen_to_have_no_id() {
+    let progress = br#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":1,"progress":2,"message":"a\nb"}}"#;
+    assert!(!may_have_id(progress) && peek(progress).is_ok());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(512))]
 
@@ -104,6 +110,15 @@ proptest! {
         let written = write(&members, &gap);
         prop_assert!(serde_json::from_str::<Value>(&written).is_ok());
         prop_assert_eq!(peek(written.as_bytes()), model_one(&members).map(Body::Single), "{}", written);
+    }
+
+    #[test]
+    fn what_has_an_id_is_never_said_to_have_none(members in members(), spelled in 0usize..4) {
+        let spelled = [r#""id""#, r#""\u0069d""#, r#""i\u0064""#, r#""\u0069\u0064""#][spelled];
+        let written = write(&members, "").replace(r#""id":"#, &format!("{spelled}:"));
+        let id = |message: &Message| matches!(message, Message::Request { .. } | Message::Response { id: Some(_), .. });
+        let has_id = peek(written.as_bytes()).is_ok_and(|body| body.messages().iter().any(id));
+        prop_assert!(may_have_id(written.as_bytes()) || !has_id, "{}", written);
     }
 
     #[test]

@@ -156,8 +156,11 @@ impl Machine {
         let seq = self.staged.push(name, data);
         self.turns.quiet_since = now;
         let owed = !self.debts.is_settled();
-        // What does not decode is an opaque event: only framing, size or a missing response fails a call.
-        if let Ok(body) = jsonrpc::peek(data) {
+        // What does not decode is an opaque event: only framing, size or a missing response fails a call. And of what does decode,
+        // only what has an id matters here.
+        if jsonrpc::may_have_id(data)
+            && let Ok(body) = jsonrpc::peek(data)
+        {
             let only_asks = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
             for message in body.messages() {
                 self.note_message(message, seq, only_asks, now);
