@@ -138,12 +138,12 @@ impl Attachment {
             Place::AtEnd => return Poll::Ready(ReadOutcome::Ended),
             Place::After(_) => {}
         }
-        out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let (last, written) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
-        if last == cursor {
+        if cursor >= inner.machine.tail() {
             inner.reader = Some(cx.waker().clone());
             return Poll::Pending;
         }
+        out.reserve(inner.tail.byte_len_after(cursor, budget));
+        let (last, written) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
         let was_full = inner.machine.is_paused();
         let now = clock::now();
         let waited = inner.stored_at.take().map(|at| now.saturating_duration_since(at));

@@ -120,8 +120,17 @@ impl Tail {
 
     /// The events after `after`, in order. The caller has checked that `after` is not trimmed.
     pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
-        let start = self.segments.partition_point(|segment| segment.last() <= after);
-        self.segments.iter().skip(start).flat_map(move |segment| segment.events_after(after))
+        self.segments_after(after).flat_map(move |segment| segment.events_after(after))
+    }
+
+    /// The segments that hold the events after `after`.
+    fn segments_after(&self, after: Seq) -> impl Iterator<Item = &Segment> {
+        let start = match self.segments.back() {
+            // Whoever reads as it comes reads the last one.
+            Some(last) if last.first.0 <= after.0 + 1 => self.segments.len() - 1,
+            Some(_) | None => self.segments.partition_point(|segment| segment.last() <= after),
+        };
+        self.segments.range(start..)
     }
 
     /// The events after `after`, up to about `max_bytes` but one at least. The caller has checked that `after` is not trimmed.
@@ -140,9 +149,8 @@ impl Tail {
     /// reserve a buffer once.
     pub fn byte_len_after(&self, after: Seq, limit: usize) -> usize {
         const ID_LINE: usize = 128;
-        let start = self.segments.partition_point(|segment| segment.last() <= after);
         let mut total = 0;
-        for segment in self.segments.iter().skip(start) {
+        for segment in self.segments_after(after) {
             total += segment.byte_len_after(after, ID_LINE);
             if total >= limit {
                 return limit;
@@ -163,6 +171,9 @@ impl Tail {
         let mut gone = self.trimmed;
         let mut left = self.live;
         let mut events = self.len();
+        if left <= max_bytes && events <= max_events {
+            return true;
+        }
         for (seq, event) in self.events_after(self.trimmed) {
             if (left <= max_bytes && events <= max_events) || seq > upto {
                 break;
