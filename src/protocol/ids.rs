@@ -197,10 +197,13 @@ impl fmt::Debug for Handle {
 /// # Errors
 /// Those of `out`.
 pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, attach: Option<AttachId>) -> fmt::Result {
-    match attach {
-        None => write!(out, "{}.{seq}", handle.as_str()),
-        Some(attach) => write!(out, "{}.{seq}.{}", handle.as_str(), attach.0),
+    out.write_str(handle.as_str())?;
+    let mut digits = itoa::Buffer::new();
+    for number in std::iter::once(seq.0).chain(attach.map(|attach| attach.0)) {
+        out.write_str(".")?;
+        out.write_str(digits.format(number))?;
     }
+    Ok(())
 }
 
 /// Writes the ID of the only event that a stream which cannot be read is answered with. The handle is the client's
