@@ -14,6 +14,8 @@ pub(crate) struct Reader {
     /// Takes the same messages in any JSON, and event IDs of any kind.
     foreign: bool,
     buf: Vec<u8>,
+    /// Bytes at the front of `buf` in which no event ends: large ones come in many pieces.
+    looked_at: usize,
     /// Progress notifications read; the next one must be this plus one.
     pub(crate) events: u64,
     /// Of a foreign server's, where no other may: numbers that had not come when a later one or the response did, and numbers that came late
@@ -34,6 +36,8 @@ pub(crate) struct Reader {
     pub(crate) answered: bool,
     /// Nanoseconds from sent to read for each event, if asked for.
     pub(crate) latencies: Option<Vec<u64>>,
+    /// Events whose latency does not count.
+    timed_after: u64,
 }
 
 impl Reader {
@@ -44,6 +48,7 @@ impl Reader {
             head: progress_head(&format!("{:?}", progress_token(id))),
             foreign: false,
             buf: Vec::new(),
+            looked_at: 0,
             events: 0,
             missing: 0,
             repeated: 0,
@@ -54,6 +59,7 @@ impl Reader {
             ids: 0,
             answered: false,
             latencies: None,
+            timed_after: 0,
         }
     }
 
@@ -71,9 +77,9 @@ impl Reader {
         self
     }
 
-    /// Keeps the latency of every event.
-    pub(crate) fn with_latencies(mut self) -> Self {
-        self.latencies = Some(Vec::new());
+    /// Keeps the latency of every event after the first so many.
+    pub(crate) fn with_latencies_after(mut self, events: u64) -> Self {
+        (self.latencies, self.timed_after) = (Some(Vec::new()), events);
         self
     }
 
@@ -85,6 +91,7 @@ impl Reader {
     /// Drops half an event that a cut connection left behind; the next connection sends it whole.
     pub(crate) fn forget_partial(&mut self) {
         self.buf.clear();
+        self.looked_at = 0;
     }
 
     /// Reads every whole event in the buffer; how many progress notifications they were.
@@ -95,12 +102,16 @@ impl Reader {
         let before = self.events;
         let buf = std::mem::take(&mut self.buf);
         let mut rest = buf.as_slice();
-        while let Some(end) = memmem::find(rest, b"\n\n") {
+        // The last byte looked at may be the first of the two.
+        let mut looked_at = self.looked_at.saturating_sub(1);
+        while let Some(end) = memmem::find(&rest[looked_at..], b"\n\n") {
+            let end = looked_at + end;
             self.block(&rest[..end])?;
             self.bytes += end as u64 + 2;
-            rest = &rest[end + 2..];
+            (rest, looked_at) = (&rest[end + 2..], 0);
         }
         let done = buf.len() - rest.len();
+        self.looked_at = rest.len();
         self.buf = buf;
         self.buf.drain(..done);
         Ok(self.events - before)
@@ -160,7 +171,9 @@ impl Reader {
                 return Err(format!("event {seq} after {} (answered: {})", self.events, self.answered).into());
             }
             self.events = seq;
-            if let Some(latencies) = &mut self.latencies {
+            if let Some(latencies) = &mut self.latencies
+                && seq > self.timed_after
+            {
                 latencies.push(now_nanos().saturating_sub(sent_at));
             }
             return Ok(());

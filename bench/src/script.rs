@@ -21,6 +21,8 @@ pub(crate) struct Script {
     pub(crate) ack: u64,
     /// Bytes gathered into one write; 0 = every event is its own.
     pub(crate) gather: usize,
+    /// Events sent at once, gathered into large writes, before all that the rest of the script says.
+    pub(crate) filled: u64,
 }
 
 /// The shapes of an answer.
@@ -32,7 +34,7 @@ pub(crate) enum Mode {
     Json,
     /// An event stream, then the response on it.
     Events,
-    /// The head of an event stream, then silence until the peer leaves.
+    /// The head of an event stream, what is `filled`, then silence until the peer leaves.
     Idle,
 }
 

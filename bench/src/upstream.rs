@@ -1,7 +1,7 @@
 //! The scripted upstream: an MCP server as fast as this can be made, whose one tool does what its arguments say.
 //!
 //! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. It keeps no state but the
-//! next session id and a count of its tool's runs, which `GET /runs` tells.
+//! next session id and a count of its tool's runs and their events, which `GET /runs` tells.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -25,6 +25,8 @@ const BACKLOG: u32 = 16 * 1024;
 /// Bytes one read of a request takes; requests are small.
 const READ_SIZE: usize = 4 * 1024;
 const MS: u64 = 1_000_000;
+/// Bytes of one write where a stream is filled.
+const FILLING: usize = 64 * 1024;
 
 /// Serves on two free ports of 127.0.0.1 and says which on stdout; runs until it is killed.
 pub(crate) async fn run() -> Result<()> {
@@ -68,6 +70,8 @@ struct Server {
     /// Runs of the tool that answers with events, and those of them whose answer went out.
     begun: AtomicU64,
     ended: AtomicU64,
+    /// Events written, whoever reads them.
+    events: AtomicU64,
 }
 
 impl Server {
@@ -97,16 +101,16 @@ impl Server {
             return self.initialize(conn, id).await;
         }
         let script = call.params.arguments;
+        let head = progress_head(&call.params.meta.progress_token.to_string());
         match script.mode {
             Mode::Json => {
                 let mut json = Vec::with_capacity(256 + script.bytes);
                 write_answer(&mut json, id, 0, script.bytes);
                 reply(conn, "", &json).await
             }
-            Mode::Idle => idle(conn, id, &script).await,
+            Mode::Idle => self.idle(conn, id, &head, &script).await,
             Mode::Events => {
                 self.begun.fetch_add(1, Ordering::Relaxed);
-                let head = progress_head(&call.params.meta.progress_token.to_string());
                 let outcome = self.events(conn, id, &head, &script).await;
                 self.windows.close(script.ack);
                 self.ended.fetch_add(u64::from(outcome.is_ok()), Ordering::Relaxed);
@@ -123,8 +127,10 @@ impl Server {
     }
 
     async fn runs(&self, conn: &mut Conn) -> Result<()> {
-        let (begun, ended) = (self.begun.load(Ordering::Relaxed), self.ended.load(Ordering::Relaxed));
-        reply(conn, "", serde_json::json!({ "begun": begun, "ended": ended }).to_string().as_bytes()).await
+        let [begun, ended, events] =
+            [&self.begun, &self.ended, &self.events].map(|count| count.load(Ordering::Relaxed));
+        let runs = serde_json::json!({ "begun": begun, "ended": ended, "events": events });
+        reply(conn, "", runs.to_string().as_bytes()).await
     }
 
     /// What a sidecar says of itself: a balancer takes this server for one.
@@ -138,6 +144,7 @@ impl Server {
 
     async fn events(&self, conn: &mut Conn, id: u64, head: &[u8], script: &Script) -> Result<()> {
         conn.write(EVENT_STREAM).await?;
+        self.fill(conn, head, script).await?;
         let mut pace = self.pace(script);
         let end = match script.duration_ms {
             0 => u64::MAX,
@@ -145,8 +152,8 @@ impl Server {
         };
         let mut out = Vec::with_capacity(script.gather + 2 * script.bytes + 256);
         let mut event = Vec::with_capacity(script.bytes + 64);
-        let mut sent = 0;
-        while script.events == 0 || sent < script.events {
+        let (mut sent, mut written) = (script.filled, script.filled);
+        while script.events == 0 || sent < script.filled + script.events {
             if !pace.next().await || now_nanos() >= end {
                 break;
             }
@@ -157,13 +164,38 @@ impl Server {
             if out.len() >= script.gather {
                 conn.write(&out).await?;
                 out.clear();
+                self.events.fetch_add(sent - written, Ordering::Relaxed);
+                written = sent;
             }
         }
-        event.clear();
-        write_answer(&mut event, id, sent, 0);
-        chunk(&mut out, &event);
-        out.extend_from_slice(LAST_CHUNK);
-        conn.write(&out).await
+        self.events.fetch_add(sent - written, Ordering::Relaxed);
+        answer(conn, out, id, sent).await
+    }
+
+    /// The head, what is to be there from the beginning, and silence.
+    async fn idle(&self, conn: &mut Conn, id: u64, head: &[u8], script: &Script) -> Result<()> {
+        conn.write(EVENT_STREAM).await?;
+        self.fill(conn, head, script).await?;
+        if timeout(Duration::from_millis(script.duration_ms), conn.closed()).await.is_ok() {
+            return Err("the peer left".into());
+        }
+        answer(conn, Vec::new(), id, script.filled).await
+    }
+
+    /// Writes what a script wants to be there before all else.
+    async fn fill(&self, conn: &mut Conn, head: &[u8], script: &Script) -> Result<()> {
+        let (mut out, mut event) = (Vec::new(), Vec::new());
+        for seq in 1..=script.filled {
+            event.clear();
+            write_progress(&mut event, head, seq, now_nanos(), script.bytes);
+            chunk(&mut out, &event);
+            if out.len() >= FILLING || seq == script.filled {
+                conn.write(&out).await?;
+                out.clear();
+            }
+        }
+        self.events.fetch_add(script.filled, Ordering::Relaxed);
+        Ok(())
     }
 
     fn pace(&self, script: &Script) -> Pace {
@@ -200,14 +232,10 @@ impl Pace {
     }
 }
 
-async fn idle(conn: &mut Conn, id: u64, script: &Script) -> Result<()> {
-    conn.write(EVENT_STREAM).await?;
-    if timeout(Duration::from_millis(script.duration_ms), conn.closed()).await.is_ok() {
-        return Err("the peer left".into());
-    }
+/// Ends a stream of `sent` events with its response, behind what is left in `out`.
+async fn answer(conn: &mut Conn, mut out: Vec<u8>, id: u64, sent: u64) -> Result<()> {
     let mut answer = Vec::new();
-    write_answer(&mut answer, id, 0, 0);
-    let mut out = Vec::new();
+    write_answer(&mut answer, id, sent, 0);
     chunk(&mut out, &answer);
     out.extend_from_slice(LAST_CHUNK);
     conn.write(&out).await

@@ -1,5 +1,6 @@
 //! The loads: what each puts on a proxy, and the figures it prints.
 
+mod back;
 mod client;
 mod idle;
 mod json;
@@ -47,6 +48,8 @@ enum Kind {
     Resume(resume::Args),
     /// Read finished streams again from their beginning
     Replay(replay::Args),
+    /// Cut a few clients, each by itself, and let it come back at once, again and again
+    Back(back::Args),
 }
 
 /// Runs one load and prints its figures.
@@ -59,6 +62,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
             Kind::Idle(args) => idle::run(target, args).await,
             Kind::Resume(args) => resume::run(target, args).await,
             Kind::Replay(args) => replay::run(target, args).await,
+            Kind::Back(args) => back::run(target, args).await,
         }
     };
     let figures = tokio::time::timeout(Duration::from_secs(args.timeout_secs), load)

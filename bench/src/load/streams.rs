@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tokio::sync::Barrier;
+use tokio::sync::{Barrier, Semaphore};
 use tokio::task::JoinSet;
 
 use super::client::Client;
@@ -19,6 +19,8 @@ use crate::{Error, Result};
 const READ_SIZE: usize = 64 * 1024;
 /// Bytes an upstream that buffers naturally writes at once.
 const GATHER: usize = 16 * 1024;
+/// Connections opened at the same time.
+const OPENING: usize = 64;
 
 #[derive(ClapArgs)]
 pub(super) struct Args {
@@ -37,6 +39,9 @@ pub(super) struct Args {
     /// Milliseconds between two events of a stream, for `tick`
     #[arg(long, default_value_t = 10)]
     interval_ms: u64,
+    /// Events that each stream has before the pace begins, with no latency of theirs
+    #[arg(long, default_value_t = 0)]
+    filled: u64,
     /// The upstream's port for acknowledgements, for `ack`
     #[arg(long)]
     acks: Option<SocketAddr>,
@@ -61,16 +66,20 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
         (Pace::Ack, None) => return Err("--pace ack needs --acks".into()),
         _ => None,
     };
-    let ready = Arc::new(Barrier::new(args.streams));
+    let (opening, ready) = (Arc::new(Semaphore::new(OPENING)), Arc::new(Barrier::new(args.streams)));
     let first_key = now_nanos();
     let mut tasks = JoinSet::new();
     for n in 0..args.streams as u64 {
-        let (target, ready, acks) = (target.clone(), Arc::clone(&ready), acks.clone());
+        let (target, acks) = (target.clone(), acks.clone());
+        let (opening, ready) = (Arc::clone(&opening), Arc::clone(&ready));
         let script = script(&args, first_key + n)?;
         // Spread over one tick, so that the events of all streams do not come at one time.
         let offset = Duration::from_millis(script.interval_ms) * u32::try_from(n)? / u32::try_from(args.streams)?;
         tasks.spawn(async move {
-            let client = Client::open(&target, READ_SIZE).await?;
+            let client = {
+                let _permit = opening.acquire().await?;
+                Client::open(&target, READ_SIZE).await?
+            };
             ready.wait().await;
             tokio::time::sleep(offset).await;
             read_stream(client, &script, acks).await
@@ -88,6 +97,7 @@ fn script(args: &Args, key: u64) -> Result<Script> {
         interval_ms: if args.pace == Pace::Tick { args.interval_ms } else { 0 },
         ack: if args.pace == Pace::Ack { key } else { 0 },
         gather: if args.pace == Pace::Gathered { GATHER } else { 0 },
+        filled: args.filled,
         ..Script::default()
     })
 }
@@ -101,7 +111,7 @@ struct Read {
 async fn read_stream(mut client: Client, script: &Script, acks: Option<Acks>) -> Result<Read> {
     let mut reader = client.reader(1);
     if script.gather == 0 {
-        reader = reader.with_latencies();
+        reader = reader.with_latencies_after(script.filled);
     }
     let start = Instant::now();
     let reads = client.reads();
