@@ -25,6 +25,7 @@ setup:
 # Every test there is. The end-to-end suite gets its own SDKs.
 test: setup
 	cargo test --workspace --locked --features mcp-resume/balancer
+	bench/test.sh
 	deploy/test.sh
 	FUZZ_SEED=1 fuzz/run.sh $(FUZZ_TEST_SECS)
 	tests/e2e/run.sh
@@ -49,7 +50,7 @@ sim:
 crash:
 	cargo test --locked --test crash -- --nocapture
 
-# The same for long: so many rounds of each test, each ended after so many seconds at the latest. As many tests run at once as there are
+# The same for long (what a proxy does in an hour of ordinary load is bench/soak's): so many rounds of each test, each ended after so many seconds at the latest. As many tests run at once as there are
 # cores; each says once a minute how far it is.
 soak: CRASH_ROUNDS ?= 500
 soak: CRASH_SECS ?= 3600

@@ -99,6 +99,29 @@ impl Client {
         Ok(Gone { target: self.target, session: self.session })
     }
 
+    /// Another connection of the same session.
+    pub(super) async fn another(&self, read_size: usize) -> Result<Self> {
+        let conn = Conn::connect(self.target.addr, read_size).await?;
+        Ok(Self {
+            conn,
+            inbox: None,
+            target: self.target.clone(),
+            path: self.path.clone(),
+            session: self.session.clone(),
+        })
+    }
+
+    /// Ends the session, on this connection.
+    pub(super) async fn delete(&mut self) -> Result<()> {
+        let request = format!(
+            "DELETE {} HTTP/1.1\r\nHost: {}\r\nMCP-Protocol-Version: 2025-11-25\r\n{}\r\n",
+            self.target.path, self.target.host, self.session
+        );
+        self.conn.write(request.as_bytes()).await?;
+        expect_ok(self.conn.response().await?.status, "a DELETE")?;
+        self.conn.rest(&mut Vec::new()).await
+    }
+
     /// Sends a call whose answer must be JSON, appends that to `out`. A foreign server may answer with an event stream of nothing else.
     pub(super) async fn json(&mut self, id: u64, script: &Script, out: &mut Vec<u8>) -> Result<()> {
         if self.inbox.is_some() {
@@ -169,6 +192,11 @@ impl Client {
     /// A reader of the answer to request `id` from this client's server.
     pub(super) fn reader(&self, id: u64) -> Reader {
         Reader::new(id).with_foreign(self.target.foreign)
+    }
+
+    /// Appends the rest of the response to `out`, whatever it says.
+    pub(super) async fn rest(&mut self, out: &mut Vec<u8>) -> Result<()> {
+        self.conn.rest(out).await
     }
 
     /// How many reads of the socket brought something.

@@ -59,20 +59,12 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
 async fn requests(mut client: Client, bytes: usize, start: Instant, end: Instant) -> Result<(u64, Vec<u64>)> {
     let script = Script { mode: Mode::Json, bytes, ..Script::default() };
     let foreign = client.foreign();
-    let (mut got, mut due, mut latencies) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut got, mut latencies) = (Vec::new(), Vec::new());
     for id in 1.. {
         let sent = Instant::now();
         client.json(id, &script, &mut got).await?;
         let done = Instant::now();
-        write_answer(&mut due, id, 0, bytes);
-        if got != due && !(foreign && same_answer(&got, &due)) {
-            return Err(format!(
-                "answered {:?} where {:?} was due",
-                String::from_utf8_lossy(&got),
-                String::from_utf8_lossy(&due)
-            )
-            .into());
-        }
+        expect_answer(&got, id, bytes, foreign)?;
         if done >= end {
             return Ok((id, latencies));
         }
@@ -80,7 +72,17 @@ async fn requests(mut client: Client, bytes: usize, start: Instant, end: Instant
             latencies.push(u64::try_from((done - sent).as_nanos())?);
         }
         got.clear();
-        due.clear();
     }
     Ok((0, latencies))
+}
+
+/// `Err` for anything but the answer to call `id`, with `bytes` of padding; a foreign server's JSON may be written otherwise.
+pub(super) fn expect_answer(got: &[u8], id: u64, bytes: usize, foreign: bool) -> Result<()> {
+    let mut due = Vec::with_capacity(got.len());
+    write_answer(&mut due, id, 0, bytes);
+    if got == due || (foreign && same_answer(got, &due)) {
+        return Ok(());
+    }
+    let (got, due) = (String::from_utf8_lossy(got), String::from_utf8_lossy(&due));
+    Err(format!("answered {got:?} where {due:?} was due").into())
 }

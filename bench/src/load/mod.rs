@@ -6,6 +6,7 @@ mod idle;
 mod json;
 mod replay;
 mod resume;
+mod soak;
 mod streams;
 
 use clap::{Args as ClapArgs, Subcommand};
@@ -50,6 +51,8 @@ enum Kind {
     Replay(replay::Args),
     /// Cut a few clients, each by itself, and let it come back at once, again and again
     Back(back::Args),
+    /// Everything that clients do, at a steady rate, for long
+    Soak(soak::Args),
 }
 
 /// Runs one load and prints its figures.
@@ -63,6 +66,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
             Kind::Resume(args) => resume::run(target, args).await,
             Kind::Replay(args) => replay::run(target, args).await,
             Kind::Back(args) => back::run(target, args).await,
+            Kind::Soak(args) => soak::run(target, args).await,
         }
     };
     let figures = tokio::time::timeout(Duration::from_secs(args.timeout_secs), load)
