@@ -46,7 +46,7 @@ enum Operation {
     ClassifyPost,
     /// Route a GET with an event ID
     ClassifyResume,
-    /// Append a progress notification to a stream, its peek included
+    /// Append a progress notification to a stream, with a look for its id
     Append,
     /// Deliver one event that is ready to a connection that waits
     Follow,
