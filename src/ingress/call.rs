@@ -42,8 +42,8 @@ pub(super) struct Posted {
     teaches: Teaches,
 }
 
-/// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, and
-/// hyper would need another one to see whether the client leaves.
+/// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, which hyper
+/// could not use again.
 pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
