@@ -50,8 +50,8 @@ sim:
 crash:
 	cargo test --locked --test crash -- --nocapture
 
-# The same for long (what a proxy does in an hour of ordinary load is bench/soak's): so many rounds of each test, each ended after so many seconds at the latest. As many tests run at once as there are
-# cores; each says once a minute how far it is.
+# The same for long: so many rounds of each test, each ended after so many seconds at the latest. As many tests run at once as there are
+# cores; each says once a minute how far it is. (What a proxy does in an hour of ordinary load is bench/soak's.)
 soak: CRASH_ROUNDS ?= 500
 soak: CRASH_SECS ?= 3600
 soak:
