@@ -72,6 +72,9 @@ impl EventLog {
             if tokio::time::timeout(STORE_PATIENCE, here.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
+            if !is_unreachable {
+                self.wait_for_mirror(backing, &here, seq).await?;
+            }
             if !self.may_be_taken(backing, &here, seq) {
                 return Ok(());
             }
@@ -93,6 +96,18 @@ impl EventLog {
                 Err(Unreachable)
             }
         }
+    }
+
+    /// A client that read at the stream's writer may be back before this replica has heard of what it read there.
+    async fn wait_for_mirror(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
+        if !here.is_elsewhere() || here.last_kept() >= seq {
+            return Ok(());
+        }
+        let stored = backing.store.load(here.id()).wait().await.map_err(|_| Unreachable)?;
+        if stored.is_none_or(|stored| stored.tail < seq) {
+            return Ok(());
+        }
+        tokio::time::timeout(STORE_PATIENCE, here.mirrored(seq)).await.map_err(|_| Unreachable)
     }
 
     /// The writer of the stream that an event ID names, where it may have what is neither here nor in the store: what came while the

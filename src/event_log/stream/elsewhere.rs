@@ -115,6 +115,19 @@ impl Stream {
         .await;
     }
 
+    /// Waits until the event at `seq` has come here, or nothing more will.
+    pub(in crate::event_log) async fn mirrored(&self, seq: Seq) {
+        poll_fn(|cx| {
+            let mut inner = self.lock();
+            if inner.machine.tail() >= seq || inner.machine.is_sealed() || inner.moved {
+                return Poll::Ready(());
+            }
+            inner.watch(cx);
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Whether it is not over, and written by another process.
     pub fn is_elsewhere(&self) -> bool {
         let inner = self.lock();

@@ -80,6 +80,32 @@ async fn a_client_reads_at_one_replica_what_another_one_writes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_that() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    drop(two.resume(&event_id(&stream, 0)).await);
+    settle().await;
+    writer.update(says(&note(1))).await;
+    // In the store, and not heard of here: nothing of this replica has run since.
+    let id = event_id(&stream, 2);
+    assert!(two.log.may_be_ahead(&id).is_some());
+    let mut client = two.resume(&id).await;
+    assert_eq!(two.log.may_be_ahead(&id), None);
+    writer.update(says(&note(2))).await;
+    settle().await;
+    assert!(client.read_all().is_pending());
+    assert_eq!(client.text(), wire(&stream, 3, &note(2)));
+    // What nobody has stored is not waited for.
+    let began = crate::clock::now();
+    let ahead = event_id(&stream, 9);
+    two.log.recall(&ahead).await.unwrap();
+    assert!(two.log.may_be_ahead(&ahead).is_some() && crate::clock::now() == began);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stream_that_was_taken_before_anybody_could_find_it_is_found_where_it_is() {
     let store = Memory::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
