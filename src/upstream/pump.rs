@@ -466,13 +466,11 @@ impl Pump {
         let kept = kept.freeze();
         let plain = match complete {
             Ok(Ok(true)) => {
-                let taught = if is_compressed(&parts.headers) { kept.clone() } else { self.be_taught(kept.clone()) };
-                Box::pin(self.save_session()).await;
-                if taught != kept {
-                    parts.headers.remove(ETAG);
-                    parts.headers.insert(CONTENT_LENGTH, taught.len().into());
-                }
-                Plain::kept(parts.status, parts.headers, taught)
+                let body = match self.call.teaches.is_any() && !is_compressed(&parts.headers) {
+                    true => Box::pin(self.be_taught_by(&mut parts.headers, kept)).await,
+                    false => kept,
+                };
+                Plain::kept(parts.status, parts.headers, body)
             }
             Ok(Ok(false)) | Err(_) => {
                 self.writer.stream().forget_retries();
@@ -531,6 +529,17 @@ impl Pump {
         let Listed { tools, edited } = Listed::of(&message, |name| tokens.tools.contains(name));
         self.upstream.learned().note_tools(tools);
         edited.map_or(message, Bytes::from)
+    }
+
+    /// An answer with this head that something is to be learned of, as the client gets it: once the store has what it says.
+    async fn be_taught_by(&mut self, headers: &mut HeaderMap, answer: Bytes) -> Bytes {
+        let taught = self.be_taught(answer.clone());
+        self.save_session().await;
+        if taught != answer {
+            headers.remove(ETAG);
+            headers.insert(CONTENT_LENGTH, taught.len().into());
+        }
+        taught
     }
 
     /// The result of `initialize` makes a record, before the client can use the session.
