@@ -63,7 +63,7 @@ pub(super) enum Told {
 impl Ingress {
     pub(super) async fn answers(
         self: Arc<Self>,
-        asked: Asked,
+        asked: Box<Asked>,
         messages: Vec<Message>,
         body: Bytes,
     ) -> Response<BoxBody> {

@@ -33,7 +33,7 @@ use crate::upstream::{self, Pump, Running, Teaches, Template};
 
 /// A POST that carries requests, with all that is known of it.
 pub(super) struct Posted {
-    pub(super) asked: Asked,
+    pub(super) asked: Box<Asked>,
     call: classify::Call,
     accept: Accept,
     body: Bytes,
@@ -72,7 +72,12 @@ struct Claimed {
 }
 
 impl Ingress {
-    pub(super) async fn call(self: Arc<Self>, asked: Asked, call: classify::Call, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn call(
+        self: Arc<Self>,
+        asked: Box<Asked>,
+        call: classify::Call,
+        body: Bytes,
+    ) -> Response<BoxBody> {
         let accept = headers::accept(&asked.parts.headers);
         if !accept.json && !accept.sse {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
@@ -126,7 +131,8 @@ impl Ingress {
             Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
-                let Posted { asked: Asked { parts, session, connection, .. }, call, accept, body, .. } = posted;
+                let Posted { asked, call, accept, body, .. } = posted;
+                let Asked { parts, session, connection, .. } = *asked;
                 let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
                 let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
@@ -284,7 +290,7 @@ impl Ingress {
 
     fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
         let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
-        let Asked { parts, session, connection, .. } = &posted.asked;
+        let Asked { parts, session, connection, .. } = &*posted.asked;
         if let Some(session) = session {
             session.add_stream(stream);
             if posted.call.era() == Era::Legacy && posted.accept.sse && !posted.call.opens {

@@ -25,7 +25,12 @@ enum Answer {
 }
 
 impl Ingress {
-    pub(super) async fn dialect(self: Arc<Self>, asked: Asked, request: Dialect, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn dialect(
+        self: Arc<Self>,
+        asked: Box<Asked>,
+        request: Dialect,
+        body: Bytes,
+    ) -> Response<BoxBody> {
         let accept = headers::accept(&asked.parts.headers);
         let streams = matches!(request.method, Method::ResumeRequest | Method::ResumeStream);
         if (streams && !accept.sse) || (!streams && !accept.json) {

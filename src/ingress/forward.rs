@@ -58,12 +58,12 @@ impl Ingress {
     }
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
-    pub(super) async fn forward_read(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn forward_read(&self, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
         self.send_whole(&self.upstream.pass(&asked.parts, asked.connection.forwarded(), body)).await
     }
 
     /// The same for a POST whose body was read.
-    pub(super) async fn forward_whole(&self, asked: Asked, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn forward_whole(&self, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
         let _held = asked.share.hold(body.len());
         self.send_whole(&self.upstream.call(&asked.parts, asked.connection.forwarded(), body)).await
     }

@@ -92,7 +92,7 @@ impl Ingress {
         Some(handed_answer(response).await)
     }
 
-    fn asked_of(&self, handed: Handed) -> Option<(Asked, Bytes)> {
+    fn asked_of(&self, handed: Handed) -> Option<(Box<Asked>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in &handed.headers {
@@ -101,7 +101,8 @@ impl Ingress {
         let (parts, ()) = request.body(()).ok()?.into_parts();
         let scheme = if handed.is_secure { "https" } else { "http" };
         let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme));
-        let asked = Asked { is_handed: true, ..self.identify(parts, connection) };
+        let mut asked = self.identify(parts, connection);
+        asked.is_handed = true;
         Some((asked, handed.body.0.into()))
     }
 

@@ -80,7 +80,8 @@ pub struct Ingress {
     pub instance: u64,
 }
 
-/// One request's head with what is known of its sender.
+/// One request's head with what is known of its sender. Boxed wherever it is owned: each future on a request's way would have it
+/// twice, and all of them are one allocation.
 struct Asked {
     parts: Parts,
     binding: Binding,
@@ -204,7 +205,7 @@ impl Ingress {
         Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
 
-    async fn by_head(self: Arc<Self>, asked: Asked, body: Incoming) -> Response<BoxBody> {
+    async fn by_head(self: Arc<Self>, asked: Box<Asked>, body: Incoming) -> Response<BoxBody> {
         match classify::head(&asked.parts.method, &asked.parts.headers) {
             Route::Resume(id) => self.resume(asked, id).await,
             Route::Standalone => self.standalone(asked).await,
@@ -221,7 +222,7 @@ impl Ingress {
         }
     }
 
-    async fn post(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
+    async fn post(self: Arc<Self>, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
         let version = asked.session.as_deref().and_then(Session::version);
         match classify::post(&asked.parts.headers, &body, version, self.config.dialects.declared) {
             Route::Call(call) => match self.token_of(&call, &body) {
@@ -238,7 +239,7 @@ impl Ingress {
         }
     }
 
-    fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Asked {
+    fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<Asked> {
         let principal = self.principals.of(&parts.headers);
         let subject = self.principals.subject_of(&principal, &parts.headers);
         let (id, issued) = self.session_of(&mut parts);
@@ -257,7 +258,7 @@ impl Ingress {
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
         let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.peer());
         let share = self.log.share(sharer);
-        Asked {
+        Box::new(Asked {
             parts,
             binding: Binding { principal, subject, session: id },
             session,
@@ -267,7 +268,7 @@ impl Ingress {
             is_handed: false,
             share,
             connection,
-        }
+        })
     }
 
     /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.

@@ -27,7 +27,7 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Ingress {
     /// A GET with one of our event IDs.
-    pub(super) async fn resume(self: Arc<Self>, asked: Asked, id: EventId) -> Response<BoxBody> {
+    pub(super) async fn resume(self: Arc<Self>, asked: Box<Asked>, id: EventId) -> Response<BoxBody> {
         if !headers::accept(&asked.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
         }
@@ -154,7 +154,7 @@ impl Ingress {
     }
 
     /// A GET that names no event: the session's standalone stream, after the last event written to any connection.
-    pub(super) async fn standalone(self: Arc<Self>, asked: Asked) -> Response<BoxBody> {
+    pub(super) async fn standalone(self: Arc<Self>, asked: Box<Asked>) -> Response<BoxBody> {
         let Some(id) = asked.binding.session.clone() else {
             // Without a session there is nothing to find it again by.
             return self.forward_read(asked, Bytes::new()).await;
@@ -190,7 +190,7 @@ impl Ingress {
     }
 
     /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
-    pub(super) async fn standalone_lost(self: Arc<Self>, asked: Asked, by: Dialect) -> Response<BoxBody> {
+    pub(super) async fn standalone_lost(self: Arc<Self>, asked: Box<Asked>, by: Dialect) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::Lost);
         let Some(id) = &asked.binding.session else {
             return self.forward_read(asked, Bytes::new()).await;
@@ -329,7 +329,7 @@ impl Ingress {
 
     /// DELETE: the upstream decides; once the session is over there, its streams end here. One that had ended already stays
     /// readable as long as any.
-    pub(super) async fn delete(self: Arc<Self>, asked: Asked, body: Bytes) -> Response<BoxBody> {
+    pub(super) async fn delete(self: Arc<Self>, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
         if asked.is_issued {

@@ -97,7 +97,7 @@ impl Ingress {
     /// A call that says something of a token.
     pub(super) async fn call_with_token(
         self: Arc<Self>,
-        asked: Asked,
+        asked: Box<Asked>,
         call: classify::Call,
         body: Bytes,
         said: Said,
@@ -117,7 +117,7 @@ impl Ingress {
     /// The same call again, to go on with: never sent on.
     async fn call_again(
         self: Arc<Self>,
-        asked: Asked,
+        asked: Box<Asked>,
         call: classify::Call,
         method: &str,
         body: &[u8],
@@ -153,7 +153,7 @@ impl Ingress {
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
-        let Asked { parts, session, connection, .. } = asked;
+        let Asked { parts, session, connection, .. } = *asked;
         let query = parts.uri.query().map(Box::from);
         drop(parts);
         let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };

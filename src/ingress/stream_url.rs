@@ -72,7 +72,7 @@ impl Ingress {
 
     pub(super) async fn by_stream_url(
         self: Arc<Self>,
-        asked: Asked,
+        asked: Box<Asked>,
         named: Named,
         body: Incoming,
     ) -> Response<BoxBody> {
@@ -92,7 +92,7 @@ impl Ingress {
     /// Answers of its client first, where it has any.
     async fn go_on(
         self: Arc<Self>,
-        asked: Asked,
+        asked: Box<Asked>,
         wanted: Wanted,
         answers: Option<Vec<(Bytes, RequestId)>>,
     ) -> Response<BoxBody> {
