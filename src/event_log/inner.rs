@@ -29,7 +29,8 @@ pub struct Bounds {
 
 #[derive(Debug)]
 pub(super) struct Inner {
-    pub(super) machine: Machine,
+    /// Boxed, so that a stream is small enough for what allocators do fast, and is not moved with it while it is made.
+    pub(super) machine: Box<Machine>,
     pub(super) tail: Tail,
     pub(super) epoch: WriterEpoch,
     /// What the store has of it. `None`: memory is the store.
@@ -56,7 +57,7 @@ pub(super) struct Inner {
 }
 
 impl Inner {
-    pub(super) fn new(machine: Machine, part: Part) -> Self {
+    pub(super) fn new(machine: Box<Machine>, part: Part) -> Self {
         Self {
             machine,
             tail: Tail::new(),

@@ -115,7 +115,7 @@ impl Stream {
         now: Instant,
     ) -> Self {
         let share = part.share().clone();
-        let mut inner = Inner::new(Machine::new(spec.policy, spec.ids, now), part);
+        let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), part);
         inner.recorded = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
         let origin = (identity.owner, epoch);

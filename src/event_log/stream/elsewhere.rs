@@ -62,7 +62,7 @@ impl Stream {
         }
         {
             let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
-            inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
+            *inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
             inner.tail = Tail::starting_at(tail);
             inner.tail.set_epoch(epoch);
             inner.epoch = epoch;
