@@ -1,4 +1,4 @@
-.PHONY: build demo setup test sim crash soak fuzz lint fmt deny bench instructions image
+.PHONY: build optimized demo setup test sim crash soak fuzz lint fmt deny bench instructions image
 
 # A job at a time: the steps share the build directory and the machine.
 .NOTPARALLEL:
@@ -13,6 +13,10 @@ DENY := target/tools/cargo-deny-$(CARGO_DENY)/bin/cargo-deny
 # With both roles; without `--features balancer` it is the sidecar alone, which needs no cmake.
 build:
 	cargo build --release --locked --features balancer
+
+# The sidecar alone, optimized by a profile of itself under load: target/optimized/mcp-resume. Takes three builds.
+optimized:
+	deploy/build-optimized.sh
 
 # A call lost without the proxy and kept with it.
 demo:
