@@ -50,7 +50,7 @@ stores=mcp-resume,disk
 if command -v redis-server >/dev/null; then stores=$stores,redis; else echo "no redis-server: its store counts as rare" >&2; fi
 load mcp-resume json-64,json-1,paced,resume 3
 load "$stores" json-64,paced 1
-# A tenth as long: what is counted a million times a second would make all else look rare.
+# A tenth as long, because its events are ten times as many.
 load mcp-resume burst 0.3
 merge "$made/mcp-resume.profdata"
 build built "-Cprofile-use=$made/mcp-resume.profdata"
