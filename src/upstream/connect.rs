@@ -4,7 +4,8 @@ use std::future::Future;
 use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
 use http::Uri;
@@ -78,6 +79,8 @@ enum Carrier {
 struct Tls {
     files: Arc<ClientFiles>,
     name: ServerName<'static>,
+    /// What the last handshake agreed on, whoever's it was.
+    is_http2: Arc<AtomicBool>,
 }
 
 impl Connector {
@@ -88,7 +91,7 @@ impl Connector {
             Way::Tls(files) => {
                 let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(host).map_err(|_| tls::Error::Name)?;
-                Carrier::Tls(tcp(timeout), Box::new(Tls { files, name }))
+                Carrier::Tls(tcp(timeout), Box::new(Tls { files, name, is_http2: Arc::default() }))
             }
             Way::Dialed(dialer) => Carrier::Dialed(dialer),
         };
@@ -125,7 +128,9 @@ impl Carrier {
                 let tcp = tcp.call(target).await?.into_inner();
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| warn!(%error, "the TLS handshake with the upstream failed"))?;
-                Ok(Socket::Tls(Box::new(stream)))
+                let socket = Socket::Tls(Box::new(stream));
+                tls.is_http2.store(socket.is_http2(), Ordering::Relaxed);
+                Ok(socket)
             }
             Carrier::Dialed(dialer) => Ok(Socket::Dialed(dialer.dial(&target).await?)),
         }
@@ -133,9 +138,12 @@ impl Carrier {
 }
 
 impl Connector {
-    /// Whether what is sent is sealed, and the version of HTTP agreed in the handshake.
-    pub(super) fn is_tls(&self) -> bool {
-        matches!(self.carrier, Carrier::Tls(..))
+    /// Whether the server chose HTTP/2 in the last handshake. Another one may choose otherwise: a server is replaced, or is several.
+    pub(super) fn agreed_on_http2(&self) -> bool {
+        match &self.carrier {
+            Carrier::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
+            Carrier::Tcp(_) | Carrier::Dialed(_) => false,
+        }
     }
 
     /// A connection to the origin.
@@ -170,17 +178,34 @@ pub(super) enum Socket {
     Dialed(Box<dyn Wire>),
 }
 
+impl Socket {
+    /// Whether the handshake agreed on HTTP/2; without one nothing was agreed on.
+    pub(super) fn is_http2(&self) -> bool {
+        match self {
+            Socket::Tls(tls) => tls.get_ref().1.alpn_protocol() == Some(tls::HTTP2),
+            Socket::Tcp(_) | Socket::Dialed(_) => false,
+        }
+    }
+}
+
+/// In TLS an end that was not announced is a cut. It is announced where that can be done at once, and nothing else is sent for it:
+/// what was not written whole is taken for unsent.
+impl Drop for Socket {
+    fn drop(&mut self) {
+        if let Socket::Tls(tls) = self
+            && !tls.get_ref().1.wants_write()
+        {
+            let _ = Pin::new(tls).poll_shutdown(&mut Context::from_waker(Waker::noop()));
+        }
+    }
+}
+
 impl Connection for Socket {
     fn connected(&self) -> Connected {
         match self {
             Socket::Tcp(tcp) => tcp.connected(),
-            Socket::Tls(tls) => {
-                let (tcp, session) = tls.get_ref();
-                match session.alpn_protocol() {
-                    Some(tls::HTTP2) => tcp.connected().negotiated_h2(),
-                    Some(_) | None => tcp.connected(),
-                }
-            }
+            Socket::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
+            Socket::Tls(tls) => tls.get_ref().0.connected(),
             Socket::Dialed(_) => Connected::new(),
         }
     }

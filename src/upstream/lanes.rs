@@ -1,9 +1,10 @@
 //! The pooled clients.
 //!
-//! Over HTTP/1.1 every call has a connection of its own. Without TLS it is spoken to by our own client, but for bodies that pass
-//! through; everything else is hyper's. Over HTTP/2 calls share a connection, and servers allow so many on one; a call beyond
-//! that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients as it takes for
-//! none to have more calls than a connection carries.
+//! Over HTTP/1.1 every call has a connection of its own, spoken to by our own client, but for bodies that pass through; everything
+//! else is hyper's. In TLS the server chooses the version with each connection: ours is made first, and where that is not HTTP/1.1
+//! the call is hyper's, as are all until a server chooses otherwise. Over HTTP/2 calls share a connection, and servers allow so many
+//! on one; a call beyond that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients
+//! as it takes for none to have more calls than a connection carries.
 
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,7 +52,7 @@ pub(super) struct Lanes {
     connector: Connector,
     version: Version,
     pool_idle: Duration,
-    http1: Option<http1::Client>,
+    http1: http1::Client,
     first: Lane,
     more: Mutex<Vec<Lane>>,
 }
@@ -69,7 +70,7 @@ impl Error {
     /// Whether it is certain that nothing of the request left.
     pub(super) fn is_unsent(&self) -> bool {
         match self {
-            Error::Http1(http1::Error::Connect(_) | http1::Error::Unsent(_)) => true,
+            Error::Http1(http1::Error::Connect(_) | http1::Error::Http2 | http1::Error::Unsent(_)) => true,
             Error::Http1(http1::Error::Broken(_) | http1::Error::Malformed(_)) => false,
             Error::Hyper(error) => error.is_connect(),
         }
@@ -91,8 +92,7 @@ impl Lanes {
     /// To the server that requests which name no host are for. Nothing is connected yet.
     pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
         let first = lane(&connector, version, pool_idle);
-        let is_ours = version == Version::Http1 && !connector.is_tls();
-        let http1 = is_ours.then(|| http1::Client::new(connector.clone(), host.to_owned(), pool_idle));
+        let http1 = http1::Client::new(connector.clone(), host.to_owned(), pool_idle);
         Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
 
@@ -105,24 +105,35 @@ impl Lanes {
         taken: &Taken,
         sent: Option<&Arc<Stream>>,
     ) -> Result<Response<Received>, Error> {
-        let Some(client) = &self.http1 else {
-            // Boxed, because every call has room for whatever this may become.
-            let mut answer = Box::pin(self.forward(template.to_request(target.clone(), taken, sent))).await?;
-            *answer.headers_mut() = headers::unpinned(answer.headers());
-            return Ok(answer);
-        };
-        let request = http1::Request {
-            method: template.method(),
-            target: target.path_and_query().map_or("/", |target| target.as_str()),
-            lines: template.lines(),
-            body: template.body(),
-        };
-        let on_sent = || {
-            taken.take();
-            sent.into_iter().for_each(|stream| stream.note_sent());
-        };
-        let answered = client.send(request, on_sent).await?;
-        Ok(answered.map(|body| Received::Http1(Box::new(body))))
+        if self.is_http1() {
+            let request = http1::Request {
+                method: template.method(),
+                target: target.path_and_query().map_or("/", |target| target.as_str()),
+                lines: template.lines(),
+                body: template.body(),
+            };
+            let on_sent = || {
+                taken.take();
+                sent.into_iter().for_each(|stream| stream.note_sent());
+            };
+            match self.http1.send(request, on_sent).await {
+                Err(http1::Error::Http2) => {}
+                answered => return Ok(answered?.map(|body| Received::Http1(Box::new(body)))),
+            }
+        }
+        // Boxed, because every call has room for whatever this may become.
+        let mut answer = Box::pin(self.forward(template.to_request(target.clone(), taken, sent))).await?;
+        *answer.headers_mut() = headers::unpinned(answer.headers());
+        Ok(answer)
+    }
+
+    /// Whether a connection is HTTP/1.1, for all that is known.
+    fn is_http1(&self) -> bool {
+        match self.version {
+            Version::Http1 => true,
+            Version::Http2 => false,
+            Version::Agreed => !self.connector.agreed_on_http2(),
+        }
     }
 
     /// Sends a request whose body passes through, and waits for the head.

@@ -20,7 +20,7 @@ pub enum Received {
 }
 
 impl Received {
-    /// Whether each piece is all that was ready: the other kind hands over one read at a time, through another task.
+    /// Whether whoever wants pieces reads them: the other kind hands over one read at a time, through another task.
     pub(super) fn is_gathered(&self) -> bool {
         matches!(self, Received::Http1(_))
     }

@@ -300,6 +300,20 @@ fn assert_failed(message: &[u8], may_have_run: bool) {
 }
 
 #[tokio::test]
+async fn a_large_request_arrives_whole_over_every_pairing() {
+    over(pairings(), async |stage, mut talker| {
+        let text = "large ".repeat(300_000);
+        let body = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"text":"{text}"}}}}"#);
+        let answer = talker.send("POST", &SESSION, body.clone());
+        let asked = stage.speaker.next().await;
+        assert!(asked.body == body.as_bytes());
+        asked.json(result(1));
+        assert_eq!(answer.head().await.body().await, result(1).as_bytes());
+    })
+    .await;
+}
+
+#[tokio::test]
 async fn host_and_forwarded_headers_say_the_same_over_every_pairing() {
     over(pairings(), async |stage, mut talker| {
         let cookies = [("cookie", "a=1"), ("cookie", "b=2")];

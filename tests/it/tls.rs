@@ -8,6 +8,10 @@ use mcp_resume::config::Config;
 use mcp_resume::tls::Reload;
 use std::fs;
 use std::path::PathBuf;
+use std::time::Duration;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio_rustls::TlsAcceptor;
 
 async fn shown(proxy: &Proxy, pki: &Pki) -> Vec<u8> {
     Talker::connect(proxy.addr, Speech::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
@@ -206,6 +210,85 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     for saying in [first, second, third] {
         saying.finish(result(1));
     }
+}
+
+/// One that an upstream answers at once.
+async fn asks(proxy: &Proxy, speaker: &mut Speaker) -> http::Version {
+    let pending = Request::post(call(1)).start(proxy.addr).await;
+    let asked = speaker.next().await;
+    let version = asked.head.version;
+    asked.json(result(1));
+    assert_eq!(pending.response().await.body().await, result(1).as_bytes());
+    version
+}
+
+#[tokio::test]
+async fn calls_one_after_the_other_share_a_connection_to_the_upstream() {
+    for up in Speech::ALL {
+        let pki = Pki::new();
+        let mut speaker = Speaker::start(up, &pki).await;
+        let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, up, &pki)).await;
+        asks(&proxy, &mut speaker).await;
+        let before = speaker.accepted();
+        for _ in 0..3 {
+            asks(&proxy, &mut speaker).await;
+        }
+        assert_eq!(speaker.accepted(), before, "{up:?}");
+        // In TLS the first call finds out what is spoken.
+        assert_eq!(before, if up == Speech::Http2Tls { 2 } else { 1 }, "{up:?}");
+    }
+}
+
+#[tokio::test]
+async fn an_upstream_may_change_the_version_it_agrees_on() {
+    let pki = Pki::new();
+    let mut speaker = Speaker::start(Speech::Http1Tls, &pki).await;
+    let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, Speech::Http1Tls, &pki)).await;
+    for (turn, version) in [
+        (Speech::Http1Tls, http::Version::HTTP_11),
+        (Speech::Http2Tls, http::Version::HTTP_2),
+        (Speech::Http1Tls, http::Version::HTTP_11),
+    ] {
+        speaker.turn_to(turn);
+        for _ in 0..2 {
+            assert_eq!(asks(&proxy, &mut speaker).await, version, "{turn:?}");
+        }
+        // Whoever changes it ends the connections there are.
+        let broken = Request::post(call(1)).start(proxy.addr).await;
+        speaker.next().await.reset();
+        assert_eq!(broken.response().await.status, 502);
+    }
+}
+
+#[tokio::test]
+async fn the_end_of_a_connection_to_the_upstream_is_announced() {
+    let pki = Pki::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let url = format!("https://localhost:{}/mcp", listener.local_addr().expect("an address").port());
+    let change = speak(Speech::Http1, Speech::Http1Tls, &pki);
+    let proxy = Proxy::to_url(&url, |config| {
+        change(config);
+        config.upstream.pool_idle = Duration::ZERO;
+    })
+    .await;
+    let pending = Request::post(call(1)).start(proxy.addr).await;
+    let (tcp, _) = listener.accept().await.expect("a connection");
+    let acceptor = TlsAcceptor::from(pki.server(&["http/1.1"], false));
+    let mut tls = within("the handshake", acceptor.accept(tcp)).await.expect("TLS");
+    let mut seen = Vec::new();
+    while !seen.ends_with(call(1).as_bytes()) {
+        assert_ne!(within("the request", tls.read_buf(&mut seen)).await.expect("bytes"), 0);
+    }
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{}",
+        result(1).len(),
+        result(1)
+    );
+    tls.write_all(answer.as_bytes()).await.expect("an open connection");
+    tls.flush().await.expect("an open connection");
+    assert_eq!(pending.response().await.body().await, result(1).as_bytes());
+    let end = within("the end", tls.read_buf(&mut Vec::new())).await;
+    assert_eq!(end.expect("an end that was announced"), 0);
 }
 
 /// What every HTTP/2 client begins with, and an empty SETTINGS frame.

@@ -1,4 +1,4 @@
-//! The client for HTTP/1.1 without TLS: a connection to a call, spoken to by the call's own task.
+//! The client for HTTP/1.1: a connection to a call, spoken to by the call's own task.
 //!
 //! hyper's client has a task for each connection, and every piece of an answer crosses over from it by a channel; here the task
 //! that wants the bytes reads them. Owned here: connections and their reuse, writing a request, reading its response. Absent:
@@ -53,6 +53,9 @@ pub(super) struct Request<'a> {
 pub(super) enum Error {
     #[error("there is no connection to the upstream")]
     Connect(#[source] BoxError),
+    /// The server chose the other version for a new connection, on which nothing was sent.
+    #[error("the upstream speaks HTTP/2")]
+    Http2,
     /// Nothing of the request had left.
     #[error("the connection broke before the request")]
     Unsent(#[source] io::Error),
@@ -97,6 +100,9 @@ impl Client {
         }
         // Boxed, because most calls find a connection.
         let socket = Box::pin(self.connector.connect()).await.map_err(Error::Connect)?;
+        if socket.is_http2() {
+            return Err(Error::Http2);
+        }
         Wire::begin(socket, outgoing).await.map_err(|(_, error)| Error::Unsent(error))
     }
 }

@@ -1,13 +1,15 @@
 use std::collections::VecDeque;
+use std::pin::Pin;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
 
 use http::{StatusCode, Uri};
 use http_body_util::BodyExt;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream, DuplexStream, ReadBuf};
 
 use super::*;
-use crate::upstream::connect::{Dial, Dialing, Way};
+use crate::upstream::connect::{Dial, Dialing, Way, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);
 /// What a pipe carries before somebody reads it.
@@ -15,24 +17,29 @@ const PIPE: usize = 1024;
 
 /// Hands out the ends of pipes.
 #[derive(Default)]
-struct Pipes(Mutex<VecDeque<DuplexStream>>);
+struct Pipes(Mutex<VecDeque<Box<dyn Wire>>>);
 
 impl Dial for Pipes {
     fn dial(&self, _: &Uri) -> Dialing {
         let pipe = self.0.lock().unwrap().pop_front();
-        Box::pin(async move {
-            let pipe = pipe.ok_or(io::Error::from(io::ErrorKind::ConnectionRefused))?;
-            Ok(Box::new(pipe) as Box<dyn crate::upstream::Wire>)
-        })
+        Box::pin(async move { pipe.ok_or(io::ErrorKind::ConnectionRefused.into()) })
     }
 }
 
 /// A client, and the server's ends of the connections it will make.
 fn client<const N: usize>() -> (Client, [DuplexStream; N]) {
+    client_over(PIPE, |pipe| Box::new(pipe))
+}
+
+/// The same with something between it and the pipes, which carry so much before somebody reads it.
+fn client_over<const N: usize>(
+    size: usize,
+    between: impl Fn(DuplexStream) -> Box<dyn Wire>,
+) -> (Client, [DuplexStream; N]) {
     let pipes = Arc::new(Pipes::default());
     let servers = std::array::from_fn(|_| {
-        let (ours, theirs) = tokio::io::duplex(PIPE);
-        pipes.0.lock().unwrap().push_back(ours);
+        let (ours, theirs) = tokio::io::duplex(size);
+        pipes.0.lock().unwrap().push_back(between(ours));
         theirs
     });
     let connector = Connector::new(Way::Dialed(pipes), Uri::from_static("http://there"), IDLE).unwrap();
@@ -193,4 +200,80 @@ async fn dropping_a_body_closes_its_connection() {
     let (answered, ()) = tokio::join!(client.send(request(&body), || ()), answer(&mut first, head));
     drop(answered.unwrap());
     assert_eq!(first.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_the_connection_holds_back_is_flushed() {
+    let (client, [mut first]) = client_over(PIPE, |pipe| Box::new(BufStream::new(pipe)));
+    for size in [0, 20 * PIPE] {
+        let body = Bytes::from([vec![b'x'; size], b"ask".to_vec()].concat());
+        let (answered, ()) = tokio::join!(client.send(request(&body), || ()), answer(&mut first, ANSWER));
+        assert_eq!(answered.unwrap().into_body().collect().await.unwrap().to_bytes(), "ok");
+    }
+}
+
+/// Breaks in its second record, as TLS does on a broken connection: the first has left, and the write has failed.
+struct BreaksInSecond {
+    pipe: DuplexStream,
+    records: usize,
+}
+
+impl BreaksInSecond {
+    const RECORD: usize = 16 * 1024;
+}
+
+impl AsyncRead for BreaksInSecond {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for BreaksInSecond {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, mut bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let all = bytes.len();
+        while !bytes.is_empty() {
+            if self.records > 0 {
+                return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
+            }
+            let (record, rest) = bytes.split_at(bytes.len().min(Self::RECORD));
+            assert_eq!(ready!(Pin::new(&mut self.pipe).poll_write(cx, record))?, record.len(), "the pipe is large");
+            self.records += 1;
+            bytes = rest;
+        }
+        Poll::Ready(Ok(all))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let bytes: Vec<u8> = pieces.iter().flat_map(|piece| piece.iter().copied()).collect();
+        self.poll_write(cx, &bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.pipe).poll_shutdown(cx)
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_which_a_record_left_is_not_taken_for_unsent() {
+    let (client, [mut first]) =
+        client_over(4 * BreaksInSecond::RECORD, |pipe| Box::new(BreaksInSecond { pipe, records: 0 }));
+    let large = Bytes::from(vec![b'x'; 2 * BreaksInSecond::RECORD]);
+    let sent = AtomicUsize::new(0);
+    let on_sent = || _ = sent.fetch_add(1, Ordering::Relaxed);
+    let reading = async {
+        let mut record = vec![0; BreaksInSecond::RECORD];
+        first.read_exact(&mut record).await.unwrap();
+        drop(first);
+    };
+    let (answered, ()) = tokio::join!(client.send(request(&large), on_sent), reading);
+    assert!(matches!(answered, Err(Error::Broken(_))), "{answered:?}");
+    assert_eq!(sent.into_inner(), 1);
 }

@@ -14,6 +14,8 @@ use crate::protocol::http1::{self, Head, HeadReader};
 
 /// One read takes up to this much.
 const READ_MAX: usize = 64 * 1024;
+/// The first write of a request: no more than a TLS record, of which nobody can read a part. So when it fails none of the request left.
+const FIRST_WRITE_MAX: usize = 16 * 1024;
 
 thread_local! {
     // In use within one poll only, so that a connection that waits holds no buffer.
@@ -21,15 +23,17 @@ thread_local! {
 }
 
 /// What is still to be written of a request.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Outgoing {
     head: Bytes,
     body: Bytes,
+    /// All of it has left: what TLS took may still wait for its socket.
+    is_flushed: bool,
 }
 
 impl Outgoing {
     pub(super) fn new(head: Bytes, body: Bytes) -> Self {
-        Self { head, body }
+        Self { head, body, is_flushed: false }
     }
 
     fn is_empty(&self) -> bool {
@@ -42,17 +46,19 @@ impl Outgoing {
         self.body.advance(written - of_head);
         if self.is_empty() {
             // What was written is not kept for as long as it takes to answer it.
-            *self = Self::default();
+            *self = Self::new(Bytes::new(), Bytes::new());
         }
     }
 
-    /// Writes once: how much is not said, but it was more than nothing.
-    fn poll_write<S>(&mut self, socket: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    /// Writes once, up to `max` bytes: how much is not said, but it was more than nothing.
+    fn poll_write<S>(&mut self, socket: &mut S, max: usize, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncWrite + Unpin,
     {
-        let pieces = [IoSlice::new(&self.head), IoSlice::new(&self.body)];
-        let pieces = if self.head.is_empty() { &pieces[1..] } else { &pieces[..] };
+        let head = &self.head[..self.head.len().min(max)];
+        let body = &self.body[..self.body.len().min(max - head.len())];
+        let pieces = [IoSlice::new(head), IoSlice::new(body)];
+        let pieces = if head.is_empty() { &pieces[1..] } else { &pieces[..] };
         match ready!(Pin::new(socket).poll_write_vectored(cx, pieces))? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
             written => {
@@ -60,6 +66,21 @@ impl Outgoing {
                 Poll::Ready(Ok(()))
             }
         }
+    }
+
+    /// Writes until all of it has left.
+    fn poll_leave<S>(&mut self, socket: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
+    where
+        S: AsyncWrite + Unpin,
+    {
+        while !self.is_empty() {
+            ready!(self.poll_write(socket, usize::MAX, cx))?;
+        }
+        if !self.is_flushed {
+            ready!(Pin::new(socket).poll_flush(cx))?;
+            self.is_flushed = true;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -77,7 +98,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// # Errors
     /// With the request when none of it left.
     pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
-        match poll_fn(|cx| outgoing.poll_write(&mut socket, cx)).await {
+        match poll_fn(|cx| outgoing.poll_write(&mut socket, FIRST_WRITE_MAX, cx)).await {
             Ok(()) => Ok(Self { socket, outgoing, is_deaf: false }),
             Err(error) => Err((outgoing, error)),
         }
@@ -121,17 +142,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     fn write_on(&mut self, cx: &mut Context<'_>) {
-        while !self.is_deaf && !self.outgoing.is_empty() {
-            match self.outgoing.poll_write(&mut self.socket, cx) {
-                Poll::Ready(Ok(())) => {}
-                Poll::Ready(Err(_)) => self.is_deaf = true,
-                Poll::Pending => return,
-            }
+        if !self.is_deaf && !self.outgoing.is_flushed {
+            self.is_deaf = matches!(self.outgoing.poll_leave(&mut self.socket, cx), Poll::Ready(Err(_)));
         }
     }
 
     /// The connection for another request; `None` while this one is not whole.
     pub(super) fn into_idle(self) -> Option<S> {
-        (self.outgoing.is_empty() && !self.is_deaf).then_some(self.socket)
+        (self.outgoing.is_flushed && !self.is_deaf).then_some(self.socket)
     }
 }

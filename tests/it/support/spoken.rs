@@ -14,6 +14,8 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::error::Error;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
@@ -237,6 +239,9 @@ impl Heard {
 pub(crate) struct Speaker {
     addr: SocketAddr,
     speech: Speech,
+    /// What new connections speak.
+    speaking: Arc<Mutex<Speech>>,
+    accepted: Arc<AtomicUsize>,
     asked: mpsc::UnboundedReceiver<Asked>,
 }
 
@@ -249,14 +254,30 @@ impl Speaker {
     pub(crate) async fn start_asking(speech: Speech, pki: &Pki, asks: bool) -> Speaker {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
-        let acceptor = speech.is_tls().then(|| TlsAcceptor::from(pki.server(&[speech.alpn()], asks)));
+        let acceptors = Speech::ALL
+            .map(|speech| (speech, speech.is_tls().then(|| TlsAcceptor::from(pki.server(&[speech.alpn()], asks)))));
         let (sender, asked) = mpsc::unbounded_channel();
+        let (speaking, accepted) = (Arc::new(Mutex::new(speech)), Arc::<AtomicUsize>::default());
+        let (says, counts) = (speaking.clone(), accepted.clone());
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
-                tokio::spawn(converse(tcp, acceptor.clone(), speech, sender.clone()));
+                counts.fetch_add(1, Ordering::Relaxed);
+                let now = *says.lock().expect("nobody panics with it");
+                let acceptor = acceptors.iter().find(|(speech, _)| *speech == now).and_then(|(_, it)| it.clone());
+                tokio::spawn(converse(tcp, acceptor, now, sender.clone()));
             }
         });
-        Speaker { addr, speech, asked }
+        Speaker { addr, speech, speaking, accepted, asked }
+    }
+
+    /// Has new connections speak another version.
+    pub(crate) fn turn_to(&self, speech: Speech) {
+        *self.speaking.lock().expect("nobody panics with it") = speech;
+    }
+
+    /// How many connections there were.
+    pub(crate) fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     pub(crate) fn url(&self) -> String {
