@@ -164,7 +164,7 @@ impl Follow {
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
             match self.attachment.poll_read(cx, self.cursor, out, PIECE) {
-                Poll::Ready(ReadOutcome::Events { last, written, waited }) => {
+                Poll::Ready(ReadOutcome::Events { last, written, is_full, waited }) => {
                     waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
                     self.cursor = last;
                     self.written += written;
@@ -172,7 +172,7 @@ impl Follow {
                         self.has_id = true;
                         self.set_alarm();
                     }
-                    if out.len() >= PIECE {
+                    if is_full {
                         return Poll::Ready(());
                     }
                 }

@@ -24,6 +24,8 @@ pub enum ReadOutcome {
         last: Seq,
         /// How many.
         written: u64,
+        /// There is a next one, for which `out` is too full.
+        is_full: bool,
         /// Since the first of them was stored, where this reader was waiting for it: what the proxy adds to an event.
         waited: Option<Duration>,
     },
@@ -143,7 +145,7 @@ impl Attachment {
             return Poll::Pending;
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let (last, written) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
+        let (last, written, is_full) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
         let was_full = inner.machine.is_paused();
         let now = clock::now();
         let waited = inner.stored_at.take().map(|at| now.saturating_duration_since(at));
@@ -152,7 +154,7 @@ impl Attachment {
             inner.fit(self.stream.bounds);
             self.stream.pump.notify_one();
         }
-        Poll::Ready(ReadOutcome::Events { last, written, waited })
+        Poll::Ready(ReadOutcome::Events { last, written, is_full, waited })
     }
 
     /// How long its client is to wait before it comes back, where this connection is to end once it has what there is.

@@ -12,7 +12,7 @@ use super::slices::{Slice, Told};
 use crate::clock;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Batch, Machine, Phase};
-use crate::store::memory::Tail;
+use crate::store::memory::{ID_LINE, Tail};
 use crate::store::{Appended, WriterEpoch};
 
 /// A full share takes no more than this from a stream that never pauses: what its reader is about to be given.
@@ -87,8 +87,8 @@ impl Inner {
         self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
     }
 
-    /// The last number that was dealt with, and how many events were written. Answered server→client requests are passed
-    /// over: a cursor may stand on them all the same.
+    /// The last number that was dealt with, how many events were written, and whether the next one would have been too much.
+    /// Answered server→client requests are passed over: a cursor may stand on them all the same.
     pub(super) fn write_events(
         &self,
         handle: &Handle,
@@ -96,11 +96,13 @@ impl Inner {
         cursor: Seq,
         out: &mut BytesMut,
         budget: usize,
-    ) -> (Seq, u64) {
+    ) -> (Seq, u64, bool) {
         let mut last = cursor;
         let mut written = 0;
+        let mut is_full = false;
         for (seq, event) in self.tail.events_after(cursor) {
-            if last != cursor && out.len() + event.len() > budget {
+            is_full = last != cursor && out.len() + ID_LINE + event.len() > budget;
+            if is_full {
                 break;
             }
             if seq > self.machine.tail() {
@@ -121,7 +123,7 @@ impl Inner {
             }
             last = seq;
         }
-        (last, written)
+        (last, written, is_full)
     }
 
     /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,

@@ -24,6 +24,9 @@ const MAX_FIELD_NAME: usize = 5;
 /// An input buffer larger than this is given back once it is drained, so that an idle stream stays small.
 const KEPT_INPUT_BYTES: usize = 2 * 1024;
 
+/// What may stand between the end of an event's data and its end, in the usual forms. More than that begins another event.
+const MAX_SEPARATOR: usize = 4;
+
 /// The longest `retry` that is believed, in milliseconds (about 50 days); longer ones count as this. It keeps sums of
 /// instants and durations from overflowing.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
@@ -35,7 +38,8 @@ const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 pub struct Event {
     /// The value of the last `event` field; empty when there was none.
     pub name: Bytes,
-    /// The values of all `data` fields joined with LF. It has an allocation of its own and pins no read buffer.
+    /// The values of all `data` fields joined with LF. Events whose bytes were fed at once may share an allocation; nothing else
+    /// does.
     pub data: Bytes,
     /// The value of the last `id` field without a NUL; empty is a value.
     pub id: Option<Bytes>,
@@ -104,6 +108,9 @@ impl Decoder {
             self.input = Input::default();
             self.block = Block::new(self.block.limit);
         }
+        if let Ok(None) = polled {
+            self.block.release();
+        }
         self.input.release();
         polled
     }
@@ -147,11 +154,11 @@ impl Decoder {
                 },
                 Line::Value(field) => match memchr2(b'\r', b'\n', rest) {
                     None => {
-                        self.block.extend(field, rest)?;
+                        self.block.extend(field, rest, 0)?;
                         self.input.consume(rest.len());
                     }
                     Some(end) => {
-                        self.block.finish(field, &rest[..end])?;
+                        self.block.finish(field, &rest[..end], rest.len() - end)?;
                         self.end_line(end);
                     }
                 },
@@ -336,8 +343,10 @@ struct Block {
     /// Whether any of the four fields was seen.
     begun: bool,
     name: Bytes,
-    /// `None` until there was a `data` field.
-    data: Option<Vec<u8>>,
+    data: BytesMut,
+    has_data: bool,
+    /// The room of `data` was made for events behind it as well, or holds events before it.
+    is_shared: bool,
     id: Option<Bytes>,
     retry: Option<Duration>,
     /// The value so far of a field other than `data` whose line was cut.
@@ -346,41 +355,76 @@ struct Block {
 
 impl Block {
     fn new(limit: usize) -> Self {
-        Self { limit, begun: false, name: Bytes::new(), data: None, id: None, retry: None, cut_value: Vec::new() }
+        Self {
+            limit,
+            begun: false,
+            name: Bytes::new(),
+            data: BytesMut::new(),
+            has_data: false,
+            is_shared: false,
+            id: None,
+            retry: None,
+            cut_value: Vec::new(),
+        }
     }
 
     /// A line with this field begins.
     fn begin(&mut self, field: Field) -> Result<(), Error> {
         self.begun = true;
         match field {
-            Field::Data if self.data.is_none() => self.data = Some(Vec::new()),
-            Field::Data => self.extend(field, b"\n")?,
+            Field::Data if std::mem::replace(&mut self.has_data, true) => self.extend(field, b"\n", 0)?,
+            Field::Data => {}
             Field::Event | Field::Id | Field::Retry => {}
         }
         Ok(())
     }
 
-    /// The next piece of the field's value.
-    fn extend(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
+    /// The next piece of the field's value, with so many bytes fed behind it.
+    fn extend(&mut self, field: Field, piece: &[u8], behind: usize) -> Result<(), Error> {
         self.check_room(piece.len())?;
-        let value = match field {
-            Field::Data => self.data.get_or_insert_default(),
-            Field::Event | Field::Id | Field::Retry => &mut self.cut_value,
-        };
-        let needed = value.len() + piece.len();
-        if needed > value.capacity() {
-            // Doubling, as a vector does, but never beyond the limit.
-            let capacity = needed.max((value.capacity() * 2).min(self.limit));
-            value.reserve_exact(capacity - value.len());
+        match field {
+            Field::Data => {
+                self.make_room(piece.len(), behind);
+                self.data.extend_from_slice(piece);
+            }
+            Field::Event | Field::Id | Field::Retry => {
+                let value = &mut self.cut_value;
+                if let Some(capacity) = grown(value.capacity(), value.len() + piece.len(), self.limit) {
+                    value.reserve_exact(capacity - value.len());
+                }
+                value.extend_from_slice(piece);
+            }
         }
-        value.extend_from_slice(piece);
         Ok(())
     }
 
-    /// The last piece of the field's value.
-    fn finish(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
+    /// Room for `more` bytes of data. With events behind them it is for those too, which are cut off from it one by one.
+    fn make_room(&mut self, more: usize, behind: usize) {
+        let needed = self.data.len() + more;
+        let grown = grown(self.data.capacity(), needed, self.limit);
+        if let Some(capacity) = grown {
+            self.is_shared = self.data.is_empty() && behind > MAX_SEPARATOR;
+            self.move_to(if self.is_shared { needed + behind } else { capacity });
+        }
+    }
+
+    fn move_to(&mut self, capacity: usize) {
+        let mut data = BytesMut::with_capacity(capacity);
+        data.extend_from_slice(&self.data);
+        self.data = data;
+    }
+
+    /// All that was fed is read: keeps no more than the event that has begun.
+    fn release(&mut self) {
+        if std::mem::take(&mut self.is_shared) {
+            self.move_to(self.data.len());
+        }
+    }
+
+    /// The last piece of the field's value, with so many bytes fed behind it.
+    fn finish(&mut self, field: Field, piece: &[u8], behind: usize) -> Result<(), Error> {
         if matches!(field, Field::Data) || !self.cut_value.is_empty() {
-            self.extend(field, piece)?;
+            self.extend(field, piece, behind)?;
         } else {
             self.check_room(piece.len())?;
         }
@@ -399,10 +443,7 @@ impl Block {
     }
 
     fn check_room(&self, more: usize) -> Result<(), Error> {
-        let held = self.name.len()
-            + self.data.as_ref().map_or(0, Vec::len)
-            + self.id.as_ref().map_or(0, Bytes::len)
-            + self.cut_value.len();
+        let held = self.name.len() + self.data.len() + self.id.as_ref().map_or(0, Bytes::len) + self.cut_value.len();
         if more > self.limit.saturating_sub(held) {
             return Err(Error::TooLarge { limit: self.limit });
         }
@@ -411,18 +452,27 @@ impl Block {
 
     /// The event, at the blank line that ends it.
     fn take(&mut self) -> Option<Event> {
-        let limit = self.limit;
-        let block = std::mem::replace(self, Self::new(limit));
-        block.begun.then(|| Event {
-            name: block.name,
-            data: Bytes::from(block.data.unwrap_or_default().into_boxed_slice()),
-            id: block.id,
-            retry: block.retry,
+        if !std::mem::take(&mut self.begun) {
+            return None;
+        }
+        self.has_data = false;
+        // What is left of the room is for the next one.
+        let data = if self.is_shared { self.data.split() } else { std::mem::take(&mut self.data) };
+        Some(Event {
+            name: std::mem::take(&mut self.name),
+            data: data.freeze(),
+            id: self.id.take(),
+            retry: self.retry.take(),
         })
     }
 }
 
 /// Digits and nothing else, as milliseconds.
+/// The capacity to grow to where `needed` is more than there is: doubling, as a vector does, but never beyond the limit.
+fn grown(capacity: usize, needed: usize, limit: usize) -> Option<usize> {
+    (needed > capacity).then(|| needed.max((capacity * 2).min(limit)))
+}
+
 fn parse_retry(value: &[u8]) -> Option<Duration> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;

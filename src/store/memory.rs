@@ -15,6 +15,9 @@ use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
 use crate::store::{Appended, WriterEpoch};
 
+/// An event is written behind an id line of less than this.
+pub const ID_LINE: usize = 128;
+
 /// The first segment of a stream: most streams are one short call.
 const SEGMENT_MIN: usize = 512;
 /// Segments double up to this; an event larger than a segment has one of its own.
@@ -148,7 +151,6 @@ impl Tail {
     /// About how many bytes the events after `after` take when they are written with their ids, at most `limit`: enough to
     /// reserve a buffer once.
     pub fn byte_len_after(&self, after: Seq, limit: usize) -> usize {
-        const ID_LINE: usize = 128;
         let mut total = 0;
         for segment in self.segments_after(after) {
             total += segment.byte_len_after(after, ID_LINE);

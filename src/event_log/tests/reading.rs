@@ -32,6 +32,28 @@ fn a_reader_at_the_tail_is_woken_once_for_all_that_came_together() {
 }
 
 #[test]
+fn a_piece_stays_within_its_budget_and_its_buffer_does_not_grow() {
+    const BUDGET: usize = 4096;
+    let log = log_with(None);
+    let (stream, writer) = open(&log);
+    say_notes(&writer, 1..=100);
+    let attachment = stream.attach(new_attach(), Seq(0));
+    let (mut cursor, mut pieces) = (Seq(0), 0);
+    loop {
+        let mut out = BytesMut::new();
+        let outcome = attachment.poll_read(&mut Context::from_waker(Waker::noop()), cursor, &mut out, BUDGET);
+        let Poll::Ready(ReadOutcome::Events { last, is_full, .. }) = outcome else { panic!("{outcome:?}") };
+        assert!(out.len() <= BUDGET && out.capacity() <= BUDGET, "{} in {}", out.len(), out.capacity());
+        (cursor, pieces) = (last, pieces + 1);
+        if !is_full {
+            break;
+        }
+    }
+    assert_eq!(cursor, Seq(100));
+    assert!(pieces > 2);
+}
+
+#[test]
 fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
     let log = log_with(None);
     let (stream, writer) = open(&log);
@@ -40,7 +62,9 @@ fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
     let mut said = 10;
     while said < 40 {
         let next = Seq(client.cursor.0 + 1);
-        assert_eq!(client.read(1), Poll::Ready(ReadOutcome::Events { last: next, written: 1, waited: None }));
+        let is_full = next.0 < said as u64;
+        let outcome = ReadOutcome::Events { last: next, written: 1, is_full, waited: None };
+        assert_eq!(client.read(1), Poll::Ready(outcome));
         say_notes(&writer, said + 1..=said + 2);
         said += 2;
     }

@@ -155,7 +155,7 @@ proptest! {
     fn what_is_held_is_bounded_by_the_limit(
         bytes in streamish(),
         long in prop::sample::select(vec![&b"data: "[..], b"event: ", b"id: ", b"retry: ", b": ", b"x: ", b""]),
-        chunk in 1usize..40,
+        chunk in 1usize..400,
     ) {
         let limit = 100;
         let mut endless = bytes;
@@ -180,14 +180,13 @@ impl Decoder {
         let block = &self.block;
         self.input.rest().len()
             + block.name.len()
-            + block.data.as_ref().map_or(0, Vec::len)
+            + block.data.len()
             + block.id.as_ref().map_or(0, Bytes::len)
             + block.cut_value.len()
     }
 
     fn value_capacities(&self) -> [usize; 2] {
-        let data = self.block.data.as_ref().map_or(0, Vec::capacity);
-        [data, self.block.cut_value.capacity()]
+        [self.block.data.capacity(), self.block.cut_value.capacity()]
     }
 }
 
@@ -247,6 +246,22 @@ fn an_event_of_exactly_the_limit_passes_and_one_byte_more_fails_before_it_ends()
 fn the_limit_counts_each_event_alone_and_comments_never() {
     let wire = b": a long comment\n\ndata: abcd\n\ndata: abcd\n\n";
     assert_eq!(decode(4, [&wire[..]]).0.len(), 2);
+}
+
+#[test]
+fn events_that_came_together_share_memory_and_what_is_left_of_it_is_not_kept() {
+    let mut decoder = Decoder::new(LIMIT);
+    decoder.feed(b"data: first\n\ndata: second\n\ndata: thi");
+    let first = decoder.poll_event().unwrap().unwrap();
+    let second = decoder.poll_event().unwrap().unwrap();
+    let end = first.data.as_ptr() as usize + first.data.len();
+    assert_eq!(second.data.as_ptr() as usize, end);
+    assert_eq!(decoder.poll_event(), Ok(None));
+    assert_eq!(decoder.block.data.capacity(), b"thi".len());
+    decoder.feed(b"rd\n\n");
+    assert_eq!(&decoder.poll_event().unwrap().unwrap().data[..], b"third");
+    assert_eq!(decoder.block.data.capacity(), 0);
+    assert_eq!((&first.data[..], &second.data[..]), (&b"first"[..], &b"second"[..]));
 }
 
 #[test]

@@ -19,6 +19,12 @@ impl Batch {
         Self { first, bytes: BytesMut::new(), ends: Vec::new() }
     }
 
+    /// Makes room at once for so many events with so many bytes of data together; names are short.
+    pub fn reserve(&mut self, events: usize, bytes: usize) {
+        self.bytes.reserve(bytes + events * b"event: message\ndata: \n\n".len());
+        self.ends.reserve_exact(events);
+    }
+
     /// Encodes one event behind the others and tells its number.
     pub fn push(&mut self, name: &[u8], data: &[u8]) -> Seq {
         let seq = Seq(self.first.0 + self.ends.len() as u64);

@@ -148,6 +148,13 @@ impl Machine {
         }
     }
 
+    /// So many events are about to come, with so many bytes of data together.
+    pub fn expect(&mut self, events: usize, bytes: usize) {
+        if self.is_logging() {
+            self.staged.reserve(events, bytes);
+        }
+    }
+
     /// One JSON-RPC message of the upstream that is no SSE event: the body of a late or converted JSON answer.
     pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
         if !self.is_logging() {
