@@ -20,8 +20,9 @@ use super::layout::{self, Place};
 use super::{Fsync, Sizes, journal};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
-/// Two is the least with which flushes do not wait for compactions.
-const WORKERS: usize = 2;
+/// With two flushes do not wait for compactions. But the one that is left for them hands itself each compaction that is due for as long
+/// as the other has one; with four there is nearly always one that takes it.
+const WORKERS: usize = 4;
 /// The least there is. One journal is written, and as many as this are kept for what is not flushed.
 const JOURNALS: u64 = 64 << 20;
 /// A commit waits while more than this many memtables of a keyspace wait to be flushed, or this many tables to be compacted:
