@@ -199,13 +199,14 @@ impl EventLog {
     /// When the store cannot do it now. It may be tried again.
     pub async fn adopt(&self, id: StreamId) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
-        match backing.store.take_over(id).wait().await {
-            Ok(_) => {}
+        let epoch = match backing.store.take_over(id).wait().await {
+            Ok(epoch) => epoch,
             Err(Error::Gone) => return Ok(()),
             Err(error) => return Err(error),
-        }
+        };
         let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
-        if stored.sealed {
+        // Where another one has taken it since, that one ends it: two must not write under one epoch.
+        if stored.sealed || stored.epoch != epoch {
             return Ok(());
         }
         // Its events stay where they are.

@@ -294,6 +294,29 @@ fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
     }
 }
 
+#[test]
+fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
+    let store = Memory::default();
+    let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
+    ready(writer.update(says(&note(0))));
+    let slow = [2, 3].map(|owner| Slow::before(store.as_of(Owner(owner))));
+    let logs = slow.clone().map(|slow| log_with(Some(slow)));
+    let held = slow.clone().map(|slow| slow.hold_loads());
+    let mut adopting = logs.each_ref().map(|log| ByHand::new(log.adopt(stream.id())));
+    assert!(adopting.iter_mut().all(|adopting| adopting.poll().is_pending()));
+    drop(held);
+    // Both look before either writes.
+    assert!(adopting[0].poll().is_ready(), "it leaves that to the other");
+    assert!(adopting[1].poll().is_pending());
+    slow[1].open();
+    assert!(adopting[1].poll().is_ready());
+    let counted = logs.each_ref().map(adopted);
+    assert_eq!(counted, ["0", "1"]);
+    let stored = ready(store.load(stream.id()).wait()).unwrap().expect("it is there");
+    assert!(stored.sealed && stored.owner == Owner(3));
+    assert_eq!(stored.tail, Seq(2), "one error is in it");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_outage_of_the_store_is_nobodys_death() {
     let store = Memory::default();

@@ -1,4 +1,4 @@
-//! A store whose appends, and seals if need be, take effect when the test says so.
+//! A store whose appends, and seals and loads if need be, take effect when the test says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,11 +12,13 @@ use crate::protocol::stream::Batch;
 use crate::store::memory::whole::Memory;
 use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
 
-/// [`Memory`] behind a gate that lets one append through for each permit, and one that lets seals through unless it is closed.
+/// [`Memory`] behind a gate that lets one append through for each permit, and others that let seals and loads through unless they
+/// are closed.
 pub(super) struct Slow {
     pub(super) behind: Arc<Memory>,
     gate: Arc<Semaphore>,
     seals: Arc<Semaphore>,
+    loads: Arc<Semaphore>,
     broken: AtomicBool,
 }
 
@@ -27,8 +29,8 @@ impl Slow {
 
     /// Before contents that others have as well.
     pub(super) fn before(behind: Memory) -> Arc<Self> {
-        let (gate, seals) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(1)));
-        Arc::new(Self { behind: Arc::new(behind), gate, seals, broken: AtomicBool::new(false) })
+        let [gate, seals, loads] = [0, 1, 1].map(|permits| Arc::new(Semaphore::new(permits)));
+        Arc::new(Self { behind: Arc::new(behind), gate, seals, loads, broken: AtomicBool::new(false) })
     }
 
     /// One that cannot be reached.
@@ -55,6 +57,11 @@ impl Slow {
     /// No seal takes effect until what is returned is dropped.
     pub(super) fn hold_seals(&self) -> OwnedSemaphorePermit {
         self.seals.clone().try_acquire_owned().expect("nobody holds them")
+    }
+
+    /// No load is answered until what is returned is dropped.
+    pub(super) fn hold_loads(&self) -> OwnedSemaphorePermit {
+        self.loads.clone().try_acquire_owned().expect("nobody holds them")
     }
 
     /// The next append takes effect.
@@ -106,7 +113,11 @@ impl Store for Slow {
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
-        self.behind.load(stream)
+        let (behind, loads) = (self.behind.clone(), self.loads.clone());
+        Pending::Later(Box::pin(async move {
+            let _through = loads.acquire().await.expect("the gate is never closed");
+            behind.load(stream).wait().await
+        }))
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
