@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::mirror::Mirror;
 use super::record::{About, State};
-use super::recorder::{Backing, KEEP_UNSEALED, Recorded};
+use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use super::share::{Part, Sharer};
 use super::stream::Restored;
 use super::{EventLog, Principal, Stream, Writer};
@@ -21,7 +21,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
-use crate::store::{Error, Standing, Stored};
+use crate::store::{Error, Standing, Stored, WriterEpoch};
 
 /// So long a client may wait for an event that the store was handed.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -196,14 +196,31 @@ impl EventLog {
     /// Takes the stream from a writer that is gone, and ends it with an error for whatever it owes. Nothing where it has ended.
     ///
     /// # Errors
-    /// When the store cannot do it now. It may be tried again.
-    pub async fn adopt(&self, id: StreamId) -> Result<(), Error> {
+    /// When the store cannot do it now. It may be tried again; a stream that was taken is ended as soon as the store can.
+    pub async fn adopt(self: &Arc<Self>, id: StreamId) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         let epoch = match backing.store.take_over(id).wait().await {
             Ok(epoch) => epoch,
             Err(Error::Gone) => return Ok(()),
             Err(error) => return Err(error),
         };
+        let ended = self.end_taken(backing, id, epoch).await;
+        if ended.is_err() {
+            // It is this replica's now: nobody else looks for it.
+            let (log, backing) = (self.clone(), backing.clone());
+            tokio::spawn(async move {
+                loop {
+                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    if log.end_taken(&backing, id, epoch).await.is_ok() {
+                        return;
+                    }
+                }
+            });
+        }
+        ended
+    }
+
+    async fn end_taken(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {
         let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
         // Where another one has taken it since, that one ends it: two must not write under one epoch.
         if stored.sealed || stored.epoch != epoch {

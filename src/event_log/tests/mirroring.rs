@@ -275,7 +275,8 @@ fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
         let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
         ready(writer.update(says(&note(0))));
         let slow = Slow::before(store.as_of(Owner(2)));
-        let (two, three) = (log_with(Some(slow.clone())), log_of(Owner(3), Arc::new(store.as_of(Owner(3)))));
+        let two = Arc::new(log_with(Some(slow.clone())));
+        let three = Arc::new(log_of(Owner(3), Arc::new(store.as_of(Owner(3)))));
         // It has taken the stream, and comes to its first append or to its seal.
         let held = slow.hold_seals();
         if has_appended {
@@ -300,7 +301,7 @@ fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
     let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
     ready(writer.update(says(&note(0))));
     let slow = [2, 3].map(|owner| Slow::before(store.as_of(Owner(owner))));
-    let logs = slow.clone().map(|slow| log_with(Some(slow)));
+    let logs = slow.clone().map(|slow| Arc::new(log_with(Some(slow))));
     let held = slow.clone().map(|slow| slow.hold_loads());
     let mut adopting = logs.each_ref().map(|log| ByHand::new(log.adopt(stream.id())));
     assert!(adopting.iter_mut().all(|adopting| adopting.poll().is_pending()));
@@ -310,11 +311,30 @@ fn of_two_that_take_a_stream_before_either_looks_at_it_the_last_one_ends_it() {
     assert!(adopting[1].poll().is_pending());
     slow[1].open();
     assert!(adopting[1].poll().is_ready());
-    let counted = logs.each_ref().map(adopted);
+    let counted = logs.each_ref().map(|log| adopted(log));
     assert_eq!(counted, ["0", "1"]);
     let stored = ready(store.load(stream.id()).wait()).unwrap().expect("it is there");
     assert!(stored.sealed && stored.owner == Owner(3));
     assert_eq!(stored.tail, Seq(2), "one error is in it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_was_taken_is_ended_when_the_store_answers_again() {
+    let store = Memory::default();
+    let (stream, writer) = open(&log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
+    writer.update(says(&note(0))).await;
+    let slow = Slow::before(store.as_of(Owner(2)));
+    let two = Arc::new(log_with(Some(slow.clone())));
+    slow.open();
+    slow.set_broken(true);
+    assert!(two.adopt(stream.id()).await.is_err());
+    tokio::time::sleep(LEASE).await;
+    assert_eq!(adopted(&two), "0");
+    slow.set_broken(false);
+    tokio::time::sleep(LEASE).await;
+    assert_eq!(adopted(&two), "1");
+    let stored = store.load(stream.id()).wait().await.unwrap().expect("it is there");
+    assert!(stored.sealed && stored.owner == Owner(2));
 }
 
 #[tokio::test(start_paused = true)]

@@ -113,6 +113,9 @@ impl Store for Slow {
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
+        if self.is_broken() {
+            return Pending::Ready(Err(Error::Unavailable("broken".into())));
+        }
         let (behind, loads) = (self.behind.clone(), self.loads.clone());
         Pending::Later(Box::pin(async move {
             let _through = loads.acquire().await.expect("the gate is never closed");
