@@ -467,12 +467,12 @@ impl Block {
     }
 }
 
-/// Digits and nothing else, as milliseconds.
 /// The capacity to grow to where `needed` is more than there is: doubling, as a vector does, but never beyond the limit.
 fn grown(capacity: usize, needed: usize, limit: usize) -> Option<usize> {
     (needed > capacity).then(|| needed.max((capacity * 2).min(limit)))
 }
 
+/// Digits and nothing else, as milliseconds.
 fn parse_retry(value: &[u8]) -> Option<Duration> {
     if value.is_empty() || !value.iter().all(u8::is_ascii_digit) {
         return None;

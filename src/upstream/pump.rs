@@ -284,7 +284,7 @@ impl Pump {
         }
         self.writer
             .update(|machine, now| {
-                machine.expect(events.len(), bytes);
+                machine.reserve(events.len(), bytes);
                 for event in &events {
                     machine.handle_event(event, now);
                 }

@@ -148,8 +148,8 @@ impl Machine {
         }
     }
 
-    /// So many events are about to come, with so many bytes of data together.
-    pub fn expect(&mut self, events: usize, bytes: usize) {
+    /// Makes room for so many events that are about to come, with so many bytes of data together.
+    pub fn reserve(&mut self, events: usize, bytes: usize) {
         if self.is_logging() {
             self.staged.reserve(events, bytes);
         }

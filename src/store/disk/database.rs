@@ -20,8 +20,8 @@ use super::layout::{self, Place};
 use super::{Fsync, Sizes, journal};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
-/// With two flushes do not wait for compactions. But the one that is left for them hands itself each compaction that is due for as long
-/// as the other has one; with four there is nearly always one that takes it.
+/// The first of them compacts nothing, so that flushes do not wait. It hands itself each compaction that is due until another takes it:
+/// with two, for as long as the other compacts; with four there is nearly always one that takes it at once.
 const WORKERS: usize = 4;
 /// The least there is. One journal is written, and as many as this are kept for what is not flushed.
 const JOURNALS: u64 = 64 << 20;
