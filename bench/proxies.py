@@ -43,18 +43,23 @@ http {{
         keepalive_requests 1000000000;
     }}
     server {{
-        listen 127.0.0.1:{port} backlog=16384 reuseport;
+        listen 127.0.0.1:{port} backlog=16384 reuseport{listen};
         location / {{
-            proxy_pass http://mcp;
+            proxy_pass {scheme}://mcp;
             proxy_http_version 1.1;
             proxy_set_header Connection "";
             proxy_buffering off;
             proxy_read_timeout 3600s;
             proxy_send_timeout 3600s;
+            {verify}
         }}
     }}
 }}
 """
+
+# The certificate is of the name that a client asks for.
+SERVED_WITH_TLS = " ssl; ssl_certificate {directory}/server.pem; ssl_certificate_key {directory}/server.key"
+ASKED_WITH_TLS = "proxy_ssl_verify on; proxy_ssl_trusted_certificate {directory}/ca.pem; proxy_ssl_name localhost;"
 
 HAPROXY_CONF = """
 global
@@ -155,23 +160,55 @@ def start(path, options, upstream, scratch):
 
 @contextlib.contextmanager
 def start_nginx(options, upstream, scratch):
+    tls = {}
+    if "tls" in upstream:
+        tls = {"scheme": "https", "verify": ASKED_WITH_TLS.format(directory=upstream["tls"])}
+    with nginx(options, hosts(upstream), scratch, **tls) as (port, child):
+        yield Proxy(f"http://127.0.0.1:{port}/mcp", child)
+
+
+@contextlib.contextmanager
+def nginx(options, servers, scratch, listen="", scheme="http", verify=""):
+    """nginx before `servers`: its port, and its process."""
     prefix = pathlib.Path(tempfile.mkdtemp(dir=scratch))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    servers = " ".join(f"server {host};" for host in hosts(upstream))
+    servers = " ".join(f"server {host};" for host in servers)
     user = "user root;" if os.geteuid() == 0 else ""
-    conf = NGINX_CONF.format(user=user, workers=options.threads, files=options.files, servers=servers, port=port)
+    conf = NGINX_CONF.format(user=user, workers=options.threads, files=options.files, servers=servers, port=port,
+                             listen=listen, scheme=scheme, verify=verify)
     (prefix / "nginx.conf").write_text(conf)
     command = [options.nginx, "-p", str(prefix), "-c", "nginx.conf", "-e", "error.log"]
     with running(subprocess.Popen(command)) as child:
         wait_for_port(port, child)
-        yield Proxy(f"http://127.0.0.1:{port}/mcp", child)
+        yield port, child
+
+
+@contextlib.contextmanager
+def start_tls(options, upstream, scratch):
+    """The same server behind TLS, which nginx ends before it."""
+    directory = pathlib.Path(tempfile.mkdtemp(dir=scratch))
+    make_certificates(directory)
+    with nginx(options, hosts(upstream), scratch, listen=SERVED_WITH_TLS.format(directory=directory)) as (port, _):
+        yield upstream | {"secure": f"https://127.0.0.1:{port}/mcp", "tls": str(directory)}
+
+
+def make_certificates(directory):
+    """An authority, and the certificate that it gave this machine."""
+    new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
+    ca = [*new, "-subj", "/CN=benchmark", "-keyout", "ca.key", "-out", "ca.pem"]
+    server = [*new, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE",
+              "-CA", "ca.pem", "-CAkey", "ca.key", "-keyout", "server.key", "-out", "server.pem"]
+    for command in (ca, server):
+        made = subprocess.run(command, cwd=directory, capture_output=True, text=True)
+        if made.returncode != 0:
+            sys.exit(f"failed: {' '.join(command)}: {made.stderr}")
 
 
 def hosts(upstream):
     """Where the servers are that requests are spread over; one, but for --balancers."""
-    return [url.split("/")[2] for url in [upstream["url"], *upstream.get("others", [])]]
+    return [url.split("/")[2] for url in [upstream.get("secure", upstream["url"]), *upstream.get("others", [])]]
 
 
 @contextlib.contextmanager
@@ -229,9 +266,12 @@ def start_store(name, options, scratch):
 
 @contextlib.contextmanager
 def start_mcp_resume(options, upstream, scratch, arguments=(), environment=None):
-    command = [options.mcp_resume, "serve", "--upstream", upstream["url"], "--listen", "127.0.0.1:0"]
+    command = [options.mcp_resume, "serve", "--upstream", upstream.get("secure", upstream["url"]), "--listen", "127.0.0.1:0"]
     command += [*options.proxy_arg, *arguments]
-    with listening(command, environment or {}, scratch) as (url, child):
+    environment = dict(environment or {})
+    if "tls" in upstream:
+        environment["MCP_RESUME_UPSTREAM__TLS__CA"] = f"{upstream['tls']}/ca.pem"
+    with listening(command, environment, scratch) as (url, child):
         yield Proxy(url, child)
 
 
