@@ -70,7 +70,7 @@ impl Rest {
             store,
             shared: None,
             on_unreachable: OnUnreachable::Degrade,
-            heard_until: Arc::default(),
+            heard: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };
@@ -95,7 +95,7 @@ impl Rest {
             store: store.clone(),
             shared: Some(store),
             on_unreachable: redis.on_unreachable,
-            heard_until: Arc::default(),
+            heard: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };

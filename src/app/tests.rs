@@ -9,6 +9,7 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 use super::*;
+use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
@@ -170,7 +171,7 @@ impl Replica {
             store: store.clone(),
             shared: Some(store),
             on_unreachable,
-            heard_until: Arc::default(),
+            heard: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };
@@ -493,6 +494,39 @@ async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
     let seen = strict.send(&post(1, "")).await.answer("store could not").await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
     assert!(farm.is_quiet());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_outage_longer_than_the_lease_holds_nobody_up() {
+    let (store, mut farm, one, _two) = pair().await;
+    let mut client = one.send(&post(1, "")).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    call.event(PROGRESS).await;
+    client.until(PROGRESS).await;
+    store.set_away(true);
+    tokio::time::sleep(LEASE * 2).await;
+    let began = clock::now();
+    let progress = PROGRESS.replace("\"n\":1", "\"n\":2");
+    call.event(&progress).await;
+    client.until(&progress).await;
+    // It comes back.
+    let id = client.seen.lines().rev().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned();
+    drop(client);
+    let head = "GET /mcp HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nMcp-Session-Id: s\r\n";
+    let mut client = one.send(&format!("{head}Last-Event-ID: {id}\r\n\r\n")).await;
+    client.until("HTTP/1.1 200 OK").await;
+    call.event(RESULT).await;
+    client.until(RESULT).await;
+    // And a call that begins now.
+    let mut client = one.send(&post(2, "")).await;
+    let mut call = farm.call().await;
+    call.begin_sse().await;
+    let result = RESULT.replace("\"id\":1", "\"id\":2");
+    call.event(&result).await;
+    client.until(&result).await;
+    let took = clock::now() - began;
+    assert!(took < Duration::from_millis(100), "{took:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -7,6 +7,7 @@
 mod attachment;
 mod binding;
 mod head;
+mod heard;
 mod inner;
 mod mirror;
 mod principal;
@@ -36,6 +37,7 @@ use bytes::Bytes;
 pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
 pub use head::{Head, Plain};
+pub use heard::Heard;
 pub use inner::Bounds;
 pub use mirror::READER_HOLD;
 pub use principal::{Principal, Principals, Subject};

@@ -1,7 +1,6 @@
 //! Sessions in the store: what `initialize` said is known to every process that has it, and after a restart.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tracing::{debug, warn};
@@ -43,8 +42,14 @@ impl EventLog {
     /// The other replicas have heard of this one, which counts as living for them until that time of [`crate::clock::boot`].
     pub fn note_heard(&self, until: Duration) {
         if let Some(backing) = &self.backing {
-            let until = u64::try_from(until.as_millis()).unwrap_or(u64::MAX);
-            backing.heard_until.store(until, Ordering::Relaxed);
+            backing.heard.note(until);
+        }
+    }
+
+    /// The others could not be told that this replica lives.
+    pub fn note_missed(&self) {
+        if let Some(backing) = &self.backing {
+            backing.heard.note_missed();
         }
     }
 

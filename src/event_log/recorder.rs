@@ -4,7 +4,6 @@
 //! once it can. Absent: the events themselves (the tail has them) and who decides that there are any (the machine).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,6 +11,7 @@ use tokio::sync::Notify;
 use tracing::{info, warn};
 
 use super::Stream;
+use super::heard::Heard;
 use super::record::StateMarks;
 use crate::clock;
 use crate::config::OnUnreachable;
@@ -39,8 +39,8 @@ pub struct Backing {
     pub shared: Option<Arc<dyn Shared>>,
     /// What is done without it.
     pub on_unreachable: OnUnreachable,
-    /// Until when this replica counts as living for the others, in milliseconds of [`clock::boot`]; 0 where nobody asks.
-    pub heard_until: Arc<AtomicU64>,
+    /// Whether this replica counts as living for the others.
+    pub heard: Arc<Heard>,
     /// Told of a new reader here where one at another replica may have to end.
     pub displacing: Arc<Notify>,
     /// Where its failures are counted.
@@ -71,12 +71,6 @@ impl Backing {
             }
             clock::sleep_until(clock::now() + LOOK_AGAIN).await;
         }
-    }
-
-    /// Whether this replica was not heard of for its lease, so that others may have taken what it has.
-    pub(super) fn is_unheard(&self) -> bool {
-        let until = self.heard_until.load(Ordering::Relaxed);
-        until > 0 && u128::from(until) <= clock::boot().as_millis()
     }
 }
 
@@ -146,7 +140,7 @@ impl Patience {
     const TRIES: u32 = 12;
 
     fn is_due(&mut self, backing: &Backing) -> bool {
-        let is_due = backing.is_unheard() && self.0 > 0;
+        let is_due = backing.heard.is_in_doubt() && self.0 > 0;
         self.0 -= u32::from(is_due);
         is_due
     }
@@ -182,7 +176,7 @@ impl Recorder<'_> {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
                 self.warn_once(&error, what);
             }
-            // After a lapse others may have ended the stream: only a store that cannot be reached now leaves it to this replica.
+            // After a lapse others may have ended the stream: only a store that is known to be out of reach leaves it to this replica.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
             if !waits {
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
@@ -224,7 +218,7 @@ impl Recorder<'_> {
                 (inner.epoch, recorded.is_some_and(|recorded| recorded.is_level(after)))
             };
             if !is_level {
-                if self.backing.is_unheard() && !self.stream.with_recorded(|recorded| recorded.is_created) {
+                if self.backing.heard.is_lapsed() && !self.stream.with_recorded(|recorded| recorded.is_created) {
                     // Nobody would end what it began now, if it died.
                     return Err(
                         Error::Unavailable("this replica counts as gone and must be heard of first".into()).into()

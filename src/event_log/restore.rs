@@ -81,8 +81,8 @@ impl EventLog {
             match self.look_whether_taken(backing, &here).await {
                 Ok(false) => return Ok(()),
                 Ok(true) => self.room.leave(&here),
-                // Served on where it is known to be this replica's, and not where others may have ended it.
-                Err(_) if is_unreachable && !backing.is_unheard() => return Ok(()),
+                // Memory stands for a store that is out of reach.
+                Err(_) if is_unreachable && !backing.heard.is_in_doubt() => return Ok(()),
                 Err(_) => return Err(Unreachable),
             }
         }
@@ -280,7 +280,7 @@ impl EventLog {
     /// was never written here.
     fn may_be_taken(&self, backing: &Backing, stream: &Stream, seq: Seq) -> bool {
         let is_strange = || stream.look(|machine| machine.tail() < seq);
-        backing.shared.is_some() && stream.is_written_here() && (backing.is_unheard() || is_strange())
+        backing.shared.is_some() && stream.is_written_here() && (backing.heard.is_lapsed() || is_strange())
     }
 
     async fn look_whether_taken(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {

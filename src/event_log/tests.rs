@@ -38,7 +38,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         store,
         shared: None,
         on_unreachable: OnUnreachable::Degrade,
-        heard_until: Arc::default(),
+        heard: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     });
@@ -53,7 +53,7 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
         store: store.clone(),
         shared: Some(store),
         on_unreachable: OnUnreachable::Degrade,
-        heard_until: Arc::default(),
+        heard: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     };

@@ -128,6 +128,7 @@ impl Replicas {
                     clock::sleep_until(now + self.lease / 3).await;
                 }
                 Err(error) => {
+                    self.log.note_missed();
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }
