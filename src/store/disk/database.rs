@@ -65,6 +65,7 @@ impl From<fjall::Error> for Failure {
         let problem = match &error {
             fjall::Error::Io(error) => error.to_string(),
             fjall::Error::Poisoned => "an earlier write failed".into(),
+            fjall::Error::InvalidVersion(_) => "its file `version` is damaged, or says another version".into(),
             other => other.to_string(),
         };
         Self { full, problem }

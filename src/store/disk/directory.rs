@@ -18,6 +18,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
+use tracing::warn;
 
 use super::OpenError;
 use crate::protocol::ids::StoreEpoch;
@@ -92,7 +93,13 @@ impl Directory {
         default_name: &str,
         fill: impl FnOnce(&Path, &Keys) -> Result<(), OpenError>,
     ) -> Result<(String, Keys), OpenError> {
-        let name = self.read_keys().map_or_else(|_| default_name.into(), |(name, _)| name);
+        let name = match self.read_keys() {
+            Ok((name, _)) => {
+                warn!(path = %self.path.display(), "there are keys without the database that they belong to: the store begins empty");
+                name
+            }
+            Err(_) => default_name.into(),
+        };
         let keys = Keys {
             epoch: StoreEpoch(u32::from_be_bytes(random::bytes())),
             signing: random::bytes(),

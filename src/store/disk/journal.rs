@@ -36,11 +36,13 @@ const TRAILER: &[u8] = b"FJL\x03";
 /// may leave that, and the torn one is the end.
 pub(super) fn mend(path: &Path, fsync: Fsync) -> Result<(), Failure> {
     let mut torn = Vec::new();
+    let mut is_there = false;
     for entry in fs::read_dir(path).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|extension| extension != "jnl") {
             continue;
         }
+        is_there = true;
         let bytes = fs::read(&path).map_err(failed)?;
         let end = intact(&bytes);
         if is_zero(&bytes[end..]) {
@@ -51,6 +53,10 @@ pub(super) fn mend(path: &Path, fsync: Fsync) -> Result<(), Failure> {
             return Err(damaged(format!("{name} is damaged at byte {end}, before writes that are intact")));
         }
         torn.push((path, end));
+    }
+    if !is_there {
+        // One without would be given a new one.
+        return Err(damaged("its journal is missing"));
     }
     // Nothing was changed before all of them were looked at.
     for (path, end) in torn {

@@ -81,6 +81,22 @@ fn damaged_keys_are_refused() {
 }
 
 #[test]
+fn a_database_without_its_journal_or_version_is_refused() {
+    for (name, told) in [("0.jnl", "its journal is missing"), ("version", "the file `version` is missing")] {
+        let directory = TemporaryDirectory::new();
+        drop(directory.open());
+        fs::remove_file(directory.0.join("db").join(name)).unwrap();
+        let error = refused(&directory).to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    let directory = TemporaryDirectory::new();
+    drop(directory.open());
+    fs::write(directory.0.join("db/version"), "another").unwrap();
+    let error = refused(&directory).to_string();
+    assert!(error.contains("or says another version"), "{error}");
+}
+
+#[test]
 fn keys_of_other_contents_are_refused() {
     let (one, two) = (TemporaryDirectory::new(), TemporaryDirectory::new());
     drop((one.open(), two.open()));
