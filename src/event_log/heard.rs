@@ -1,13 +1,14 @@
 //! Whether the other replicas still count this one as living, and what it may take for granted where they may not.
 //!
 //! Once the lease has lapsed others may have ended what is open here. Whether they have, the store says; and where it cannot be asked,
-//! memory stands for it. A process that was frozen past its lease cannot ask either in its first moment, since its
-//! connections broke meanwhile, and must not take that for an outage: so the store counts as out of reach only after as many renewals have
-//! failed, one behind the other, as take a few seconds. Absent: who renews the lease (the replicas).
+//! memory stands for it. A process that was frozen past its lease cannot ask either in its first moment, since its connections broke
+//! meanwhile, and must not take that for an outage: so the store counts as out of reach only after as many renewals have failed, one
+//! behind the other, as take a few seconds. Absent: who renews the lease (the replicas), and how long a batch waits (the recorder).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
+use super::EventLog;
 use crate::clock;
 
 /// So many renewals fail in a row where the store is out of reach; at the pace of the replicas that is three seconds.
@@ -54,6 +55,22 @@ impl Heard {
 
     fn has_missed_lately(&self) -> bool {
         millis(clock::boot()).saturating_sub(self.missed_at.load(Ordering::Relaxed)) < millis(ROW)
+    }
+}
+
+impl EventLog {
+    /// The other replicas have heard of this one, which counts as living for them until that time of [`clock::boot`].
+    pub fn note_heard(&self, until: Duration) {
+        if let Some(backing) = &self.backing {
+            backing.heard.note(until);
+        }
+    }
+
+    /// The others could not be told that this replica lives.
+    pub fn note_missed(&self) {
+        if let Some(backing) = &self.backing {
+            backing.heard.note_missed();
+        }
     }
 }
 

@@ -39,20 +39,6 @@ impl EventLog {
         }
     }
 
-    /// The other replicas have heard of this one, which counts as living for them until that time of [`crate::clock::boot`].
-    pub fn note_heard(&self, until: Duration) {
-        if let Some(backing) = &self.backing {
-            backing.heard.note(until);
-        }
-    }
-
-    /// The others could not be told that this replica lives.
-    pub fn note_missed(&self) {
-        if let Some(backing) = &self.backing {
-            backing.heard.note_missed();
-        }
-    }
-
     /// Writes down what was agreed on in a session that has just been opened. Where the store cannot be reached, the session is known here
     /// alone, or, with [`OnUnreachable::Refuse`], this waits until it can: another replica would serve the session as another one.
     pub async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {

@@ -125,8 +125,8 @@ impl From<Error> for Trouble {
     }
 }
 
-/// How often an owner that was not heard of for its lease asks the store before memory stands for it. Not how long: it may be frozen
-/// while it waits.
+/// How often a batch asks at most, while it is in doubt whether the store can be reached, before memory stands for it whatever the
+/// renewals of the lease say: nobody waits for ever. Not how long: the process may be frozen while it waits.
 struct Patience(u32);
 
 impl Default for Patience {
@@ -176,7 +176,7 @@ impl Recorder<'_> {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
                 self.warn_once(&error, what);
             }
-            // After a lapse others may have ended the stream: only a store that is known to be out of reach leaves it to this replica.
+            // After a lapse others may have ended the stream: only a store out of reach leaves it to this replica.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
             if !waits {
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
