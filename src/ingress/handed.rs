@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
-use http::request::Parts;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::{debug, warn};
@@ -19,9 +18,13 @@ use super::refreshed::is_concerned;
 use super::{Asked, Connection, Ingress, respond};
 use crate::event_log::{BoxBody, session_group};
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{SessionId, names};
+use crate::protocol::headers::names;
+use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::replica::{Base64, Handed};
+use crate::protocol::stream_url::{self, Named};
+use crate::replicas::Replicas;
+use crate::store;
 use crate::upstream::whole;
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
@@ -37,16 +40,30 @@ impl Ingress {
         let id = asked.binding.session.as_ref()?;
         let others = replicas.requests().others(&session_group(id)).await;
         for other in others {
-            let request = hand(&asked.parts, id, asked.connection.as_ref(), body);
-            match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
-                Ok(Ok(Some(reply))) => return Some(answer_of(reply)),
-                // It concerns nothing there.
-                Ok(Ok(None)) => {}
-                Ok(Err(error)) => debug!(%error, "a request could not be handed to another replica"),
-                Err(_) => return Some(respond::status(StatusCode::ACCEPTED)),
+            match ask(replicas, other, hand(asked, target_of(asked), body)).await {
+                Ok(Some(response)) => return Some(response),
+                Ok(None) => {}
+                Err(error) => debug!(%error, "a request could not be handed to another replica"),
             }
         }
         None
+    }
+
+    /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
+    /// `None`: they are to be given here, because that replica is gone, or knows no such stream.
+    pub(super) async fn hand_to_writer(&self, asked: &Asked, id: &EventId, body: &Bytes) -> Option<Response<BoxBody>> {
+        let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
+        let writer = id.unverified_owner().filter(|owner| *owner != replicas.owner())?;
+        let asking = async {
+            if !replicas.requests().lives(writer).await? {
+                return Ok(None);
+            }
+            ask(replicas, writer, hand(asked, stream_url::with(&asked.parts.uri, id.handle_text()), body)).await
+        };
+        asking.await.unwrap_or_else(|error: store::Error| {
+            debug!(%error, "an answer to a stream could not be handed to its writer");
+            Some(self.refuse(self.unreachable(asked, id)))
+        })
     }
 
     /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers.
@@ -55,7 +72,7 @@ impl Ingress {
         let id = asked.binding.session.as_ref()?;
         let mut answer = None;
         for other in replicas.requests().others(&session_group(id)).await {
-            let request = hand(&asked.parts, id, asked.connection.as_ref(), &Bytes::new());
+            let request = hand(asked, target_of(asked), &Bytes::new());
             match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
                 Ok(Ok(Some(reply))) => answer = Some(answer_of(reply)),
                 Ok(Ok(None)) => {}
@@ -68,7 +85,10 @@ impl Ingress {
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
     pub async fn take_handed(self: Arc<Self>, handed: Handed) -> Option<Handed> {
-        let (mut asked, body) = self.asked_of(handed)?;
+        let (mut asked, stream, body) = self.asked_of(handed)?;
+        if let Some(stream) = stream {
+            return Some(handed_answer(self.take_answers(&asked, &stream, &body).await?).await);
+        }
         let id = asked.binding.session.clone()?;
         if asked.session.as_ref().is_none_or(|session| !session.is_known()) {
             self.recall_session(&mut asked).await.ok()?;
@@ -92,18 +112,24 @@ impl Ingress {
         Some(handed_answer(response).await)
     }
 
-    fn asked_of(&self, handed: Handed) -> Option<(Box<Asked>, Bytes)> {
+    /// A request that is handed over, and the stream that its target names.
+    fn asked_of(&self, handed: Handed) -> Option<(Box<Asked>, Option<EventId>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in &handed.headers {
             request = request.header(name.as_str(), value.0.as_slice());
         }
-        let (parts, ()) = request.body(()).ok()?.into_parts();
+        let (mut parts, ()) = request.body(()).ok()?.into_parts();
+        let stream = match stream_url::take(&mut parts.uri) {
+            Some(Named::Stream(id)) => Some(id),
+            Some(Named::Malformed) => return None,
+            None => None,
+        };
         let scheme = if handed.is_secure { "https" } else { "http" };
         let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme));
         let mut asked = self.identify(parts, connection);
         asked.is_handed = true;
-        Some((asked, handed.body.0.into()))
+        Some((asked, stream, handed.body.0.into()))
     }
 
     /// Whether an answer, a cancel or a notification in the session of `asked` may concern another replica.
@@ -115,12 +141,26 @@ impl Ingress {
     }
 }
 
-fn hand(parts: &Parts, session: &SessionId, connection: &Connection, body: &Bytes) -> Handed {
-    let target = parts.uri.path_and_query().map_or("/", |target| target.as_str());
+/// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for.
+async fn ask(replicas: &Replicas, other: Owner, request: Handed) -> Result<Option<Response<BoxBody>>, store::Error> {
+    match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
+        Ok(reply) => Ok(reply?.map(answer_of)),
+        Err(_) => Ok(Some(respond::status(StatusCode::ACCEPTED))),
+    }
+}
+
+fn target_of(asked: &Asked) -> String {
+    asked.parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned()
+}
+
+fn hand(asked: &Asked, target: String, body: &Bytes) -> Handed {
+    let (parts, connection) = (&asked.parts, &asked.connection);
     let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
     let mut headers: Vec<_> =
         parts.headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect();
-    if !parts.headers.contains_key(names::MCP_SESSION_ID) {
+    if let Some(session) = &asked.binding.session
+        && !parts.headers.contains_key(names::MCP_SESSION_ID)
+    {
         // One of the proxy's own was taken out: the upstream is not to see it.
         headers.push((names::MCP_SESSION_ID.as_str().to_owned(), Base64(session.as_str().as_bytes().to_vec())));
     }

@@ -31,6 +31,14 @@ struct Wanted {
     has_cursor: bool,
 }
 
+/// What a client says on a stream URL.
+struct Given {
+    /// The whole body.
+    body: Bytes,
+    /// The responses that it consists of, each with the id of the request it answers.
+    answers: Vec<(Bytes, RequestId)>,
+}
+
 /// The answer to a POST whose answers must come again.
 type Refusal = Box<Response<BoxBody>>;
 
@@ -77,25 +85,20 @@ impl Ingress {
         body: Incoming,
     ) -> Response<BoxBody> {
         let is_post = asked.parts.method == Method::POST;
-        let answers = match is_post {
-            true => self.read(&asked, body).await.and_then(|body| answers_in(&asked, &body)).map(Some),
+        let given = match is_post {
+            true => self.read(&asked, body).await.and_then(|body| given(&asked, body)).map(Some),
             false => Ok(None),
         };
-        let wanted = answers.and_then(|answers| Ok((wanted(&asked, named)?, answers)));
+        let wanted = given.and_then(|given| Ok((wanted(&asked, named)?, given)));
         match wanted {
             Ok(_) if !headers::accept(&asked.parts.headers).sse => self.refuse(ErrorCode::NotAcceptable),
-            Ok((wanted, answers)) => self.go_on(asked, wanted, answers).await,
+            Ok((wanted, given)) => self.go_on(asked, wanted, given).await,
             Err(code) => self.refuse(code),
         }
     }
 
     /// Answers of its client first, where it has any.
-    async fn go_on(
-        self: Arc<Self>,
-        asked: Box<Asked>,
-        wanted: Wanted,
-        answers: Option<Vec<(Bytes, RequestId)>>,
-    ) -> Response<BoxBody> {
+    async fn go_on(self: Arc<Self>, asked: Box<Asked>, wanted: Wanted, given: Option<Given>) -> Response<BoxBody> {
         self.wait_for_place(&asked).await;
         if wanted.id.cursor() == Cursor::End {
             return self.at_end(Dialect::StreamUrl);
@@ -104,7 +107,7 @@ impl Ingress {
             Ok(found) => found,
             Err(unproven) => return self.tell(unproven),
         };
-        let takes_turns = answers.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
+        let takes_turns = given.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
         let back = match &found {
             Some((stream, cursor)) => {
                 let cursor = Some(*cursor).filter(|_| wanted.has_cursor);
@@ -116,15 +119,15 @@ impl Ingress {
             session.note_return_by_url();
         }
         // A session's own stream fails no request: its client gets what there is, or the next one.
-        let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && answers.is_none();
+        let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && given.is_none();
         match back {
             Return::To(resumption) => {
-                if let Some(answers) = answers {
-                    let given = match resumption.stream.is_elsewhere() {
-                        true => self.give_elsewhere(&asked, &resumption.stream, answers).await,
-                        false => self.give(&asked, &resumption.stream, answers).await,
+                if let Some(given) = given {
+                    let outcome = match resumption.stream.is_elsewhere() {
+                        true => self.give_elsewhere(&asked, &wanted.id, &resumption.stream, given).await,
+                        false => self.give(&asked, &resumption.stream, given.answers).await,
                     };
-                    if let Err(refusal) = given {
+                    if let Err(refusal) = outcome {
                         return *refusal;
                     }
                 }
@@ -181,25 +184,37 @@ impl Ingress {
         tokio::spawn(giving).await.unwrap_or_else(|_| Err(broke()))
     }
 
-    /// The same where another replica writes the stream: its server is the one that asked. What concerns no other replica after all is
-    /// given here.
+    /// The same where another replica writes the stream: its server is the one that asked. Where that is gone they are given here.
     async fn give_elsewhere(
         self: &Arc<Self>,
         asked: &Asked,
+        id: &EventId,
         stream: &Arc<Stream>,
-        answers: Vec<(Bytes, RequestId)>,
+        given: Given,
     ) -> Result<(), Refusal> {
-        let mut left = Vec::new();
-        for (message, id) in answers {
-            match Box::pin(self.hand_over(asked, &message)).await {
-                Some(response) if is_for_the_client(response.status()) || is_for_later(response.status()) => {
-                    return Err(Box::new(response));
-                }
-                Some(_) => {}
-                None => left.push((message, id)),
-            }
+        match Box::pin(self.hand_to_writer(asked, id, &given.body)).await {
+            Some(response) if response.status().is_success() => Ok(()),
+            Some(refusal) => Err(Box::new(refusal)),
+            None => self.give(asked, stream, given.answers).await,
         }
-        self.give(asked, stream, left).await
+    }
+
+    /// Gives answers that another replica hands to the writer of their stream; `None` where this is not its writer.
+    pub(super) async fn take_answers(
+        self: &Arc<Self>,
+        asked: &Asked,
+        id: &EventId,
+        body: &Bytes,
+    ) -> Option<Response<BoxBody>> {
+        let given = given(asked, body.clone()).ok()?;
+        let (stream, _) = self.find_own(asked, id).await.ok()??;
+        if stream.is_elsewhere() {
+            return None;
+        }
+        Some(match self.give(asked, &stream, given.answers).await {
+            Ok(()) => respond::status(StatusCode::ACCEPTED),
+            Err(refusal) => *refusal,
+        })
     }
 
     async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, deliveries: Vec<Delivery>) -> Result<(), Refusal> {
@@ -233,11 +248,6 @@ impl Ingress {
     }
 }
 
-/// The server could not be reached there.
-fn is_for_later(status: StatusCode) -> bool {
-    matches!(status, StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
-}
-
 /// What only the client can do something about: its credentials, or its session.
 fn is_for_the_client(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
@@ -253,19 +263,19 @@ fn wanted(asked: &Asked, named: Named) -> Result<Wanted, ErrorCode> {
     Ok(Wanted { id, has_cursor: true })
 }
 
-/// The responses that a body consists of, each with the id of the request it answers.
-fn answers_in(asked: &Asked, body: &Bytes) -> Result<Vec<(Bytes, RequestId)>, ErrorCode> {
+/// The answers of a body, which has nothing else.
+fn given(asked: &Asked, body: Bytes) -> Result<Given, ErrorCode> {
     if !headers::is_json(&asked.parts.headers) {
         return Err(ErrorCode::BadRequest);
     }
-    let messages = jsonrpc::peek(body).map_err(|error| match error {
+    let messages = jsonrpc::peek(&body).map_err(|error| match error {
         PeekError::NotJson => ErrorCode::NotJson,
         PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
     })?;
     let texts = match &messages {
         jsonrpc::Body::Single(_) => vec![body.clone()],
         jsonrpc::Body::Batch(_) => {
-            let texts: Vec<&RawValue> = serde_json::from_slice(body).map_err(|_| ErrorCode::BadRequest)?;
+            let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
             texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
         }
     };
@@ -275,5 +285,6 @@ fn answers_in(asked: &Asked, body: &Bytes) -> Result<Vec<(Bytes, RequestId)>, Er
             Err(ErrorCode::BadRequest)
         }
     });
-    answers.collect()
+    let answers = answers.collect::<Result<_, _>>()?;
+    Ok(Given { body, answers })
 }

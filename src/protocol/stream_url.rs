@@ -49,6 +49,14 @@ pub fn take(target: &mut Uri) -> Option<Named> {
     Some(named)
 }
 
+/// The target from which [`take`] takes this handle's stream.
+pub fn with(target: &Uri, handle: &str) -> String {
+    match target.query() {
+        Some(query) => format!("{}?{query}&{PARAMETER}={handle}", target.path()),
+        None => format!("{}?{PARAMETER}={handle}", target.path()),
+    }
+}
+
 /// The stream that a request's target names; `None` as well where it names several, or none of our format.
 pub fn named(target: &Uri) -> Option<EventId> {
     match take(&mut target.clone())? {
@@ -158,6 +166,9 @@ mod tests {
             assert_eq!(id.handle_text(), handle().as_str());
             let own = query.map(escaped).filter(|query| !query.is_empty());
             assert_eq!((uri.path(), uri.query()), ("/mcp", own.as_deref()));
+            let mut again: Uri = with(&uri, handle().as_str()).parse().unwrap();
+            assert!(matches!(take(&mut again), Some(Named::Stream(id)) if id.handle_text() == handle().as_str()));
+            assert_eq!(again, uri);
         }
     }
 

@@ -101,12 +101,20 @@ impl Requests {
         Ok(replied.await.unwrap_or_default())
     }
 
+    /// Whether `owner` was heard of within its lease.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn lives(&self, owner: Owner) -> Result<bool, Error> {
+        Ok(self.shared.living().wait().await?.contains(&owner))
+    }
+
     /// How far `stream` is at `owner`, whatever the store has of it; `None` where it is not there, or that replica is gone.
     ///
     /// # Errors
     /// When it could not be asked. Waiting has no end of its own.
     pub async fn place_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
-        if !self.shared.living().wait().await?.contains(&owner) {
+        if !self.lives(owner).await? {
             // Where the store was away for longer than a lease, that has lapsed and says nothing.
             return match self.shared.lapsed().wait().await?.contains(&owner) {
                 true => Err(Error::Unavailable("its owner may come back".into())),
@@ -130,7 +138,7 @@ impl Requests {
         call: &Fingerprint,
         body: Option<&Fingerprint>,
     ) -> Result<Option<Known>, Error> {
-        if !self.shared.living().wait().await?.contains(&owner) {
+        if !self.lives(owner).await? {
             return Ok(None);
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);

@@ -65,6 +65,51 @@ async fn an_answer_on_a_stream_url_reaches_the_server_that_asked() {
     }
 }
 
+/// Servers without sessions ask by the same ids in every call: the stream says whose question it is.
+#[tokio::test]
+async fn an_answer_on_a_stream_url_needs_no_session() {
+    let redis = Redis::start();
+    let mut one = Replica::start(&redis, "one").await;
+    let mut two = Replica::start(&redis, "two").await;
+    let token = ("Authorization", "Bearer mine");
+    let begun = Request::post(call(1)).with("MCP-Protocol-Version", V2025_11).with(token.0, token.1);
+    let (here, mut kept, _) = two.begin(&begun).await;
+    let (sse, response, place) = one.begin(&begun).await;
+    response.reset();
+    for asked in [&here, &sse] {
+        asked.event(question("0")).await;
+    }
+    let addr = two.proxy.addr;
+    let give = async |token: &str| {
+        let given = Request::post(answer("0")).target(&url_of(&place)).with("Authorization", token);
+        given.start(addr).await
+    };
+
+    // A stranger's opens nothing.
+    let mut lost = give("Bearer other").await.response().await;
+    assert!(rest(&mut lost).await.iter().all(|text| text.contains("error")));
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+
+    // What the server refuses may come again.
+    let pending = give(token.1).await;
+    one.upstream.expect("response").await.status_with(401, "www-authenticate: Bearer\r\n").await;
+    let refused = pending.response().await;
+    assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")));
+    let pending = give(token.1).await;
+    let given = one.upstream.expect("response").await;
+    assert_eq!((given.target.as_str(), given.body.as_slice()), ("/mcp", answer("0").as_bytes()));
+    given.status(202).await;
+    pending.response().await.reset();
+
+    // Once is enough.
+    let mut goes_on = give(token.1).await.response().await.sse();
+    sse.finish(result(1)).await;
+    while goes_on.event().await.bytes() != result(1).as_bytes() {}
+    here.finish(result(1)).await;
+    while kept.event().await.bytes() != result(1).as_bytes() {}
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+}
+
 #[tokio::test]
 async fn a_cancel_reaches_the_server_that_runs_the_call() {
     for (_redis, mut one, two, session) in sessions().await {
