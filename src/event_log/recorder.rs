@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::sync::Notify;
-use tracing::{info, warn};
+use tracing::{debug, info, warn};
 
 use super::Stream;
 use super::heard::Heard;
@@ -79,6 +79,8 @@ impl Backing {
 pub(super) struct Recorded {
     /// There is a record.
     pub(super) is_created: bool,
+    /// Its end is there as well: nothing more is on its way.
+    pub(super) is_sealed: bool,
     /// The last event that is there.
     pub(super) upto: Seq,
     /// The last event that was dropped there.
@@ -144,6 +146,36 @@ impl Patience {
         self.0 -= u32::from(is_due);
         is_due
     }
+}
+
+/// Seals a stream that is over in its store, and then calls `done`, unless another writer has the stream. Where the store does not take
+/// that now it goes on behind, until the stream's retention is over.
+pub(super) async fn seal(stream: &Arc<Stream>, backing: &Arc<Backing>, done: impl FnOnce() + Send + 'static) {
+    match (Recorder { stream, backing }).seal().await {
+        Some(Fate::Kept) => return done(),
+        Some(Fate::Moved) => return,
+        None => {}
+    }
+    let until = clock::now() + stream.look(|machine| machine.policy().retention);
+    let (stream, backing) = (stream.clone(), backing.clone());
+    tokio::spawn(async move {
+        let recorder = Recorder { stream: &stream, backing: &backing };
+        loop {
+            match recorder.seal().await {
+                Some(Fate::Kept) => return done(),
+                Some(Fate::Moved) => return,
+                None => {}
+            }
+            if clock::now() >= until {
+                // What has no end is kept for long, and what takes up the room may be this.
+                if let Err(error) = backing.store.expire(stream.id).wait().await {
+                    debug!(stream.id = %stream.id, %error, "the store could not forget a stream that it has no end of");
+                }
+                return;
+            }
+            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+        }
+    });
 }
 
 /// One stream's recorder.
@@ -345,7 +377,7 @@ impl Recorder<'_> {
     }
 
     /// Seals the stream there. `None` when it cannot be done now.
-    pub(super) async fn seal(&self) -> Option<Fate> {
+    async fn seal(&self) -> Option<Fate> {
         if self.stream.with_recorded(|recorded| !recorded.is_created && !recorded.is_behind) {
             // It never began: an answer that passed, or a failure before one.
             return Some(Fate::Kept);
@@ -361,7 +393,10 @@ impl Recorder<'_> {
             (inner.epoch, inner.machine.policy().retention, state.encode())
         };
         match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
-            Ok(Appended::Ok) => Some(Fate::Kept),
+            Ok(Appended::Ok) => {
+                self.stream.with_recorded(|recorded| recorded.is_sealed = true);
+                Some(Fate::Kept)
+            }
             Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(Fate::Moved),
             Err(error) => {
                 self.warn_once(&error, "the stream is sealed in memory");

@@ -4,11 +4,10 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use tracing::debug;
 
 use super::Stream;
 use super::head::Head;
-use super::recorder::{Backing, Fate, LOOK_AGAIN, Recorder, Staged};
+use super::recorder::{Backing, Fate, Recorder, Staged, seal};
 use super::room::Room;
 use super::stream::Advanced;
 use crate::clock;
@@ -77,32 +76,9 @@ impl Writer {
 
     /// The same, and then `done`, unless another writer has the stream.
     pub(super) async fn seal_and(&self, done: impl FnOnce() + Send + 'static) {
-        let Some(backing) = self.stream.backing.clone() else { return };
-        match self.recorder(&backing).seal().await {
-            Some(Fate::Kept) => return done(),
-            Some(Fate::Moved) => return,
-            None => {}
+        if let Some(backing) = &self.stream.backing {
+            seal(&self.stream, backing, done).await;
         }
-        let until = clock::now() + self.stream.look(|machine| machine.policy().retention);
-        let stream = self.stream.clone();
-        tokio::spawn(async move {
-            let recorder = Recorder { stream: &stream, backing: &backing };
-            loop {
-                match recorder.seal().await {
-                    Some(Fate::Kept) => return done(),
-                    Some(Fate::Moved) => return,
-                    None => {}
-                }
-                if clock::now() >= until {
-                    // What has no end is kept for long, and what takes up the room may be this.
-                    if let Err(error) = backing.store.expire(stream.id).wait().await {
-                        debug!(stream.id = %stream.id, %error, "the store could not forget a stream that it has no end of");
-                    }
-                    return;
-                }
-                clock::sleep_until(clock::now() + LOOK_AGAIN).await;
-            }
-        });
     }
 
     /// Publishes a head that the upstream gave.

@@ -81,6 +81,11 @@ impl Stream {
         stream
     }
 
+    /// Whether another process wrote it, or writes it.
+    pub(in crate::event_log) fn is_mirror(&self) -> bool {
+        self.lock().is_mirror
+    }
+
     /// Whether it is not over, and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
@@ -212,15 +217,17 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// The store has lost it, and is to get it again.
-    pub(in crate::event_log) fn note_unrecorded(&self) {
-        self.with_recorded(|recorded| {
+    /// The store has lost it, and is to get it again. True where it was there to its end, so that nobody is at it.
+    pub(in crate::event_log) fn note_unrecorded(&self) -> bool {
+        let was_sealed = self.with_recorded(|recorded| {
             if recorded.is_created {
                 recorded.is_created = false;
                 recorded.is_behind = true;
             }
+            std::mem::take(&mut recorded.is_sealed)
         });
         self.pump.notify_one();
+        was_sealed
     }
 
     /// What its reader here has, for the replica that writes it; `touches` is how often it was asked for.
