@@ -87,7 +87,7 @@ bench:
 	cargo build --release --workspace --locked
 	bench/run
 
-# What an event costs between the sockets, against the committed figures; needs valgrind, and no quiet machine.
-instructions:
+# What an event costs between the sockets, against the committed figures; needs no quiet machine.
+instructions: setup
 	cargo build --release --locked -p mcp-resume-operations
 	bench/instructions
