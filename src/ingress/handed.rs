@@ -34,19 +34,22 @@ const ANSWER_MAX: usize = 1024 * 1024;
 
 impl Ingress {
     /// Hands a request to the replica that it concerns, if that is another one, and returns its answer. `None`: it is to be answered
-    /// here.
+    /// here. Where nobody can say so, that is for a server that knows the session, and it is to come again for any other.
     pub(super) async fn hand_over(&self, asked: &Asked, body: &Bytes) -> Option<Response<BoxBody>> {
         let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
         let id = asked.binding.session.as_ref()?;
-        let others = replicas.requests().others(&session_group(id)).await;
-        for other in others {
-            match ask(replicas, other, hand(asked, target_of(asked), body)).await {
-                Ok(Some(response)) => return Some(response),
-                Ok(None) => {}
-                Err(error) => debug!(%error, "a request could not be handed to another replica"),
+        let asking = async {
+            for other in replicas.requests().others(&session_group(id)).await? {
+                if let Some(response) = ask(replicas, other, hand(asked, target_of(asked), body)).await? {
+                    return Ok(Some(response));
+                }
             }
-        }
-        None
+            Ok(None)
+        };
+        asking.await.unwrap_or_else(|error: store::Error| {
+            debug!(%error, "a request could not be handed to another replica");
+            (asked.is_issued || asked.is_elsewhere).then(|| self.refuse(ErrorCode::StoreFailed))
+        })
     }
 
     /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
@@ -71,7 +74,11 @@ impl Ingress {
         let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
         let id = asked.binding.session.as_ref()?;
         let mut answer = None;
-        for other in replicas.requests().others(&session_group(id)).await {
+        let others = replicas.requests().others(&session_group(id)).await.unwrap_or_else(|error| {
+            warn!(%error, "other replicas could not be told of the end of a session");
+            Vec::new()
+        });
+        for other in others {
             let request = hand(asked, target_of(asked), &Bytes::new());
             match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
                 Ok(Ok(Some(reply))) => answer = Some(answer_of(reply)),

@@ -67,18 +67,11 @@ impl Requests {
         Self { shared, next: AtomicU64::new(first), handed, places, calls }
     }
 
-    /// The living replicas but this one that have to do with `group`; empty where nobody knows.
-    pub async fn others(&self, group: &[u8]) -> Vec<Owner> {
-        match self.living_members(group).await {
-            Ok(others) => others,
-            Err(error) => {
-                debug!(%error, "the store could not say which replicas a request concerns");
-                Vec::new()
-            }
-        }
-    }
-
-    async fn living_members(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
+    /// The living replicas but this one that have to do with `group`.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
         let mut members = self.shared.members(group).wait().await?;
         members.retain(|owner| *owner != self.shared.owner());
         if members.is_empty() {

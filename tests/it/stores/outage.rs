@@ -2,7 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use super::*;
+use crate::answers::{answer, question};
+use crate::dialects::open;
 use crate::elsewhere::{TWO, misdirected};
 
 const UNREACHABLE: &str = "store_failures_total{reason=\"unreachable\"}";
@@ -197,6 +201,29 @@ async fn a_silent_call_is_back_in_an_empty_redis_as_well() {
     let mut back = two.send(session.resume(&place.at(1))).await.sse();
     sse.finish(result(1)).await;
     assert_eq!(rest(&mut back).await, [result(1)]);
+}
+
+/// The server behind another replica would take an answer that it has not asked for, and that would be the end of it.
+#[tokio::test]
+async fn an_answer_that_cannot_be_handed_over_comes_again() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    let (session, _) = open(&scene.one.proxy, &mut scene.one.upstream, json!({ "streams": {} }), None).await;
+    let (sse, mut response, place) = scene.one.begin(&session.post(call(2))).await;
+    sse.event(question("q")).await;
+    while response.event().await.bytes() != question("q").as_bytes() {}
+    scene.end_redis().await;
+    for target in ["/mcp", &url_of(&place)] {
+        try_again(&scene.two, session.post(answer("q")).target(target)).await;
+    }
+    assert!(scene.one.upstream.is_quiet() && scene.two.upstream.is_quiet());
+    scene.redis.begin_again();
+    scene.heals().await;
+    let pending = session.post(answer("q")).start(scene.two.proxy.addr).await;
+    scene.one.upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    sse.finish(result(2)).await;
+    assert_eq!(response.event().await.bytes(), result(2).as_bytes());
+    assert!(scene.two.upstream.is_quiet());
 }
 
 #[tokio::test]
