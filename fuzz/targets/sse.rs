@@ -5,7 +5,7 @@
 
 #![no_main]
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use libfuzzer_sys::fuzz_target;
 use mcp_resume::protocol::sse::{Decoder, Error, Event, encode_comment, encode_empty, encode_event, encode_id};
 
@@ -37,13 +37,13 @@ fn decode<'a>(limit: usize, pieces: impl IntoIterator<Item = &'a [u8]>) -> Decod
     let mut decoder = Decoder::new(limit);
     let mut events = Vec::new();
     for piece in pieces {
-        decoder.feed(piece);
+        decoder.feed(Bytes::copy_from_slice(piece));
         loop {
             match decoder.poll_event() {
                 Ok(Some(event)) => events.push(event),
                 Ok(None) => break,
                 Err(error) => {
-                    decoder.feed(b"data: late\n\n");
+                    decoder.feed(Bytes::from_static(b"data: late\n\n"));
                     assert_eq!(decoder.poll_event(), Err(error), "an error is final");
                     return Decoded { events, error: Some(error), partial: false };
                 }

@@ -180,7 +180,7 @@ impl Client {
         let mut decoder = Decoder::new(MAX_ANSWER);
         let mut pieces = Pieces { body, until, left: MAX_ANSWER };
         loop {
-            decoder.feed(&pieces.next().await?);
+            decoder.feed(pieces.next().await?);
             if let Some(event) = decoder.poll_event().ok()? {
                 return Some(event.name);
             }
@@ -273,7 +273,7 @@ impl Pieces {
         let mut decoder = Decoder::new(MAX_ANSWER);
         let mut events = 0;
         while let Some(piece) = self.next().await {
-            decoder.feed(&piece);
+            decoder.feed(piece);
             while let Ok(Some(event)) = decoder.poll_event() {
                 events += 1;
                 if heard.take(event, events == 1, listen) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
 use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renamed, Sameness};
@@ -78,7 +78,7 @@ impl Slice {
         }
         // What was encoded is a little larger than what it holds.
         let mut decoder = sse::Decoder::new(event.len());
-        decoder.feed(event);
+        decoder.feed(Bytes::copy_from_slice(event));
         let Ok(Some(decoded)) = decoder.poll_event() else { return Told::AsItIs };
         match self.rename(&decoded.data) {
             Renamed::Same => Told::AsItIs,

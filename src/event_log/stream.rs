@@ -586,7 +586,7 @@ impl Stream {
                 return Some(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id)).into());
             }
             let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
-            decoder.feed(inner.tail.event(seq)?);
+            decoder.feed(Bytes::copy_from_slice(inner.tail.event(seq)?));
             decoder.poll_event().ok().flatten().map(|event| event.data)
         });
         data.collect()

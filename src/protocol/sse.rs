@@ -11,7 +11,7 @@
 
 use std::time::Duration;
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use memchr::{memchr, memchr2};
 
 #[cfg(test)]
@@ -21,25 +21,22 @@ mod tests;
 /// before, is no field of ours.
 const MAX_FIELD_NAME: usize = 5;
 
-/// An input buffer larger than this is given back once it is drained, so that an idle stream stays small.
-const KEPT_INPUT_BYTES: usize = 2 * 1024;
-
-/// What may stand between the end of an event's data and its end, in the usual forms. More than that begins another event.
-const MAX_SEPARATOR: usize = 4;
-
 /// The longest `retry` that is believed, in milliseconds (about 50 days); longer ones count as this. It keeps sums of
 /// instants and durations from overflowing.
 const MAX_RETRY_MS: u64 = u32::MAX as u64;
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
 
+/// Almost every event is named so; this one needs no allocation.
+const MESSAGE: &[u8] = b"message";
+
 /// One block of fields that a blank line ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Event {
     /// The value of the last `event` field; empty when there was none.
     pub name: Bytes,
-    /// The values of all `data` fields joined with LF. Events whose bytes were fed at once may share an allocation; nothing else
-    /// does.
+    /// The values of all `data` fields joined with LF. May be a slice of what was fed, and keep all of that: whoever keeps it for long
+    /// makes a copy.
     pub data: Bytes,
     /// The value of the last `id` field without a NUL; empty is a value.
     pub id: Option<Bytes>,
@@ -88,7 +85,7 @@ impl Decoder {
     }
 
     /// Takes the next bytes of the stream, cut anywhere. After an error they are dropped.
-    pub fn feed(&mut self, chunk: &[u8]) {
+    pub fn feed(&mut self, chunk: Bytes) {
         if self.failed.is_none() {
             self.input.push(chunk);
         }
@@ -109,9 +106,8 @@ impl Decoder {
             self.block = Block::new(self.block.limit);
         }
         if let Ok(None) = polled {
-            self.block.release();
+            self.input.release();
         }
-        self.input.release();
         polled
     }
 
@@ -138,6 +134,13 @@ impl Decoder {
                         return Ok(Some(event));
                     }
                 }
+                Line::Start
+                    if !self.block.begun
+                        && let Some((event, consumed)) = self.input.whole_event(self.block.limit) =>
+                {
+                    self.input.consume(consumed);
+                    return Ok(Some(event));
+                }
                 Line::Start => match begin_line(rest) {
                     None => return Ok(None),
                     Some((line, consumed)) => {
@@ -154,11 +157,11 @@ impl Decoder {
                 },
                 Line::Value(field) => match memchr2(b'\r', b'\n', rest) {
                     None => {
-                        self.block.extend(field, rest, 0)?;
+                        self.block.extend(field, rest)?;
                         self.input.consume(rest.len());
                     }
                     Some(end) => {
-                        self.block.finish(field, &rest[..end], rest.len() - end)?;
+                        self.block.finish(field, &rest[..end])?;
                         self.end_line(end);
                     }
                 },
@@ -210,11 +213,11 @@ pub fn encode_event(out: &mut BytesMut, name: &[u8], data: &[u8]) {
     }
     let mut rest = data;
     while let Some(end) = memchr2(b'\r', b'\n', rest) {
-        put_line(out, b"data: ", &rest[..end]);
+        put(out, b"data: ", &rest[..end]);
         let crlf = rest[end..].starts_with(b"\r\n");
         rest = &rest[end + if crlf { 2 } else { 1 }..];
     }
-    put_line(out, b"data: ", rest);
+    put(out, b"data: ", rest);
     out.put_u8(b'\n');
 }
 
@@ -250,42 +253,78 @@ pub fn encode_comment(out: &mut BytesMut, text: &str) {
 /// One line; what follows a line end inside `value` is left out, so that no value can write lines of its own.
 fn put_line(out: &mut BytesMut, label: &[u8], value: &[u8]) {
     let end = memchr2(b'\r', b'\n', value).unwrap_or(value.len());
+    put(out, label, &value[..end]);
+}
+
+/// One line of a value that has no line end.
+fn put(out: &mut BytesMut, label: &[u8], value: &[u8]) {
     out.put_slice(label);
-    out.put_slice(&value[..end]);
+    out.put_slice(value);
     out.put_u8(b'\n');
 }
 
 /// What was fed and is not yet consumed.
 #[derive(Debug, Default)]
-struct Input {
-    bytes: Vec<u8>,
-    consumed: usize,
-}
+struct Input(Bytes);
 
 impl Input {
-    fn push(&mut self, chunk: &[u8]) {
-        if self.consumed > 0 {
-            self.bytes.drain(..self.consumed);
-            self.consumed = 0;
-        }
-        self.bytes.extend_from_slice(chunk);
+    fn push(&mut self, chunk: Bytes) {
+        self.0 = match self.0.is_empty() {
+            true => chunk,
+            false => [&self.0[..], &chunk].concat().into(),
+        };
     }
 
     fn rest(&self) -> &[u8] {
-        &self.bytes[self.consumed..]
+        &self.0
     }
 
     fn consume(&mut self, count: usize) {
-        self.consumed += count;
+        self.0.advance(count);
     }
 
-    /// Gives a large buffer back once nothing is left in it but the start of a line.
+    /// All events were taken: keeps the start of a line that may be left, and not what it came with.
     fn release(&mut self) {
-        if self.bytes.capacity() > KEPT_INPUT_BYTES && self.rest().len() <= MAX_FIELD_NAME + 1 {
-            self.bytes = self.rest().to_vec();
-            self.consumed = 0;
-        }
+        self.0 = Bytes::copy_from_slice(&self.0);
     }
+
+    /// The event that the input begins with, and its length, if all of it is there in one of the usual forms: lines with a space behind
+    /// the colon, no field twice, LF or CRLF. Anything else is read line by line, and so is what is over the limit.
+    fn whole_event(&self, limit: usize) -> Option<(Event, usize)> {
+        let mut event = Event::default();
+        let mut data = None;
+        let mut rest = self.rest();
+        let mut left = limit;
+        while let Some((field, line)) = usual_field(rest) {
+            let end = memchr2(b'\r', b'\n', line)?;
+            let value = &line[..end];
+            left = left.checked_sub(end)?;
+            match field {
+                Field::Data if data.is_none() => data = Some(self.0.slice_ref(value)),
+                Field::Event if value == MESSAGE && event.name.is_empty() => event.name = Bytes::from_static(MESSAGE),
+                Field::Event if event.name.is_empty() => event.name = Bytes::copy_from_slice(value),
+                Field::Id if event.id.is_none() && memchr(0, value).is_none() => {
+                    event.id = Some(Bytes::copy_from_slice(value));
+                }
+                _ => return None,
+            }
+            rest = behind_line_end(&line[end..])?;
+        }
+        let rest = behind_line_end(rest)?;
+        event.data = data.unwrap_or_default();
+        Some((event, self.rest().len() - rest.len()))
+    }
+}
+
+/// The field that a line begins with, in the usual form, and what is behind that.
+fn usual_field(line: &[u8]) -> Option<(Field, &[u8])> {
+    let fields = [(Field::Data, &b"data: "[..]), (Field::Event, b"event: "), (Field::Id, b"id: ")];
+    fields.into_iter().find_map(|(field, label)| Some((field, line.strip_prefix(label)?)))
+}
+
+/// What is behind an LF or a CRLF. A CR alone may be half of one.
+fn behind_line_end(rest: &[u8]) -> Option<&[u8]> {
+    rest.strip_prefix(b"\n").or_else(|| rest.strip_prefix(b"\r\n"))
 }
 
 /// Where in a line the decoder is.
@@ -345,8 +384,6 @@ struct Block {
     name: Bytes,
     data: BytesMut,
     has_data: bool,
-    /// The room of `data` was made for events behind it as well, or holds events before it.
-    is_shared: bool,
     id: Option<Bytes>,
     retry: Option<Duration>,
     /// The value so far of a field other than `data` whose line was cut.
@@ -361,7 +398,6 @@ impl Block {
             name: Bytes::new(),
             data: BytesMut::new(),
             has_data: false,
-            is_shared: false,
             id: None,
             retry: None,
             cut_value: Vec::new(),
@@ -372,19 +408,23 @@ impl Block {
     fn begin(&mut self, field: Field) -> Result<(), Error> {
         self.begun = true;
         match field {
-            Field::Data if std::mem::replace(&mut self.has_data, true) => self.extend(field, b"\n", 0)?,
+            Field::Data if std::mem::replace(&mut self.has_data, true) => self.extend(field, b"\n")?,
             Field::Data => {}
             Field::Event | Field::Id | Field::Retry => {}
         }
         Ok(())
     }
 
-    /// The next piece of the field's value, with so many bytes fed behind it.
-    fn extend(&mut self, field: Field, piece: &[u8], behind: usize) -> Result<(), Error> {
+    /// The next piece of the field's value.
+    fn extend(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
         self.check_room(piece.len())?;
         match field {
             Field::Data => {
-                self.make_room(piece.len(), behind);
+                if let Some(capacity) = grown(self.data.capacity(), self.data.len() + piece.len(), self.limit) {
+                    let mut data = BytesMut::with_capacity(capacity);
+                    data.extend_from_slice(&self.data);
+                    self.data = data;
+                }
                 self.data.extend_from_slice(piece);
             }
             Field::Event | Field::Id | Field::Retry => {
@@ -398,33 +438,10 @@ impl Block {
         Ok(())
     }
 
-    /// Room for `more` bytes of data. With events behind them it is for those too, which are cut off from it one by one.
-    fn make_room(&mut self, more: usize, behind: usize) {
-        let needed = self.data.len() + more;
-        let grown = grown(self.data.capacity(), needed, self.limit);
-        if let Some(capacity) = grown {
-            self.is_shared = self.data.is_empty() && behind > MAX_SEPARATOR;
-            self.move_to(if self.is_shared { needed + behind } else { capacity });
-        }
-    }
-
-    fn move_to(&mut self, capacity: usize) {
-        let mut data = BytesMut::with_capacity(capacity);
-        data.extend_from_slice(&self.data);
-        self.data = data;
-    }
-
-    /// All that was fed is read: keeps no more than the event that has begun.
-    fn release(&mut self) {
-        if std::mem::take(&mut self.is_shared) {
-            self.move_to(self.data.len());
-        }
-    }
-
-    /// The last piece of the field's value, with so many bytes fed behind it.
-    fn finish(&mut self, field: Field, piece: &[u8], behind: usize) -> Result<(), Error> {
+    /// The last piece of the field's value.
+    fn finish(&mut self, field: Field, piece: &[u8]) -> Result<(), Error> {
         if matches!(field, Field::Data) || !self.cut_value.is_empty() {
-            self.extend(field, piece, behind)?;
+            self.extend(field, piece)?;
         } else {
             self.check_room(piece.len())?;
         }
@@ -432,8 +449,7 @@ impl Block {
         let value = if cut.is_empty() { piece } else { &cut };
         match field {
             Field::Data => {}
-            // Almost every event is named so; this one needs no allocation.
-            Field::Event if value == b"message" => self.name = Bytes::from_static(b"message"),
+            Field::Event if value == MESSAGE => self.name = Bytes::from_static(MESSAGE),
             Field::Event => self.name = Bytes::copy_from_slice(value),
             Field::Id if memchr(0, value).is_some() => {}
             Field::Id => self.id = Some(Bytes::copy_from_slice(value)),
@@ -456,11 +472,9 @@ impl Block {
             return None;
         }
         self.has_data = false;
-        // What is left of the room is for the next one.
-        let data = if self.is_shared { self.data.split() } else { std::mem::take(&mut self.data) };
         Some(Event {
             name: std::mem::take(&mut self.name),
-            data: data.freeze(),
+            data: std::mem::take(&mut self.data).freeze(),
             id: self.id.take(),
             retry: self.retry.take(),
         })

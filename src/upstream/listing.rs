@@ -67,6 +67,6 @@ impl Upstream {
 
 fn events(body: &[u8]) -> Vec<bytes::Bytes> {
     let mut decoder = sse::Decoder::new(PAGE_MAX);
-    decoder.feed(body);
+    decoder.feed(bytes::Bytes::copy_from_slice(body));
     std::iter::from_fn(|| decoder.poll_event().ok().flatten()).map(|event| event.data).collect()
 }

@@ -53,13 +53,13 @@ impl EventReader {
         let in_burst = self.last_piece.replace(now).is_some_and(|last| now - last < BURST);
         let mut gives_way = in_burst && !self.body.is_gathered();
         let mut gathered = Gathered::default();
-        gathered.decode(&mut self.decoder, &first);
+        gathered.decode(&mut self.decoder, first);
         while taken < GATHER_MAX && gathered.error.is_none() {
             match futures_now(self.next()).await {
                 Some(Ok(more)) => {
                     taken += more.len();
                     gives_way = !self.body.is_gathered();
-                    gathered.decode(&mut self.decoder, &more);
+                    gathered.decode(&mut self.decoder, more);
                 }
                 Some(Err(ending)) => {
                     gathered.ending = Some(ending);
@@ -87,7 +87,7 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
-    fn decode(&mut self, decoder: &mut Decoder, piece: &[u8]) {
+    fn decode(&mut self, decoder: &mut Decoder, piece: Bytes) {
         decoder.feed(piece);
         loop {
             match decoder.poll_event() {

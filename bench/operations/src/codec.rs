@@ -1,5 +1,6 @@
 //! Operations of the sans-io core.
 
+use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::dialect::Declared;
@@ -20,7 +21,7 @@ pub(crate) fn decode_lone(times: usize) -> Result<()> {
     let mut decoder = Decoder::new(MAX_EVENT_BYTES);
     let mut decoded = 0;
     for _ in 0..times {
-        decoder.feed(black_box(&event));
+        decoder.feed(Bytes::copy_from_slice(black_box(&event)));
         while black_box(decoder.poll_event()?).is_some() {
             decoded += 1;
         }
@@ -34,7 +35,8 @@ pub(crate) fn decode_gathered(times: usize) -> Result<()> {
     let mut pieces = stream.chunks(GATHER);
     let mut decoded = 0;
     while decoded < times {
-        decoder.feed(black_box(pieces.next().ok_or("the stream is too short")?));
+        let piece = pieces.next().ok_or("the stream is too short")?;
+        decoder.feed(Bytes::copy_from_slice(black_box(piece)));
         while decoded < times && black_box(decoder.poll_event()?).is_some() {
             decoded += 1;
         }
