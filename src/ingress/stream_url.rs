@@ -193,7 +193,11 @@ impl Ingress {
         given: Given,
     ) -> Result<(), Refusal> {
         match Box::pin(self.hand_to_writer(asked, id, &given.body)).await {
-            Some(response) if response.status().is_success() => Ok(()),
+            Some(response) if response.status().is_success() => {
+                // The writer says so as well, and later: the server has just been given something.
+                given.answers.iter().for_each(|(_, id)| _ = stream.answer(id));
+                Ok(())
+            }
             Some(refusal) => Err(Box::new(refusal)),
             None => self.give(asked, stream, given.answers).await,
         }

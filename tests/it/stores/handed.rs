@@ -1,5 +1,6 @@
 //! What a client says at one replica of something at another one.
 
+use mcp_resume::config::Turns;
 use serde_json::{Value, json};
 
 use super::*;
@@ -63,6 +64,28 @@ async fn an_answer_on_a_stream_url_reaches_the_server_that_asked() {
         while goes_on.event().await.bytes() != result(1).as_bytes() {}
         assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
     }
+}
+
+/// Whose turn it is, the writer says later.
+#[tokio::test]
+async fn it_is_nobodys_turn_once_the_answer_was_handed_over() {
+    let (_redis, mut one, two, session) = pair_with(|config| {
+        config.dialects.stream_url_turns = Turns::All;
+        config.dialects.input_grace = SOON;
+    })
+    .await;
+    let (sse, response, place) = one.begin(&session.post(call(1))).await;
+    response.reset();
+    let get = || two.send(session.get().target(&url_of(&place)));
+    sse.event(question("q")).await;
+    let mut back = get().await.sse();
+    while back.event().await.bytes() != question("q").as_bytes() {}
+    back.ends().await;
+    let pending = session.post(answer("q")).target(&url_of(&place)).start(two.proxy.addr).await;
+    one.upstream.expect("response").await.status(202).await;
+    let mut goes_on = pending.response().await.sse();
+    sse.finish(result(1)).await;
+    while goes_on.event().await.bytes() != result(1).as_bytes() {}
 }
 
 /// Servers without sessions ask by the same ids in every call: the stream says whose question it is.
