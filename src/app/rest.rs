@@ -71,6 +71,7 @@ impl Rest {
             shared: None,
             on_unreachable: OnUnreachable::Degrade,
             heard: Arc::default(),
+            contents: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };
@@ -96,6 +97,7 @@ impl Rest {
             shared: Some(store),
             on_unreachable: redis.on_unreachable,
             heard: Arc::default(),
+            contents: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };

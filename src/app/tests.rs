@@ -172,6 +172,7 @@ impl Replica {
             shared: Some(store),
             on_unreachable,
             heard: Arc::default(),
+            contents: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.clone(),
         };

@@ -39,6 +39,14 @@ pub(super) struct Mirror {
     reported: Option<(Reader, Instant)>,
 }
 
+/// What the store has of it.
+enum Found {
+    Running,
+    Over,
+    /// It was lost there, or forgotten.
+    Nothing,
+}
+
 impl Mirror {
     pub(super) fn new(stream: Arc<Stream>, backing: Arc<Backing>, here: Owner) -> Self {
         Self { stream, backing, here, writer: here, touches: 0, reported: None }
@@ -67,8 +75,10 @@ impl Mirror {
                 },
             }
             match self.look().await {
-                Ok(false) => {}
-                Ok(true) => {
+                Ok(Found::Running) => {}
+                // Its readers come back, and are told by whoever has it what became of it.
+                Ok(Found::Nothing) => break,
+                Ok(Found::Over) => {
                     self.report().await;
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the store could not be told to keep a stream");
@@ -113,15 +123,14 @@ impl Mirror {
         }
     }
 
-    async fn look(&mut self) -> Result<bool, Error> {
-        match self.backing.store.load(self.stream.id()).wait().await? {
-            Some(stored) => self.catch_up(&stored).await,
-            None => {
-                self.stream.end_elsewhere();
-                Ok(true)
-            }
-        }
+    async fn look(&mut self) -> Result<Found, Error> {
+        Ok(match self.backing.store.load(self.stream.id()).wait().await? {
+            Some(stored) if self.catch_up(&stored).await? => Found::Over,
+            Some(_) => Found::Running,
+            None => Found::Nothing,
+        })
     }
+
     /// Takes what the store has and this does not. True when the stream is over.
     pub(super) async fn catch_up(&mut self, stored: &Stored) -> Result<bool, Error> {
         self.writer = stored.owner;
@@ -151,7 +160,7 @@ impl Mirror {
                     self.stream.mirror(&batch);
                 }
                 Read::Trimmed { upto } => self.stream.skip_to(upto),
-                Read::Gone => return Ok(true),
+                Read::Gone => return Err(Error::Gone),
             }
         }
         let state = State::decode(&stored.state).unwrap_or_default();

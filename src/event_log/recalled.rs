@@ -75,6 +75,8 @@ impl EventLog {
                     Ok(None)
                 }
             },
+            // Whoever opened it may be about to write it down again.
+            Ok(None) if backing.is_young() => Ok(None),
             Ok(None) => {
                 self.sessions.find(id, principal).iter().for_each(|session| session.note_looked_up());
                 Ok(None)

@@ -13,12 +13,13 @@ use tracing::{debug, info, warn};
 use super::Stream;
 use super::heard::Heard;
 use super::record::StateMarks;
+use super::regained::Contents;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::metrics::{Metrics, StoreTrouble};
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
-use crate::store::{Appended, Error, Pending, Shared, Standing, Store, WriterEpoch};
+use crate::store::{Appended, Error, Pending, Shared, Standing, Store, Stored, WriterEpoch};
 
 /// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
 /// gone comes far earlier; this frees what nobody takes up.
@@ -41,6 +42,8 @@ pub struct Backing {
     pub on_unreachable: OnUnreachable,
     /// Whether this replica counts as living for the others.
     pub heard: Arc<Heard>,
+    /// What it is known to hold.
+    pub contents: Arc<Contents>,
     /// Told of a new reader here where one at another replica may have to end.
     pub displacing: Arc<Notify>,
     /// Where its failures are counted.
@@ -93,7 +96,28 @@ pub(super) struct Recorded {
     pub(super) is_local: bool,
 }
 
+/// How much of a stream the store was known to have.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Level {
+    upto: Seq,
+    is_sealed: bool,
+    epoch: WriterEpoch,
+}
+
+impl Level {
+    /// Whether the store has that much, or another writer has the stream.
+    pub(super) fn is_in(self, stored: &Stored) -> bool {
+        stored.epoch > self.epoch || (stored.tail >= self.upto && stored.sealed >= self.is_sealed)
+    }
+}
+
 impl Recorded {
+    /// What the store is known to have, under this writer's epoch; `None` where that is nothing, or no more of the stream goes there.
+    pub(super) fn level(&self, epoch: WriterEpoch) -> Option<Level> {
+        let is_there = self.is_created && !self.is_local;
+        is_there.then_some(Level { upto: self.upto, is_sealed: self.is_sealed, epoch })
+    }
+
     /// Whether the store has everything up to `after`, so that what is next can follow.
     fn is_level(&self, after: Seq) -> bool {
         self.is_created && !self.is_behind && self.upto == after

@@ -13,7 +13,7 @@ use tracing::{debug, info, warn};
 
 use super::mirror::Mirror;
 use super::record::{About, State};
-use super::recorder::{self, Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
+use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use super::share::{Part, Sharer};
 use super::stream::Restored;
 use super::{EventLog, Principal, Stream, Writer};
@@ -290,20 +290,6 @@ impl EventLog {
         let epoch = stream.lock().epoch;
         let stored = backing.store.load(stream.id()).wait().await?;
         Ok(stored.is_some_and(|stored| stored.epoch > epoch))
-    }
-
-    /// The store has lost what it had: every stream that was written here, and is still remembered, is brought there again. Those that run
-    /// see to it themselves; those that are over follow one after the other, behind.
-    pub fn write_back(&self) {
-        let Some(backing) = self.backing.clone() else { return };
-        let ours = self.room.streams.iter().map(|entry| entry.value().clone()).filter(|stream| !stream.is_mirror());
-        let over: Vec<_> = ours.filter(|stream| stream.note_unrecorded()).collect();
-        self.retries.streams().iter().for_each(|stream| stream.write_holds());
-        tokio::spawn(async move {
-            for stream in over {
-                recorder::seal(&stream, &backing, || {}).await;
-            }
-        });
     }
 
     /// The streams that can be found, are not over, and are written here.

@@ -125,6 +125,11 @@ impl Session {
         self.is_home
     }
 
+    /// What was agreed on in it, where that is known.
+    pub(super) fn opened(&self) -> Option<&Opened> {
+        self.opened.as_ref()
+    }
+
     /// True the first time: other replicas are to find this one by it.
     pub fn joins_first(&self) -> bool {
         !std::mem::replace(&mut self.lock().joined, true)
@@ -322,6 +327,12 @@ impl Sessions {
             *entry.value_mut() = session;
         }
         entry.value().clone()
+    }
+
+    /// Those that others find this process by.
+    pub(super) fn of_here(&self) -> Vec<(SessionId, Arc<Session>)> {
+        let here = self.sessions.iter().filter(|entry| entry.is_home || entry.lock().joined);
+        here.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
     }
 
     /// The record of a session for this principal.

@@ -39,6 +39,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         shared: None,
         on_unreachable: OnUnreachable::Degrade,
         heard: Arc::default(),
+        contents: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     });
@@ -54,6 +55,7 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
         shared: Some(store),
         on_unreachable: OnUnreachable::Degrade,
         heard: Arc::default(),
+        contents: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     };

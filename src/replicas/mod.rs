@@ -18,7 +18,7 @@ pub use requests::Requests;
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD};
-use crate::protocol::ids::{Owner, StoreEpoch};
+use crate::protocol::ids::Owner;
 use crate::protocol::replica::{Handed, Message};
 use crate::store::{Error, Renewal, Shared};
 
@@ -68,7 +68,8 @@ impl Replicas {
         if left > 0 {
             info!(streams = left, "ended what was left open when this replica last ran");
         }
-        let requests = Requests::new(shared.clone());
+        log.note_contents(shared.epoch(), lease);
+        let requests = Requests::new(shared.clone(), log.clone());
         Ok(Arc::new(Self { shared, log, lease, requests, is_taken: AtomicBool::new(false) }))
     }
 
@@ -108,14 +109,14 @@ impl Replicas {
 
     async fn keep_lease(&self) {
         let mut reachable_since: Option<Instant> = None;
-        let mut epoch = self.shared.epoch();
+        let mut is_regained = false;
         loop {
             let began = clock::boot();
             let renewed = self.shared.renew(self.lease).wait().await;
             let now = clock::now();
-            match renewed {
+            let again = match renewed {
                 Ok(renewal) => {
-                    self.note_contents(&mut epoch);
+                    self.see_what_is_left(std::mem::take(&mut is_regained));
                     let since = *reachable_since.get_or_insert(now);
                     self.take_renewal(renewal).await;
                     if renewal != Renewal::Taken {
@@ -125,7 +126,7 @@ impl Replicas {
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
                         self.sweep().await;
                     }
-                    clock::sleep_until(now + self.lease / 3).await;
+                    now + self.lease / 3
                 }
                 Err(error) => {
                     self.log.note_missed();
@@ -133,8 +134,13 @@ impl Replicas {
                         warn!(%error, "the lease could not be renewed");
                     }
                     // A connection that broke while this process was frozen is there again in a moment.
-                    clock::sleep_until(now + PAUSE.min(self.lease / 3)).await;
+                    now + PAUSE.min(self.lease / 3)
                 }
+            };
+            tokio::select! {
+                biased;
+                () = self.shared.regained().wait() => is_regained = true,
+                () = clock::sleep_until(again) => {}
             }
         }
     }
@@ -152,12 +158,13 @@ impl Replicas {
         }
     }
 
-    /// A store that came back empty gets back what lives here.
-    fn note_contents(&self, epoch: &mut StoreEpoch) {
-        let now = self.shared.epoch();
-        if std::mem::replace(epoch, now) != now {
-            warn!("the store has lost what it held: what lives here is brought there again");
+    /// A store that came back without what it held, or without the last of it, gets back what is here.
+    fn see_what_is_left(&self, is_regained: bool) {
+        if self.log.note_contents(self.shared.epoch(), self.lease) {
+            warn!("the store has lost what it held: what is here is brought there again");
             self.log.write_back();
+        } else if is_regained {
+            self.log.look_back();
         }
     }
 

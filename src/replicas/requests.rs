@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::debug;
 
-use crate::event_log::Fingerprint;
+use crate::event_log::{EventLog, Fingerprint};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::replica::{Handed, Known, Message};
 use crate::store::{Error, Shared};
@@ -19,6 +19,7 @@ const KEPT: Duration = Duration::from_secs(60);
 /// Requests and questions that wait for their answer.
 pub struct Requests {
     shared: Arc<dyn Shared>,
+    log: Arc<EventLog>,
     next: AtomicU64,
     handed: Asked<Option<Handed>>,
     places: Asked<Option<Seq>>,
@@ -60,22 +61,22 @@ impl<T> Drop for Waiting<'_, T> {
 }
 
 impl Requests {
-    pub(super) fn new(shared: Arc<dyn Shared>) -> Self {
+    pub(super) fn new(shared: Arc<dyn Shared>, log: Arc<EventLog>) -> Self {
         // A process that was here before may have asked as well.
         let first = u64::from_be_bytes(crate::random::bytes());
         let (handed, places, calls) = (Asked(Mutex::default()), Asked(Mutex::default()), Asked(Mutex::default()));
-        Self { shared, next: AtomicU64::new(first), handed, places, calls }
+        Self { shared, log, next: AtomicU64::new(first), handed, places, calls }
     }
 
     /// The living replicas but this one that have to do with `group`.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// When the store cannot be asked, or has only just lost what it knew of them.
     pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
         let mut members = self.shared.members(group).wait().await?;
         members.retain(|owner| *owner != self.shared.owner());
         if members.is_empty() {
-            return Ok(members);
+            return self.unless_young(members);
         }
         let living = self.shared.living().wait().await?;
         members.retain(|owner| living.contains(owner));
@@ -97,9 +98,20 @@ impl Requests {
     /// Whether `owner` was heard of within its lease.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// When the store cannot be asked, or has only just lost what it knew of the replica.
     pub async fn lives(&self, owner: Owner) -> Result<bool, Error> {
-        Ok(self.shared.living().wait().await?.contains(&owner))
+        match self.shared.living().wait().await?.contains(&owner) {
+            true => Ok(true),
+            false => self.unless_young(false),
+        }
+    }
+
+    /// That the store knows nothing says something only where it had the time to be told.
+    fn unless_young<T>(&self, nothing: T) -> Result<T, Error> {
+        match self.log.has_young_contents() {
+            true => Err(Error::Unavailable("it has lost what it held, and is being told again".to_owned())),
+            false => Ok(nothing),
+        }
     }
 
     /// How far `stream` is at `owner`, whatever the store has of it; `None` where it is not there, or that replica is gone.

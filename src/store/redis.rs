@@ -11,7 +11,7 @@
 //!
 //! [`Store::standing`] does not wait for calls: Redis is written to once a second, a connection that breaks says so, and another
 //! one is made until it works. While there is none, calls fail at once. A failover is the same to it. What Redis lost it does not
-//! get back from here, except its keys, under another epoch.
+//! get back from here, except its keys, under another epoch: [`Shared::regained`] tells who has the rest.
 //!
 //! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on any other. The user that the
 //! URL names needs the keys `~mr:*` and the channels `&mr:wake:*` (with the prefix that is set), and the commands

@@ -30,6 +30,10 @@ pub trait Shared: Store {
     /// Names what the store holds now: another one than before once that was lost.
     fn epoch(&self) -> StoreEpoch;
 
+    /// Waits until the store may hold less than was written to it: it is reached again after it was not, or its contents are others. Told
+    /// once for any number of times before. Not to be waited for twice at once.
+    fn regained(&self) -> Pending<()>;
+
     /// Begins the lease of this replica, or prolongs it: it lapses `lease` from now.
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>>;
 

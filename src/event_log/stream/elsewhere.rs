@@ -11,7 +11,7 @@ use crate::event_log::Identity;
 use crate::event_log::head::Head;
 use crate::event_log::inner::Bounds;
 use crate::event_log::record::{About, State};
-use crate::event_log::recorder::{Backing, Recorded};
+use crate::event_log::recorder::{Backing, Level, Recorded};
 use crate::event_log::share::Part;
 use crate::event_log::stream::Spec;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
@@ -178,13 +178,6 @@ impl Stream {
         new.for_each(|names| drop(self.begin_slice(names)));
     }
 
-    /// The store does not have it any more.
-    pub(in crate::event_log) fn end_elsewhere(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_sealed_elsewhere(clock::now());
-        self.publish(inner, true);
-    }
-
     /// A connection of another replica reads it now. Whoever did before ends.
     pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
@@ -215,6 +208,12 @@ impl Stream {
         inner.wake();
         drop(inner);
         self.pump.notify_one();
+    }
+
+    /// What the store is known to have of it.
+    pub(in crate::event_log) fn recorded_there(&self) -> Option<Level> {
+        let inner = self.lock();
+        inner.recorded.as_deref()?.level(inner.epoch)
     }
 
     /// The store has lost it, and is to get it again. True where it was there to its end, so that nobody is at it.

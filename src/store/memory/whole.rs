@@ -353,6 +353,10 @@ impl Shared for Memory {
         StoreEpoch(1)
     }
 
+    fn regained(&self) -> Pending<()> {
+        Pending::Later(Box::pin(std::future::pending()))
+    }
+
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
         let now = clock::now();
         Pending::Ready(self.reach().map(|()| {

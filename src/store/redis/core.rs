@@ -30,6 +30,8 @@ pub(super) struct Core {
     pub(super) mail: Notify,
     /// The connection is a new one, or the contents are: followers must be noted again, and told.
     pub(super) rejoin: Notify,
+    /// The same, for whoever has written what may be lost.
+    pub(super) regained: Notify,
     /// The first of the messages that came last, and how many they were, as Redis says it.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
     /// Numbers the messages that are sent.
@@ -52,6 +54,7 @@ impl Core {
             followers: Followers::default(),
             mail: Notify::new(),
             rejoin: Notify::new(),
+            regained: Notify::new(),
             taken: Mutex::default(),
             sent: AtomicU64::new(0),
             epoch: AtomicU32::new(keys.epoch.0),
@@ -77,6 +80,12 @@ impl Core {
 
     pub(super) fn epoch(&self) -> StoreEpoch {
         StoreEpoch(self.epoch.load(Ordering::Relaxed))
+    }
+
+    /// The connection is a new one, or the contents are.
+    pub(super) fn regain(&self) {
+        self.rejoin.notify_one();
+        self.regained.notify_one();
     }
 
     /// The contents are others than before.

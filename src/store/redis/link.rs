@@ -40,7 +40,7 @@ pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: L
         let Some(again) = reconnect(&core, &connector, &mut calls).await else { return };
         link = again;
         info!("Redis is reached again");
-        core.rejoin.notify_one();
+        core.regain();
     }
 }
 
@@ -119,7 +119,7 @@ async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> 
     if found.epoch != known.epoch {
         warn!("Redis has lost its contents: a new store epoch begins");
         core.set_epoch(found.epoch);
-        core.rejoin.notify_one();
+        core.regain();
     }
     if (found.signing, found.principal) != (known.signing, known.principal) {
         error!("the keys in Redis are not those of this replica: it keeps its own until it is started again");

@@ -52,6 +52,11 @@ impl Shared for Redis {
         self.core.epoch()
     }
 
+    fn regained(&self) -> Pending<()> {
+        let core = self.core.clone();
+        Pending::Later(Box::pin(async move { core.regained.notified().await }))
+    }
+
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
         let mut cmd = self.lease(&scripts::RENEW, 2);
         cmd.arg(names::of(self.core.owner)).arg(&self.core.incarnation).arg(millis(lease));

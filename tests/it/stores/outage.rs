@@ -1,5 +1,6 @@
 //! A Redis that dies and comes back, with what it held or without, while calls run.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -173,16 +174,107 @@ async fn a_redis_that_comes_back_empty_gets_back_what_lives() {
         assert_eq!(rest(&mut response).await, [result(2)]);
         scene.end_redis().await;
         scene.redis.begin_empty();
-        scene.heals().await;
-        scene.event(2).await;
-        // What was over follows behind.
+        // What was over follows behind. Until then it is said to be tried again, and never that it is gone.
         until("it is brought there", async || {
             let mut back = scene.two.send(scene.session.resume(&over.at(0))).await;
-            back.status == 200 && rest(&mut back).await == [result(2)]
+            if back.status == 503 {
+                return false;
+            }
+            assert_eq!((back.status, rest(&mut back).await), (200, vec![result(2)]));
+            true
         })
         .await;
+        scene.heals().await;
+        scene.event(2).await;
         scene.goes_on_elsewhere(2).await;
     }
+}
+
+/// Where a replica has a running call from the store, and that has it no more, nothing says that the call is over.
+#[tokio::test]
+async fn who_reads_elsewhere_goes_on_after_redis_came_back_empty() {
+    for is_attached in [true, false] {
+        let mut scene = scene(OnUnreachable::Degrade).await;
+        let mut back = scene.two.send(scene.session.resume(&scene.place.at(0))).await.sse();
+        assert_eq!(back.event().await.bytes(), progress(1).as_bytes());
+        if !is_attached {
+            back.reset();
+            scene.one.knows_of_readers(0).await;
+        }
+        scene.redis.kill();
+        scene.redis.begin_empty();
+        let (session, place, two) = (&scene.session, scene.place.at(1), &scene.two);
+        let sse = Cell::new(Some(scene.sse));
+        until("it goes on there", async || {
+            let mut back = two.send(session.resume(&place)).await;
+            assert!(matches!(back.status, 200 | 503), "{}", back.status);
+            if back.status == 503 {
+                return false;
+            }
+            if let Some(sse) = sse.take() {
+                sse.finish(result(1)).await;
+            }
+            rest(&mut back).await == [result(1)]
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn sessions_are_back_in_an_empty_redis_as_well() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    let (own, _) = open(&scene.one.proxy, &mut scene.one.upstream, json!({ "streams": {} }), None).await;
+    let mut open = Vec::new();
+    for (n, session) in [(2, &scene.session), (3, &own)] {
+        let (sse, mut response, _) = scene.one.begin(&session.post(call(n))).await;
+        sse.event(question("q")).await;
+        while response.event().await.bytes() != question("q").as_bytes() {}
+        open.push((session.clone(), sse, response));
+    }
+    let (sse, mut response, over) = scene.one.begin(&scene.session.post(call(4))).await;
+    sse.finish(result(4)).await;
+    assert_eq!(rest(&mut response).await, [result(4)]);
+    scene.end_redis().await;
+    scene.redis.begin_empty();
+    // As the last thing.
+    until("all is brought there", async || scene.two.send(scene.session.resume(&over.at(0))).await.status == 200).await;
+    for (session, _sse, _response) in open {
+        let pending = session.post(answer("q")).start(scene.two.proxy.addr).await;
+        scene.one.upstream.expect("response").await.status(202).await;
+        assert_eq!(pending.response().await.status, 202);
+    }
+    assert!(scene.two.upstream.is_quiet());
+}
+
+/// As after a failover to a replica that lagged, or from a snapshot.
+#[tokio::test]
+async fn a_redis_that_comes_back_as_it_was_gets_back_what_ended_since() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    let (begun, mut response, half) = scene.one.begin(&scene.session.post(call(2))).await;
+    begun.event(progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+    scene.redis.remember();
+    begun.finish(result(2)).await;
+    assert_eq!(rest(&mut response).await, [result(2)]);
+    let (sse, mut response, whole) = scene.one.begin(&scene.session.post(call(3))).await;
+    sse.finish(result(3)).await;
+    assert_eq!(rest(&mut response).await, [result(3)]);
+    scene.event(2).await;
+    scene.end_redis().await;
+    scene.redis.begin_as_remembered();
+    scene.heals().await;
+    for (place, result) in [(half.at(1), result(2)), (whole.at(0), result(3))] {
+        until("it is brought there", async || {
+            let mut back = scene.two.send(scene.session.resume(&place)).await;
+            back.status == 200 && rest(&mut back).await == [result.as_str()]
+        })
+        .await;
+    }
+    // Nobody has said anything in this one since.
+    let mut back = scene.two.send(scene.session.resume(&scene.place.at(1))).await.sse();
+    assert_eq!(back.event().await.bytes(), progress(2).as_bytes());
+    scene.sse.event(progress(3)).await;
+    assert_eq!(back.event().await.bytes(), progress(3).as_bytes());
 }
 
 #[tokio::test]

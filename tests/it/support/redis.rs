@@ -3,7 +3,7 @@
 use mcp_resume::config::{Config, OnUnreachable, RedisStore, Store};
 use std::fs;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
@@ -70,6 +70,22 @@ impl Redis {
         self.begin_again();
     }
 
+    /// Remembers what it holds now.
+    pub(crate) fn remember(&self) {
+        copy(&self.dir, &self.remembered());
+    }
+
+    /// Starts it again where it was, with what is remembered.
+    pub(crate) fn begin_as_remembered(&mut self) {
+        fs::remove_dir_all(&self.dir).expect("its directory");
+        copy(&self.remembered(), &self.dir);
+        self.begin_again();
+    }
+
+    fn remembered(&self) -> PathBuf {
+        self.dir.with_extension("remembered")
+    }
+
     fn try_begin(&mut self) -> Result<(), ()> {
         fs::create_dir_all(&self.dir).expect("a directory");
         // Every write is on the disk itself before it is answered.
@@ -109,5 +125,17 @@ impl Drop for Redis {
     fn drop(&mut self) {
         self.kill();
         let _ = fs::remove_dir_all(&self.dir);
+        let _ = fs::remove_dir_all(self.remembered());
+    }
+}
+
+fn copy(from: &Path, to: &Path) {
+    fs::create_dir_all(to).expect("a directory");
+    for entry in fs::read_dir(from).expect("a directory").map(|entry| entry.expect("an entry")) {
+        let to = to.join(entry.file_name());
+        match entry.file_type().expect("a type").is_dir() {
+            true => copy(&entry.path(), &to),
+            false => drop(fs::copy(entry.path(), to).expect("a file")),
+        }
     }
 }

@@ -1,0 +1,134 @@
+//! A store that may hold less than was written to it: what is missing there is brought there again.
+//!
+//! It may have lost everything, which another epoch of its contents says; or it was out of reach and came back as it was a while ago, by a
+//! failover or from an old snapshot, and says nothing. Invariant: for one lease after the first, nobody is taken for gone, and nothing for
+//! never having been, because the store does not know it: whoever has it is about to say so. Absent: events that a running call still
+//! writes, of which the writer finds out itself (the recorder).
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, info};
+
+use super::recorder::{self, Backing};
+use super::{EventLog, Stream};
+use crate::clock;
+use crate::protocol::ids::StoreEpoch;
+
+/// What the store holds, as it was when somebody last looked. Nothing where it cannot lose that while this process runs.
+#[derive(Debug, Default)]
+pub struct Contents(Mutex<Option<Seen>>);
+
+#[derive(Clone, Copy, Debug)]
+struct Seen {
+    epoch: StoreEpoch,
+    /// It had other contents before, and those may not be complete until then.
+    young_until: Option<Instant>,
+}
+
+impl Contents {
+    /// The contents are these now. True where they were others before: they are young for one lease.
+    pub(super) fn note(&self, epoch: StoreEpoch, lease: Duration) -> bool {
+        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = seen.is_some_and(|seen| seen.epoch != epoch);
+        if is_other || seen.is_none() {
+            *seen = Some(Seen { epoch, young_until: is_other.then(|| clock::now() + lease) });
+        }
+        is_other
+    }
+
+    /// Whether contents with this epoch may lack what others are bringing there.
+    fn are_young(&self, epoch: StoreEpoch) -> bool {
+        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        seen.is_some_and(|seen| seen.epoch != epoch || seen.young_until.is_some_and(|until| clock::now() < until))
+    }
+}
+
+impl Backing {
+    /// Whether what the store does not know may be there all the same: it lost what it had less than a lease ago.
+    pub(super) fn is_young(&self) -> bool {
+        self.epoch().is_some_and(|epoch| self.contents.are_young(epoch))
+    }
+}
+
+impl EventLog {
+    /// The store's contents are these now. True where they were others before, so that [`Self::write_back`] is due.
+    pub fn note_contents(&self, epoch: StoreEpoch, lease: Duration) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.contents.note(epoch, lease))
+    }
+
+    /// Whether what the store does not know may be there all the same: it lost what it had less than a lease ago.
+    pub fn has_young_contents(&self) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.is_young())
+    }
+
+    /// The store has lost what it had: what lives here, or was written here and is still remembered, is brought there again. Streams that
+    /// run see to it themselves; sessions, and streams that are over, follow one after the other, behind.
+    pub fn write_back(self: &Arc<Self>) {
+        let Some(backing) = self.backing.clone() else { return };
+        let over: Vec<_> = self.written_here().filter(|stream| stream.note_unrecorded()).collect();
+        self.retries.streams().iter().for_each(|stream| stream.write_holds());
+        let log = self.clone();
+        tokio::spawn(async move {
+            for (id, session) in log.sessions.of_here() {
+                match session.opened() {
+                    Some(opened) if session.is_home() => log.save_session(&id, session.principal(), opened).await,
+                    Some(_) | None => log.join_session(&id).await,
+                }
+            }
+            for stream in over {
+                recorder::seal(&stream, &backing, || {}).await;
+            }
+        });
+    }
+
+    /// The store was out of reach, and may have come back without what it took last: each stream that was written here is looked for, one
+    /// after the other, behind, and brought there again if something of it is missing.
+    pub fn look_back(&self) {
+        let Some(backing) = self.backing.clone() else { return };
+        let written: Vec<_> = self.written_here().collect();
+        tokio::spawn(async move {
+            for stream in written {
+                let Some(recorded) = stream.recorded_there() else { continue };
+                match backing.store.load(stream.id()).wait().await {
+                    Ok(Some(stored)) if recorded.is_in(&stored) => {}
+                    Ok(_) => {
+                        info!(stream.id = %stream.id(), "the store has lost something of a stream: it is brought there again");
+                        if stream.note_unrecorded() {
+                            recorder::seal(&stream, &backing, || {}).await;
+                        }
+                    }
+                    // Once it is back it is looked at again.
+                    Err(error) => return debug!(%error, "a store that is back cannot be looked at"),
+                }
+            }
+        });
+    }
+
+    /// The streams that can be found, and that no other replica wrote.
+    fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
+        self.room.streams.iter().map(|entry| entry.value().clone()).filter(|stream| !stream.is_mirror())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(15);
+
+    #[tokio::test(start_paused = true)]
+    async fn contents_are_young_for_a_lease_after_others_were_lost() {
+        let contents = Contents::default();
+        assert!(!contents.are_young(StoreEpoch(1)), "nobody looks");
+        assert!(!contents.note(StoreEpoch(1), LEASE));
+        assert!(!contents.are_young(StoreEpoch(1)));
+        assert!(contents.are_young(StoreEpoch(2)), "before anybody has noted it");
+        assert!(contents.note(StoreEpoch(2), LEASE));
+        assert!(!contents.note(StoreEpoch(2), LEASE));
+        tokio::time::advance(LEASE - Duration::from_millis(1)).await;
+        assert!(contents.are_young(StoreEpoch(2)));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!(!contents.are_young(StoreEpoch(2)));
+    }
+}
