@@ -45,7 +45,7 @@ pub use principal::{Principal, Principals, Subject};
 pub use readers::Displaced;
 pub use recalled::session_group;
 pub use recorder::Backing;
-pub use regained::Contents;
+pub use regained::{Contents, Regained};
 pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
 pub use runs::{Claimed, Hold, Run};

@@ -1,7 +1,7 @@
 //! A store that may hold less than was written to it: what is missing there is brought there again.
 //!
 //! It may have lost everything, which another epoch of its contents says; or it was out of reach and came back as it was a while ago, by a
-//! failover or from an old snapshot, and says nothing. Invariant: for one lease after the first, nobody is taken for gone, and nothing for
+//! failover or from an old snapshot, and says nothing. Invariant: for one lease after either, nobody is taken for gone, and nothing for
 //! never having been, because the store does not know it: whoever has it is about to say so. Absent: events that a running call still
 //! writes, of which the writer finds out itself (the recorder).
 
@@ -22,42 +22,61 @@ pub struct Contents(Mutex<Option<Seen>>);
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     epoch: StoreEpoch,
-    /// It had other contents before, and those may not be complete until then.
+    /// How often the store was regained by then.
+    times: u64,
+    /// It was regained, and what it has may not be complete until then.
     young_until: Option<Instant>,
 }
 
+/// What may have happened to what the store held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Regained {
+    /// Nothing.
+    No,
+    /// Something of it may be missing.
+    Less,
+    /// It is gone.
+    Empty,
+}
+
 impl Contents {
-    /// The contents are these now. True where they were others before: they are young for one lease.
-    pub(super) fn note(&self, epoch: StoreEpoch, lease: Duration) -> bool {
+    /// The contents are these now, and were regained so often. For one lease after they were they are young.
+    pub(super) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
         let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_other = seen.is_some_and(|seen| seen.epoch != epoch);
-        if is_other || seen.is_none() {
-            *seen = Some(Seen { epoch, young_until: is_other.then(|| clock::now() + lease) });
-        }
-        is_other
+        let regained = match *seen {
+            Some(seen) if seen.epoch != epoch => Regained::Empty,
+            Some(seen) if seen.times != times => Regained::Less,
+            Some(_) | None => Regained::No,
+        };
+        let young_until = match regained {
+            Regained::No => seen.and_then(|seen| seen.young_until),
+            Regained::Less | Regained::Empty => Some(clock::now() + lease),
+        };
+        *seen = Some(Seen { epoch, times, young_until });
+        regained
     }
 
-    /// Whether contents with this epoch may lack what others are bringing there.
-    fn are_young(&self, epoch: StoreEpoch) -> bool {
+    /// Whether contents that were regained so often may lack what others are bringing there.
+    fn are_young(&self, times: u64) -> bool {
         let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        seen.is_some_and(|seen| seen.epoch != epoch || seen.young_until.is_some_and(|until| clock::now() < until))
+        seen.is_some_and(|seen| seen.times != times || seen.young_until.is_some_and(|until| clock::now() < until))
     }
 }
 
 impl Backing {
-    /// Whether what the store does not know may be there all the same: it lost what it had less than a lease ago.
+    /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
     pub(super) fn is_young(&self) -> bool {
-        self.epoch().is_some_and(|epoch| self.contents.are_young(epoch))
+        self.shared.as_ref().is_some_and(|shared| self.contents.are_young(*shared.regained().borrow()))
     }
 }
 
 impl EventLog {
-    /// The store's contents are these now. True where they were others before, so that [`Self::write_back`] is due.
-    pub fn note_contents(&self, epoch: StoreEpoch, lease: Duration) -> bool {
-        self.backing.as_ref().is_some_and(|backing| backing.contents.note(epoch, lease))
+    /// The store's contents are these now, and were regained so often: whether [`Self::look_back`] or [`Self::write_back`] is due.
+    pub fn note_contents(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
+        self.backing.as_ref().map_or(Regained::No, |backing| backing.contents.note(epoch, times, lease))
     }
 
-    /// Whether what the store does not know may be there all the same: it lost what it had less than a lease ago.
+    /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
     pub fn has_young_contents(&self) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.is_young())
     }
@@ -118,17 +137,19 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(15);
 
     #[tokio::test(start_paused = true)]
-    async fn contents_are_young_for_a_lease_after_others_were_lost() {
+    async fn contents_are_young_for_a_lease_after_they_were_regained() {
         let contents = Contents::default();
-        assert!(!contents.are_young(StoreEpoch(1)), "nobody looks");
-        assert!(!contents.note(StoreEpoch(1), LEASE));
-        assert!(!contents.are_young(StoreEpoch(1)));
-        assert!(contents.are_young(StoreEpoch(2)), "before anybody has noted it");
-        assert!(contents.note(StoreEpoch(2), LEASE));
-        assert!(!contents.note(StoreEpoch(2), LEASE));
-        tokio::time::advance(LEASE - Duration::from_millis(1)).await;
-        assert!(contents.are_young(StoreEpoch(2)));
-        tokio::time::advance(Duration::from_millis(1)).await;
-        assert!(!contents.are_young(StoreEpoch(2)));
+        assert!(!contents.are_young(0), "nobody looks");
+        assert_eq!(contents.note(StoreEpoch(1), 0, LEASE), Regained::No);
+        assert!(!contents.are_young(0));
+        for (epoch, times, regained) in [(StoreEpoch(1), 1, Regained::Less), (StoreEpoch(2), 2, Regained::Empty)] {
+            assert!(contents.are_young(times), "before anybody has noted it");
+            assert_eq!(contents.note(epoch, times, LEASE), regained);
+            assert_eq!(contents.note(epoch, times, LEASE), Regained::No);
+            tokio::time::advance(LEASE - Duration::from_millis(1)).await;
+            assert!(contents.are_young(times));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            assert!(!contents.are_young(times));
+        }
     }
 }

@@ -34,7 +34,7 @@ const ANSWER_MAX: usize = 1024 * 1024;
 
 impl Ingress {
     /// Hands a request to the replica that it concerns, if that is another one, and returns its answer. `None`: it is to be answered
-    /// here. Where nobody can say so, that is for a server that knows the session, and it is to come again for any other.
+    /// here. Where nobody can say so, that is for a server that may know the session, and it is to come again for any other.
     pub(super) async fn hand_over(&self, asked: &Asked, body: &Bytes) -> Option<Response<BoxBody>> {
         let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
         let id = asked.binding.session.as_ref()?;
@@ -48,7 +48,8 @@ impl Ingress {
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
-            (asked.is_issued || asked.is_elsewhere).then(|| self.refuse(ErrorCode::StoreFailed))
+            let is_for_later = asked.is_issued || asked.is_elsewhere || self.log.has_young_contents();
+            is_for_later.then(|| self.refuse(ErrorCode::StoreFailed))
         })
     }
 
@@ -69,22 +70,33 @@ impl Ingress {
         })
     }
 
-    /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers.
+    /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers, or a refusal where those of a
+    /// session of the proxy's own cannot be told: it is to come again.
     pub(super) async fn hand_to_all(&self, asked: &Asked) -> Option<Response<BoxBody>> {
         let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
         let id = asked.binding.session.as_ref()?;
         let mut answer = None;
-        let others = replicas.requests().others(&session_group(id)).await.unwrap_or_else(|error| {
-            warn!(%error, "other replicas could not be told of the end of a session");
-            Vec::new()
-        });
+        let refusal = || asked.is_issued.then(|| self.refuse(ErrorCode::StoreFailed));
+        let others = match replicas.requests().others(&session_group(id)).await {
+            Ok(others) => others,
+            Err(error) => {
+                warn!(%error, "other replicas could not be told of the end of a session");
+                return refusal();
+            }
+        };
         for other in others {
             let request = hand(asked, target_of(asked), &Bytes::new());
             match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
                 Ok(Ok(Some(reply))) => answer = Some(answer_of(reply)),
                 Ok(Ok(None)) => {}
-                Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
-                Err(_) => warn!("another replica did not say that it ended a session"),
+                Ok(Err(error)) => {
+                    warn!(%error, "another replica could not be told of the end of a session");
+                    answer = answer.or_else(refusal);
+                }
+                Err(_) => {
+                    warn!("another replica did not say that it ended a session");
+                    answer = answer.or_else(refusal);
+                }
             }
         }
         answer

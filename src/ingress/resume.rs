@@ -333,8 +333,9 @@ impl Ingress {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
         if asked.is_issued {
-            Box::pin(self.hand_to_all(&asked)).await;
-            return self.end_issued(&asked);
+            let elsewhere = Box::pin(self.hand_to_all(&asked)).await;
+            let refusal = elsewhere.filter(|answer| answer.status() == StatusCode::SERVICE_UNAVAILABLE);
+            return refusal.unwrap_or_else(|| self.end_issued(&asked));
         }
         let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
         if !is_home && let Some(response) = Box::pin(self.hand_to_all(&asked)).await {

@@ -17,7 +17,7 @@ use tracing::{debug, error, info, warn};
 pub use requests::Requests;
 
 use crate::clock;
-use crate::event_log::{Displaced, EventLog, READER_HOLD};
+use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};
 use crate::protocol::ids::Owner;
 use crate::protocol::replica::{Handed, Message};
 use crate::store::{Error, Renewal, Shared};
@@ -68,7 +68,7 @@ impl Replicas {
         if left > 0 {
             info!(streams = left, "ended what was left open when this replica last ran");
         }
-        log.note_contents(shared.epoch(), lease);
+        log.note_contents(shared.epoch(), *shared.regained().borrow(), lease);
         let requests = Requests::new(shared.clone(), log.clone());
         Ok(Arc::new(Self { shared, log, lease, requests, is_taken: AtomicBool::new(false) }))
     }
@@ -109,14 +109,16 @@ impl Replicas {
 
     async fn keep_lease(&self) {
         let mut reachable_since: Option<Instant> = None;
-        let mut is_regained = false;
+        let mut regained = self.shared.regained();
         loop {
             let began = clock::boot();
             let renewed = self.shared.renew(self.lease).wait().await;
             let now = clock::now();
             let again = match renewed {
                 Ok(renewal) => {
-                    self.see_what_is_left(std::mem::take(&mut is_regained));
+                    if self.see_what_is_left(*regained.borrow_and_update()) != Regained::No {
+                        reachable_since = None;
+                    }
                     let since = *reachable_since.get_or_insert(now);
                     self.take_renewal(renewal).await;
                     if renewal != Renewal::Taken {
@@ -139,7 +141,7 @@ impl Replicas {
             };
             tokio::select! {
                 biased;
-                () = self.shared.regained().wait() => is_regained = true,
+                Ok(()) = regained.changed() => {}
                 () = clock::sleep_until(again) => {}
             }
         }
@@ -159,13 +161,17 @@ impl Replicas {
     }
 
     /// A store that came back without what it held, or without the last of it, gets back what is here.
-    fn see_what_is_left(&self, is_regained: bool) {
-        if self.log.note_contents(self.shared.epoch(), self.lease) {
-            warn!("the store has lost what it held: what is here is brought there again");
-            self.log.write_back();
-        } else if is_regained {
-            self.log.look_back();
+    fn see_what_is_left(&self, times: u64) -> Regained {
+        let regained = self.log.note_contents(self.shared.epoch(), times, self.lease);
+        match regained {
+            Regained::No => {}
+            Regained::Less => self.log.look_back(),
+            Regained::Empty => {
+                warn!("the store has lost what it held: what is here is brought there again");
+                self.log.write_back();
+            }
         }
+        regained
     }
 
     async fn sweep(&self) {
@@ -176,7 +182,12 @@ impl Replicas {
     }
 
     async fn try_sweep(&self) -> Result<(), Error> {
-        for owner in self.shared.lapsed().wait().await? {
+        let lapsed = self.shared.lapsed().wait().await?;
+        // As it was a while ago nobody has renewed.
+        if self.log.has_young_contents() {
+            return Ok(());
+        }
+        for owner in lapsed {
             if owner == self.owner() {
                 continue;
             }

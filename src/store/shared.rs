@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use super::{Error, Pending, Store};
 use crate::protocol::ids::{Owner, StoreEpoch};
@@ -30,9 +31,9 @@ pub trait Shared: Store {
     /// Names what the store holds now: another one than before once that was lost.
     fn epoch(&self) -> StoreEpoch;
 
-    /// Waits until the store may hold less than was written to it: it is reached again after it was not, or its contents are others. Told
-    /// once for any number of times before. Not to be waited for twice at once.
-    fn regained(&self) -> Pending<()>;
+    /// How often the store came to where it may hold less than was written to it: it is reached again after it was not, or its contents
+    /// are others. Counted before any call is answered from there.
+    fn regained(&self) -> watch::Receiver<u64>;
 
     /// Begins the lease of this replica, or prolongs it: it lapses `lease` from now.
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>>;

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use dashmap::DashMap;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 use super::Tail;
 use crate::clock;
@@ -353,8 +353,8 @@ impl Shared for Memory {
         StoreEpoch(1)
     }
 
-    fn regained(&self) -> Pending<()> {
-        Pending::Later(Box::pin(std::future::pending()))
+    fn regained(&self) -> watch::Receiver<u64> {
+        watch::channel(0).1
     }
 
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {

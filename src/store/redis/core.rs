@@ -4,7 +4,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 
 use ::redis::{Cmd, Value};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::append::Append;
 use super::call::{Call, Failure, Note, Told, Work};
@@ -31,7 +31,7 @@ pub(super) struct Core {
     /// The connection is a new one, or the contents are: followers must be noted again, and told.
     pub(super) rejoin: Notify,
     /// The same, for whoever has written what may be lost.
-    pub(super) regained: Notify,
+    pub(super) regained: watch::Sender<u64>,
     /// The first of the messages that came last, and how many they were, as Redis says it.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
     /// Numbers the messages that are sent.
@@ -54,7 +54,7 @@ impl Core {
             followers: Followers::default(),
             mail: Notify::new(),
             rejoin: Notify::new(),
-            regained: Notify::new(),
+            regained: watch::Sender::new(0),
             taken: Mutex::default(),
             sent: AtomicU64::new(0),
             epoch: AtomicU32::new(keys.epoch.0),
@@ -84,8 +84,8 @@ impl Core {
 
     /// The connection is a new one, or the contents are.
     pub(super) fn regain(&self) {
+        self.regained.send_modify(|times| *times += 1);
         self.rejoin.notify_one();
-        self.regained.notify_one();
     }
 
     /// The contents are others than before.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use ::redis::{Cmd, Value};
 use bytes::Bytes;
+use tokio::sync::watch;
 
 use super::core::{Core, odd};
 use super::names::{self, Order, order};
@@ -52,9 +53,8 @@ impl Shared for Redis {
         self.core.epoch()
     }
 
-    fn regained(&self) -> Pending<()> {
-        let core = self.core.clone();
-        Pending::Later(Box::pin(async move { core.regained.notified().await }))
+    fn regained(&self) -> watch::Receiver<u64> {
+        self.core.regained.subscribe()
     }
 
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {

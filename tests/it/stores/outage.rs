@@ -10,6 +10,7 @@ use crate::answers::{answer, question};
 use crate::dialects::open;
 use crate::elsewhere::{TWO, misdirected};
 
+const LEASE: Duration = Duration::from_secs(2);
 const UNREACHABLE: &str = "store_failures_total{reason=\"unreachable\"}";
 
 /// Two replicas in these manners, a call at the first one, and what its client has got.
@@ -24,12 +25,17 @@ struct Scene {
 }
 
 async fn scene(on_unreachable: OnUnreachable) -> Scene {
+    scene_with(on_unreachable, LEASE).await
+}
+
+async fn scene_with(on_unreachable: OnUnreachable, lease: Duration) -> Scene {
     let redis = Redis::start();
     let manners = |config: &mut Config| {
         if let mcp_resume::config::Store::Redis(store) = &mut config.store {
             store.on_unreachable = on_unreachable;
         }
         config.streams.max_wait = Some(Duration::from_secs(5));
+        config.replica.lease = lease;
     };
     let mut one = Replica::with(&redis, "one", manners).await;
     let mut two = Replica::with(&redis, "two", manners).await;
@@ -277,6 +283,29 @@ async fn a_redis_that_comes_back_as_it_was_gets_back_what_ended_since() {
     assert_eq!(back.event().await.bytes(), progress(3).as_bytes());
 }
 
+/// There every replica's lease has lapsed.
+#[tokio::test]
+async fn nobody_is_taken_for_gone_by_a_redis_that_comes_back_as_it_was() {
+    // It is renewed so seldom that nobody has to notice that Redis was away.
+    let lease = 2 * LEASE;
+    let mut scene = scene_with(OnUnreachable::Degrade, lease).await;
+    scene.redis.remember();
+    let remembered = Instant::now();
+    until("what is remembered has lapsed", async || remembered.elapsed() > lease + LEASE / 4).await;
+    scene.redis.kill();
+    scene.redis.begin_as_remembered();
+    scene.event(2).await;
+    until("it is had there", async || {
+        let mut back = scene.two.send(scene.session.resume(&scene.place.at(1))).await;
+        back.status == 200 && back.event().await.bytes() == progress(2).as_bytes()
+    })
+    .await;
+    let mut back = scene.two.send(scene.session.resume(&scene.place.at(1))).await.sse();
+    scene.sse.finish(result(1)).await;
+    assert_eq!(rest(&mut back).await, [progress(2), result(1)]);
+    assert_eq!(scene.one.metric("streams_fenced_total").await, 0.0);
+}
+
 #[tokio::test]
 async fn a_silent_call_is_back_in_an_empty_redis_as_well() {
     let mut scene = scene(OnUnreachable::Degrade).await;
@@ -307,6 +336,7 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
     for target in ["/mcp", &url_of(&place)] {
         try_again(&scene.two, session.post(answer("q")).target(target)).await;
     }
+    try_again(&scene.two, session.delete()).await;
     assert!(scene.one.upstream.is_quiet() && scene.two.upstream.is_quiet());
     scene.redis.begin_again();
     scene.heals().await;
