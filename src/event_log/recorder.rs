@@ -42,7 +42,7 @@ pub struct Backing {
     pub on_unreachable: OnUnreachable,
     /// Whether this replica counts as living for the others.
     pub heard: Arc<Heard>,
-    /// What it is known to hold.
+    /// Whether what it holds may be incomplete.
     pub contents: Arc<Contents>,
     /// Told of a new reader here where one at another replica may have to end.
     pub displacing: Arc<Notify>,

@@ -77,6 +77,7 @@ impl Ingress {
         let id = asked.binding.session.as_ref()?;
         let mut answer = None;
         let refusal = || asked.is_issued.then(|| self.refuse(ErrorCode::StoreFailed));
+        let mut all_told = true;
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => {
@@ -91,15 +92,15 @@ impl Ingress {
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => {
                     warn!(%error, "another replica could not be told of the end of a session");
-                    answer = answer.or_else(refusal);
+                    all_told = false;
                 }
                 Err(_) => {
                     warn!("another replica did not say that it ended a session");
-                    answer = answer.or_else(refusal);
+                    all_told = false;
                 }
             }
         }
-        answer
+        if all_told { answer } else { refusal().or(answer) }
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
