@@ -73,6 +73,9 @@ const KEEP_MAX: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// A stream may be in its owner's index for this long before it is made.
 const INDEXED_BEFORE_MS: u64 = 60_000;
 
+/// A replica that has lost its connection tries again after half a second at the latest.
+const KEY_WAIT: Duration = Duration::from_secs(2);
+
 /// Where Redis is and how it is spoken to.
 #[derive(Clone)]
 pub struct Options {
@@ -85,6 +88,9 @@ pub struct Options {
     pub response_timeout: Duration,
     /// How long a connection may take to be made.
     pub connect_timeout: Duration,
+    /// How long a Redis that holds no keys is watched for those of replicas that have lost their connection and are on their way back, before
+    /// other keys are made: what one replica has signed another one with other keys would refuse.
+    pub key_wait: Duration,
     /// The authorities whose certificates are believed, in PEM form; the system's without.
     pub ca: Option<PathBuf>,
     /// What is shown to Redis.
@@ -101,6 +107,7 @@ impl Options {
             prefix: "mr:".to_owned(),
             response_timeout: Duration::from_secs(2),
             connect_timeout: Duration::from_secs(2),
+            key_wait: KEY_WAIT,
             ca: None,
             identity: None,
             sentinel_login: None,
@@ -165,18 +172,20 @@ impl Redis {
     /// When Redis cannot be reached or may not be used; nothing goes on then.
     pub async fn connect(options: Options, owner: Owner) -> Result<Opened, OpenError> {
         let names = Names::new(&options.prefix).ok_or(OpenError::Prefix)?;
+        let key_wait = options.key_wait;
         let connector = Arc::new(Connector::new(options.url.parse()?, options));
-        let opening = tokio::time::timeout(connector.patience() * 2, Self::open(connector, names, owner));
+        let patience = connector.patience() * 2 + key_wait;
+        let opening = tokio::time::timeout(patience, Self::open(connector, names, owner, key_wait));
         opening.await.unwrap_or_else(|_| Err(OpenError::Unreachable("it did not answer in time".to_owned())))
     }
 
-    async fn open(connector: Arc<Connector>, names: Names, owner: Owner) -> Result<Opened, OpenError> {
+    async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
         let unreachable = |failure: call::Failure| OpenError::Unreachable(failure.to_string());
         let mut link = connector.open().await.map_err(unreachable)?;
         let key = names.contents();
         let agreed = match &mut link {
-            Link::Line(connection, _) => contents::agree(connection, key.as_bytes(), contents::fresh).await,
-            Link::Cluster(connection) => contents::agree(connection, key.as_bytes(), contents::fresh).await,
+            Link::Line(connection, _) => contents::join(connection, key.as_bytes(), wait).await,
+            Link::Cluster(connection) => contents::join(connection, key.as_bytes(), wait).await,
         };
         let keys = agreed.map_err(|unusable| match unusable {
             Unusable::Newer(found) => OpenError::Newer { found, known: contents::VERSION },
@@ -260,9 +269,13 @@ impl Store for Redis {
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>> {
         let append = Append::new(stream, epoch, after, batch, state);
-        self.core.append(append, |answers| match answers.first() {
-            Some(answer) => appended(answer),
-            None => Ok(Appended::Ok),
+        let core = self.core.clone();
+        self.core.append(append, move |answers| {
+            let appended = answers.first().map_or(Ok(Appended::Ok), appended);
+            if matches!(appended, Err(Error::Gone)) {
+                core.doubt.notify_one();
+            }
+            appended
         })
     }
 
@@ -304,13 +317,15 @@ impl Store for Redis {
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
-        self.call(stream, self.core.names.on(&scripts::LOAD, stream), stored)
+        let load = self.core.names.on(&scripts::LOAD, stream);
+        self.core.look(stream, load, |answers| stored(last(answers)), Option::is_none)
     }
 
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>> {
         let mut read = self.core.names.on(&scripts::READ, stream);
         read.arg(after.0).arg(after.0.saturating_add(1)).arg(max_bytes.min(READ_MAX));
-        self.call(stream, read, move |answer| events(answer, after, max_bytes))
+        let is_nothing = |read: &Read| matches!(read, Read::Gone);
+        self.core.look(stream, read, move |answers| events(last(answers), after, max_bytes), is_nothing)
     }
 
     fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
@@ -375,7 +390,7 @@ impl Store for Redis {
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         let name = self.core.names.record(key);
         let get = cmd(&[b"GET", &name]);
-        self.core.call(order(name), vec![get], |answers| optional(last(answers)))
+        self.core.look(order(name), get, |answers| optional(last(answers)), Option::is_none)
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {

@@ -1,15 +1,21 @@
 //! What the contents of a Redis are known by, kept in them: one record that comes and goes with everything else.
 
+use std::time::Duration;
+
 use ::redis::Value;
 use ::redis::aio::ConnectionLike;
 
 use super::call::{Failure, ask, cmd};
+use crate::clock;
 use crate::protocol::ids::StoreEpoch;
 use crate::random;
 use crate::store::Keys;
 
 /// The layout of everything that is kept now. A later one is not touched.
 pub(super) const VERSION: u32 = 1;
+
+/// How often a record that is awaited is looked for.
+const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The record cannot be used.
 #[derive(Debug)]
@@ -29,7 +35,7 @@ impl From<Failure> for Unusable {
 }
 
 /// Keys for new contents.
-pub(super) fn fresh() -> Keys {
+fn fresh() -> Keys {
     Keys { epoch: fresh_epoch(), signing: random::bytes(), principal: random::bytes() }
 }
 
@@ -40,6 +46,28 @@ pub(super) fn renewed(keys: &Keys) -> Keys {
 
 fn fresh_epoch() -> StoreEpoch {
     StoreEpoch(u32::from_be_bytes(random::bytes()))
+}
+
+/// [`agree`] for a process that has no keys yet: where there is no record, replicas that have lost it may be about to write it again, and are
+/// given `wait` to do so.
+pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait: Duration) -> Result<Keys, Unusable> {
+    let until = clock::now() + wait;
+    while clock::now() < until {
+        if let Some(keys) = look(connection, name).await? {
+            return Ok(keys);
+        }
+        clock::sleep_until(until.min(clock::now() + LOOK_EVERY)).await;
+    }
+    agree(connection, name, fresh).await
+}
+
+/// Whether `record` is that of the contents that `epoch` names. What is unreadable is no sign of others: it is said elsewhere.
+pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
+    match record {
+        Value::Nil => false,
+        Value::BulkString(text) => read(text).map_or(true, |keys| keys.epoch == epoch),
+        _ => true,
+    }
 }
 
 /// Reads the record; where there is none, writes `mine`. Of many that write at once one wins, and all are told the same.

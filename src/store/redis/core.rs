@@ -1,15 +1,15 @@
 //! What the store and its tasks have in common.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 
 use ::redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::append::Append;
-use super::call::{Call, Failure, Note, Told, Work};
-use super::contents::hex;
-use super::names::{Names, Order};
+use super::call::{Call, Failure, Note, Told, Work, cmd};
+use super::contents::{self, hex};
+use super::names::{Names, Order, order};
 use super::wake::Followers;
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
@@ -30,7 +30,9 @@ pub(super) struct Core {
     pub(super) mail: Notify,
     /// The connection is a new one, or the contents are: followers must be noted again, and told.
     pub(super) rejoin: Notify,
-    /// The same, for whoever has written what may be lost.
+    /// Somebody found that the contents are others: they are to be looked at.
+    pub(super) doubt: Notify,
+    /// As `rejoin`, for whoever has written what may be lost.
     pub(super) regained: watch::Sender<u64>,
     /// The first of the messages that came last, and how many they were, as Redis says it.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
@@ -54,6 +56,7 @@ impl Core {
             followers: Followers::default(),
             mail: Notify::new(),
             rejoin: Notify::new(),
+            doubt: Notify::new(),
             regained: watch::Sender::new(0),
             taken: Mutex::default(),
             sent: AtomicU64::new(0),
@@ -117,6 +120,38 @@ impl Core {
         read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
     ) -> Pending<Result<T, Error>> {
         self.make(Work::Steps(steps), order.into(), Some(note), read)
+    }
+
+    /// Makes a call that may find nothing: an error where that is so because the contents are lost, which nobody here may have noticed.
+    pub(super) fn look<T: Send + 'static>(
+        self: &Arc<Self>,
+        order: impl Into<Order>,
+        step: Cmd,
+        read: impl FnOnce(Vec<Value>) -> Result<T, Error> + Send + 'static,
+        is_nothing: impl FnOnce(&T) -> bool + Send + 'static,
+    ) -> Pending<Result<T, Error>> {
+        let (core, epoch) = (self.clone(), self.epoch());
+        let looking = self.call(order, vec![step], read);
+        Pending::Later(Box::pin(async move {
+            let found = looking.wait().await?;
+            if is_nothing(&found) {
+                core.confirm(epoch).await?;
+            }
+            Ok(found)
+        }))
+    }
+
+    /// Whether the contents are still those that `epoch` names.
+    async fn confirm(&self, epoch: StoreEpoch) -> Result<(), Error> {
+        let name = self.names.contents();
+        let asked = self.call(order(&name), vec![cmd(&[b"GET", name.as_bytes()])], move |answers| {
+            Ok(answers.last().is_some_and(|record| contents::is_of(record, epoch)))
+        });
+        if asked.wait().await? {
+            return Ok(());
+        }
+        self.doubt.notify_one();
+        Err(Error::Unavailable("it has lost what it held".to_owned()))
     }
 
     /// Makes an append, in the way that is cheapest.

@@ -37,10 +37,11 @@ impl Redis {
         self.core.call(order("leases"), vec![cmd], move |answers| read(last(answers)))
     }
 
-    fn leases(&self, running: bool) -> Pending<Result<Vec<Owner>, Error>> {
+    /// The leases that run, or those that have lapsed.
+    fn leases(&self, running: bool) -> Cmd {
         let mut cmd = self.lease(&scripts::LEASES, 1);
         cmd.arg(u8::from(running));
-        self.lease_call(cmd, owners)
+        cmd
     }
 }
 
@@ -75,11 +76,14 @@ impl Shared for Redis {
     }
 
     fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
-        self.leases(true)
+        let own = self.core.owner;
+        // Without our own, others may be missing as well.
+        let is_nothing = move |living: &Vec<Owner>| !living.contains(&own);
+        self.core.look(order("leases"), self.leases(true), |answers| owners(last(answers)), is_nothing)
     }
 
     fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>> {
-        self.leases(false)
+        self.lease_call(self.leases(false), owners)
     }
 
     fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
@@ -142,7 +146,7 @@ impl Shared for Redis {
         let (core, group) = (self.core.clone(), self.core.names.group(group));
         let mut cmd = scripts::MEMBERS.call();
         cmd.arg(&group);
-        let asked = core.call(order(&group), vec![cmd], |answers| texts(last(answers)));
+        let asked = core.look(order(&group), cmd, |answers| texts(last(answers)), |found| found.is_empty());
         Pending::Later(Box::pin(async move {
             let noted = asked.wait().await?;
             let noted: Vec<_> =

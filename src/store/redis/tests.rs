@@ -9,7 +9,7 @@ mod ways;
 use std::sync::Arc;
 use std::time::Duration;
 
-use self::server::{Cluster, Common, Server};
+use self::server::{Admin, Cluster, Common, Server};
 use super::{Opened, Options, Redis};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
@@ -36,7 +36,7 @@ fn prefix() -> String {
 }
 
 fn options(url: &str) -> Options {
-    Options { prefix: prefix(), ..Options::new(url) }
+    Options { prefix: prefix(), key_wait: Duration::ZERO, ..Options::new(url) }
 }
 
 async fn connect(options: &Options, owner: u32) -> Arc<Redis> {

@@ -72,6 +72,7 @@ pub(super) async fn serve(
                     }
                 }
             }
+            () = core.doubt.notified(), if next_probe.is_some() => next_probe = Some(clock::now()),
             () = clock::sleep_until(probe_at), if next_probe.is_some() => {
                 next_probe = None;
                 let (core, mut connection) = (core.clone(), connection.clone());

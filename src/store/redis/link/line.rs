@@ -127,6 +127,7 @@ impl Line<'_> {
                         return Some(failure);
                     }
                 }
+                () = self.core.doubt.notified(), if self.probing.is_empty() => next_probe = clock::now(),
                 () = clock::sleep_until(next_probe), if self.probing.is_empty() => {
                     let (core, mut connection) = (self.core.clone(), self.connection.clone());
                     self.probing.push(Box::pin(async move { probe(&core, &mut connection).await }));

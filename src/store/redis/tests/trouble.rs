@@ -62,6 +62,58 @@ async fn contents_that_are_dropped_are_missed_without_a_word() {
     .await;
 }
 
+/// The first who looks for something says so, and not that there is none.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_is_not_there_because_it_was_dropped_is_not_said_to_be_gone() {
+    let server = Server::start();
+    let (mut admin, options) = (server.admin().await, options(&server.url()));
+    let store = connect(&options, 1).await;
+    store.renew(KEEP).wait().await.unwrap();
+    for looks_for in ["a stream", "its events", "a record", "a group", "replicas"] {
+        let (before, (stream, epoch)) = (store.epoch(), create(&store).await);
+        append(&store, stream, epoch, 0).await.unwrap();
+        assert!(store.get(b"unknown").wait().await.unwrap().is_none());
+        // Behind a probe, and a second before the next one.
+        let probes = async |admin: &mut Admin| admin.text("INFO commandstats").await;
+        let seen = probes(&mut admin).await;
+        until("it is probed", async || publishes(&probes(&mut admin).await) > publishes(&seen)).await;
+        admin.say("FLUSHALL").await;
+        let error = match looks_for {
+            "a stream" => store.load(stream).wait().await.map(drop),
+            "its events" => store.read(stream, Seq(0), usize::MAX).wait().await.map(drop),
+            "a record" => store.get(b"key").wait().await.map(drop),
+            "a group" => store.members(b"group").wait().await.map(drop),
+            _ => store.living().wait().await.map(drop),
+        };
+        assert!(matches!(error, Err(Error::Unavailable(_))), "{looks_for}: {error:?}");
+        until("there is another epoch", async || store.epoch() != before).await;
+        assert!(store.load(stream).wait().await.unwrap().is_none());
+    }
+}
+
+/// How often something was published, by what Redis counts.
+fn publishes(stats: &str) -> u64 {
+    let count = stats.split_once("cmdstat_publish:calls=").map(|(_, rest)| rest.split(',').next());
+    count.flatten().map_or(0, |count| count.parse().expect("a number"))
+}
+
+/// Whoever was there before may need a moment to be back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_newcomer_to_an_empty_server_waits_for_the_keys_of_those_who_were_there() {
+    let mut server = Server::start();
+    let options = options(&server.url());
+    let one = connect(&options, 1).await;
+    let (keys, before) = (one.core.keys(), one.epoch());
+    server.kill();
+    unreachable(&one).await;
+    server.begin();
+    let newcomer = Redis::connect(Options { key_wait: PATIENCE, ..options }, Owner(2)).await;
+    let newcomer = newcomer.unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!((newcomer.keys.signing, newcomer.keys.principal), (keys.signing, keys.principal));
+    until("both have the same epoch", async || one.epoch() == newcomer.keys.epoch).await;
+    assert_ne!(one.epoch(), before);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_that_are_cut_are_made_again() {
     let server = Server::start();

@@ -61,7 +61,7 @@ async fn a_user_needs_few_permissions() {
     let allowed = "+evalsha +eval +script|load +hello +auth +select +ping +subscribe +publish +time +del +get +set +pttl +pexpire \
                    +exists +rename +hset +hget +hmget +hdel +hgetall +hincrby +xadd +xrange +xtrim +xinfo|stream +zadd +zrem +zscore \
                    +zrange +zrangebyscore +zremrangebyscore +rpush +lrange +lindex +ltrim";
-    let options = Options { prefix: "mine:".to_owned(), ..Options::new("") };
+    let options = Options { prefix: "mine:".to_owned(), key_wait: Duration::ZERO, ..Options::new("") };
     let url = |password| format!("redis://me:{password}@127.0.0.1:{}/2", server.port);
     admin.say(&format!("ACL SETUSER me on >p@ss ~mine:* &mine:wake:* {allowed}")).await;
     works(&*connect(&Options { url: url("p%40ss"), ..options.clone() }, 1).await).await;
