@@ -54,7 +54,7 @@ pub enum ErrorCode {
     StreamLost,
     /// The stream's bounds were full and nobody read for `full_wait`.
     BoundReached,
-    /// The store could not take an event.
+    /// The store is full, or cannot be reached where it must be.
     StoreFailed,
     /// The proxy that ran the call has died, and with it the connection to the upstream.
     OwnerDied,
@@ -238,7 +238,7 @@ impl ErrorCode {
             ErrorCode::Abandoned => "the call was abandoned: nobody came back for it in time",
             ErrorCode::StreamLost => "the stream or the place in it is gone",
             ErrorCode::BoundReached => "the stream's buffer is full and nobody reads it",
-            ErrorCode::StoreFailed => "the proxy's store could not take an event",
+            ErrorCode::StoreFailed => "the proxy's store is full, or cannot be reached",
             ErrorCode::OwnerDied => "the proxy that ran the call has died",
             ErrorCode::NotJson => "the body is not JSON",
             ErrorCode::BadRequest => "the request is not valid here",

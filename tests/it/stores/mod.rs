@@ -16,7 +16,7 @@ use crate::support::*;
 
 /// What a client is told of a call whose replica died.
 const OWNER_DIED: &str = "the proxy that ran the call has died";
-const STORE_FAILED: &str = "the proxy's store could not take an event";
+const STORE_FAILED: &str = "the proxy's store is full, or cannot be reached";
 
 /// A replica, and the server behind it that knows its own sessions alone.
 pub(crate) struct Replica {
