@@ -6,6 +6,8 @@
 
 mod elsewhere;
 mod recorded;
+mod retried;
+mod sliced;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -24,19 +26,16 @@ use super::head::Head;
 use super::inner::{Bounds, Inner};
 use super::recorder::{Backing, Staged};
 use super::retries::{Fingerprint, Registration};
-use super::runs::Hold;
 use super::share::{Part, Share};
-use super::slices::{Slice, Slices, Slicing};
+use super::slices::{Slices, Slicing};
 use super::summary::Summary;
 use crate::clock;
 use crate::protocol::dialect::Status;
-use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{AttachId, Handle, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId};
+use crate::protocol::ids::{AttachId, Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{Answer, Debt, Frame, Machine, Phase, Policy};
-use crate::random;
 use crate::simulation::{self, Bug};
 
 pub(super) use elsewhere::Restored;
@@ -162,86 +161,6 @@ impl Stream {
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
     }
 
-    /// How it is read in slices, if it is.
-    pub fn slicing(&self) -> Option<&Slicing> {
-        self.slices.as_ref().map(|slices| &slices.slicing)
-    }
-
-    /// A call that its client calls so reads it from now on, for as long as a slice is; `None` where it is not sliced.
-    pub fn begin_slice(&self, names: Names) -> Option<Arc<Slice>> {
-        let slices = self.slices.as_ref()?;
-        let handle = self.mint(std::slice::from_ref(&names.id));
-        let slice = slices.begin(names, handle, clock::now());
-        // The store is to know of it.
-        self.pump.notify_one();
-        Some(slice)
-    }
-
-    /// The same for the first call, also where it comes again.
-    pub fn begin_first_slice(&self) -> Option<Arc<Slice>> {
-        self.begin_slice(self.slicing()?.first.clone())
-    }
-
-    /// The call whose event IDs have this handle; `None` where it is not sliced, or nothing is known of such a call any more.
-    pub fn find_slice(&self, handle: &str) -> Option<Arc<Slice>> {
-        self.slices.as_ref()?.find(handle)
-    }
-
-    /// What the upstream calls the unsettled request that the client calls `id`: the same, or the first id where a later slice has
-    /// this one. `None` where it has no such request.
-    pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
-        let due = |wanted: &RequestId| {
-            self.look(|machine| !machine.is_sealed() && machine.debts().due().any(|due| due == wanted))
-        };
-        if due(id) {
-            return Some(id.clone());
-        }
-        let slices = self.slices.as_ref().filter(|slices| slices.has(id))?;
-        Some(slices.slicing.first.id.clone()).filter(due)
-    }
-
-    /// A client came back with the token of an interim result, and with `cursor` where it named one: it has what either says, and
-    /// that goes. Returns where it goes on; `None` where it has everything, or there is no stream to go on with.
-    pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
-        let mut inner = self.lock();
-        let machine = &mut inner.machine;
-        let cursor = cursor.filter(|cursor| *cursor <= machine.tail()).unwrap_or_default();
-        let has = machine.reader().told().max(cursor);
-        let has_everything = machine.is_answered() && machine.debts().last_response().is_none_or(|last| last <= has);
-        if machine.is_delivered() || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
-            return None;
-        }
-        machine.handle_confirmed(Some(has), clock::now());
-        inner.let_go(has);
-        inner.fit_paused(self.bounds);
-        let after = inner.machine.undelivered_after();
-        drop(inner);
-        self.pump.notify_one();
-        Some(after)
-    }
-
-    /// The connection `attach` ends with an interim result behind the event at `upto`.
-    pub fn note_interim(&self, attach: AttachId, upto: Seq) {
-        self.lock().machine.handle_interim(attach, upto);
-    }
-
-    /// That one has arrived; or its connection ended, so that nobody knows.
-    pub fn note_interim_settled(&self, attach: AttachId, has_arrived: bool) {
-        self.lock().machine.handle_interim_settled(attach, has_arrived);
-    }
-
-    /// Its resume token, made when it is first wanted. Opens the stream for its principal, so never to be logged. Not to be called
-    /// under the stream's lock.
-    pub fn resume_token(&self) -> String {
-        let secret = self.secret.get_or_init(|| Secret::from_bytes(random::bytes()));
-        ResumeToken::write(self.handle(), secret)
-    }
-
-    /// Its token's secret, where it was ever given one.
-    pub(super) fn secret(&self) -> Option<&Secret> {
-        self.secret.get()
-    }
-
     /// What is to stand around its messages. To be told before its pump begins.
     pub fn frame(&self, frame: Frame) {
         self.lock().machine.handle_frame(frame);
@@ -285,43 +204,6 @@ impl Stream {
     /// The body that began it, where a retry may name it by a key.
     pub fn body(&self) -> Option<Fingerprint> {
         self.body.as_deref().copied()
-    }
-
-    /// Keeps an entry of the index of retries for as long as the stream lives.
-    pub fn keep_registration(&self, registration: Registration) {
-        let mut entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-        // Most streams have one.
-        entries.reserve_exact(1);
-        entries.push(registration);
-    }
-
-    /// No retry finds it any more.
-    pub fn forget_retries(&self) {
-        let entries = std::mem::take(&mut *self.registrations.lock().unwrap_or_else(PoisonError::into_inner));
-        drop(entries);
-    }
-
-    /// Whether a retry can still find it.
-    pub fn has_retries(&self) -> bool {
-        !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
-    }
-
-    /// Other replicas go on finding it, where they are to.
-    pub(super) fn keep_holds(&self, now: Instant) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.keep_if_due(now));
-    }
-
-    /// The same where the store has lost what told of it.
-    pub(super) fn write_holds(&self) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.iter().filter_map(Registration::hold).for_each(Hold::write_again);
-    }
-
-    /// They stay there when it goes here.
-    pub(super) fn leave_holds(&self) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
-        entries.iter().filter_map(Registration::hold).for_each(Hold::leave);
     }
 
     /// Somebody asks for it without reading.

@@ -1,0 +1,47 @@
+//! By what the POST that began a stream is known when it comes again, here and at other replicas.
+
+use std::sync::PoisonError;
+use std::time::Instant;
+
+use super::Stream;
+use crate::event_log::retries::Registration;
+use crate::event_log::runs::Hold;
+
+impl Stream {
+    /// Keeps an entry of the index of retries for as long as the stream lives.
+    pub fn keep_registration(&self, registration: Registration) {
+        let mut entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        // Most streams have one.
+        entries.reserve_exact(1);
+        entries.push(registration);
+    }
+
+    /// No retry finds it any more.
+    pub fn forget_retries(&self) {
+        let entries = std::mem::take(&mut *self.registrations.lock().unwrap_or_else(PoisonError::into_inner));
+        drop(entries);
+    }
+
+    /// Whether a retry can still find it.
+    pub fn has_retries(&self) -> bool {
+        !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Other replicas go on finding it, where they are to.
+    pub(in crate::event_log) fn keep_holds(&self, now: Instant) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.keep_if_due(now));
+    }
+
+    /// The same where the store has lost what told of it.
+    pub(in crate::event_log) fn write_holds(&self) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(Hold::write_again);
+    }
+
+    /// They stay there when it goes here.
+    pub(in crate::event_log) fn leave_holds(&self) {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().filter_map(Registration::hold).for_each(Hold::leave);
+    }
+}
