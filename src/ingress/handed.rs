@@ -24,7 +24,7 @@ use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::replica::{Base64, Handed};
 use crate::protocol::stream_url::{self, Named};
 use crate::replicas::Replicas;
-use crate::store;
+use crate::store::{self, Standing};
 use crate::upstream::whole;
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
@@ -48,9 +48,15 @@ impl Ingress {
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
-            let is_for_later = asked.is_issued || asked.is_elsewhere || self.log.has_young_contents();
-            is_for_later.then(|| self.refuse(ErrorCode::StoreFailed))
+            self.is_for_later(asked).then(|| self.refuse(ErrorCode::StoreFailed))
         })
+    }
+
+    /// Whether a request is to come again where nobody can say which replica it concerns: its session is none of the server here, or the
+    /// store is reached and has lost who that was. With the store away a session of a server may be of the one here.
+    fn is_for_later(&self, asked: &Asked) -> bool {
+        let has_lost = self.log.has_young_contents() || self.log.store_standing() == Standing::Ready;
+        asked.is_issued || asked.is_elsewhere || has_lost
     }
 
     /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
@@ -70,13 +76,13 @@ impl Ingress {
         })
     }
 
-    /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers, or a refusal where those of a
-    /// session of the proxy's own cannot be told: it is to come again.
+    /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers, or a refusal where they cannot
+    /// be told and it is to come again.
     pub(super) async fn hand_to_all(&self, asked: &Asked) -> Option<Response<BoxBody>> {
         let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
         let id = asked.binding.session.as_ref()?;
         let mut answer = None;
-        let refusal = || asked.is_issued.then(|| self.refuse(ErrorCode::StoreFailed));
+        let refusal = || self.is_for_later(asked).then(|| self.refuse(ErrorCode::StoreFailed));
         let mut all_told = true;
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
@@ -100,7 +106,12 @@ impl Ingress {
                 }
             }
         }
-        if all_told { answer } else { refusal().or(answer) }
+        match answer {
+            answer if all_told => answer,
+            // By the server that has the session.
+            Some(answer) if !asked.is_issued => Some(answer),
+            answer => refusal().or(answer),
+        }
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.

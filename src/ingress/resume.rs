@@ -339,7 +339,9 @@ impl Ingress {
         }
         let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
         if !is_home && let Some(response) = Box::pin(self.hand_to_all(&asked)).await {
-            self.log.forget_session_of(&binding).await;
+            if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+                self.log.forget_session_of(&binding).await;
+            }
             return response;
         }
         if let Some(code) = self.elsewhere(&asked) {
