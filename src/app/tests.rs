@@ -492,7 +492,7 @@ async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
     elsewhere.answer("{\"second\":1}").await;
     call.json(RESULT).await;
     again.answer(RESULT).await;
-    let seen = strict.send(&post(1, "")).await.answer("store could not").await;
+    let seen = strict.send(&post(1, "")).await.answer("store is full, or cannot be reached").await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
     assert!(farm.is_quiet());
 }
@@ -557,7 +557,7 @@ async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_w
     settle().await;
     store.set_away(false);
     call.write(body).await;
-    let seen = call.answer("store could not").await;
+    let seen = call.answer("store is full, or cannot be reached").await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":false"), "{seen}");
     assert!(seen.contains("\"id\":1") && farm.is_quiet(), "{seen}");
 
@@ -581,7 +581,7 @@ async fn a_call_that_is_known_to_run_elsewhere_is_not_run_when_the_store_goes_aw
         let again = two.send(&json_only(1)).await;
         tokio::time::sleep(Duration::from_millis(100) + wait).await;
         store.set_away(true);
-        let seen = again.answer("store could not").await;
+        let seen = again.answer("store is full, or cannot be reached").await;
         assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"mayHaveRun\":true"), "{seen}");
         assert!(farm.is_quiet(), "{wait:?}: the tool ran once");
         drop(call);
