@@ -7,6 +7,7 @@
 
 mod requests;
 
+use std::collections::HashMap;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -39,6 +40,14 @@ pub enum BeginError {
     /// The store failed.
     #[error("the store cannot be used: {0}")]
     Store(#[from] Error),
+}
+
+/// The replicas that were there less than a lease ago.
+#[derive(Default)]
+struct Others {
+    seen: HashMap<Owner, Instant>,
+    /// The store may not know of them since.
+    are_missing: bool,
 }
 
 /// This process among others.
@@ -109,6 +118,7 @@ impl Replicas {
 
     async fn keep_lease(&self) {
         let mut reachable_since: Option<Instant> = None;
+        let mut others = Others::default();
         let mut regained = self.shared.regained();
         loop {
             let began = clock::boot();
@@ -118,6 +128,10 @@ impl Replicas {
                 Ok(renewal) => {
                     if self.see_what_is_left(*regained.borrow_and_update()) != Regained::No {
                         reachable_since = None;
+                        others.are_missing = true;
+                    }
+                    if let Err(error) = self.see_others(&mut others).await {
+                        debug!(%error, "it cannot be told which replicas there are");
                     }
                     let since = *reachable_since.get_or_insert(now);
                     self.take_renewal(renewal).await;
@@ -172,6 +186,22 @@ impl Replicas {
             }
         }
         regained
+    }
+
+    /// Those that are there. Where the store does not know them any more, they are to be heard of within a lease: what one of them began
+    /// since, and had no time to say whose it is, must end as well.
+    async fn see_others(&self, others: &mut Others) -> Result<(), Error> {
+        if others.are_missing {
+            let seen: Vec<_> = others.seen.keys().copied().collect();
+            self.shared.expect(&seen, self.lease).wait().await?;
+            others.are_missing = false;
+        }
+        let living = self.shared.living().wait().await?;
+        let now = clock::now();
+        // Not only those of now: the store may have lost them a moment ago, and nobody has noticed yet.
+        others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
+        others.seen.extend(living.into_iter().map(|owner| (owner, now)));
+        Ok(())
     }
 
     async fn sweep(&self) {

@@ -41,6 +41,10 @@ pub trait Shared: Store {
     /// Ends the lease of this replica at once: it leaves on purpose, and has nothing open.
     fn give_up(&self) -> Pending<Result<(), Error>>;
 
+    /// Begins a lease for each of these that has none, as if it had been heard of now: they lived before the store lost what it held, and
+    /// one that died in that moment would lapse for nobody. Whoever has the name may renew it.
+    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
+
     /// The replicas whose lease runs, this one included where its own does.
     fn living(&self) -> Pending<Result<Vec<Owner>, Error>>;
 

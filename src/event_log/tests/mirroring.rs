@@ -216,6 +216,27 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_the_same() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    tokio::time::sleep(LEASE).await;
+    one.kill();
+    store.lose();
+    // Its last word: it has no lease there any more.
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    assert_eq!(two.store.living().wait().await.unwrap(), []);
+    settle().await;
+    let mut client = two.resume(&event_id(&stream, 0)).await;
+    tokio::time::sleep(LEASE * 2).await;
+    settle().await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(client.text().contains("-32011"), "{}", client.text());
+    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_replica_that_wakes_leaves_what_others_have_taken() {
     let store = Memory::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);

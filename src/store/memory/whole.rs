@@ -37,10 +37,12 @@ pub(crate) struct Contents {
     streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
     records: DashMap<Vec<u8>, (Bytes, Instant)>,
     followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
-    leases: DashMap<Owner, (u64, Instant)>,
+    leases: DashMap<Owner, (Option<u64>, Instant)>,
     messages: DashMap<Owner, VecDeque<Bytes>>,
     sent: Notify,
     groups: DashMap<Vec<u8>, Vec<Owner>>,
+    /// How often all of it was lost.
+    lost: watch::Sender<u64>,
     /// It cannot be reached.
     away: AtomicBool,
     /// What a claim met is said long after.
@@ -100,6 +102,16 @@ impl Memory {
     /// From now on nobody can reach it, or everybody can.
     pub(crate) fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Relaxed);
+    }
+
+    /// It forgets everything, and can be reached as before.
+    pub(crate) fn lose(&self) {
+        self.streams.clear();
+        self.records.clear();
+        self.leases.clear();
+        self.messages.clear();
+        self.groups.clear();
+        self.lost.send_modify(|times| *times += 1);
     }
 
     /// From now on a claim takes effect long before its caller knows.
@@ -350,11 +362,11 @@ impl Shared for Memory {
     }
 
     fn epoch(&self) -> StoreEpoch {
-        StoreEpoch(1)
+        StoreEpoch(1 + u32::try_from(*self.lost.borrow()).unwrap_or(u32::MAX - 1))
     }
 
     fn regained(&self) -> watch::Receiver<u64> {
-        watch::channel(0).1
+        self.lost.subscribe()
     }
 
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
@@ -362,11 +374,11 @@ impl Shared for Memory {
         Pending::Ready(self.reach().map(|()| {
             let before = self.leases.get(&self.owner).map(|entry| *entry.value());
             let renewal = match before {
-                Some((holder, until)) if until > now && holder != self.incarnation => return Renewal::Taken,
-                Some((holder, until)) if until > now && holder == self.incarnation => Renewal::Held,
+                Some((Some(holder), until)) if until > now && holder != self.incarnation => return Renewal::Taken,
+                Some((Some(_), until)) if until > now => Renewal::Held,
                 Some(_) | None => Renewal::Anew,
             };
-            self.leases.insert(self.owner, (self.incarnation, now + lease));
+            self.leases.insert(self.owner, (Some(self.incarnation), now + lease));
             renewal
         }))
     }
@@ -374,6 +386,13 @@ impl Shared for Memory {
     fn give_up(&self) -> Pending<Result<(), Error>> {
         Pending::Ready(self.reach().map(|()| {
             self.leases.remove(&self.owner);
+        }))
+    }
+
+    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
+        let until = clock::now() + lease;
+        Pending::Ready(self.reach().map(|()| {
+            owners.iter().for_each(|owner| drop(self.leases.entry(*owner).or_insert((None, until))));
         }))
     }
 

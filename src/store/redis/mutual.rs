@@ -75,6 +75,15 @@ impl Shared for Redis {
         self.lease_call(cmd, |_| Ok(()))
     }
 
+    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
+        let mut cmd = self.lease(&scripts::EXPECT, 1);
+        cmd.arg(millis(lease));
+        for owner in owners {
+            cmd.arg(names::of(*owner));
+        }
+        self.lease_call(cmd, |_| Ok(()))
+    }
+
     fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let own = self.core.owner;
         // Without our own, others may be missing as well.

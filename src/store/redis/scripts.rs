@@ -332,11 +332,18 @@ return redis.call('PEXPIRE', KEYS[1], ARGV[2])
     RENEW(2, NOTHING) "
 local time = now()
 local ends = redis.call('ZSCORE', KEYS[1], ARGV[1])
-local runs = ends and tonumber(ends) > time
-if runs and redis.call('HGET', KEYS[2], ARGV[1]) ~= ARGV[2] then return 'taken' end
+local holder = redis.call('HGET', KEYS[2], ARGV[1])
+local runs = holder and ends and tonumber(ends) > time
+if runs and holder ~= ARGV[2] then return 'taken' end
 redis.call('ZADD', KEYS[1], time + tonumber(ARGV[3]), ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return runs and 'held' or 'anew'
+"
+    /// Key: leases. lease, owners. Those that are there already stay as they are; nobody holds the others.
+    EXPECT(1, NOTHING) "
+local ends = now() + tonumber(ARGV[1])
+for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'NX', ends, ARGV[i]) end
+return 0
 "
     /// Keys: leases, incarnations. owner, incarnation.
     GIVE_UP(2, NOTHING) "

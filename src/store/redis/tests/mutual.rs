@@ -38,6 +38,7 @@ both! {
     a_lease_is_held_or_begins_anew_or_is_anothers
     a_replica_that_does_not_renew_lapses_until_it_is_dismissed
     a_replica_that_leaves_is_neither_living_nor_lapsed
+    one_that_is_expected_lapses_unless_it_is_heard_of
     messages_come_in_order_each_once
     messages_wait_for_who_is_away_and_are_lost_when_they_are_too_old
     members_are_those_that_joined_and_were_not_dismissed
@@ -122,6 +123,28 @@ mod clause {
             assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![2]));
         }
         assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
+    }
+
+    pub(super) async fn one_that_is_expected_lapses_unless_it_is_heard_of(two: Two) {
+        let expect = async |owners: &[u32], lease| {
+            let owners: Vec<_> = owners.iter().copied().map(Owner).collect();
+            two.two.expect(&owners, lease).wait().await.unwrap();
+        };
+        renew(&two.two, LEASE).await;
+        expect(&[], LEASE).await;
+        expect(&[1, 2, 3], LEASE).await;
+        assert_eq!(living(&two.two).await, [1, 2, 3]);
+        // Whoever has the name: that is the one that is heard of, and nobody after it.
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Held);
+        let double = connect(&two.options, 1).await;
+        expect(&[1], LEASE).await;
+        assert_eq!(renew(&double, LEASE).await, Renewal::Taken);
+        expect(&[4], MOMENT).await;
+        expect(&[4], LEASE).await;
+        until("it lapses", async || lapsed(&two.two).await == [4]).await;
+        two.two.dismiss(Owner(4)).wait().await.unwrap();
+        assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![1, 2, 3]));
     }
 
     pub(super) async fn a_replica_that_leaves_is_neither_living_nor_lapsed(two: Two) {
