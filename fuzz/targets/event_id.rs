@@ -10,7 +10,7 @@ use libfuzzer_sys::fuzz_target;
 use mcp_resume::protocol::headers::SessionId;
 use mcp_resume::protocol::ids::{
     AttachId, Cursor, EventId, Handle, IssuedSession, Keyring, Owner, Requests, ResumeToken, Seq, StoreEpoch, StreamId,
-    StreamKind, Verified, write_end_id, write_event_id,
+    StreamKind, Verified, write_adopted_id, write_end_id, write_event_id,
 };
 use mcp_resume::protocol::jsonrpc::RequestId;
 
@@ -81,10 +81,16 @@ fn comes_back(keys: &Keyring, kind: StreamKind, ids: &[RequestId], batch: bool, 
         is_safe(&id);
         let requests = expected(kind, ids, batch);
         let said = id.verify(keys).expect("we signed it");
-        assert_eq!(said, Verified { stream, owner, epoch, kind, seq, requests, handle: handle.clone() });
+        let expected =
+            Verified { stream, owner, epoch, kind, seq, is_adopted: false, requests, handle: handle.clone() };
+        assert_eq!(said, expected);
         assert!(id.verify(&Keyring::new([2; 32], vec![])).is_none());
         changed(keys, &text, handle.as_str().len(), salt);
     }
+    let mut text = String::new();
+    write_adopted_id(&mut text, &handle, seq).unwrap();
+    let said = EventId::parse(text.as_bytes()).and_then(|id| id.verify(keys)).expect("we signed it");
+    assert!(said.seq == seq && said.is_adopted);
 }
 
 /// What the handle says of its requests: ids of one request up to 64 bytes, of a batch up to 128 in all.

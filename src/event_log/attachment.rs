@@ -145,7 +145,9 @@ impl Attachment {
             return Poll::Pending;
         }
         out.reserve(inner.tail.byte_len_after(cursor, budget));
-        let (last, written, is_full) = inner.write_events(handle, self.slice.as_deref(), cursor, out, budget);
+        let adopted_after = self.stream.adopted_after();
+        let slice = self.slice.as_deref();
+        let (last, written, is_full) = inner.write_events(handle, adopted_after, slice, cursor, out, budget);
         let was_full = inner.machine.is_paused();
         let now = clock::now();
         let waited = inner.stored_at.take().map(|at| now.saturating_duration_since(at));

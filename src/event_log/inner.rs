@@ -92,6 +92,7 @@ impl Inner {
     pub(super) fn write_events(
         &self,
         handle: &Handle,
+        adopted_after: Option<Seq>,
         slice: Option<&Slice>,
         cursor: Seq,
         out: &mut BytesMut,
@@ -116,7 +117,7 @@ impl Inner {
                     Told::Unwanted => None,
                 };
                 if let Some(event) = event {
-                    write_id_line(out, handle, seq);
+                    write_id_line(out, handle, seq, adopted_after.is_some_and(|after| seq > after));
                     out.extend_from_slice(event);
                     written += 1;
                 }
@@ -246,8 +247,12 @@ impl Inner {
     }
 }
 
-fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq) {
+fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool) {
     out.extend_from_slice(b"id: ");
-    ids::write_event_id(out, handle, seq, None).expect("a BytesMut grows as it is written to");
+    let written = match is_adopted {
+        false => ids::write_event_id(out, handle, seq, None),
+        true => ids::write_adopted_id(out, handle, seq),
+    };
+    written.expect("a BytesMut grows as it is written to");
     out.extend_from_slice(b"\n");
 }

@@ -40,10 +40,11 @@ pub(super) struct Mirror {
 }
 
 /// What the store has of it.
-enum Found {
+#[derive(PartialEq, Eq)]
+pub(super) enum Found {
     Running,
     Over,
-    /// It was lost there, or forgotten.
+    /// It was lost there, or forgotten; or what was read here of its writer is not what the store has of the one that ended it.
     Nothing,
 }
 
@@ -125,15 +126,21 @@ impl Mirror {
 
     async fn look(&mut self) -> Result<Found, Error> {
         Ok(match self.backing.store.load(self.stream.id()).wait().await? {
-            Some(stored) if self.catch_up(&stored).await? => Found::Over,
-            Some(_) => Found::Running,
+            Some(stored) => self.catch_up(&stored).await?,
             None => Found::Nothing,
         })
     }
 
-    /// Takes what the store has and this does not. True when the stream is over.
-    pub(super) async fn catch_up(&mut self, stored: &Stored) -> Result<bool, Error> {
+    /// Takes what the store has and this does not.
+    pub(super) async fn catch_up(&mut self, stored: &Stored) -> Result<Found, Error> {
         self.writer = stored.owner;
+        let state = State::decode(&stored.state).unwrap_or_default();
+        if let Some(after) = state.as_ref().and_then(|state| state.adopted_after) {
+            if self.stream.last_kept() > after && self.stream.adopted_after().is_none() {
+                return Ok(Found::Nothing);
+            }
+            self.stream.note_adopted(after);
+        }
         loop {
             let last = self.stream.last_kept();
             if last >= stored.tail {
@@ -163,8 +170,7 @@ impl Mirror {
                 Read::Gone => return Err(Error::Gone),
             }
         }
-        let state = State::decode(&stored.state).unwrap_or_default();
         self.stream.mirror_state(state, stored);
-        Ok(stored.sealed)
+        Ok(if stored.sealed { Found::Over } else { Found::Running })
     }
 }

@@ -241,10 +241,10 @@ impl EventLog {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
         let stream = self.room.streams.get(&name).map(|entry| entry.value().clone());
-        let seq = verified.map(|verified| verified.seq);
-        match (stream, seq) {
-            (Some(stream), Some(seq)) if admits(stream.binding()) || simulation::has(Bug::AdmitsAnyone) => {
-                Some((stream, seq))
+        match (stream, verified) {
+            (Some(stream), Some(verified)) if admits(stream.binding()) || simulation::has(Bug::AdmitsAnyone) => {
+                let cursor = stream.settled_cursor(verified.seq, verified.is_adopted);
+                Some((stream, cursor))
             }
             (Some(_), _) | (None, _) => None,
         }

@@ -11,7 +11,7 @@ use super::binding::Binding;
 use super::retries::Fingerprint;
 use super::slices::Slicing;
 use crate::protocol::dialect::resume_tokens::Names;
-use crate::protocol::ids::{Owner, Secret, StoreEpoch};
+use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Marks, Policy, Snapshot};
 
@@ -41,6 +41,9 @@ pub(super) struct State {
     /// Where it was made after the stream was recorded.
     #[serde(default)]
     pub(super) secret: Option<Secret>,
+    /// The last event of a writer that is gone, as far as the store knew, where another one ended it: what follows is that one's.
+    #[serde(default)]
+    pub(super) adopted_after: Option<Seq>,
 }
 
 /// Whether a state is worth writing.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::mirror::Mirror;
+use super::mirror::{Found, Mirror};
 use super::record::{About, State};
 use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use super::share::{Part, Sharer};
@@ -138,7 +138,7 @@ impl EventLog {
         let Some(stream) = self.rebuild(backing, id, &stored, stored.trimmed) else { return Ok(()) };
         let stream = Arc::new(stream);
         let mut mirror = Mirror::new(stream.clone(), backing.clone(), self.identity.owner);
-        let is_over = mirror.catch_up(&stored).await?;
+        let is_over = mirror.catch_up(&stored).await? == Found::Over;
         if !is_over && following.is_none() {
             // Its writer is this process, which has not let anybody know of it yet.
             return Ok(());
@@ -230,6 +230,7 @@ impl EventLog {
         let Some(stream) = self.rebuild(backing, id, &stored, stored.tail) else {
             return backing.store.expire(id).wait().await;
         };
+        stream.note_adopted(stored.tail);
         let writer = Writer::new(Arc::new(stream), self.room.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
         let metrics = backing.metrics.clone();

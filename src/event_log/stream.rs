@@ -77,6 +77,8 @@ pub struct Stream {
     origin: (Owner, StoreEpoch),
     handle: OnceLock<Handle>,
     secret: OnceLock<Secret>,
+    /// The last event of a writer that is gone, where another one ended the stream.
+    adopted_after: OnceLock<Seq>,
     binding: Binding,
     pub(super) bounds: Bounds,
     /// What to make of a client that may be asked to poll.
@@ -126,6 +128,7 @@ impl Stream {
             batch: spec.batch,
             handle: OnceLock::new(),
             secret: OnceLock::new(),
+            adopted_after: OnceLock::new(),
             binding: spec.binding,
             bounds,
             polls: spec.polls,

@@ -1,7 +1,7 @@
 //! The identifiers of streams and events, and their wire forms.
 //!
-//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>` or `<handle>.end`. The handle is base64url without
-//! padding of
+//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>`, `<handle>.<seq>.adopted` or `<handle>.end`. The handle is
+//! base64url without padding of
 //!
 //! ```text
 //! version 1 | shape 1 | owner 4 | store epoch 4 | stream 12 | request ids 0..=384 | mac 16        (bytes, big endian)
@@ -54,6 +54,9 @@ const MIN_HANDLE_LEN: usize = (FIXED_BYTES + MAC_BYTES) * 4 / 3 + 1;
 const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES + 1) + MAC_BYTES) * 4 / 3 + 1;
 /// The digits of the largest sequence number and of the largest attach.
 const MAX_NUMBER_LEN: usize = 20;
+
+/// What follows the number of an event that was logged in the place of a writer that was gone.
+const ADOPTED: &str = "adopted";
 
 /// The random name of a stream. It may be shown to others: it opens nothing.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -206,6 +209,16 @@ pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, atta
     Ok(())
 }
 
+/// Writes the ID of the event at `seq` of those that another replica logged in the place of a writer that was gone. What that writer
+/// had delivered of its own under the same number, and nobody else knows of, is so told from it.
+///
+/// # Errors
+/// Those of `out`.
+pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq) -> fmt::Result {
+    write_event_id(out, handle, seq, None)?;
+    write!(out, ".{ADOPTED}")
+}
+
 /// Writes the ID of the only event that a stream which cannot be read is answered with. The handle is the client's
 /// own, [unverified](EventId::handle_text).
 ///
@@ -229,6 +242,7 @@ pub enum Cursor {
 pub struct EventId {
     handle: Box<str>,
     cursor: Cursor,
+    is_adopted: bool,
     content: Option<Content>,
 }
 
@@ -244,8 +258,8 @@ impl EventId {
             return None;
         }
         let (handle, place) = std::str::from_utf8(text).ok()?.split_once('.')?;
-        let cursor = parse_place(place)?;
-        Some(Self { cursor, ..Self::of_handle(handle)? })
+        let (cursor, is_adopted) = parse_place(place)?;
+        Some(Self { cursor, is_adopted, ..Self::of_handle(handle)? })
     }
 
     /// The place before the first event of the stream that a handle names, as it stands in a stream URL or a resume token; `None`
@@ -257,7 +271,7 @@ impl EventId {
             return None;
         }
         let content = URL_SAFE_NO_PAD.decode(handle).ok().and_then(Content::parse);
-        Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), content })
+        Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), is_adopted: false, content })
     }
 
     /// Whether both claim to name the same stream.
@@ -307,6 +321,7 @@ impl EventId {
             epoch: content.epoch,
             kind: content.kind,
             seq,
+            is_adopted: self.is_adopted,
             requests: content.requests.clone(),
             handle: Handle(self.handle.as_ref().into()),
         })
@@ -333,16 +348,18 @@ pub struct Verified {
     pub kind: StreamKind,
     /// The last event the client has. Not signed: it may lie beyond the tail.
     pub seq: Seq,
+    /// Whether that event was logged in the place of a writer that was gone. Not signed either.
+    pub is_adopted: bool,
     /// The requests it answers.
     pub requests: Requests,
     /// The handle, to write further event IDs with.
     pub handle: Handle,
 }
 
-/// `<digits>`, `<digits>.<attach>` or `end`.
-fn parse_place(place: &str) -> Option<Cursor> {
+/// `<digits>`, `<digits>.<attach>`, `<digits>.adopted` or `end`; and whether it is the third.
+fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     if place == "end" {
-        return Some(Cursor::End);
+        return Some((Cursor::End, false));
     }
     let (digits, attach) = match place.split_once('.') {
         None => (place, None),
@@ -353,7 +370,7 @@ fn parse_place(place: &str) -> Option<Cursor> {
     if !right_size(digits) || !digits.bytes().all(|b| b.is_ascii_digit()) || !attach.is_none_or(is_attach) {
         return None;
     }
-    Some(Cursor::Seq(Seq(digits.parse().unwrap_or(u64::MAX))))
+    Some((Cursor::Seq(Seq(digits.parse().unwrap_or(u64::MAX))), attach == Some(ADOPTED)))
 }
 
 /// The second byte of a handle: the stream's kind, and how its request ids are to be read.

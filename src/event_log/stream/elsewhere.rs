@@ -54,7 +54,10 @@ impl Stream {
         let mut stream = Self::new(id, identity, bounds, Some(backing), spec, part, now);
         stream.origin = (about.owner, about.epoch);
         let (machine, slices, secret) = match state {
-            Some(State { machine, slices, secret }) => (Some(machine), slices, secret),
+            Some(State { machine, slices, secret, adopted_after }) => {
+                adopted_after.into_iter().for_each(|after| stream.note_adopted(after));
+                (Some(machine), slices, secret)
+            }
             None => (None, Vec::new(), None),
         };
         if let Some(secret) = about.secret.or(secret) {
@@ -84,6 +87,24 @@ impl Stream {
     /// Whether another process wrote it, or writes it.
     pub(in crate::event_log) fn is_mirror(&self) -> bool {
         self.lock().is_mirror
+    }
+
+    /// Its writer is gone, and had logged up to `after` as far as the store knows: what follows is another one's. The first to say so is
+    /// right.
+    pub(in crate::event_log) fn note_adopted(&self, after: Seq) {
+        let _ = self.adopted_after.set(after);
+    }
+
+    /// Where a client goes on whose last event is the one at `seq`, which `is_adopted` or not. What the writer had delivered and the store
+    /// did not know when that was gone is no place in the stream that has ended since: its client lacks the end, whatever its number.
+    pub(in crate::event_log) fn settled_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
+        let known = self.adopted_after().filter(|_| !is_adopted);
+        known.map_or(seq, |after| seq.min(after))
+    }
+
+    /// The last event of a writer that is gone, where another one ended the stream.
+    pub(in crate::event_log) fn adopted_after(&self) -> Option<Seq> {
+        self.adopted_after.get().copied()
     }
 
     /// Whether it is not over, and written by this process.

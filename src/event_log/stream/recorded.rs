@@ -34,7 +34,8 @@ impl Stream {
 
     fn state_of(&self, machine: &Machine) -> State {
         let slices = self.slices.as_ref().map(|slices| slices.later()).unwrap_or_default();
-        State { machine: machine.snapshot(), slices, secret: self.secret().cloned() }
+        let adopted_after = self.adopted_after();
+        State { machine: machine.snapshot(), slices, secret: self.secret().cloned(), adopted_after }
     }
 
     pub(super) fn marks_of(&self, machine: &Machine) -> StateMarks {

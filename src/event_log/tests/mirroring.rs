@@ -6,9 +6,10 @@ use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::replica::Reader;
+use crate::protocol::stream::{Batch, Place};
 use crate::replicas::Replicas;
 use crate::store::memory::whole::Memory;
-use crate::store::{Renewal, Shared};
+use crate::store::{Appended, Read, Renewal, Shared};
 
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -213,6 +214,48 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
     assert!(matches!(late.read_all(), Poll::Ready(ReadOutcome::Moved(_))));
     let (text, _) = read_again(&two.log, &event_id(&stream, 1)).await;
     assert!(text.contains("-32011") && !text.contains("result"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_writer_died() {
+    for brought_back in 0..=3 {
+        let store = Memory::default();
+        let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+        let (stream, writer) = open(&one.log);
+        one.log.publish_once(&stream);
+        for n in 0..3 {
+            writer.update(says(&note(n))).await;
+        }
+        let mut client = two.resume(&event_id(&stream, 0)).await;
+        assert!(client.read_all().is_pending());
+        // The store loses it, and gets some of it again before the writer dies.
+        let Read::Events(events) = store.read(stream.id(), Seq(0), 1024 * 1024).wait().await.unwrap() else { panic!() };
+        let epoch = one.store.create(stream.id(), &stream.about().encode(), Seq(0), LEASE).wait().await.unwrap();
+        let mut batch = Batch::starting_at(Seq(1));
+        events.iter().take(brought_back).for_each(|(_, event)| batch.push_encoded(event));
+        assert_eq!(one.store.append(stream.id(), epoch, Seq(0), &batch, None).wait().await.unwrap(), Appended::Ok);
+        two.log.adopt(stream.id()).await.unwrap();
+        settle().await;
+        let is_whole = brought_back == 3;
+        match client.read_all() {
+            Poll::Ready(ReadOutcome::Moved(_)) => assert!(!is_whole),
+            outcome => assert!(is_whole && outcome == Poll::Ready(ReadOutcome::Ended), "{brought_back}: {outcome:?}"),
+        }
+        assert_eq!(client.text().contains("-32011"), is_whole, "{}", client.text());
+
+        // Wherever it comes back to, the place that it names is not that of the end, and then it is.
+        let three = Replica::of(&store, 3).await;
+        for replica in [&two, &three] {
+            for seq in brought_back as u64..=3 {
+                let (text, outcome) = read_again(&replica.log, &event_id(&stream, seq)).await;
+                assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
+                assert!(text.contains("-32011") && !text.contains("progress"), "{brought_back} {seq}: {text}");
+                let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
+                let (stream, cursor) = replica.log.find(&EventId::parse(id.as_bytes()).unwrap(), &binding()).unwrap();
+                assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd, "{id}");
+            }
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -74,10 +74,14 @@ proptest! {
         prop_assert_eq!(parsed.unverified_kind(), Some(kind));
         prop_assert_eq!(parsed.unverified_requests(), requests.clone());
         let expected = Verified {
-            stream, owner: Owner(owner), epoch: StoreEpoch(epoch), kind, seq: Seq(seq), requests, handle,
+            stream, owner: Owner(owner), epoch: StoreEpoch(epoch), kind, seq: Seq(seq), is_adopted: false, requests, handle,
         };
-        prop_assert_eq!(parsed.verify(&keys(1)), Some(expected));
+        prop_assert_eq!(parsed.verify(&keys(1)), Some(expected.clone()));
         prop_assert_eq!(parsed.verify(&keys(2)), None);
+        let mut adopted = String::new();
+        write_adopted_id(&mut adopted, &expected.handle, Seq(seq)).unwrap();
+        let parsed = EventId::parse(adopted.as_bytes()).unwrap();
+        prop_assert_eq!(parsed.verify(&keys(1)), Some(Verified { is_adopted: true, ..expected }));
     }
 
     #[test]
