@@ -88,7 +88,7 @@ impl Scene {
 }
 
 /// The store could not be asked: the client is to try again, and its call is not said to be gone.
-async fn try_again(replica: &Replica, request: Request) {
+pub(super) async fn try_again(replica: &Replica, request: Request) {
     let mut response = replica.send(request).await;
     assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
     let message = response.json().await;
@@ -346,6 +346,30 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
     sse.finish(result(2)).await;
     assert_eq!(response.event().await.bytes(), result(2).as_bytes());
     assert!(scene.two.upstream.is_quiet());
+}
+
+/// Nobody knows any more whose session it is, until its replica has said so again.
+#[tokio::test]
+async fn what_a_session_is_told_elsewhere_as_redis_is_emptied_reaches_its_own_server() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    for (request, rpc) in [(scene.session.post(answer("q")), "response"), (scene.session.delete(), "DELETE")] {
+        scene.redis.empty();
+        let comes_again = async {
+            loop {
+                match scene.two.told(request.clone()).await.0 {
+                    503 => tokio::task::yield_now().await,
+                    status => return status,
+                }
+            }
+        };
+        let given = async {
+            let call = scene.one.upstream.expect(rpc).await;
+            assert_eq!(call.header("mcp-session-id"), Some(scene.session.id.as_str()));
+            call.status(202).await;
+        };
+        assert_eq!(tokio::join!(comes_again, given).0, 202, "{rpc}");
+        assert!(scene.two.upstream.is_quiet());
+    }
 }
 
 #[tokio::test]

@@ -2,6 +2,7 @@
 
 use serde_json::json;
 
+use super::outage::try_again;
 use super::*;
 use crate::answers::{answer, question};
 use crate::cancel::cancelled;
@@ -94,5 +95,25 @@ async fn nothing_is_said_to_another_server_once_the_replica_of_the_session_is_go
     }
     let mut back = two.send(session.resume(&place.at(0))).await.sse();
     assert_eq!(rest(&mut back).await, [result(1)]);
+    assert_eq!(two.upstream.connections(), 0);
+}
+
+/// The name says that it is none of the server here, and nobody says yet that its own is gone.
+#[tokio::test]
+async fn what_cannot_be_handed_over_comes_again() {
+    let (mut redis, mut one, two, session) = wrapping().await;
+    redis.kill();
+    until("it is seen", async || two.metric("store_ready").await == 0.0).await;
+    for request in [session.post(answer("q")), session.post(cancelled(1)), session.delete()] {
+        try_again(&two, request).await;
+    }
+    redis.begin_again();
+    for replica in [&one, &two] {
+        until("it is back", async || replica.metric("store_ready").await == 1.0).await;
+    }
+    // It has not been forgotten.
+    let pending = session.delete().start(two.proxy.addr).await;
+    in_its_own(&mut one, "DELETE").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
     assert_eq!(two.upstream.connections(), 0);
 }

@@ -2,7 +2,8 @@
 
 use mcp_resume::config::{Config, OnUnreachable, RedisStore, Store};
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -68,6 +69,15 @@ impl Redis {
     pub(crate) fn begin_empty(&mut self) {
         fs::remove_dir_all(&self.dir).expect("its directory");
         self.begin_again();
+    }
+
+    /// Forgets everything, and goes on.
+    pub(crate) fn empty(&self) {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        connection.write_all(b"FLUSHALL\r\n").expect("it listens");
+        let mut said = [0; 5];
+        connection.read_exact(&mut said).expect("it answers");
+        assert_eq!(&said, b"+OK\r\n");
     }
 
     /// Remembers what it holds now.
