@@ -71,12 +71,17 @@ impl Ingress {
             return self.forward_whole(asked, body).await;
         };
         let cancelled = cancelled_ids(&messages, &body);
+        let mut unasked = None;
         if self.replicas.is_some() && self.may_concern_others(&asked, &messages, !cancelled.is_empty()) {
             let streams = self.log.sessions().streams(id, &session);
             let is_elsewhere =
                 asked.is_elsewhere || !refreshed::is_concerned(&streams, &session, &messages, &cancelled);
-            if is_elsewhere && let Some(response) = Box::pin(self.hand_over(&asked, &body)).await {
-                return response;
+            if is_elsewhere {
+                match Box::pin(self.hand_over(&asked, &body)).await {
+                    Ok(Some(response)) => return response,
+                    Ok(None) => {}
+                    Err(nobody_knows) => unasked = Some(nobody_knows),
+                }
             }
         }
         if let Some(code) = self.elsewhere(&asked) {
@@ -114,7 +119,10 @@ impl Ingress {
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
             Ok(Told::Held) => respond::status(StatusCode::ACCEPTED),
-            Ok(Told::Passed(response)) => response,
+            Ok(Told::Passed(response)) => match unasked {
+                Some(unasked) => unasked.judge(&self, response),
+                None => response,
+            },
             Ok(Told::Failed(failure)) => self.fail_forward(failure),
             Err(_) => self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
         }

@@ -32,12 +32,29 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// An answer that is larger is cut to its head. Answers to answers are empty as a rule.
 const ANSWER_MAX: usize = 1024 * 1024;
 
+/// Nobody can say now which replica a request concerns. It may be this one: its server is to be asked, and where that knows nothing of
+/// it the request is to come again.
+pub(super) struct Unasked;
+
+impl Unasked {
+    /// The answer that stands for `response` of the server here.
+    pub(super) fn judge(self, ingress: &Ingress, response: Response<BoxBody>) -> Response<BoxBody> {
+        match response.status() {
+            StatusCode::NOT_FOUND => ingress.refuse(ErrorCode::StoreFailed),
+            _ => response,
+        }
+    }
+}
+
 impl Ingress {
-    /// Hands a request to the replica that it concerns, if that is another one, and returns its answer. `None`: it is to be answered
-    /// here. Where nobody can say so, that is for a server that may know the session, and it is to come again for any other.
-    pub(super) async fn hand_over(&self, asked: &Asked, body: &Bytes) -> Option<Response<BoxBody>> {
-        let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
-        let id = asked.binding.session.as_ref()?;
+    /// Hands a request to the replica that it concerns, if that is another one, and returns its answer, or a refusal where it is to come
+    /// again. `None`: it is to be answered here.
+    ///
+    /// # Errors
+    /// Where nobody can say so, and the session may be one of the server here.
+    pub(super) async fn hand_over(&self, asked: &Asked, body: &Bytes) -> Result<Option<Response<BoxBody>>, Unasked> {
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
+        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
         let asking = async {
             for other in replicas.requests().others(&session_group(id)).await? {
                 if let Some(response) = ask(replicas, other, hand(asked, target_of(asked), body)).await? {
@@ -46,17 +63,27 @@ impl Ingress {
             }
             Ok(None)
         };
-        asking.await.unwrap_or_else(|error: store::Error| {
-            debug!(%error, "a request could not be handed to another replica");
-            self.is_for_later(asked).then(|| self.refuse(ErrorCode::StoreFailed))
-        })
+        match asking.await {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                let error: store::Error = error;
+                debug!(%error, "a request could not be handed to another replica");
+                self.unasked(asked).map(Some)
+            }
+        }
     }
 
-    /// Whether a request is to come again where nobody can say which replica it concerns: its session is none of the server here, or the
-    /// store is reached and has lost who that was. With the store away a session of a server may be of the one here.
-    fn is_for_later(&self, asked: &Asked) -> bool {
+    /// The refusal of a request of which nobody can say now which replica it concerns: its session is none of the server here, or the store
+    /// is reached and has lost who that was.
+    ///
+    /// # Errors
+    /// With the store away a session of a server may be of the one here.
+    fn unasked(&self, asked: &Asked) -> Result<Response<BoxBody>, Unasked> {
         let has_lost = self.log.has_young_contents() || self.log.store_standing() == Standing::Ready;
-        asked.is_issued || asked.is_elsewhere || has_lost
+        if asked.is_issued || asked.is_elsewhere || has_lost {
+            return Ok(self.refuse(ErrorCode::StoreFailed));
+        }
+        Err(Unasked)
     }
 
     /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
@@ -77,18 +104,20 @@ impl Ingress {
     }
 
     /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers, or a refusal where they cannot
-    /// be told and it is to come again.
-    pub(super) async fn hand_to_all(&self, asked: &Asked) -> Option<Response<BoxBody>> {
-        let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
-        let id = asked.binding.session.as_ref()?;
+    /// be told and it is to come again. `None`: it is to be answered here.
+    ///
+    /// # Errors
+    /// As for [`Self::hand_over`].
+    pub(super) async fn hand_to_all(&self, asked: &Asked) -> Result<Option<Response<BoxBody>>, Unasked> {
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
+        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
         let mut answer = None;
-        let refusal = || self.is_for_later(asked).then(|| self.refuse(ErrorCode::StoreFailed));
         let mut all_told = true;
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => {
                 warn!(%error, "other replicas could not be told of the end of a session");
-                return refusal();
+                return self.unasked(asked).map(Some);
             }
         };
         for other in others {
@@ -107,10 +136,10 @@ impl Ingress {
             }
         }
         match answer {
-            answer if all_told => answer,
+            answer if all_told => Ok(answer),
             // By the server that has the session.
-            Some(answer) if !asked.is_issued => Some(answer),
-            answer => refusal().or(answer),
+            Some(answer) if !asked.is_issued => Ok(Some(answer)),
+            _ => self.unasked(asked).map(Some),
         }
     }
 

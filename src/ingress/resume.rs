@@ -333,16 +333,23 @@ impl Ingress {
         let binding = asked.binding.clone();
         let sessions = self.log.sessions();
         if asked.is_issued {
-            let elsewhere = Box::pin(self.hand_to_all(&asked)).await;
+            let elsewhere = Box::pin(self.hand_to_all(&asked)).await.unwrap_or_default();
             let refusal = elsewhere.filter(|answer| answer.status() == StatusCode::SERVICE_UNAVAILABLE);
             return refusal.unwrap_or_else(|| self.end_issued(&asked));
         }
         let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
-        if !is_home && let Some(response) = Box::pin(self.hand_to_all(&asked)).await {
-            if response.status() != StatusCode::SERVICE_UNAVAILABLE {
-                self.log.forget_session_of(&binding).await;
+        let mut unasked = None;
+        if !is_home {
+            match Box::pin(self.hand_to_all(&asked)).await {
+                Ok(Some(response)) => {
+                    if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+                        self.log.forget_session_of(&binding).await;
+                    }
+                    return response;
+                }
+                Ok(None) => {}
+                Err(nobody_knows) => unasked = Some(nobody_knows),
             }
-            return response;
         }
         if let Some(code) = self.elsewhere(&asked) {
             return self.refuse(code);
@@ -352,7 +359,10 @@ impl Ingress {
             Ok(elders) => elders,
             Err(unproven) => return self.tell(unproven),
         };
-        let response = self.forward_read(asked, body).await;
+        let mut response = self.forward_read(asked, body).await;
+        if let Some(unasked) = unasked {
+            response = unasked.judge(&self, response);
+        }
         let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if over && let Some(id) = &binding.session {
             let session = self.log.forget_session(id, &binding.principal).await;

@@ -7,6 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::answers::{answer, question};
+use crate::cancel::cancelled;
 use crate::dialects::open;
 use crate::elsewhere::{TWO, misdirected};
 
@@ -88,8 +89,8 @@ impl Scene {
 }
 
 /// The store could not be asked: the client is to try again, and its call is not said to be gone.
-pub(super) async fn try_again(replica: &Replica, request: Request) {
-    let mut response = replica.send(request).await;
+pub(super) async fn try_again(proxy: &Proxy, request: Request) {
+    let mut response = request.send(proxy.addr).await;
     assert_eq!((response.status, response.header("retry-after")), (503, Some("1")));
     let message = response.json().await;
     assert_eq!(message["error"]["message"], STORE_FAILED, "{message}");
@@ -106,8 +107,8 @@ async fn degrading_replicas_go_on_from_memory_and_bring_what_was_missed() {
     assert!(scene.one.metric(UNREACHABLE).await >= 1.0);
     let said = "ready, but the store cannot be reached: memory stands for it\n".to_owned();
     assert_eq!(scene.one.readiness().await, (200, said));
-    try_again(&scene.two, scene.session.resume(&scene.place.at(1))).await;
-    try_again(&scene.two, scene.session.get().target(&url_of(&scene.place))).await;
+    try_again(&scene.two.proxy, scene.session.resume(&scene.place.at(1))).await;
+    try_again(&scene.two.proxy, scene.session.get().target(&url_of(&scene.place))).await;
     // A balancer is told that it is to ask the owner.
     let resume = scene.session.resume(&scene.place.at(1));
     let again = scene.session.post(call(1)).resume_from(&scene.place.at(1));
@@ -334,9 +335,9 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
     while response.event().await.bytes() != question("q").as_bytes() {}
     scene.end_redis().await;
     for target in ["/mcp", &url_of(&place)] {
-        try_again(&scene.two, session.post(answer("q")).target(target)).await;
+        try_again(&scene.two.proxy, session.post(answer("q")).target(target)).await;
     }
-    try_again(&scene.two, session.delete()).await;
+    try_again(&scene.two.proxy, session.delete()).await;
     assert!(scene.one.upstream.is_quiet() && scene.two.upstream.is_quiet());
     scene.redis.begin_again();
     scene.heals().await;
@@ -345,6 +346,33 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
     assert_eq!(pending.response().await.status, 202);
     sse.finish(result(2)).await;
     assert_eq!(response.event().await.bytes(), result(2).as_bytes());
+    assert!(scene.two.upstream.is_quiet());
+}
+
+/// The server behind another replica may be the one that has the session, and where it is not nobody can say whose it is.
+#[tokio::test]
+async fn what_no_server_here_knows_while_redis_is_away_comes_again() {
+    let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.end_redis().await;
+    let requests = [
+        (scene.session.post(answer("q")), "response"),
+        (scene.session.post(cancelled(1)), "notifications/cancelled"),
+        (scene.session.delete(), "DELETE"),
+    ];
+    for (request, rpc) in &requests {
+        let given = async { scene.two.upstream.expect(rpc).await.status(404).await };
+        tokio::join!(try_again(&scene.two.proxy, request.clone()), given);
+    }
+    let pending = scene.session.post(answer("q")).start(scene.two.proxy.addr).await;
+    scene.two.upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    scene.redis.begin_again();
+    scene.heals().await;
+    for (request, rpc) in requests {
+        let pending = request.start(scene.two.proxy.addr).await;
+        scene.one.upstream.expect(rpc).await.status(202).await;
+        assert_eq!(pending.response().await.status, 202, "{rpc}");
+    }
     assert!(scene.two.upstream.is_quiet());
 }
 
@@ -385,7 +413,7 @@ async fn refusing_replicas_wait_and_give_nothing_that_the_store_has_not() {
         let message = refused.json().await;
         assert_fault(&message, 9, BOUND, "proxy");
         assert_eq!(message["error"]["message"], STORE_FAILED);
-        try_again(replica, scene.session.resume(&scene.place.at(1))).await;
+        try_again(&replica.proxy, scene.session.resume(&scene.place.at(1))).await;
     }
     assert!(scene.one.upstream.is_quiet() && scene.two.upstream.is_quiet());
     scene.redis.begin_again();

@@ -105,7 +105,7 @@ async fn what_cannot_be_handed_over_comes_again() {
     redis.kill();
     until("it is seen", async || two.metric("store_ready").await == 0.0).await;
     for request in [session.post(answer("q")), session.post(cancelled(1)), session.delete()] {
-        try_again(&two, request).await;
+        try_again(&two.proxy, request).await;
     }
     redis.begin_again();
     for replica in [&one, &two] {
