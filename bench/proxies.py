@@ -268,7 +268,8 @@ def start_store(name, options, scratch):
 def start_mcp_resume(options, upstream, scratch, arguments=(), environment=None):
     command = [options.mcp_resume, "serve", "--upstream", upstream.get("secure", upstream["url"]), "--listen", "127.0.0.1:0"]
     command += [*options.proxy_arg, *arguments]
-    environment = dict(environment or {})
+    # Whatever listens where its operators would look is not in the way, unless an argument asks for that.
+    environment = {"MCP_RESUME_ADMIN__ADDRESS": "", **(environment or {})}
     if "tls" in upstream:
         environment["MCP_RESUME_UPSTREAM__TLS__CA"] = f"{upstream['tls']}/ca.pem"
     with listening(command, environment, scratch) as (url, child):
@@ -285,7 +286,8 @@ def listening(command, environment, scratch):
             if "listening on http" in line:
                 yield line.split("listening on ")[1].split()[0], child
                 return
-        sys.exit(f"{' '.join(command)} did not come up; see {scratch / 'mcp-resume.log'}")
+        said = (scratch / "mcp-resume.log").read_text()[-2000:]
+        sys.exit(f"{' '.join(command)} did not come up, and said:\n{said}")
 
 
 def wait_for_port(port, child):
