@@ -10,7 +10,7 @@ use crate::clock;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 
-/// One gather takes up to this much before its events are handled.
+/// One gather goes on until it has this much before its events are handled: with the piece that brings it there, less than twice as much.
 const GATHER_MAX: usize = 64 * 1024;
 /// Pieces closer together than this are a burst: it pays to give way once more for the next. hyper hands over one piece at a time
 /// through another task, which has to run in between. A lone event is not kept waiting.

@@ -97,8 +97,16 @@ impl Decoder {
                     let left = left - taken as u64;
                     (if left == 0 { State::ChunkEnd { seen_cr: false } } else { State::Chunk(left) }, taken)
                 }
+                State::ChunkEnd { seen_cr: false } if rest.starts_with(b"\r\n") => {
+                    (State::Size(SizeLine::default()), 2)
+                }
                 State::ChunkEnd { seen_cr } => (chunk_end(seen_cr, rest[0])?, 1),
-                State::Size(line) => (line.handle(rest[0])?, 1),
+                State::Size(line) => {
+                    match Some(line).filter(|line| line.length == 0).and_then(|_| SizeLine::usual(rest)) {
+                        Some((line, taken)) => (line.next(), taken),
+                        None => (line.handle(rest[0])?, 1),
+                    }
+                }
                 State::Trailers(line) => (line.handle(rest[0])?, 1),
             };
             self.state = next;
@@ -149,6 +157,21 @@ fn chunk_end(seen_cr: bool, byte: u8) -> Result<State, Error> {
 }
 
 impl SizeLine {
+    /// A whole line at the front of `rest`, and how long it is, where there is nothing in it but up to fifteen digits. Any other line is
+    /// taken byte by byte.
+    fn usual(rest: &[u8]) -> Option<(Self, usize)> {
+        let mut size = 0;
+        for (at, byte) in rest.iter().take(16).enumerate() {
+            if byte.is_ascii_hexdigit() {
+                size = size << 4 | u64::from(hex(*byte));
+            } else {
+                let is_over = at > 0 && rest[at..].starts_with(b"\r\n");
+                return is_over.then(|| (Self { size, ..Self::default() }, at + 2));
+            }
+        }
+        None
+    }
+
     /// Hexadecimal digits, blanks, an extension, CR LF. A lone CR or LF is no end: what one reader takes for one, another does
     /// not.
     fn handle(mut self, byte: u8) -> Result<State, Error> {
