@@ -1,10 +1,11 @@
 //! Operations of the sans-io core.
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue, Method};
 use mcp_resume::protocol::classify::{self, Route};
 use mcp_resume::protocol::dialect::Declared;
 use mcp_resume::protocol::headers::names;
+use mcp_resume::protocol::http1::{self, Framing};
 use mcp_resume::protocol::ids::{self, EventId, Handle, Keyring, Owner, Seq, StoreEpoch, StreamId, StreamKind};
 use mcp_resume::protocol::jsonrpc::{self, Body, RequestId};
 use mcp_resume::protocol::sse::Decoder;
@@ -15,6 +16,23 @@ use crate::{MOST, Result, expect, progress};
 const MAX_EVENT_BYTES: usize = 1 << 20;
 /// Bytes an upstream that buffers naturally writes at once.
 const GATHER: usize = 16 * 1024;
+
+pub(crate) fn dechunk(times: usize) -> Result<()> {
+    let chunk = |n: usize| {
+        let event = sse_event(n);
+        [format!("{:x}\r\n", event.len()).as_bytes(), &event, b"\r\n"].concat()
+    };
+    let chunks: Vec<Vec<u8>> = (0..MOST).map(chunk).collect();
+    let mut decoder = http1::Decoder::new(Framing::Chunked);
+    let mut out = BytesMut::with_capacity(GATHER);
+    let mut taken = 0;
+    for chunk in &chunks[..times] {
+        out.clear();
+        taken += usize::from(decoder.decode(black_box(chunk), &mut out)? == chunk.len());
+        black_box(&out);
+    }
+    expect(taken, times)
+}
 
 pub(crate) fn decode_lone(times: usize) -> Result<()> {
     let event = sse_event(1);

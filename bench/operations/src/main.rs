@@ -30,6 +30,8 @@ struct Cli {
 
 #[derive(Clone, Copy, ValueEnum)]
 enum Operation {
+    /// Take the framing of its chunk off an event
+    Dechunk,
     /// Decode an event that came alone
     DecodeLone,
     /// Decode an event that came with others, in pieces of 16 KiB
@@ -69,6 +71,7 @@ fn run(cli: &Cli) -> Result<()> {
         return Err(format!("no more than {MOST} times").into());
     }
     match cli.operation {
+        Operation::Dechunk => codec::dechunk(cli.times),
         Operation::DecodeLone => codec::decode_lone(cli.times),
         Operation::DecodeGathered => codec::decode_gathered(cli.times),
         Operation::WriteId => codec::write_id(cli.times),
