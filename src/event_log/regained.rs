@@ -86,27 +86,34 @@ impl EventLog {
     pub fn write_back(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let over: Vec<_> = self.written_here().filter(|stream| stream.note_unrecorded()).collect();
-        self.retries.streams().iter().for_each(|stream| stream.write_holds());
         let log = self.clone();
         tokio::spawn(async move {
-            for (id, session) in log.sessions.of_here() {
-                match session.opened() {
-                    Some(opened) if session.is_home() => log.save_session(&id, session.principal(), opened).await,
-                    Some(_) | None => log.join_session(&id).await,
-                }
-            }
+            log.write_small().await;
             for stream in over {
                 recorder::seal(&stream, &backing, || {}).await;
             }
         });
     }
 
-    /// The store was out of reach, and may have come back without what it took last: each stream that was written here is looked for, one
-    /// after the other, behind, and brought there again if something of it is missing.
-    pub fn look_back(&self) {
+    /// Everything but streams: to write it again costs no more than to look whether it is there.
+    async fn write_small(&self) {
+        self.retries.streams().iter().for_each(|stream| stream.write_holds());
+        for (id, session) in self.sessions.of_here() {
+            match session.opened() {
+                Some(opened) if session.is_home() => self.save_session(&id, session.principal(), opened).await,
+                Some(_) | None => self.join_session(&id).await,
+            }
+        }
+    }
+
+    /// The store was out of reach, and may have come back without what it took last: what is small is written again, and each stream that
+    /// was written here is looked for, one after the other, behind, and brought there again if something of it is missing.
+    pub fn look_back(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let written: Vec<_> = self.written_here().collect();
+        let log = self.clone();
         tokio::spawn(async move {
+            log.write_small().await;
             for stream in written {
                 let Some(recorded) = stream.recorded_there() else { continue };
                 match backing.store.load(stream.id()).wait().await {

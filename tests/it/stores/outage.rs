@@ -229,7 +229,18 @@ async fn who_reads_elsewhere_goes_on_after_redis_came_back_empty() {
 
 #[tokio::test]
 async fn sessions_are_back_in_an_empty_redis_as_well() {
+    sessions_are_back(Redis::begin_empty).await;
+}
+
+#[tokio::test]
+async fn sessions_are_back_in_a_redis_that_is_as_it_was_before_them() {
+    sessions_are_back(Redis::begin_as_remembered).await;
+}
+
+async fn sessions_are_back(begin: fn(&mut Redis)) {
     let mut scene = scene(OnUnreachable::Degrade).await;
+    scene.redis.remember();
+    scene.session = Session::open_as(&scene.one.proxy, &mut scene.one.upstream, V2025_11, "s-3", None).await;
     let (own, _) = open(&scene.one.proxy, &mut scene.one.upstream, json!({ "streams": {} }), None).await;
     let mut open = Vec::new();
     for (n, session) in [(2, &scene.session), (3, &own)] {
@@ -242,7 +253,7 @@ async fn sessions_are_back_in_an_empty_redis_as_well() {
     sse.finish(result(4)).await;
     assert_eq!(rest(&mut response).await, [result(4)]);
     scene.end_redis().await;
-    scene.redis.begin_empty();
+    begin(&mut scene.redis);
     // As the last thing.
     until("all is brought there", async || scene.two.send(scene.session.resume(&over.at(0))).await.status == 200).await;
     for (session, _sse, _response) in open {
