@@ -86,6 +86,7 @@ impl Ingress {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
             self.recall(asked, token.handle()).await?;
+            self.recall_place(asked, token.handle()).await?;
             let found = self.log.find_by_token(&token, &asked.binding).filter(|stream| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
@@ -94,9 +95,18 @@ impl Ingress {
         self.find_elder_by_token(asked, &token).await
     }
 
+    /// Waits until the stream of `id` is here up to the place that the request's `Last-Event-ID` names in it. Nothing where that names
+    /// none of this stream.
+    pub(super) async fn recall_place(&self, asked: &Asked, id: &EventId) -> Result<(), Unproven> {
+        match last_event_id(asked).filter(|named| named.names_stream_of(id)) {
+            Some(named) => self.recall(asked, &named).await,
+            None => Ok(()),
+        }
+    }
+
     /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.
     pub(super) fn cursor_in(&self, asked: &Asked, stream: &Arc<Stream>) -> Option<Seq> {
-        let named = asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))?;
+        let named = last_event_id(asked)?;
         let (found, cursor) = self.log.find(&named, stream.binding())?;
         Arc::ptr_eq(&found, stream).then_some(cursor)
     }
@@ -127,6 +137,10 @@ impl Ingress {
         self.metrics.observe_reject(code);
         respond::failure(Failure::before_run(code), std::slice::from_ref(&request.id), false)
     }
+}
+
+fn last_event_id(asked: &Asked) -> Option<EventId> {
+    asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))
 }
 
 fn label(request: &Dialect) -> metrics::Dialect {

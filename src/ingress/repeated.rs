@@ -17,6 +17,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Claimed, Fingerprint, Hold, Registering, Run, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::EventId;
 use crate::protocol::replica::{Handed, Known};
 use crate::replicas::Replicas;
 use crate::store::{Error, Standing};
@@ -174,7 +175,7 @@ impl Search<'_> {
             Known::Failed(failure) => Next::Answer(Elsewhere::Refused(failure)),
             Known::Stream(id) => match self.ingress.log.recall_run(id).await {
                 Ok(Some(stream)) if stream.binding().admits(&self.posted.asked.binding) => {
-                    Next::Answer(Elsewhere::Stream(stream))
+                    Next::Answer(self.at_its_place(stream).await)
                 }
                 // It is there and not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
@@ -200,9 +201,18 @@ impl Search<'_> {
             return Next::Replace;
         }
         Next::Answer(match stream.body() == self.body {
-            true => Elsewhere::Stream(stream),
+            true => self.at_its_place(stream).await,
             false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
         })
+    }
+
+    /// The stream, once what the client has of it is here.
+    async fn at_its_place(&self, stream: Arc<Stream>) -> Elsewhere {
+        let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
+        match self.ingress.recall_place(&self.posted.asked, &id).await {
+            Ok(()) => Elsewhere::Stream(stream),
+            Err(_) => lost(ErrorCode::StoreFailed),
+        }
     }
 }
 
