@@ -87,10 +87,12 @@ fn comes_back(keys: &Keyring, kind: StreamKind, ids: &[RequestId], batch: bool, 
         assert!(id.verify(&Keyring::new([2; 32], vec![])).is_none());
         changed(keys, &text, handle.as_str().len(), salt);
     }
-    let mut text = String::new();
-    write_adopted_id(&mut text, &handle, seq).unwrap();
-    let said = EventId::parse(text.as_bytes()).and_then(|id| id.verify(keys)).expect("we signed it");
-    assert!(said.seq == seq && said.is_adopted);
+    for attach in [None, Some(AttachId(!seq.0))] {
+        let mut text = String::new();
+        write_adopted_id(&mut text, &handle, seq, attach).unwrap();
+        let said = EventId::parse(text.as_bytes()).and_then(|id| id.verify(keys)).expect("we signed it");
+        assert!(said.seq == seq && said.is_adopted);
+    }
 }
 
 /// What the handle says of its requests: ids of one request up to 64 bytes, of a batch up to 128 in all.

@@ -14,7 +14,7 @@ use super::receipts::{Receipt, Receipts};
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, BoxError, ReadOutcome};
 use crate::metrics::{Left, Metrics};
-use crate::protocol::ids::{self, Handle, Seq};
+use crate::protocol::ids::{Handle, Seq};
 use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
@@ -141,9 +141,7 @@ impl Follow {
                 Start::First => None,
                 Start::After(_) => Some(self.attachment.id()),
             };
-            let mut id = String::new();
-            ids::write_event_id(&mut id, self.attachment.handle(), self.cursor, attach)
-                .expect("a String grows as it is written to");
+            let id = self.attachment.id_of_place(self.cursor, attach);
             sse::encode_empty(out, Some(&id), Some(self.plan.retry));
             self.attachment.note_primed(self.plan.retry);
         } else {

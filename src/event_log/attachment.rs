@@ -11,7 +11,7 @@ use super::head::Head;
 use super::slices::Slice;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{AttachId, Handle, Seq};
+use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Phase, Place};
 use crate::simulation::{self, Bug};
 
@@ -157,6 +157,18 @@ impl Attachment {
             self.stream.pump.notify_one();
         }
         Poll::Ready(ReadOutcome::Events { last, written, is_full, waited })
+    }
+
+    /// What its client names the place behind the event at `cursor` by; with `attach` where that is not what the event is called.
+    pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
+        let mut id = String::new();
+        let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
+        let written = match is_adopted {
+            false => ids::write_event_id(&mut id, self.handle(), cursor, attach),
+            true => ids::write_adopted_id(&mut id, self.handle(), cursor, attach),
+        };
+        written.expect("a String grows as it is written to");
+        id
     }
 
     /// How long its client is to wait before it comes back, where this connection is to end once it has what there is.

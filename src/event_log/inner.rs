@@ -251,7 +251,7 @@ fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool
     out.extend_from_slice(b"id: ");
     let written = match is_adopted {
         false => ids::write_event_id(out, handle, seq, None),
-        true => ids::write_adopted_id(out, handle, seq),
+        true => ids::write_adopted_id(out, handle, seq, None),
     };
     written.expect("a BytesMut grows as it is written to");
     out.extend_from_slice(b"\n");

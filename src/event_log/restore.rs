@@ -31,6 +31,14 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 #[error("the store cannot be reached")]
 pub struct Unreachable;
 
+/// What a client has of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct Place {
+    seq: Seq,
+    /// Logged in the place of a writer that was gone.
+    is_adopted: bool,
+}
+
 impl EventLog {
     /// Takes the stream that an event ID names out of the store, if it is there and not here. Says nothing of who may have it; what is
     /// not there is no error.
@@ -41,7 +49,8 @@ impl EventLog {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         // Without the store: a forged one is not worth the question.
         let Some(verified) = id.verify(&self.identity.keys) else { return Ok(()) };
-        self.recall_stream(&backing, verified.stream, verified.seq).await
+        let place = Place { seq: verified.seq, is_adopted: verified.is_adopted };
+        self.recall_stream(&backing, verified.stream, place).await
     }
 
     /// The stream of a call that another replica ran, or this one before it was started; `None` where there is none in the store. Says
@@ -51,7 +60,7 @@ impl EventLog {
     /// When the store cannot be asked.
     pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
-        self.recall_stream(&backing, id, Seq(0)).await?;
+        self.recall_stream(&backing, id, Place::default()).await?;
         let found = self.room.streams.get(&id).map(|entry| entry.value().clone());
         Ok(found.filter(|stream| !stream.has_moved()))
     }
@@ -60,8 +69,9 @@ impl EventLog {
         self: &Arc<Self>,
         backing: &Arc<Backing>,
         id: StreamId,
-        seq: Seq,
+        place: Place,
     ) -> Result<(), Unreachable> {
+        let seq = place.seq;
         let is_unreachable = backing.store.standing() == Standing::Unreachable;
         let here = self.room.streams.get(&id).map(|entry| entry.value().clone());
         if let Some(here) = here {
@@ -75,7 +85,7 @@ impl EventLog {
             if !is_unreachable {
                 self.wait_for_mirror(backing, &here, seq).await?;
             }
-            if !self.may_be_taken(backing, &here, seq) {
+            if !self.may_be_taken(backing, &here, place) {
                 return Ok(());
             }
             match self.look_whether_taken(backing, &here).await {
@@ -278,10 +288,12 @@ impl EventLog {
     }
 
     /// Whether another replica may have the stream, and this one not know it yet: it was not heard of for its lease, or a client has what
-    /// was never written here.
-    fn may_be_taken(&self, backing: &Backing, stream: &Stream, seq: Seq) -> bool {
-        let is_strange = || stream.look(|machine| machine.tail() < seq);
-        backing.shared.is_some() && stream.is_written_here() && (backing.heard.is_lapsed() || is_strange())
+    /// was never written here, or the end that another one wrote.
+    fn may_be_taken(&self, backing: &Backing, stream: &Stream, place: Place) -> bool {
+        let is_strange = || stream.look(|machine| machine.tail() < place.seq);
+        let is_ended_elsewhere = place.is_adopted && stream.adopted_after().is_none();
+        let is_open = || stream.is_written_here() && (backing.heard.is_lapsed() || is_strange());
+        backing.shared.is_some() && (is_ended_elsewhere || is_open())
     }
 
     async fn look_whether_taken(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {

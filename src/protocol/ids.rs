@@ -1,7 +1,7 @@
 //! The identifiers of streams and events, and their wire forms.
 //!
-//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>`, `<handle>.<seq>.adopted` or `<handle>.end`. The handle is
-//! base64url without padding of
+//! An event ID is `<handle>.<seq>`, `<handle>.<seq>.<attach>`, `<handle>.<seq>.adopted<attach>` with or without the attach, or
+//! `<handle>.end`. The handle is base64url without padding of
 //!
 //! ```text
 //! version 1 | shape 1 | owner 4 | store epoch 4 | stream 12 | request ids 0..=384 | mac 16        (bytes, big endian)
@@ -210,13 +210,15 @@ pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, atta
 }
 
 /// Writes the ID of the event at `seq` of those that another replica logged in the place of a writer that was gone. What that writer
-/// had delivered of its own under the same number, and nobody else knows of, is so told from it.
+/// had delivered of its own under the same number, and nobody else knows of, is so told from it. Of `attach` there is what fits.
 ///
 /// # Errors
 /// Those of `out`.
-pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq) -> fmt::Result {
+pub fn write_adopted_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, attach: Option<AttachId>) -> fmt::Result {
+    const ROOM: u64 = 10_u64.pow((MAX_NUMBER_LEN - ADOPTED.len()) as u32);
     write_event_id(out, handle, seq, None)?;
-    write!(out, ".{ADOPTED}")
+    write!(out, ".{ADOPTED}")?;
+    attach.map_or(Ok(()), |attach| write!(out, "{}", attach.0 % ROOM))
 }
 
 /// Writes the ID of the only event that a stream which cannot be read is answered with. The handle is the client's
@@ -356,7 +358,7 @@ pub struct Verified {
     pub handle: Handle,
 }
 
-/// `<digits>`, `<digits>.<attach>`, `<digits>.adopted` or `end`; and whether it is the third.
+/// `<digits>`, `<digits>.<attach>`, `<digits>.adopted…` or `end`; and whether it is the third.
 fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     if place == "end" {
         return Some((Cursor::End, false));
@@ -370,7 +372,10 @@ fn parse_place(place: &str) -> Option<(Cursor, bool)> {
     if !right_size(digits) || !digits.bytes().all(|b| b.is_ascii_digit()) || !attach.is_none_or(is_attach) {
         return None;
     }
-    Some((Cursor::Seq(Seq(digits.parse().unwrap_or(u64::MAX))), attach == Some(ADOPTED)))
+    Some((
+        Cursor::Seq(Seq(digits.parse().unwrap_or(u64::MAX))),
+        attach.is_some_and(|attach| attach.starts_with(ADOPTED)),
+    ))
 }
 
 /// The second byte of a handle: the stream's kind, and how its request ids are to be read.

@@ -253,8 +253,40 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                 let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
                 let (stream, cursor) = replica.log.find(&EventId::parse(id.as_bytes()).unwrap(), &binding()).unwrap();
                 assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd, "{id}");
+                // So are those by which a connection's first, empty event names these places.
+                let attachment = stream.attach(new_attach(), cursor);
+                for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
+                    let id = attachment.id_of_place(place, Some(attachment.id()));
+                    let id = EventId::parse(id.as_bytes()).expect("an id of ours");
+                    assert_eq!(replica.log.find(&id, &binding()).unwrap().1, found);
+                }
             }
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    writer.seal().await;
+    one.log.retain(&stream);
+    // The store comes back as it was before the first event, and the replica is taken for gone.
+    one.store.create(stream.id(), &stream.about().encode(), Seq(0), LEASE).wait().await.unwrap();
+    two.log.adopt(stream.id()).await.unwrap();
+    let (text, _) = read_again(&two.log, &event_id(&stream, 0)).await;
+    assert!(text.contains("-32011") && text.contains(".1.adopted\n"), "{text}");
+    let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
+    let id = EventId::parse(id.as_bytes()).expect("an id of ours");
+    for replica in [&two, &one] {
+        replica.log.recall(&id).await.unwrap();
+        let (stream, cursor) = replica.log.find(&id, &binding()).expect("it is in the store");
+        assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd);
     }
 }
 

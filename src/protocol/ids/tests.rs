@@ -79,7 +79,7 @@ proptest! {
         prop_assert_eq!(parsed.verify(&keys(1)), Some(expected.clone()));
         prop_assert_eq!(parsed.verify(&keys(2)), None);
         let mut adopted = String::new();
-        write_adopted_id(&mut adopted, &expected.handle, Seq(seq)).unwrap();
+        write_adopted_id(&mut adopted, &expected.handle, Seq(seq), attach.map(AttachId)).unwrap();
         let parsed = EventId::parse(adopted.as_bytes()).unwrap();
         prop_assert_eq!(parsed.verify(&keys(1)), Some(Verified { is_adopted: true, ..expected }));
     }
