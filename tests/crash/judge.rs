@@ -46,6 +46,7 @@ pub(crate) struct Call {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
+    id: Option<String>,
     event: Option<String>,
     data: Vec<u8>,
 }
@@ -101,7 +102,9 @@ impl Call {
 
     /// What to come back with from `number`; `None` while no id was seen.
     pub(crate) fn id_of(&self, number: u64) -> Option<String> {
-        self.handle.as_ref().map(|handle| format!("{handle}.{number}"))
+        let seen = self.events.get(&number).and_then(|seen| seen.id.clone());
+        // Before the first event there is only the place.
+        seen.or_else(|| self.handle.as_ref().map(|handle| format!("{handle}.{number}")))
     }
 
     /// Places a client may come back to: 0 and every event seen, less what was let go.
@@ -168,7 +171,7 @@ impl Call {
         if let Some(missing) = (after + 1..number).find(|missing| !self.may_miss(*missing)) {
             return Err(format!("event {number} after {after}: a gap, {missing} is missing"));
         }
-        let seen = Seen { event: frame.event.clone(), data: frame.bytes().to_vec() };
+        let seen = Seen { id: frame.id.clone(), event: frame.event.clone(), data: frame.bytes().to_vec() };
         match self.events.get(&number) {
             Some(before) if *before == seen => Ok(number),
             Some(before) => {
