@@ -31,9 +31,9 @@ const STORE_PATIENCE: Duration = Duration::from_secs(5);
 #[error("the store cannot be reached")]
 pub struct Unreachable;
 
-/// What a client has of a stream.
+/// The last event that a client has of a stream.
 #[derive(Clone, Copy, Debug, Default)]
-struct Place {
+struct LastEvent {
     seq: Seq,
     /// Logged in the place of a writer that was gone.
     is_adopted: bool,
@@ -49,8 +49,8 @@ impl EventLog {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         // Without the store: a forged one is not worth the question.
         let Some(verified) = id.verify(&self.identity.keys) else { return Ok(()) };
-        let place = Place { seq: verified.seq, is_adopted: verified.is_adopted };
-        self.recall_stream(&backing, verified.stream, place).await
+        let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
+        self.recall_stream(&backing, verified.stream, last).await
     }
 
     /// The stream of a call that another replica ran, or this one before it was started; `None` where there is none in the store. Says
@@ -60,7 +60,7 @@ impl EventLog {
     /// When the store cannot be asked.
     pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
-        self.recall_stream(&backing, id, Place::default()).await?;
+        self.recall_stream(&backing, id, LastEvent::default()).await?;
         let found = self.room.streams.get(&id).map(|entry| entry.value().clone());
         Ok(found.filter(|stream| !stream.has_moved()))
     }
@@ -69,9 +69,9 @@ impl EventLog {
         self: &Arc<Self>,
         backing: &Arc<Backing>,
         id: StreamId,
-        place: Place,
+        last: LastEvent,
     ) -> Result<(), Unreachable> {
-        let seq = place.seq;
+        let seq = last.seq;
         let is_unreachable = backing.store.standing() == Standing::Unreachable;
         let here = self.room.streams.get(&id).map(|entry| entry.value().clone());
         if let Some(here) = here {
@@ -85,7 +85,7 @@ impl EventLog {
             if !is_unreachable {
                 self.wait_for_mirror(backing, &here, seq).await?;
             }
-            if !self.may_be_taken(backing, &here, place) {
+            if !self.may_be_taken(backing, &here, last) {
                 return Ok(());
             }
             match self.look_whether_taken(backing, &here).await {
@@ -289,9 +289,9 @@ impl EventLog {
 
     /// Whether another replica may have the stream, and this one not know it yet: it was not heard of for its lease, or a client has what
     /// was never written here, or the end that another one wrote.
-    fn may_be_taken(&self, backing: &Backing, stream: &Stream, place: Place) -> bool {
-        let is_strange = || stream.look(|machine| machine.tail() < place.seq);
-        let is_ended_elsewhere = place.is_adopted && stream.adopted_after().is_none();
+    fn may_be_taken(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
+        let is_strange = || stream.look(|machine| machine.tail() < last.seq);
+        let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
         let is_open = || stream.is_written_here() && (backing.heard.is_lapsed() || is_strange());
         backing.shared.is_some() && (is_ended_elsewhere || is_open())
     }

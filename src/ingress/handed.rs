@@ -63,14 +63,10 @@ impl Ingress {
             }
             Ok(None)
         };
-        match asking.await {
-            Ok(answer) => Ok(answer),
-            Err(error) => {
-                let error: store::Error = error;
-                debug!(%error, "a request could not be handed to another replica");
-                self.unasked(asked).map(Some)
-            }
-        }
+        asking.await.or_else(|error: store::Error| {
+            debug!(%error, "a request could not be handed to another replica");
+            self.unasked(asked).map(Some)
+        })
     }
 
     /// The refusal of a request of which nobody can say now which replica it concerns: its session is none of the server here, or the store

@@ -101,12 +101,7 @@ impl Decoder {
                     (State::Size(SizeLine::default()), 2)
                 }
                 State::ChunkEnd { seen_cr } => (chunk_end(seen_cr, rest[0])?, 1),
-                State::Size(line) => {
-                    match Some(line).filter(|line| line.length == 0).and_then(|_| SizeLine::usual(rest)) {
-                        Some((line, taken)) => (line.next(), taken),
-                        None => (line.handle(rest[0])?, 1),
-                    }
-                }
+                State::Size(line) => line.take(rest)?,
                 State::Trailers(line) => (line.handle(rest[0])?, 1),
             };
             self.state = next;
@@ -157,8 +152,18 @@ fn chunk_end(seen_cr: bool, byte: u8) -> Result<State, Error> {
 }
 
 impl SizeLine {
-    /// A whole line at the front of `rest`, and how long it is, where there is nothing in it but up to fifteen digits. Any other line is
-    /// taken byte by byte.
+    /// What follows the line, or what there is of it, at the front of `rest`, and how much of that it took: the whole line at once where it
+    /// is as usual, else one byte.
+    fn take(self, rest: &[u8]) -> Result<(State, usize), Error> {
+        if self.length == 0
+            && let Some((line, taken)) = Self::usual(rest)
+        {
+            return Ok((line.next(), taken));
+        }
+        Ok((self.handle(rest[0])?, 1))
+    }
+
+    /// A whole line at the front of `rest`, and how long it is, where there is nothing in it but up to fifteen digits.
     fn usual(rest: &[u8]) -> Option<(Self, usize)> {
         let mut size = 0;
         for (at, byte) in rest.iter().take(16).enumerate() {
