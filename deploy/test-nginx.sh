@@ -19,6 +19,16 @@ check() {
 
 check "$here/nginx.conf" "nginx.conf"
 
+# mcp-resume believes nginx: what a client writes of itself must end here.
+for header in X-Forwarded-For X-Forwarded-Host X-Forwarded-Proto X-Forwarded-Port X-Forwarded-Prefix X-Forwarded-Ssl X-Forwarded-User \
+    X-Real-IP Forwarded; do
+    grep -q "^ *proxy_set_header $header  *[^ ]" "$here/nginx.conf" || { echo "test-nginx: nginx.conf passes $header on" >&2; exit 1; }
+done
+if grep -q '^[^#]*\$proxy_add_x_forwarded_for' "$here/nginx.conf"; then
+    echo "test-nginx: nginx.conf appends to a client's X-Forwarded-For" >&2
+    exit 1
+fi
+
 # nginx looks for certificates where the configuration is.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=mcp.example.com \
     -keyout "$prefix/mcp.example.com.key" -out "$prefix/mcp.example.com.crt" 2>/dev/null

@@ -240,7 +240,8 @@ fn start(
 fn data_limits(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> Limits {
     let limits = &ingress.config.limits;
     let protocols = certificates.map_or(Protocols::Plain, Protocols::Tls);
-    Limits { protocols, header_bytes: limits.header_bytes, seats: Seats::new(limits.connections) }
+    let trust = ingress.config.listen.trusted_proxies.clone();
+    Limits { protocols, header_bytes: limits.header_bytes, seats: Seats::new(limits.connections), trust }
 }
 
 async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, stopped: impl Future<Output = ()>) {

@@ -15,6 +15,7 @@ use tracing::{info, warn};
 use super::renewal::{Reading, reading, renew};
 use crate::admin::Admin;
 use crate::ingress::{self, Ingress, Limits, Protocols, Seats};
+use crate::protocol::client::Trust;
 use crate::tls::Certificates;
 
 /// After the drain, connections get so long to end.
@@ -89,7 +90,12 @@ pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = 
 
 async fn run_admin(listener: TcpListener, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
     let header_bytes = ingress.config.limits.header_bytes;
-    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(ADMIN_CONNECTIONS) };
+    let limits = Limits {
+        protocols: Protocols::Http1,
+        header_bytes,
+        seats: Seats::new(ADMIN_CONNECTIONS),
+        trust: Trust::default(),
+    };
     let metrics = ingress.metrics.clone();
     let admin = Arc::new(Admin {
         metrics: metrics.clone(),

@@ -16,6 +16,7 @@ use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::ingress::{self, Limits, Protocols, Seats, respond};
 use crate::protocol::access::AllowedHosts;
+use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::upstream::whole;
 
@@ -34,7 +35,8 @@ pub(super) struct Admin {
 /// Serves until `stopped` resolves.
 pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usize, stopped: impl Future<Output = ()>) {
     let Ok(metrics) = crate::metrics::Metrics::new() else { return };
-    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(CONNECTIONS) };
+    let limits =
+        Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(CONNECTIONS), trust: Trust::default() };
     let admin = Arc::new(admin);
     let handle = move |_, request: Request<Incoming>| {
         let admin = admin.clone();

@@ -11,7 +11,6 @@
 //! surviving: a client that is cut here comes back, by way of another balancer or of this one's successor ([`upgrade`]).
 
 mod admin;
-pub mod client;
 pub mod discovery;
 pub mod gathering;
 pub mod health;
@@ -49,7 +48,6 @@ use crate::clock;
 use crate::config::Balancing;
 use crate::ingress::hand_out;
 use crate::tls::{self, Certificates};
-use client::Trust;
 use discovery::{Discovery, Sources};
 use health::{Health, Intervals};
 use metrics::Metrics;
@@ -223,7 +221,7 @@ impl Balancer {
     /// One for each worker, with a proxy of its own: connections to replicas stay on their thread as well.
     fn fronts(&self, workers: usize, visits: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Front> {
         let Self { config, peers, metrics, .. } = self;
-        let trust = Arc::new(Trust::new(config.balance.trusted.clone()));
+        let trust = config.listen.trusted_proxies.clone();
         let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
         let seats = Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS)));
         let front = |_| {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
-use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, FORWARDED, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, RETRY_AFTER};
 use http::{HeaderName, HeaderValue, Method, StatusCode};
 use pingora_core::modules::http::HttpModules;
 use pingora_core::protocols::Digest;
@@ -24,7 +24,6 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::client::{Client, Trust, X_FORWARDED_FOR};
 use super::health::{self, Health};
 use super::metrics::{Again, Metrics};
 use super::owner::{Choice, Wanted, choose};
@@ -33,13 +32,13 @@ use super::serve::{self, Connection};
 use super::table::{Passage, Table};
 use crate::clock;
 use crate::protocol::classify::{self, Route};
+use crate::protocol::client::{self, Client, Trust, X_FORWARDED_FOR};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::owner;
 
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
 const PEEK_MAX: usize = 64 * 1024;
@@ -59,7 +58,7 @@ pub struct Phases {
     /// How to get there.
     pub peers: Arc<Peers>,
     /// Whose word on addresses counts.
-    pub trust: Arc<Trust>,
+    pub trust: Trust,
     /// Requests of one address in a second.
     pub rate: Option<(Arc<Rate>, u32)>,
     /// All counters.
@@ -393,7 +392,8 @@ impl ProxyHttp for Phases {
 /// Says for whom the request is made.
 fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) -> Result<()> {
     if !client.is_behind_trusted {
-        [FORWARDED, X_FORWARDED_HOST, X_FORWARDED_PROTO].iter().for_each(|name| drop(upstream.remove_header(name)));
+        let claims: Vec<_> = upstream.headers.keys().filter(|name| client::describes_client(name)).cloned().collect();
+        claims.iter().for_each(|name| drop(upstream.remove_header(name)));
     }
     upstream.insert_header(X_FORWARDED_FOR, client.forwarded_for.clone())?;
     if !upstream.headers.contains_key(X_FORWARDED_PROTO) {

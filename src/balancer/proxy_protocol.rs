@@ -13,7 +13,7 @@ use tokio::io::{AsyncRead, AsyncReadExt};
 use tokio::time::timeout;
 use tracing::debug;
 
-use super::client::Trust;
+use crate::protocol::client::Trust;
 
 /// A header is all there after so long, or the connection is closed.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);

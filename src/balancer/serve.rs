@@ -30,13 +30,13 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
-use super::client::Trust;
 use super::gathering::Gathering;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
 use super::table::Passage;
 use crate::ingress::Accept;
+use crate::protocol::client::Trust;
 use crate::tls::Certificates;
 
 /// A client that takes longer to agree on TLS is left.
@@ -159,7 +159,7 @@ pub struct Front {
     /// What the listener proves itself by, if it speaks TLS.
     pub certificates: Option<Arc<Certificates>>,
     /// Whose PROXY header is read; `None` where connections have none.
-    pub announced_by: Option<Arc<Trust>>,
+    pub announced_by: Option<Trust>,
     /// Room for connections.
     pub seats: Arc<Semaphore>,
     /// Every connection.

@@ -139,7 +139,7 @@ impl Client {
         Ok(Self {
             upstream: Upstream::new(config.upstream.clone())?,
             foreign: Upstream::new(foreign)?,
-            peer: Forwarded::new(config.listen.address.ip(), "http"),
+            peer: Forwarded::new(config.listen.address.ip(), "http", false),
             host: HeaderValue::from_str(&config.listen.address.to_string()).ok(),
             headers,
         })

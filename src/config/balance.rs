@@ -3,8 +3,6 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use ipnet::IpNet;
-
 use super::build::{self, DAY_MS, YEAR, file, key_pair, none_if_zero};
 use super::read::Reader;
 use super::{Admin, KeyPair, Limits, Listen, Log, Problems, Target, raw};
@@ -47,9 +45,7 @@ pub struct Balance {
     pub slow_start: Option<Duration>,
     /// Longest wait for a connection to one.
     pub connect_timeout: Duration,
-    /// Whose word on a client's address is believed.
-    pub trusted: Vec<IpNet>,
-    /// Connections from those begin with a PROXY header.
+    /// Connections from the listener's trusted proxies begin with a PROXY header.
     pub proxy_protocol: bool,
     /// Requests of one client address in a second.
     pub requests_per_sec: Option<u32>,
@@ -111,7 +107,6 @@ pub(super) fn balance(reader: &mut Reader) -> Balance {
         eject: s.secs("eject_secs", 1..=YEAR).unwrap_or(Duration::from_secs(10)),
         slow_start: none_if_zero(s.secs("slow_start_secs", 0..=YEAR).unwrap_or(Duration::from_secs(10))),
         connect_timeout: s.millis("connect_timeout_ms", 1..=DAY_MS).unwrap_or(Duration::from_secs(1)),
-        trusted: s.list("trusted", 0).unwrap_or_default(),
         proxy_protocol: s.boolean("proxy_protocol").unwrap_or(false),
         requests_per_sec: s.rate_or_none("requests_per_sec"),
         grace: s.secs("grace_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),

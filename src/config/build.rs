@@ -22,6 +22,7 @@ use super::{
     Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
+use crate::protocol::client::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
 /// The longest wait in seconds, a year: far from where sums of times overflow.
@@ -192,6 +193,7 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
     let mut s = reader.section("listen");
     let address = s.text("address", socket_address).unwrap_or(SocketAddr::from(([127, 0, 0, 1], 8080)));
     let origins = s.list("allowed_origins", 0);
+    let proxies = s.list::<Network>("trusted_proxies", 0).unwrap_or_default();
     let is_loopback = address.ip().is_loopback();
     Listen {
         address,
@@ -208,6 +210,7 @@ fn listen(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Listen {
             None if is_loopback => AllowedOrigins::Loopback,
             None => AllowedOrigins::OwnHost,
         },
+        trusted_proxies: Trust::new(proxies.into_iter().map(Into::into)),
     }
 }
 

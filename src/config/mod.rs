@@ -39,6 +39,7 @@ use std::time::Duration;
 use http::{HeaderName, HeaderValue};
 
 use crate::protocol::access::{AllowedHosts, AllowedOrigins};
+use crate::protocol::client::Trust;
 use crate::protocol::dialect::Declared;
 
 /// Everything `serve` is told. See `config.example.toml` for the reason behind each default.
@@ -82,6 +83,8 @@ pub struct Listen {
     /// Whose pages it answers. Where nothing is said: those of this machine on a loopback address, else those of the host
     /// that is asked.
     pub allowed_origins: AllowedOrigins,
+    /// The proxies in front whose word on the client of a request is believed.
+    pub trusted_proxies: Trust,
 }
 
 /// TLS of the data listener.

@@ -12,10 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
 
 use bytes::BytesMut;
+use http::HeaderMap;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
+use crate::protocol::client::Trust;
 use crate::upstream::Forwarded;
 
 /// Bytes that are read ahead of hyper to see whether a FIN stands behind them.
@@ -25,21 +27,35 @@ const READ_STEP: usize = 4 * 1024;
 /// What a connection's requests share.
 pub struct Connection {
     peer: IpAddr,
+    trust: Trust,
+    is_behind_trusted: bool,
     is_secure: bool,
     forwarded: Forwarded,
     receipts: Arc<Receipts>,
 }
 
 impl Connection {
-    /// A connection from `peer`, which speaks `scheme`.
-    pub fn new(peer: SocketAddr, scheme: &'static str) -> Self {
-        let is_secure = scheme == "https";
-        Self { peer: peer.ip(), is_secure, forwarded: Forwarded::new(peer.ip(), scheme), receipts: Arc::default() }
+    /// A connection from `peer`, which speaks `scheme`. The proxies in `trust` speak for other clients.
+    pub fn new(peer: SocketAddr, scheme: &'static str, trust: Trust) -> Self {
+        let (peer, is_secure) = (peer.ip(), scheme == "https");
+        let is_behind_trusted = trust.holds(peer);
+        let forwarded = Forwarded::new(peer, scheme, is_behind_trusted);
+        Self { peer, trust, is_behind_trusted, is_secure, forwarded, receipts: Arc::default() }
     }
 
     /// Who is at the other end.
     pub fn peer(&self) -> IpAddr {
         self.peer
+    }
+
+    /// Whether the peer is one of the trusted proxies, so that the connection may carry requests of many clients.
+    pub fn is_behind_trusted(&self) -> bool {
+        self.is_behind_trusted
+    }
+
+    /// The address of the client that sent a request with these headers: the peer's, or what trusted proxies say it is.
+    pub fn client(&self, headers: &HeaderMap) -> IpAddr {
+        if self.is_behind_trusted { self.trust.address(self.peer, headers) } else { self.peer }
     }
 
     /// Whether what it carries is encrypted.

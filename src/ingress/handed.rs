@@ -181,8 +181,9 @@ impl Ingress {
             Some(Named::Malformed) => return None,
             None => None,
         };
+        let trust = self.config.listen.trusted_proxies.clone();
         let scheme = if handed.is_secure { "https" } else { "http" };
-        let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme));
+        let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme, trust));
         let mut asked = self.identify(parts, connection);
         asked.is_handed = true;
         Some((asked, stream, handed.body.0.into()))

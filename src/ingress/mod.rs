@@ -256,7 +256,7 @@ impl Ingress {
             (None, _) => None,
         };
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
-        let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.peer());
+        let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.client(&parts.headers));
         let share = self.log.share(sharer);
         Box::new(Asked {
             parts,

@@ -29,6 +29,7 @@ use crate::clock;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
+use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::tls::{self, Certificates};
 
@@ -128,6 +129,8 @@ pub struct Limits {
     pub header_bytes: usize,
     /// Its connections.
     pub seats: Arc<Seats>,
+    /// The proxies in front of it.
+    pub trust: Trust,
 }
 
 /// What clients may speak on a listener.
@@ -206,7 +209,8 @@ pub async fn serve<A, H, F>(
                 };
                 let (metrics, handle) = (metrics.clone(), handle.clone());
                 let header_bytes = limits.header_bytes;
-                let visit = Visit { peer, scheme: "http", header_bytes, handle, stopping: stopping.clone() };
+                let (trust, stopping) = (limits.trust.clone(), stopping.clone());
+                let visit = Visit { peer, scheme: "http", trust, header_bytes, handle, stopping };
                 let protocols = limits.protocols.clone();
                 tokio::spawn(async move {
                     metrics.observe_connection();
@@ -238,6 +242,7 @@ impl<F, H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static>
 pub(super) struct Visit<H> {
     pub(super) peer: SocketAddr,
     pub(super) scheme: &'static str,
+    pub(super) trust: Trust,
     pub(super) header_bytes: usize,
     pub(super) handle: H,
     pub(super) stopping: watch::Receiver<Ending>,
@@ -249,8 +254,8 @@ impl<H> Visit<H> {
     where
         H: Handle<F>,
     {
-        let Self { peer, scheme, handle, mut stopping, .. } = self;
-        let connection = Arc::new(Connection::new(peer, scheme));
+        let Self { peer, scheme, trust, handle, mut stopping, .. } = self;
+        let connection = Arc::new(Connection::new(peer, scheme, trust));
         let settling = Settling::new(connection.receipts().clone());
         let is_new = Arc::new(AtomicBool::new(true));
         let was_new = is_new.clone();
@@ -388,7 +393,8 @@ mod tests {
         let (mut client, server) = tokio::io::duplex(1024);
         let metrics = Arc::new(Metrics::new().unwrap());
         let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1) };
+        let limits =
+            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1), trust: Trust::default() };
         tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();
@@ -426,7 +432,8 @@ mod tests {
         let (send, connections) = mpsc::channel(1);
         let (leave, leaving) = tokio::sync::oneshot::channel::<()>();
         let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-        let limits = Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(3) };
+        let limits =
+            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(3), trust: Trust::default() };
         let metrics = Arc::new(Metrics::new().expect("metrics"));
         let leaving = async move { drop(leaving.await) };
         tokio::spawn(serve(Sent(connections), limits, metrics, handle, leaving, pending()));
@@ -455,7 +462,7 @@ mod tests {
             let (_stop, stopping) = watch::channel(Ending::None);
             let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
             let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-            let visit = Visit { peer, scheme: "http", header_bytes: 65_536, handle, stopping };
+            let visit = Visit { peer, scheme: "http", trust: Trust::default(), header_bytes: 65_536, handle, stopping };
             let begin = clock::now();
             let serving = tokio::spawn(serve_plain(far, visit));
             near.write_all(begun).await.expect("room");

@@ -10,6 +10,8 @@ use bytes::BytesMut;
 use http::header::{self, HeaderMap, HeaderName, HeaderValue};
 use serde::{Deserialize, Serialize};
 
+use super::client;
+
 mod lines;
 #[cfg(test)]
 mod tests;
@@ -254,7 +256,8 @@ fn content_type_is(headers: &HeaderMap, media_type: &str) -> bool {
 }
 
 /// Takes out what speaks of one connection only: the fields of [RFC 9110 §7.6.1], those that `Connection` names, the
-/// credentials for a proxy, and what a balancer and its sidecars say to each other.
+/// credentials for a proxy, and what a balancer and its sidecars say to each other. `Connection` cannot name what says who the
+/// client is: a client could show a credential to the proxy alone, or take out what a proxy before this one said of it.
 ///
 /// [RFC 9110 §7.6.1]: https://www.rfc-editor.org/rfc/rfc9110#section-7.6.1
 pub fn remove_hop_by_hop(headers: &mut HeaderMap) {
@@ -282,7 +285,10 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
             | "transfer-encoding"
             | "upgrade"
     );
-    always || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()))
+    let is_named = || named.iter().any(|named| named.eq_ignore_ascii_case(name.as_str()));
+    let says_who =
+        || matches!(name.as_str(), "authorization" | "cookie" | "x-api-key") || client::describes_client(name);
+    always || (is_named() && !says_who())
 }
 
 /// One header.

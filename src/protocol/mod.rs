@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod classify;
+pub mod client;
 pub mod dialect;
 pub mod error;
 pub mod headers;

@@ -1,5 +1,7 @@
 //! For whom a request is made: `Forwarded` ([RFC 7239]) and the older `X-Forwarded-*`.
 //!
+//! What a trusted proxy says is sent on, with our part behind the lists. What any other peer says is dropped.
+//!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
 use std::net::IpAddr;
@@ -7,6 +9,7 @@ use std::net::IpAddr;
 use http::header::FORWARDED;
 use http::{HeaderName, HeaderValue};
 
+use crate::protocol::client::describes_client;
 use crate::protocol::headers::{Line, Lines};
 
 const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
@@ -22,17 +25,24 @@ pub struct Forwarded {
     element: String,
     /// How the client spoke to us.
     scheme: &'static str,
+    /// Whether the peer's own word on its client is sent on.
+    is_trusted: bool,
 }
 
 impl Forwarded {
-    /// For requests from `peer` by `scheme`.
-    pub fn new(peer: IpAddr, scheme: &'static str) -> Self {
+    /// For requests from `peer` by `scheme`. A peer that `is_trusted` is a proxy that may speak for others.
+    pub fn new(peer: IpAddr, scheme: &'static str, is_trusted: bool) -> Self {
         let element = match peer {
             IpAddr::V4(_) => format!("for={peer};proto={scheme}"),
             IpAddr::V6(_) => format!("for=\"[{peer}]\";proto={scheme}"),
         };
         let address = HeaderValue::from_str(&peer.to_string()).expect("an IP address is visible ASCII");
-        Self { address, element, scheme }
+        Self { address, element, scheme, is_trusted }
+    }
+
+    /// Takes a header of the client's into `said`. False for one that is to be sent on as it is.
+    pub(super) fn takes<'a>(&self, line: Line<'a>, said: &mut Said<'a>) -> bool {
+        describes_client(line.0) && (!self.is_trusted || said.take(line))
     }
 
     /// Says so in `lines`, behind what proxies before us `said`. `host` is the one the client asked for.
@@ -67,7 +77,7 @@ pub(super) struct Said<'a> {
 
 impl<'a> Said<'a> {
     /// Notes a header. True when it is a list that [`Forwarded::say`] says with our part behind.
-    pub(super) fn take(&mut self, (name, value): Line<'a>) -> bool {
+    fn take(&mut self, (name, value): Line<'a>) -> bool {
         match name.as_str() {
             "x-forwarded-for" => self.addresses.push(value),
             "forwarded" => self.elements.push(value),

@@ -196,7 +196,7 @@ impl Upstream {
         }
         let mut said = Said::default();
         for (name, value) in kept {
-            if said.take((name, value)) {
+            if client.takes((name, value), &mut said) {
                 continue;
             }
             match sessions.and_then(|sessions| sessions.unwrapped(name, value)) {

@@ -312,16 +312,23 @@ async fn two_of_one_name_are_caught() {
 async fn who_the_client_is_is_said_by_those_who_are_trusted() {
     let one = Sidecar::start(1).await;
     let forwarded = "X-Forwarded-For: 192.0.2.7\r\nX-Forwarded-Proto: https\r\n";
+    let others =
+        ["Forwarded", "X-Forwarded-Port", "X-Forwarded-Prefix", "X-Forwarded-User", "X-Forwarded-Ssl", "X-Real-IP"];
+    let forwarded = others.iter().fold(forwarded.to_owned(), |all, name| format!("{all}{name}: a\r\n{name}: b\r\n"));
     for (trusted, address, scheme) in
-        [("", "127.0.0.1", "http"), ("127.0.0.0/8,::1/128", "192.0.2.7, 127.0.0.1", "https")]
+        [("", "127.0.0.1", "http"), ("127.0.0.1,::1/128", "192.0.2.7, 127.0.0.1", "https")]
     {
-        let balancer = balance(&[&one], &[("BALANCE__TRUSTED", trusted)]).await;
-        balancer.ask(&post(CALL, forwarded)).await;
+        let balancer = balance(&[&one], &[("LISTEN__TRUSTED_PROXIES", trusted)]).await;
+        let answer = balancer.ask(&post(CALL, &forwarded)).await;
+        assert!(answer.ends_with("sidecar 1"), "{answer}");
         let came = one.next().await;
         assert_eq!(header(&came, "x-forwarded-for"), Some(address), "{came}");
         assert_eq!(header(&came, "x-forwarded-proto"), Some(scheme));
+        for name in others.map(str::to_ascii_lowercase) {
+            assert_eq!(header(&came, &name).is_some(), !trusted.is_empty(), "{name}");
+        }
     }
-    let settings = [("BALANCE__TRUSTED", "127.0.0.0/8"), ("BALANCE__PROXY_PROTOCOL", "true")];
+    let settings = [("LISTEN__TRUSTED_PROXIES", "127.0.0.0/8"), ("BALANCE__PROXY_PROTOCOL", "true")];
     let balancer = balance(&[&one], &settings).await;
     let mut io = TcpStream::connect(balancer.address).await.unwrap();
     io.write_all(b"PROXY TCP4 198.51.100.9 127.0.0.1 4000 80\r\n").await.unwrap();

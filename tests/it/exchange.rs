@@ -1,6 +1,8 @@
 //! What an undisturbed exchange looks like on both sides.
 
 use crate::support::*;
+use mcp_resume::protocol::client::{Network, Trust};
+use std::str::FromStr;
 
 const ODD_JSON: &str = "{ \"result\":{\"b\":1.0,\"a\":\"\\u00e9\"},\n \"id\":1, \"jsonrpc\":\"2.0\" }";
 
@@ -241,17 +243,56 @@ async fn the_upstream_sees_the_headers_it_needs_and_no_others_of_ours() {
 }
 
 #[tokio::test]
-async fn forwarding_headers_say_who_asked() {
-    let (mut upstream, proxy, session) = stage().await;
-    let pending = session.post(call(1)).with("X-Forwarded-For", "192.0.2.9").start(proxy.addr).await;
-    let upstream_call = upstream.next().await;
-    let chain = upstream_call.head.all("x-forwarded-for").join(", ");
-    assert!(chain.starts_with("192.0.2.9"), "{chain}");
-    assert!(chain.ends_with("127.0.0.1"), "{chain}");
-    assert_eq!(upstream_call.header("x-forwarded-host"), Some(proxy.addr.to_string().as_str()));
-    assert_eq!(upstream_call.header("x-forwarded-proto"), Some("http"));
-    upstream_call.json(200, result(1)).await;
-    pending.response().await;
+async fn forwarding_headers_are_those_of_trusted_proxies_and_the_proxys_own() {
+    const OTHERS: [&str; 8] = [
+        "X-Forwarded",
+        "X-Forwarded-Port",
+        "X-Forwarded-Prefix",
+        "X-Forwarded-User",
+        "X-FORWARDED-SSL",
+        "X_Forwarded_For",
+        "X-Real-IP",
+        "x_real_ip",
+    ];
+    for is_trusted in [false, true] {
+        let mut upstream = Upstream::start().await;
+        let trusted = is_trusted.then(|| Network::from_str("127.0.0.1").expect("an address").into());
+        let proxy = Proxy::start(&upstream, |c| c.listen.trusted_proxies = Trust::new(trusted)).await;
+        let claims = Request::post(call(1))
+            .with("X-Forwarded-For", "192.0.2.9")
+            .and("x-forwarded-for", "")
+            .and("x-forwarded-for", "192.0.2.8");
+        let claims = claims
+            .with("Forwarded", "for=192.0.2.9")
+            .with("X-Forwarded-Proto", "https")
+            .with("X-Forwarded-Host", "theirs");
+        // A client could not take out of a request what a proxy before this one has put there.
+        let claims = claims.with("Connection", "x-forwarded-for, X-Real-IP, x-custom").with("X-Custom", "1");
+        let claims = OTHERS.iter().fold(claims, |claims, name| claims.with(name, "a").and(name, "b"));
+        // On any path.
+        for request in [claims.clone(), claims.target("/elsewhere")] {
+            let pending = request.start(proxy.addr).await;
+            let upstream_call = upstream.next().await;
+            let all = |name: &str| upstream_call.head.all(name).join("; ");
+            let (own_host, own_for) =
+                (proxy.addr.to_string(), format!("for=127.0.0.1;proto=http;host=\"{}\"", proxy.addr));
+            if is_trusted {
+                assert_eq!(all("x-forwarded-for"), "192.0.2.9, , 192.0.2.8, 127.0.0.1");
+                assert_eq!(all("forwarded"), format!("for=192.0.2.9, {own_for}"));
+                assert_eq!((all("x-forwarded-host").as_str(), all("x-forwarded-proto").as_str()), ("theirs", "https"));
+            } else {
+                assert_eq!(all("x-forwarded-for"), "127.0.0.1");
+                assert_eq!(all("forwarded"), own_for);
+                assert_eq!((all("x-forwarded-host"), all("x-forwarded-proto").as_str()), (own_host, "http"));
+            }
+            for name in OTHERS {
+                assert_eq!(all(name), if is_trusted { "a; b" } else { "" }, "{name}");
+            }
+            assert_eq!(upstream_call.header("x-custom"), None);
+            upstream_call.json(200, result(1)).await;
+            pending.response().await;
+        }
+    }
 }
 
 /// W3C trace context, on the call and on what the proxy sends in its name.

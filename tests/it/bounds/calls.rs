@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::support::frames::{self, ENHANCE_YOUR_CALM, Framer};
+use mcp_resume::protocol::client::{Network, Trust};
 use std::cell::Cell;
+use std::str::FromStr;
 
 /// The calls that have reached the upstream.
 async fn calls(upstream: &mut Upstream) -> Vec<Call> {
@@ -45,6 +47,27 @@ async fn more_streams_than_a_caller_may_have_are_429() {
         response.ends().await;
     }
     neighbour.moves_out().await;
+}
+
+/// Of callers without credentials and session, an address has so many streams: the one that trusted proxies say it is.
+#[tokio::test]
+async fn clients_of_a_trusted_proxy_have_bounds_of_their_own() {
+    for is_trusted in [true, false] {
+        let trusted = is_trusted.then(|| Network::from_str("127.0.0.0/8").expect("a network").into());
+        let (mut upstream, proxy, _) = bounded(|c| {
+            c.limits.streams_per_principal = 1;
+            c.listen.trusted_proxies = Trust::new(trusted);
+        })
+        .await;
+        let from = |address: &str| Request::post(call(1)).with("X-Forwarded-For", address);
+        let _first = begin(&proxy, &mut upstream, &from("10.9.9.9, 192.0.2.1")).await;
+        // What stands before the nearest address that is not trusted is the client's own invention.
+        assert_refused(from("10.8.8.8, 192.0.2.1, 127.0.0.7").send(proxy.addr).await, 429, "client").await;
+        match is_trusted {
+            true => drop(begin(&proxy, &mut upstream, &from("192.0.2.2")).await),
+            false => assert_refused(from("192.0.2.2").send(proxy.addr).await, 429, "client").await,
+        }
+    }
 }
 
 #[tokio::test]

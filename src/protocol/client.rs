@@ -1,10 +1,12 @@
-//! Who the client is, and what its sidecar is told of that.
+//! The client of a request, and the headers that proxies describe it by.
 //!
-//! Everybody can write `X-Forwarded-For`, so it counts only as far as those who wrote it are trusted: from the right, over trusted
-//! addresses, to the first that is not. Pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and schemes, which
-//! are in the request itself.
+//! Anybody can write `X-Forwarded-For`, so it counts only as far as its writers are trusted: from the right, over trusted addresses, to
+//! the first that is not trusted. Everything here is pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and
+//! schemes, which are in the request itself.
 
 use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+use std::sync::Arc;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::{IpNet, Ipv4Net};
@@ -12,9 +14,46 @@ use ipnet::{IpNet, Ipv4Net};
 /// The addresses a request has come by, the oldest first.
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The networks whose word on other addresses is believed.
+/// The networks of trusted proxies: their word on other addresses is believed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Trust(Vec<IpNet>);
+pub struct Trust(Arc<[IpNet]>);
+
+/// A network, or a single address as the network that holds nothing else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network(IpNet);
+
+impl FromStr for Network {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        let network = text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from));
+        network.map(Self).ok_or("must be an IP address or a network, as 127.0.0.1, 10.0.0.0/8 or fd00::/8")
+    }
+}
+
+impl From<Network> for IpNet {
+    fn from(Network(network): Network) -> Self {
+        network
+    }
+}
+
+/// Whether proxies describe the client in this header: `Forwarded`, `X-Forwarded` and `X-Forwarded-` anything, `X-Real-IP`. Servers
+/// that read headers as CGI variables do not tell `_` from `-`, so neither does this.
+pub fn describes_client(name: &HeaderName) -> bool {
+    const X_FORWARDED: &[u8] = b"x-forwarded";
+    let is = |name: &[u8], known: &[u8]| {
+        name.len() == known.len()
+            && name.iter().zip(known).all(|(byte, known)| byte == known || (*byte, *known) == (b'_', b'-'))
+    };
+    match name.as_str().as_bytes() {
+        name @ [b'f', ..] => name == b"forwarded",
+        name @ [b'x', b'-' | b'_', ..] => match name.split_at_checked(X_FORWARDED.len()) {
+            Some((begin, [] | [b'-' | b'_', ..])) if is(begin, X_FORWARDED) => true,
+            Some(_) | None => is(name, b"x-real-ip"),
+        },
+        _ => false,
+    }
+}
 
 /// Who sent a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -23,7 +62,7 @@ pub struct Client {
     pub address: IpAddr,
     /// What is sent on as [`X_FORWARDED_FOR`]: what the peer sent if it is trusted, and the peer.
     pub forwarded_for: HeaderValue,
-    /// Whether the peer is trusted. Else what it sent as `Forwarded` or `X-Forwarded-` anything is dropped.
+    /// Whether the peer is trusted. Else what it sent in headers that [`describes_client`] names is dropped.
     pub is_behind_trusted: bool,
 }
 
@@ -39,6 +78,16 @@ impl Trust {
         self.0.iter().any(|network| network.contains(&address))
     }
 
+    /// The address that a request with `headers` comes from, over a connection from `peer`: as [`Client::address`].
+    pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
+        let peer = peer.to_canonical();
+        if !self.holds(peer) {
+            return peer;
+        }
+        let lists = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
+        self.farthest(peer, lists.rev().flat_map(|list| list.rsplit(|byte| *byte == b',')))
+    }
+
     /// Who sent a request with `headers` over a connection from `peer`.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
         let peer = peer.to_canonical();
@@ -49,13 +98,12 @@ impl Trust {
                 is_behind_trusted: false,
             };
         }
-        let lists = || headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
-        let entries = lists().rev().flat_map(|list| list.rsplit(|byte| *byte == b','));
-        let mut sent_on = lists().filter(|list| !list.trim_ascii().is_empty()).collect::<Vec<_>>();
+        let lists = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
+        let mut sent_on = lists.filter(|list| !list.trim_ascii().is_empty()).collect::<Vec<_>>();
         let own = peer.to_string();
         sent_on.push(own.as_bytes());
         Client {
-            address: self.farthest(peer, entries),
+            address: self.address(peer, headers),
             forwarded_for: value(&sent_on.join(b", ".as_slice())),
             is_behind_trusted: true,
         }
@@ -190,6 +238,54 @@ mod tests {
             assert!(client.is_behind_trusted);
         }
         assert_eq!(client("fd00::5", &["7.7.7.7"]).forwarded_for, "7.7.7.7, fd00::5");
+    }
+
+    #[test]
+    fn every_header_that_describes_a_client_is_known_however_it_is_written() {
+        for name in [
+            "Forwarded",
+            "X-Forwarded",
+            "X-Forwarded-For",
+            "X-Forwarded-Host",
+            "X-Forwarded-Port",
+            "X-Forwarded-Prefix",
+            "X-Forwarded-User",
+            "X-Forwarded-Ssl",
+            "X-FORWARDED-CLIENT-CERT",
+            "x-forwarded-",
+            "X_Forwarded_For",
+            "X-Forwarded_Host",
+            "x_forwarded",
+            "X-Real-IP",
+            "x_real_ip",
+        ] {
+            assert!(describes_client(&HeaderName::from_bytes(name.as_bytes()).unwrap()), "{name}");
+        }
+        for name in [
+            "forward",
+            "forwarded-for",
+            "x-forwardedfor",
+            "x-forward",
+            "x-real-ip-2",
+            "x-real",
+            "from",
+            "x-",
+            "x-api-key",
+        ] {
+            assert!(!describes_client(&HeaderName::from_bytes(name.as_bytes()).unwrap()), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_network_may_be_a_single_address() {
+        let trust = |text: &str| text.parse::<Network>().map(|network| Trust::new([network.into()]));
+        let holds = |text: &str, address: &str| trust(text).unwrap().holds(address.parse().unwrap());
+        assert!(holds("127.0.0.1", "127.0.0.1") && !holds("127.0.0.1", "127.0.0.2"));
+        assert!(holds("::1", "::1") && !holds("::1", "::2"));
+        assert!(holds("::ffff:10.0.0.1", "10.0.0.1") && holds("10.0.0.0/8", "::ffff:10.9.9.9"));
+        for text in ["", "10.0.0.0/33", "localhost", "10.0.0.1:80", "10.0.0.0/8,127.0.0.1"] {
+            assert!(trust(text).is_err(), "{text}");
+        }
     }
 
     #[test]
