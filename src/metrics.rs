@@ -109,9 +109,15 @@ impl Metrics {
         let registry = Registry::new_custom(Some("mcp_resume".into()), None)?;
         let add = Registrar(&registry);
         Ok(Self {
-            streams_sealed: add.family("streams_sealed_total", "Streams that ended, by outcome.", "outcome")?,
-            detached_seals: add
-                .counter("streams_sealed_detached_total", "Streams that ended while no client was there.")?,
+            streams_sealed: add.family(
+                "streams_sealed_total",
+                "Calls with a stream that ended, by outcome.",
+                "outcome",
+            )?,
+            detached_seals: add.counter(
+                "streams_sealed_detached_total",
+                "Calls with a stream that ended while no client was there.",
+            )?,
             abandoned: add.counter("calls_abandoned_total", "Calls that ended because nobody came back in time.")?,
             streams_open: add.gauge("streams_open", "Streams whose upstream call runs.")?,
             attached: add.gauge("streams_attached", "Streams that a connection reads.")?,
@@ -166,7 +172,7 @@ impl Metrics {
                 "outcome",
             )?,
             streams_kept: add.gauge("streams_kept", "Streams, running and over.")?,
-            calls_detached: add.gauge("calls_detached", "Streams whose call runs while no client is there.")?,
+            calls_detached: add.gauge("calls_detached", "Calls that run while no client is there.")?,
             held_bytes: add.gauge("held_bytes", "Bytes held for clients: requests, events and answers.")?,
             evictions: add
                 .counter("evicted_streams_total", "Streams that had arrived and were forgotten early, to make room.")?,

@@ -19,7 +19,8 @@ pub(super) fn list(mut streams: Vec<Summary>) -> Vec<u8> {
     for stream in &streams {
         let runs = !matches!(stream.phase, Phase::Sealed { .. } | Phase::Passed);
         open += usize::from(runs);
-        detached += usize::from(runs && !stream.is_attached);
+        let is_call = stream.kind == StreamKind::Request;
+        detached += usize::from(runs && is_call && !stream.is_attached);
         kept_bytes += stream.kept_bytes;
     }
     streams.sort_by_key(|stream| stream.age);
@@ -56,6 +57,8 @@ fn entry(stream: &Summary) -> Value {
 /// The state in a word.
 fn state(stream: &Summary) -> &'static str {
     match stream.phase {
+        // No call, so it neither fails nor expires.
+        Phase::Sealed { .. } if stream.kind == StreamKind::Standalone => "ended",
         Phase::Sealed { outcome: Outcome::Completed, .. } => "completed",
         Phase::Sealed { outcome: Outcome::Failed, .. } => "failed",
         Phase::Sealed { outcome: Outcome::Cancelled, .. } => "cancelled",

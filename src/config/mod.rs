@@ -298,7 +298,7 @@ pub struct Limits {
     pub header_bytes: usize,
     /// Most connections of clients at once; at least 1.
     pub connections: usize,
-    /// Most streams of one principal, those included that are over and kept; at least 1.
+    /// Most running calls of one principal; at least 1.
     pub streams_per_principal: usize,
     /// Most running calls of one principal whose client is away; at least 1.
     pub detached_calls_per_principal: usize,

@@ -10,7 +10,7 @@ use super::recorder::Recorded;
 use super::share::Part;
 use super::slices::{Slice, Told};
 use crate::clock;
-use crate::protocol::ids::{self, AttachId, Handle, Seq};
+use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::memory::{ID_LINE, Tail};
 use crate::store::{Appended, WriterEpoch};
@@ -222,9 +222,11 @@ impl Inner {
         self.machine.is_paused() || self.part.share().is_over()
     }
 
-    /// Counts the calls that nobody reads.
+    /// Counts the calls that run, and those of them that no connection reads. A standalone stream is no call.
     pub(super) fn note_presence(&mut self) {
-        let runs = matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        let is_call = self.machine.policy().kind == StreamKind::Request;
+        let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
+        self.part.set_running(runs);
         self.part.set_detached(runs && !self.machine.reader().is_attached());
     }
 

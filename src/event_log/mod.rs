@@ -131,7 +131,7 @@ impl EventLog {
         self.room.shares.of(sharer, clock::now())
     }
 
-    /// Room for one more stream of `share`, whose request has so many bytes. May forget streams that have arrived.
+    /// Room for one more call of `share`, whose request has so many bytes. May forget streams that have arrived.
     ///
     /// # Errors
     /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`, where no call may
@@ -141,6 +141,18 @@ impl EventLog {
             return Err(ErrorCode::StoreFailed);
         }
         self.room.admit(share, request_bytes)
+    }
+
+    /// Room for a session's standalone stream. That is no call: neither the bound of those that run nor that of those without a
+    /// client holds for it.
+    ///
+    /// # Errors
+    /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
+    pub fn admit_standalone(&self, share: &Arc<Share>) -> Result<Part, ErrorCode> {
+        if !self.takes_calls() {
+            return Err(ErrorCode::StoreFailed);
+        }
+        self.room.admit_standalone(share)
     }
 
     /// Whether new calls may begin, for all that the store says.

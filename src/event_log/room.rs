@@ -49,7 +49,7 @@ impl Room {
         stream.pump.notify_one();
     }
 
-    /// Room for one more stream of `share`, whose request has so many bytes.
+    /// Room for one more call of `share`, whose request has so many bytes.
     pub(super) fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
         let allowance = &share.whole().allowance;
         if share.detached() >= allowance.max_detached {
@@ -57,13 +57,15 @@ impl Room {
         }
         self.require(share)?;
         // Counted before it is compared: two at once do not both get the last place.
-        let part = share.take_part(request_bytes);
-        while share.streams() > allowance.max_streams {
-            if !self.evict_one(share, clock::now()) {
-                return Err(ErrorCode::TooManyStreams);
-            }
-        }
-        Ok(part)
+        let mut part = share.take_part(request_bytes);
+        part.set_running(true);
+        if share.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(part) }
+    }
+
+    /// Room for a session's standalone stream, which is no call: only bytes bound it.
+    pub(super) fn admit_standalone(&self, share: &Arc<Share>) -> Result<Part, ErrorCode> {
+        self.require(share)?;
+        Ok(share.take_part(0))
     }
 
     /// Room for whatever `share` holds already.

@@ -41,9 +41,9 @@ pub struct Allowance {
     pub max_bytes: usize,
     /// Bytes of all.
     pub max_bytes_total: usize,
-    /// Streams of one principal.
+    /// Calls of one principal that run.
     pub max_streams: usize,
-    /// Unsealed streams of one principal that nobody reads.
+    /// Those of them that no connection reads.
     pub max_detached: usize,
     /// Resumes of one principal in a second.
     pub resumes_per_sec: u32,
@@ -196,12 +196,12 @@ impl Share {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Streams it has.
+    /// Calls of it that run.
     pub fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Those of them that are unsealed and that nobody reads.
+    /// Those of them that no connection reads.
     pub fn detached(&self) -> usize {
         self.detached.load(Ordering::Relaxed)
     }
@@ -237,12 +237,11 @@ impl Share {
         holding
     }
 
-    /// The account of one more stream, whose request has so many bytes.
+    /// The account of one more stream, whose request has so many bytes. Its stream says when it is a call that runs.
     pub(super) fn take_part(self: &Arc<Self>, request_bytes: usize) -> Part {
-        self.streams.fetch_add(1, Ordering::Relaxed);
         self.whole.metrics.observe_stream();
         let base = STREAM_COST + request_bytes;
-        Part { holding: self.hold(base), base, detached: false }
+        Part { holding: self.hold(base), base, running: false, detached: false }
     }
 
     /// When a resume that comes `now` may go on; each takes its place in the row. One that waits costs its connection and
@@ -350,12 +349,13 @@ impl Drop for Holding {
     }
 }
 
-/// One stream's part of its principal's share: that it is there, what it holds, and whether it is a call without a client.
+/// One stream's part of its principal's share: what it holds, whether it is a call that runs, and whether that has no client.
 #[derive(Debug)]
 pub struct Part {
     holding: Holding,
     /// What it holds beside its events.
     base: usize,
+    running: bool,
     detached: bool,
 }
 
@@ -381,7 +381,20 @@ impl Part {
         self.set_events(events);
     }
 
-    /// Whether it is a call without a client.
+    /// Whether it is a call that runs. One that is over counts by its bytes alone.
+    pub(super) fn set_running(&mut self, running: bool) {
+        if running == self.running {
+            return;
+        }
+        self.running = running;
+        let streams = &self.share().streams;
+        match running {
+            true => streams.fetch_add(1, Ordering::Relaxed),
+            false => streams.fetch_sub(1, Ordering::Relaxed),
+        };
+    }
+
+    /// Whether it is a call that runs without a client.
     pub(super) fn set_detached(&mut self, detached: bool) {
         if detached == self.detached {
             return;
@@ -399,7 +412,7 @@ impl Part {
 impl Drop for Part {
     fn drop(&mut self) {
         self.set_detached(false);
-        self.share().streams.fetch_sub(1, Ordering::Relaxed);
+        self.set_running(false);
         self.share().whole.metrics.observe_stream_end();
     }
 }

@@ -224,7 +224,7 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.refuse(ErrorCode::Draining);
         }
-        let part = match self.log.admit(&asked.share, 0) {
+        let part = match self.log.admit_standalone(&asked.share) {
             Ok(part) => part,
             Err(code) => return self.refuse(code),
         };

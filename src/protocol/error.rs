@@ -82,7 +82,7 @@ pub enum ErrorCode {
     TokenUnproven,
     /// The body took too long to arrive.
     BodyTooSlow,
-    /// The principal has `limits.streams_per_principal` streams.
+    /// The principal has `limits.streams_per_principal` calls that run.
     TooManyStreams,
     /// The principal has `limits.detached_calls_per_principal` calls without a client.
     TooManyDetached,

@@ -26,7 +26,7 @@ use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::{IssuedSession, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::stream::{Effect, Ending, Phase};
+use crate::protocol::stream::{Effect, Ending, Outcome, Phase};
 
 /// A JSON answer up to this size is kept for a retry; a larger one streams.
 const KEPT_ANSWER_MAX: usize = 64 * 1024;
@@ -169,20 +169,30 @@ impl Pump {
         });
         if let Some((outcome, failure, attached)) = outcome {
             self.writer.seal().await;
-            self.metrics.observe_seal(outcome, attached);
-            if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
-                self.metrics.observe_abandoned();
-            }
-            debug!(stream.id = %stream.id(), ?outcome, ?failure, attached, "stream sealed");
-            if let Some(failure) = failure {
-                if failure.code.side() == Side::Upstream {
-                    self.metrics.observe_upstream_failure(failure.code);
-                }
-                info!(stream.id = %stream.id(), error = failure.code.label(), attached, "stream failed");
+            match stream.look(|machine| machine.policy().kind) {
+                StreamKind::Request => self.note_seal(outcome, failure, attached),
+                // No call, so nothing that could fail or be abandoned.
+                StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
             }
             self.log.retain(stream);
         } else if stream.is_answer_unclaimed() {
             self.log.retain(stream);
+        }
+    }
+
+    /// What became of a call shows in log and metrics.
+    fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, attached: bool) {
+        let stream = self.writer.stream();
+        self.metrics.observe_seal(outcome, attached);
+        if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
+            self.metrics.observe_abandoned();
+        }
+        debug!(stream.id = %stream.id(), ?outcome, ?failure, attached, "stream sealed");
+        if let Some(failure) = failure {
+            if failure.code.side() == Side::Upstream {
+                self.metrics.observe_upstream_failure(failure.code);
+            }
+            info!(stream.id = %stream.id(), error = failure.code.label(), attached, "stream failed");
         }
     }
 

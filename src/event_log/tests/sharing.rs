@@ -28,6 +28,17 @@ fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     (stream, writer)
 }
 
+/// The standalone stream of a session of that caller, which no connection reads.
+fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
+    let spec = spec();
+    let policy = Policy { kind: StreamKind::Standalone, pauses: false, ..spec.policy };
+    let part = log.admit_standalone(&share(log, caller)).unwrap();
+    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    (stream, writer)
+}
+
 fn sized(size: usize) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(size))
 }
@@ -225,12 +236,7 @@ async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_i
     let (unread, unread_writer) = open_of(&log, 1);
     write(&unread_writer, 30_000);
     finish(&log, &unread, &unread_writer);
-    let spec = spec();
-    let policy = Policy { kind: StreamKind::Standalone, pauses: false, ..spec.policy };
-    let part = log.admit(&share(&log, 1), 0).unwrap();
-    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
-    let writer = log.writer(&stream);
-    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    let (stream, writer) = standalone_of(&log, 1);
     write(&writer, 50_000);
     let mut client = Client::attach(&stream, Seq(0));
     assert_eq!(client.read_all(), Poll::Pending, "it holds less than a reader takes at once");
@@ -305,20 +311,50 @@ async fn a_full_process_takes_from_whoever_holds_most() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn streams_beyond_the_bound_take_the_place_of_those_that_have_arrived() {
+async fn calls_beyond_the_bound_are_refused_until_one_is_over() {
     let log = tight(|allowance| allowance.max_streams = 2);
     let (first, first_writer) = open_of(&log, 1);
-    deliver(&log, &first, &first_writer);
     let (_second, _writer) = open_of(&log, 1);
-    drop(first_writer);
-    drop(first);
     assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::TooManyStreams));
     assert_eq!(share(&log, 1).streams(), 2, "a refusal takes no place");
-    tokio::time::advance(Duration::from_secs(31)).await;
+    assert!(log.admit(&share(&log, 2), 0).is_ok());
+    finish(&log, &first, &first_writer);
+    assert!(is_kept(&log, &first), "it counts no more, and stays");
     let part = log.admit(&share(&log, 1), 0).unwrap();
     assert_eq!(share(&log, 1).streams(), 2);
     drop(part);
-    assert!(log.admit(&share(&log, 2), 0).is_ok());
+}
+
+#[tokio::test(start_paused = true)]
+async fn finished_streams_refuse_nobody_whether_or_not_they_have_arrived() {
+    let log = tight(|allowance| {
+        allowance.max_streams = 2;
+        allowance.max_bytes = 1 << 20;
+    });
+    for n in 0..100 {
+        let (stream, writer) = open_of(&log, 1);
+        match n % 2 {
+            0 => finish(&log, &stream, &writer),
+            _ => deliver(&log, &stream, &writer),
+        }
+    }
+    assert_eq!(share(&log, 1).streams(), 0);
+    assert_eq!(log.len(), 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_standalone_stream_is_no_call() {
+    let log = tight(|allowance| {
+        allowance.max_streams = 1;
+        allowance.max_detached = 1;
+    });
+    let mine = share(&log, 1);
+    let kept: Vec<_> = (0..3).map(|_| standalone_of(&log, 1)).collect();
+    assert_eq!((mine.streams(), mine.detached()), (0, 0));
+    let (_stream, _writer) = open_of(&log, 1);
+    assert_eq!(log.admit(&mine, 0).err(), Some(ErrorCode::TooManyDetached));
+    assert!(log.admit_standalone(&mine).is_ok(), "calls do not keep it out either");
+    drop(kept);
 }
 
 #[tokio::test(start_paused = true)]

@@ -195,3 +195,51 @@ async fn posts_whose_streams_are_reset_cost_as_many_calls_as_may_be_left_and_lea
     neighbour.moves_out().await;
     is_empty(&proxy).await;
 }
+
+async fn streams(proxy: &Proxy) -> serde_json::Value {
+    Request::new("GET", "/streams").send(proxy.admin.expect("an admin listener")).await.json().await
+}
+
+#[tokio::test]
+async fn standalone_streams_that_were_left_are_no_calls() {
+    const SESSIONS: usize = 5;
+    let (mut upstream, proxy, _) = bounded(|c| {
+        c.limits.detached_calls_per_principal = 2;
+        c.limits.streams_per_principal = 2;
+    })
+    .await;
+    let mut opened = Vec::new();
+    for n in 0..SESSIONS {
+        let session = Session::open_as(&proxy, &mut upstream, V2025_11, &format!("s-{n}"), Some("Bearer one")).await;
+        let pending = session.get().start(proxy.addr).await;
+        let sse = upstream.expect("GET").await.sse().await;
+        let mut response = pending.response().await.sse();
+        response.prime().await;
+        response.reset();
+        settle(&proxy, &mut upstream).await;
+        let pending = session.post(call(1)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(200, result(1)).await;
+        assert_eq!(pending.response().await.status, 200, "session {n}");
+        opened.push(sse);
+    }
+    assert_eq!(metric(&proxy, "mcp_resume_calls_detached").await, 0.0);
+    let list = streams(&proxy).await;
+    assert_eq!((&list["open"], &list["detached"]), (&SESSIONS.into(), &0.into()), "{list}");
+    // Nobody comes back for them: each is closed, and no call has failed.
+    pass(std::time::Duration::from_secs(700)).await;
+    for sse in &opened {
+        sse.closed().await;
+    }
+    settle(&proxy, &mut upstream).await;
+    let outcomes =
+        ["completed", "failed", "cancelled", "expired"].map(|of| format!("sealed_total{{outcome=\"{of}\"}}"));
+    for counter in outcomes.iter().map(|sample| format!("streams_{sample}")) {
+        assert_eq!(metric(&proxy, &format!("mcp_resume_{counter}")).await, 0.0, "{counter}");
+    }
+    for counter in ["streams_sealed_detached_total", "calls_abandoned_total"] {
+        assert_eq!(metric(&proxy, &format!("mcp_resume_{counter}")).await, 0.0, "{counter}");
+    }
+    let list = streams(&proxy).await;
+    let states: Vec<_> = list["streams"].as_array().expect("a list").iter().map(|stream| &stream["state"]).collect();
+    assert_eq!(states, vec!["ended"; SESSIONS], "{list}");
+}
