@@ -108,6 +108,9 @@ fn said(reader: &mut Reader) -> Said {
         let text = format!("the data and the admin listener both have {}", listen.address);
         reader.clash([("admin", "address"), ("listen", "address")], text);
     }
+    if let Some(upstream) = &upstream {
+        refuse_a_loop(reader, &upstream.url, &listen, &admin);
+    }
     let streams = streams(reader);
     let delivery = delivery(&mut reader.section("delivery"));
     let resume_tokens = resume_tokens(reader);
@@ -166,6 +169,18 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),
     })
+}
+
+/// Reports an upstream that is one of this process's own listeners.
+fn refuse_a_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &Admin) {
+    for (section, address) in [("listen", Some(listen.address)), ("admin", admin.address)] {
+        if let Some(address) = address.filter(|address| url.leads_to(*address)) {
+            let text = format!(
+                "leads back to this proxy, which listens on {address} ({section}.address): give the MCP server's URL"
+            );
+            reader.clash([("upstream", "url"), (section, "address")], text);
+        }
+    }
 }
 
 fn upstream_tls(reader: &mut Reader) -> UpstreamTls {
@@ -357,7 +372,7 @@ fn store(reader: &mut Reader) -> Store {
     let ca = reader.section("store.tls").text("ca", file).flatten();
     let mut s = reader.section("store");
     let kinds = [("memory", Kind::Memory), ("disk", Kind::Disk), ("redis", Kind::Redis)];
-    let kind = s.one_of("kind", &kinds).unwrap_or(Kind::Memory);
+    let given = s.one_of("kind", &kinds);
     let path = s.text("path", file).flatten();
     let fsync = s.one_of("fsync", &[("always", Fsync::Always), ("interval", Fsync::Interval)]);
     let max_bytes = s.count("max_bytes", 64 * MIB);
@@ -365,7 +380,11 @@ fn store(reader: &mut Reader) -> Store {
     let prefix = s.text("prefix", redis_prefix).unwrap_or_else(|| "mcp-resume:".to_owned());
     let policies = [("degrade", OnUnreachable::Degrade), ("refuse", OnUnreachable::Refuse)];
     let on_unreachable = s.one_of("on_unreachable", &policies).unwrap_or(OnUnreachable::Degrade);
-    match kind {
+    let meant = [(path.is_some(), "path", "disk"), (url.is_some(), "url", "redis")];
+    for (_, key, kind) in meant.into_iter().filter(|(is_given, ..)| *is_given && given.is_none()) {
+        reader.kindless(key, kind);
+    }
+    match given.unwrap_or(Kind::Memory) {
         Kind::Memory => Store::Memory,
         Kind::Disk => {
             if path.is_none() {

@@ -25,6 +25,8 @@ pub(super) struct RawConfig {
     pub(super) given: BTreeMap<(String, String), Vec<Given>>,
     /// Sections the file opens, empty ones too, tools apart.
     pub(super) sections: Vec<(String, Origin)>,
+    /// Values the file gives above its first section.
+    pub(super) above: Vec<(String, Origin)>,
     /// Tools the file names.
     pub(super) tools: Vec<String>,
     /// The file is no TOML: what it says is unknown, so nothing can be called missing.
@@ -72,7 +74,7 @@ impl RawConfig {
                     self.sections.push((section.to_owned(), origin));
                     self.add_section(&file, section, table);
                 }
-                _ => self.refuse(&file, section, value, "must be a section, as in [section]"),
+                _ => self.above.push((section.to_owned(), file.origin(Some(value.span())))),
             }
         }
     }

@@ -65,6 +65,14 @@ impl Reader {
         self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
     }
 
+    /// Reports a place for a store of which no kind was given, unless the kind is reported for what it is.
+    pub(super) fn kindless(&mut self, key: &'static str, kind: &str) {
+        if !self.problems.iter().any(|problem| problem.key == "store.kind") {
+            let text = format!("is given without store.kind, and would not be used: set kind = {kind:?} in [store]");
+            self.clash([("store", key), ("store", "kind")], text);
+        }
+    }
+
     /// Every key that was asked for, by section.
     #[cfg(test)]
     pub(super) fn known(&self) -> &BTreeMap<String, Vec<&'static str>> {
@@ -81,6 +89,10 @@ impl Reader {
             .chain(["tools.\"NAME\""])
             .collect::<Vec<_>>()
             .join(", ");
+        for (key, origin) in std::mem::take(&mut self.raw.above) {
+            let text = self.place_of(&key);
+            self.problems.push(Problem { origin, key, text });
+        }
         for (section, origin) in std::mem::take(&mut self.raw.sections) {
             if !self.known.contains_key(&section) {
                 let text = format!("unknown section; there are {sections}");
@@ -102,6 +114,20 @@ impl Reader {
             self.problems.extend(problems);
         }
         self.problems
+    }
+
+    /// Returns where a value belongs that stands above the first section of a file.
+    fn place_of(&self, key: &str) -> String {
+        if self.known.contains_key(key) {
+            return format!("must be a section: write a line [{key}] and its keys below it");
+        }
+        let has_it = |(_, keys): &(&String, &Vec<&str>)| keys.contains(&key);
+        let places = self.known.iter().filter(has_it).map(|(section, _)| format!("[{section}]"));
+        match places.collect::<Vec<_>>().as_slice() {
+            [] => "must be a section, as in [section]".to_owned(),
+            [place] => format!("is a key of {place}: write it below a line {place}"),
+            places => format!("is a key of several sections: write it below a line {}", places.join(" or ")),
+        }
     }
 }
 

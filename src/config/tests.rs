@@ -394,3 +394,50 @@ fn debug_shows_no_query() {
     assert!(!format!("{config:?}").contains("hunter2"));
     assert_eq!((config.listen.address.port(), config.admin.address), (0, None));
 }
+
+#[test]
+fn a_key_above_the_sections_is_told_where_it_belongs() {
+    for (file, said) in [
+        ("heartbeat_secs = 5", "c.toml:1: heartbeat_secs: is a key of [delivery]: write it below a line [delivery]"),
+        (
+            "url = 'http://h'",
+            "c.toml:1: url: is a key of several sections: write it below a line [store] or [upstream]",
+        ),
+        (
+            "upstream = 'http://h'",
+            "c.toml:1: upstream: must be a section: write a line [upstream] and its keys below it",
+        ),
+        ("stray = 1", "c.toml:1: stray: must be a section, as in [section]"),
+    ] {
+        assert_eq!(lines(from_file(file)), [said]);
+    }
+}
+
+#[test]
+fn a_place_for_a_store_needs_its_kind() {
+    let disk = lines(from_file("[store]\npath = '/var/lib/x'"));
+    let expected =
+        "c.toml:2: store.path: is given without store.kind, and would not be used: set kind = \"disk\" in [store]";
+    assert_eq!(disk, [expected]);
+    let redis = lines(from_env(&[("MCP_RESUME_STORE__URL", "redis://h")]));
+    assert!(matches!(&redis[..], [line] if line.contains("set kind = \"redis\"")), "{redis:?}");
+    // A kind that is said may differ from what the file prepares; a bad one is reported alone.
+    let flags = Flags { store: Some("memory".to_owned()), ..upstream() };
+    assert!(Config::load(Some(("c.toml", "[store]\nkind = 'disk'\npath = 'x'")), [], flags).is_ok());
+    assert!(from_file("[store]\nkind = 'memory'\npath = 'x'").is_ok());
+    assert_eq!(lines(from_file("[store]\nkind = 'tape'\npath = 'x'")).len(), 1);
+}
+
+#[test]
+fn an_upstream_that_is_a_listener_of_the_proxy_is_refused() {
+    let load = |url: &str, listen: &str| {
+        let flags = Flags { upstream: Some(url.to_owned()), listen: Some(listen.to_owned()), ..Flags::default() };
+        Config::load(None, [], flags)
+    };
+    let own = lines(load("http://localhost:8080/mcp", "127.0.0.1:8080"));
+    let said = "leads back to this proxy, which listens on 127.0.0.1:8080 (listen.address): give the MCP server's URL";
+    assert_eq!(own, [format!("--upstream: {said}")]);
+    let admin = lines(load("http://127.0.0.1:9464/mcp", "127.0.0.1:8080"));
+    assert!(matches!(&admin[..], [line] if line.contains("(admin.address)")), "{admin:?}");
+    assert!(load("http://127.0.0.1:3000/mcp", "0.0.0.0:8080").is_ok());
+}

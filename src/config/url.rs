@@ -1,12 +1,15 @@
 //! The upstream's URL, parsed once.
 
 use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
 use http::Uri;
 use http::uri::Authority;
 
 const DEFAULT_PATH: &str = "/mcp";
+const LOOPBACK_V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOOPBACK_V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
 /// Where the MCP server's endpoint is. Its query may hold a key, so neither `Display` nor
 /// `Debug` shows it.
@@ -76,6 +79,26 @@ impl UpstreamUrl {
     /// The query without its question mark; may hold a key and is not for logs.
     pub fn query(&self) -> Option<&str> {
         self.query.as_deref()
+    }
+
+    /// Returns whether a connection to this URL meets a listener of this machine at `address`, as far as the two say so: names other
+    /// than `localhost` are not looked up, and addresses of network cards are not known here.
+    pub fn leads_to(&self, address: SocketAddr) -> bool {
+        let port = self.authority.port_u16().unwrap_or(self.default_port());
+        if address.port() == 0 || port != address.port() {
+            return false;
+        }
+        let listens = address.ip();
+        let host = self.authority.host().trim_matches(['[', ']']);
+        if host.eq_ignore_ascii_case("localhost") {
+            return listens.is_unspecified() || [LOOPBACK_V4, LOOPBACK_V6].contains(&listens);
+        }
+        host.parse::<IpAddr>().is_ok_and(|host| {
+            let is_here = host.is_loopback() || host.is_unspecified();
+            // A listener on [::] takes IPv4 as well, unless the system says otherwise.
+            let is_heard = listens.is_unspecified() && (listens.is_ipv6() || host.is_ipv4());
+            host == listens || (is_here && is_heard) || (host.is_unspecified() && listens.is_loopback())
+        })
     }
 
     /// `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the scheme's own port.
@@ -196,6 +219,33 @@ mod tests {
         assert_eq!(parse("http://[::1]").origin(), "http://[::1]");
         assert_eq!(parse("HTTPS://Host:443/x").origin(), "https://host");
         assert_eq!(parse("https://host:80/x").origin(), "https://host:80");
+    }
+
+    #[test]
+    fn a_url_leads_to_a_listener_of_this_machine_or_elsewhere() {
+        for (url, address, leads) in [
+            ("http://127.0.0.1:8080/mcp", "127.0.0.1:8080", true),
+            ("https://127.0.0.1:8080/mcp", "127.0.0.1:8080", true),
+            ("http://localhost:8080", "127.0.0.1:8080", true),
+            ("http://LOCALHOST:8080", "[::1]:8080", true),
+            ("http://localhost:8080", "0.0.0.0:8080", true),
+            ("http://127.0.0.1:8080", "0.0.0.0:8080", true),
+            ("http://127.0.0.1:8080", "[::]:8080", true),
+            ("http://[::1]:8080", "[::]:8080", true),
+            ("http://0.0.0.0:8080", "127.0.0.1:8080", true),
+            ("http://10.0.0.7:8080", "10.0.0.7:8080", true),
+            ("http://localhost", "127.0.0.1:80", true),
+            ("http://127.0.0.1:3000", "127.0.0.1:8080", false),
+            ("http://127.0.0.2:8080", "127.0.0.1:8080", false),
+            ("http://localhost:8080", "127.0.0.2:8080", false),
+            ("http://[::1]:8080", "127.0.0.1:8080", false),
+            ("http://[::1]:8080", "0.0.0.0:8080", false),
+            ("http://10.0.0.7:8080", "0.0.0.0:8080", false),
+            ("http://mcp.example.com:8080", "0.0.0.0:8080", false),
+            ("http://127.0.0.1:8080", "127.0.0.1:0", false),
+        ] {
+            assert_eq!(parse(url).leads_to(address.parse().unwrap()), leads, "{url} {address}");
+        }
     }
 
     #[test]
