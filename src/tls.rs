@@ -3,6 +3,8 @@
 //! Owned here: what is believed and what is shown, both of which can change while they are in use. Absent: sockets and
 //! handshakes, and when the files are looked at.
 
+mod words;
+
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::{fs, io};
@@ -16,6 +18,8 @@ use tokio_rustls::rustls::server::WebPkiClientVerifier;
 use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
+
+pub use words::{explain, is_of_tls, is_plain};
 
 use crate::config::{KeyPair, ListenTls, UpstreamTls};
 
@@ -36,15 +40,17 @@ pub enum Error {
         source: io::Error,
     },
     /// A file has nothing of what it is for.
-    #[error("there is no {what} in PEM form in {}", path.display())]
+    #[error("there is no {what} in PEM form in {}{instead}", path.display())]
     Empty {
         /// What was looked for.
         what: &'static str,
         /// Where.
         path: PathBuf,
+        /// What is there, as the rest of the sentence; empty where that is not known.
+        instead: &'static str,
     },
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
-    #[error("{} and {} cannot be used: {source}", pair.cert.display(), pair.key.display())]
+    #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), words::words(source))]
     Pair {
         /// Both.
         pair: KeyPair,
@@ -76,7 +82,9 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     // The system's list may hold what nothing can be made of; one that was given may not.
     let (added, refused) = roots.add_parsable_certificates(believed);
     match &tls.ca {
-        Some(path) if refused > 0 => return Err(Error::Empty { what: "usable authority", path: path.clone() }),
+        Some(path) if refused > 0 => {
+            return Err(Error::Empty { what: "usable authority", path: path.clone(), instead: "" });
+        }
         None if added == 0 => return Err(Error::NoAuthorities),
         Some(_) | None => {}
     }
@@ -93,6 +101,15 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     };
     config.alpn_protocols = ALPN.map(Vec::from).into();
     Ok(config)
+}
+
+/// A client that believes no certificate at all: its handshakes only show whether the other side speaks TLS.
+///
+/// # Errors
+/// When TLS cannot be set up.
+pub fn trusting_nobody() -> Result<Arc<ClientConfig>, Error> {
+    let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    Ok(Arc::new(config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
 }
 
 /// What the listener proves itself by.
@@ -272,7 +289,7 @@ fn acceptor(tls: &ListenTls) -> Result<TlsAcceptor, Error> {
 
 /// Which clients are let in.
 fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
-    let unusable = || Error::Empty { what: "usable authority", path: path.to_owned() };
+    let unusable = || Error::Empty { what: "usable authority", path: path.to_owned(), instead: "" };
     let mut roots = RootCertStore::empty();
     let (_, refused) = roots.add_parsable_certificates(certificates(path, &read(path)?)?);
     if refused > 0 {
@@ -304,14 +321,15 @@ pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>
 fn parse(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     let chain = certificates(&pair.cert, cert)?;
     // The parser's own error quotes the line, which may be of the key.
-    let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone() };
+    let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone(), instead: words::instead(key) };
     Ok((chain, PrivateKeyDer::from_pem_slice(key).map_err(no_key)?))
 }
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Chain, Error> {
     let found: Result<Chain, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.ok().filter(|found| !found.is_empty());
-    found.ok_or_else(|| Error::Empty { what: "certificate", path: path.to_owned() })
+    let empty = || Error::Empty { what: "certificate", path: path.to_owned(), instead: words::instead(pem) };
+    found.ok_or_else(empty)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {

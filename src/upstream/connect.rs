@@ -127,7 +127,9 @@ impl Carrier {
             Carrier::Tls(tcp, tls) => {
                 let tcp = tcp.call(target).await?.into_inner();
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
-                let stream = shaken.inspect_err(|error| warn!(%error, "the TLS handshake with the upstream failed"))?;
+                let stream = shaken.inspect_err(|error| {
+                    warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
+                })?;
                 let socket = Socket::Tls(Box::new(stream));
                 tls.is_http2.store(socket.is_http2(), Ordering::Relaxed);
                 Ok(socket)

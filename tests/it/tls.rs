@@ -74,6 +74,7 @@ async fn a_server_does_not_start_with_files_it_cannot_use() {
     });
     let swapped = swapped.await;
     assert!(swapped.starts_with("there is no certificate in PEM form in "), "{swapped}");
+    assert!(swapped.ends_with("; what it holds is a private key"), "{swapped}");
     let foreign = refused(|config, pki| {
         let other = Pki::new();
         fs::copy(other.pair().key, pki.path().join("other.pem")).unwrap();
@@ -83,6 +84,7 @@ async fn a_server_does_not_start_with_files_it_cannot_use() {
     });
     let foreign = foreign.await;
     assert!(foreign.contains("cert.pem and ") && foreign.contains(" cannot be used"), "{foreign}");
+    assert!(foreign.ends_with("the private key does not belong to the certificate"), "{foreign}");
     let no_authority = refused(|config, pki| config.upstream.tls.ca = Some(pki.pair().key));
     let no_authority = no_authority.await;
     assert!(no_authority.starts_with("there is no certificate in PEM form in "), "{no_authority}");

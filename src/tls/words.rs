@@ -1,0 +1,178 @@
+//! Errors of TLS in the words of an operator: what is wrong with which certificate, and what helps.
+//!
+//! The library names its variants; an operator knows files, names and dates. Absent: which file or peer is meant, which the caller adds.
+
+use std::io;
+
+use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
+
+/// Returns what a failed handshake, or what was read after it, says.
+pub fn explain(error: &io::Error) -> String {
+    match of_tls(error) {
+        Some(error) => words(error),
+        None if error.kind() == io::ErrorKind::UnexpectedEof => {
+            "the connection was closed during the TLS handshake".to_owned()
+        }
+        None => error.to_string(),
+    }
+}
+
+/// Returns whether the error is the answer of a peer that does not speak TLS at all.
+pub fn is_plain(error: &io::Error) -> bool {
+    matches!(of_tls(error), Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)))
+}
+
+/// Returns whether the error shows a peer that does speak TLS: it was refused for what it said, or refused us in an alert.
+pub fn is_of_tls(error: &io::Error) -> bool {
+    matches!(of_tls(error), Some(Error::InvalidCertificate(_) | Error::AlertReceived(_) | Error::PeerIncompatible(_)))
+}
+
+fn of_tls(error: &io::Error) -> Option<&Error> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// Returns what is wrong, as the predicate of a sentence or a sentence of its own.
+pub(super) fn words(error: &Error) -> String {
+    match error {
+        Error::InconsistentKeys(_) => "the private key does not belong to the certificate".to_owned(),
+        Error::InvalidCertificate(error) => certificate(error),
+        Error::InvalidMessage(InvalidMessage::InvalidContentType) => {
+            "the other side does not speak TLS on this port".to_owned()
+        }
+        Error::AlertReceived(alert) => self::alert(*alert),
+        Error::General(text) if text.starts_with("failed to parse private key") => {
+            "the private key is of a kind that is not supported: RSA, ECDSA (P-256, P-384) and Ed25519 are".to_owned()
+        }
+        Error::NoApplicationProtocol => "the other side speaks neither HTTP/1.1 nor HTTP/2".to_owned(),
+        Error::PeerIncompatible(_) => {
+            "the other side speaks neither TLS 1.3 nor TLS 1.2 as it is spoken here".to_owned()
+        }
+        error => error.to_string(),
+    }
+}
+
+fn certificate(error: &CertificateError) -> String {
+    match error {
+        CertificateError::UnknownIssuer => {
+            "the certificate is signed by an authority that is not trusted here".to_owned()
+        }
+        CertificateError::Expired | CertificateError::ExpiredContext { .. } => "the certificate has expired".to_owned(),
+        CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. } => {
+            "the certificate is not valid yet: is the clock of this machine right?".to_owned()
+        }
+        CertificateError::NotValidForName => "the certificate is for another name".to_owned(),
+        CertificateError::NotValidForNameContext { expected, presented } => {
+            let expected = expected.to_str();
+            match presented.as_slice() {
+                [] => {
+                    format!("the certificate has no name that is compared (subjectAltName), and should have {expected}")
+                }
+                names => format!("the certificate is for {}, not for {expected}", names.join(", ")),
+            }
+        }
+        CertificateError::BadEncoding => "the certificate is damaged, or not an X.509 certificate".to_owned(),
+        CertificateError::BadSignature => {
+            "the certificate is not signed by the authority of that name that is trusted here".to_owned()
+        }
+        CertificateError::Revoked => "the certificate was revoked".to_owned(),
+        CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. } => {
+            "the certificate is for another purpose (extendedKeyUsage)".to_owned()
+        }
+        CertificateError::Other(error) if error.to_string().contains("CaUsedAsEndEntity") => {
+            "the certificate is one of an authority (CA:TRUE), which cannot stand for a server or a client".to_owned()
+        }
+        CertificateError::Other(error) if error.to_string().contains("UnsupportedCertVersion") => {
+            "the certificate is not of X.509 version 3".to_owned()
+        }
+        error => format!("the certificate cannot be used: {error}"),
+    }
+}
+
+fn alert(alert: AlertDescription) -> String {
+    match alert {
+        AlertDescription::CertificateRequired => "the other side wants a client certificate (cert and key)".to_owned(),
+        AlertDescription::BadCertificate
+        | AlertDescription::UnsupportedCertificate
+        | AlertDescription::CertificateRevoked
+        | AlertDescription::CertificateExpired
+        | AlertDescription::CertificateUnknown
+        | AlertDescription::UnknownCA
+        | AlertDescription::AccessDenied => {
+            format!("the other side does not accept our certificate, or wants one that was not given ({alert:?})")
+        }
+        AlertDescription::UnrecognisedName => "the other side has no certificate for that host".to_owned(),
+        AlertDescription::NoApplicationProtocol => "the other side speaks neither HTTP/1.1 nor HTTP/2".to_owned(),
+        AlertDescription::ProtocolVersion => "the other side speaks neither TLS 1.3 nor TLS 1.2".to_owned(),
+        alert => format!("the other side ended the handshake ({alert:?})"),
+    }
+}
+
+/// Returns what a file holds in place of what was looked for, as the rest of a sentence; empty where it is not known.
+pub(super) fn instead(pem: &[u8]) -> &'static str {
+    let has = |label: &[u8]| pem.windows(label.len()).any(|piece| piece == label);
+    if pem.is_empty() {
+        "; it is empty"
+    } else if has(b"BEGIN ENCRYPTED PRIVATE KEY") || has(b"Proc-Type: 4,ENCRYPTED") {
+        "; the private key in it has a password, and must be without one (openssl pkey -in FILE -out FILE)"
+    } else if has(b"PRIVATE KEY") {
+        "; what it holds is a private key"
+    } else if has(b"BEGIN CERTIFICATE REQUEST") || has(b"BEGIN NEW CERTIFICATE REQUEST") {
+        "; what it holds is a request for a certificate, which an authority has yet to sign"
+    } else if has(b"BEGIN CERTIFICATE") {
+        "; what it holds is a certificate"
+    } else if pem.starts_with(&[0x30]) {
+        "; it seems to be in DER form (openssl x509 -inform DER and openssl pkey -inform DER turn it into PEM)"
+    } else {
+        ""
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio_rustls::rustls::pki_types::ServerName;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_the_library_are_said_in_words() {
+        let name = ServerName::try_from("mcp.example.com").unwrap();
+        let for_name = CertificateError::NotValidForNameContext {
+            expected: name.clone(),
+            presented: vec!["a.example".to_owned(), "b.example".to_owned()],
+        };
+        let nameless = CertificateError::NotValidForNameContext { expected: name, presented: Vec::new() };
+        for (error, said) in [
+            (Error::InvalidCertificate(CertificateError::UnknownIssuer), "an authority that is not trusted here"),
+            (Error::InvalidCertificate(for_name), "is for a.example, b.example, not for mcp.example.com"),
+            (Error::InvalidCertificate(nameless), "should have mcp.example.com"),
+            (Error::InvalidMessage(InvalidMessage::InvalidContentType), "does not speak TLS on this port"),
+            (Error::AlertReceived(AlertDescription::CertificateRequired), "wants a client certificate"),
+            (Error::AlertReceived(AlertDescription::UnknownCA), "does not accept our certificate"),
+            (
+                Error::General("failed to parse private key as RSA, ECDSA, or EdDSA".into()),
+                "a kind that is not supported",
+            ),
+        ] {
+            let words = words(&error);
+            assert!(words.contains(said), "{words}");
+            assert_eq!(explain(&io::Error::new(io::ErrorKind::InvalidData, error)), words);
+        }
+        assert_eq!(explain(&io::Error::other("broken")), "broken");
+    }
+
+    #[test]
+    fn what_a_file_holds_instead_is_told() {
+        for (pem, said) in [
+            (&b""[..], "is empty"),
+            (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", "has a password"),
+            (b"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n", "has a password"),
+            (b"-----BEGIN EC PRIVATE KEY-----", "a private key"),
+            (b"-----BEGIN CERTIFICATE-----", "a certificate"),
+            (b"-----BEGIN CERTIFICATE REQUEST-----", "a request for a certificate"),
+            (b"\x30\x82\x01", "in DER form"),
+        ] {
+            assert!(instead(pem).contains(said), "{said}");
+        }
+        assert_eq!(instead(b"ssh-ed25519 AAAA"), "");
+    }
+}
