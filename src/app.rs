@@ -39,13 +39,19 @@ use crate::upstream::{Dial, Upstream};
 const HANDED_MAX: usize = 1024;
 /// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
 const BACKLOG: u32 = 4096;
+/// The keys of the two listeners' addresses.
+pub(crate) const LISTEN: &str = "listen.address";
+/// See [`LISTEN`].
+pub(crate) const ADMIN: &str = "admin.address";
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A listener could not be bound.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address} ({key}): {source}{}", advice(source))]
     Bind {
+        /// The key that says where.
+        key: &'static str,
         /// Where.
         address: SocketAddr,
         /// Why not.
@@ -80,6 +86,16 @@ pub enum Error {
     Metrics(#[from] prometheus::Error),
 }
 
+/// Returns what to do about an address that cannot be had, where that is known.
+fn advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; another process listens there: end it, or give another address",
+        io::ErrorKind::AddrNotAvailable => "; this machine does not have that address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege",
+        _ => "",
+    }
+}
+
 /// A sidecar whose listeners are bound and which serves nothing yet.
 pub struct Server {
     listener: TcpListener,
@@ -96,9 +112,9 @@ impl Server {
     /// When an address is taken or not ours, or the files that TLS needs cannot be used.
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let (listener, local_addr) = bind(config.listen.address)?;
+        let (listener, local_addr) = bind(LISTEN, config.listen.address)?;
         let admin = match config.admin.address {
-            Some(address) => Some(bind(address)?),
+            Some(address) => Some(bind(ADMIN, address)?),
             None => None,
         };
         let upstream = Upstream::new(config.upstream.clone())?;
@@ -252,9 +268,9 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, 
     ingress::serve(listener, limits, metrics, handle, leaving, stopped).await;
 }
 
-/// Listens there; with where that is.
-pub(crate) fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
-    let failed = |source| Error::Bind { address, source };
+/// Returns a listener there, and its address. `key` says in errors which of the two it is.
+pub(crate) fn bind(key: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Bind { key, address, source };
     let listener = listen(address).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((listener, bound))
@@ -262,8 +278,12 @@ pub(crate) fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), Err
 
 /// The same with a listener that somebody else has bound there.
 #[cfg(feature = "balancer")]
-pub(crate) fn adopt(address: SocketAddr, listener: std::net::TcpListener) -> Result<(TcpListener, SocketAddr), Error> {
-    let failed = |source| Error::Bind { address, source };
+pub(crate) fn adopt(
+    key: &'static str,
+    address: SocketAddr,
+    listener: std::net::TcpListener,
+) -> Result<(TcpListener, SocketAddr), Error> {
+    let failed = |source| Error::Bind { key, address, source };
     listener.set_nonblocking(true).map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;
     Ok((TcpListener::from_std(listener).map_err(failed)?, bound))

@@ -54,12 +54,32 @@ Exit codes:
   0  the configuration is good, and the proxy can stand in front of the server
   1  it cannot, or that could not be found out    2  wrong configuration or command line";
 
+const DRAIN_NOTES: &str = "\
+From then on new calls are refused with 503, and /readyz says 503; running calls, resumes, answers and
+cancels go on. The command returns when nothing is left to wait for, at the latest after
+replica.drain_timeout_secs, when what still runs ends with an error. The process itself goes on: a
+SIGTERM afterwards finds nothing to wait for. A drain cannot be taken back.
+
+The same is GET /drain on the admin listener, with the header X-Drain.
+
+Examples:
+  mcp-resume drain
+  mcp-resume drain --config /etc/mcp-resume/mcp-resume.toml
+  mcp-resume drain --admin 127.0.0.1:9465
+
+Exit codes:
+  0  drained    1  nobody could be asked, or the process ended first
+  2  wrong configuration or command line";
+
 const HEALTH_NOTES: &str = "\
 Needs no shell and no other program, for health checks in containers:
   HEALTHCHECK CMD [\"/mcp-resume\", \"health\"]
 
+In a script that has just started a sidecar, and wants to go on once it takes calls:
+  mcp-resume health --wait 30
+
 Exit codes:
-  0  yes    1  no, or it did not say so within five seconds    2  wrong configuration or command line";
+  0  yes    1  no, or it did not say so within five seconds or --wait    2  wrong configuration or command line";
 
 /// A reverse proxy that makes MCP servers resumable without changing them.
 #[derive(Parser)]
@@ -81,6 +101,7 @@ pub(crate) enum Command {
     #[command(after_help = CHECK_NOTES)]
     Check(Check),
     /// Ask a running sidecar to refuse new calls and to let the running ones end; returns when they have.
+    #[command(after_help = DRAIN_NOTES)]
     Drain(Process),
     /// Ask a running sidecar whether it takes new calls, and print what it says.
     #[command(after_help = HEALTH_NOTES)]
@@ -166,6 +187,9 @@ pub(crate) struct Health {
     /// Only whether it runs; a sidecar whose server is away, or that drains, does.
     #[arg(long)]
     pub(crate) live: bool,
+    /// Ask again until the answer is yes, for so many seconds at most; a process that is not there yet is waited for as well.
+    #[arg(long, value_name = "SECS", default_value_t = 0)]
+    pub(crate) wait: u32,
 }
 
 #[derive(Args)]

@@ -9,6 +9,7 @@ use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 use std::{env, fs, io};
 
 use clap::Parser;
@@ -217,7 +218,7 @@ fn health(address: SocketAddr, options: &Health) -> ExitCode {
     let probe = if options.live { ask::Probe::Live } else { ask::Probe::Ready };
     let mut good = false;
     let code = run(async {
-        let health = ask::health(address, probe).await?;
+        let health = ask::wait_for(address, probe, Duration::from_secs(options.wait.into())).await?;
         good = health.good;
         announce(health.said);
         Ok(())

@@ -186,11 +186,13 @@ fn log_lines_name_the_trace_of_their_request() {
 fn an_address_that_is_taken_exits_1() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
-    for (listen, admin) in [(address.as_str(), FREE), (FREE, &address)] {
+    for (listen, admin, key) in [(address.as_str(), FREE, "listen.address"), (FREE, &address, "admin.address")] {
         let output = serve(listen, admin).output().expect("the binary runs");
         assert_eq!(output.status.code(), Some(1));
         assert!(output.stdout.is_empty(), "not before all is bound");
-        assert!(text(&output.stderr).contains(&format!("cannot listen on {address}")));
+        let said = text(&output.stderr);
+        assert!(said.contains(&format!("cannot listen on {address} ({key}): ")), "{said}");
+        assert!(said.contains("another process listens there"), "{said}");
     }
 }
 
@@ -229,6 +231,43 @@ fn health_of_nobody_exits_1_and_of_a_wrong_address_2() {
         let output = health(&["--admin", admin]);
         assert_eq!(output.status.code(), Some(2), "{admin:?}");
         assert!(text(&output.stderr).contains(problem), "{}", text(&output.stderr));
+    }
+}
+
+/// An admin listener that answers these, one connection each; says how many it had.
+fn admin_answering(statuses: &'static [&'static str]) -> (String, std::thread::JoinHandle<()>) {
+    let listener = TcpListener::bind(FREE).expect("a port");
+    let address = listener.local_addr().expect("an address").to_string();
+    let answering = std::thread::spawn(move || {
+        for status in statuses {
+            let (mut connection, _) = listener.accept().expect("a connection");
+            let mut request = [0; 1024];
+            let _ = connection.read(&mut request).expect("a request");
+            let answer = format!("HTTP/1.1 {status}\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n");
+            connection.write_all(answer.as_bytes()).expect("it reads");
+        }
+    });
+    (address, answering)
+}
+
+#[test]
+fn health_waits_until_the_answer_is_yes_where_it_is_told_to() {
+    let (admin, answering) = admin_answering(&["503 Service Unavailable", "503 Service Unavailable", "200 OK"]);
+    let output = health(&["--admin", &admin, "--wait", "60"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    answering.join().expect("it was asked three times");
+
+    let (admin, answering) = admin_answering(&["503 Service Unavailable"]);
+    assert_eq!(health(&["--admin", &admin]).status.code(), Some(1));
+    answering.join().expect("it was asked once");
+}
+
+#[test]
+fn drain_says_in_its_help_what_it_waits_for() {
+    let output = run(&["drain", "--help"]);
+    assert_eq!(output.status.code(), Some(0));
+    for word in ["replica.drain_timeout_secs", "SIGTERM", "X-Drain", "Exit codes"] {
+        assert!(text(&output.stdout).contains(word), "{word}");
     }
 }
 

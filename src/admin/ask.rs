@@ -16,10 +16,13 @@ use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+use crate::clock;
 use crate::shutdown::X_DRAIN;
 
 /// So long a probe may take. Whoever probes does so again soon, and asks no process that cannot say a word in this time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// The pause before the same question.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// So much of a probe's answer is read. Ours are a line.
 const PROBE_BYTES: usize = 4096;
 
@@ -97,6 +100,22 @@ pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskErro
         Ok(Health { good, said: String::from_utf8_lossy(&body).trim_end().to_owned() })
     };
     tokio::time::timeout(PROBE_TIMEOUT, answer).await.unwrap_or(Err(AskError::Silent(address)))
+}
+
+/// Asks again and again until the answer is yes, for `limit` at most, and returns the last answer.
+///
+/// # Errors
+/// What [`health`] said last.
+pub async fn wait_for(address: SocketAddr, probe: Probe, limit: Duration) -> Result<Health, AskError> {
+    let until = clock::now() + limit;
+    loop {
+        let answer = health(address, probe).await;
+        let next = clock::now() + ASK_AGAIN;
+        if answer.as_ref().is_ok_and(|health| health.good) || next > until {
+            return answer;
+        }
+        clock::sleep_until(next).await;
+    }
 }
 
 fn request(uri: Uri) -> Request<Empty<Bytes>> {

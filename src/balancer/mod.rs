@@ -107,9 +107,9 @@ impl Balancer {
             Some(taken) => taken?.unzip(),
             None => (None, None),
         };
-        let (listener, local_addr) = take_or_bind(config.listen.address, &mut taken)?;
+        let (listener, local_addr) = take_or_bind(app::LISTEN, config.listen.address, &mut taken)?;
         let admin = match config.admin.address {
-            Some(address) => Some(take_or_bind(address, &mut taken)?),
+            Some(address) => Some(take_or_bind(app::ADMIN, address, &mut taken)?),
             None => None,
         };
         let balance = &config.balance;
@@ -282,6 +282,7 @@ fn copy(listener: &TcpListener) -> Result<std::net::TcpListener, Error> {
 }
 
 fn take_or_bind(
+    key: &'static str,
     address: SocketAddr,
     taken: &mut Option<upgrade::Listeners>,
 ) -> Result<(TcpListener, SocketAddr), Error> {
@@ -290,7 +291,7 @@ fn take_or_bind(
         Some(taken.swap_remove(place).1)
     });
     Ok(match taken {
-        Some(listener) => app::adopt(address, listener)?,
-        None => app::bind(address)?,
+        Some(listener) => app::adopt(key, address, listener)?,
+        None => app::bind(key, address)?,
     })
 }
