@@ -1,5 +1,6 @@
 //! Composition root: the only file that knows every module.
 
+mod files;
 pub(crate) mod renewal;
 mod rest;
 mod running;
@@ -19,6 +20,7 @@ use tokio::runtime;
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 
+pub use files::check_files;
 use rest::Rest;
 use running::Running;
 pub(crate) use running::stopped;

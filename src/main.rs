@@ -171,7 +171,7 @@ fn check(options: Check) -> ExitCode {
     let Check { config, upstream, header, tool, arguments, json } = options;
     let asked = upstream.is_some();
     let flags = Flags { upstream, ..Flags::default() };
-    let wrong = |flag, problem| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
+    let wrong = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
     let headers = match check::parse_headers(&header) {
         Ok(headers) => headers,
         Err(problem) => return wrong("--header", problem),
@@ -180,24 +180,52 @@ fn check(options: Check) -> ExitCode {
         Ok(arguments) => arguments,
         Err(problem) => return wrong("--arguments", problem),
     };
+    let is_whole = !asked || config.is_some();
     let config = match configure(config.as_deref(), flags) {
         Ok(config) => config,
         Err(problem) => return fail(WRONG_CONFIGURATION, problem),
     };
+    let unusable = if is_whole { app::check_files(&config) } else { Vec::new() };
+    if !unusable.is_empty() {
+        let lines: Vec<String> = unusable.iter().map(|error| format!("\n  {error}")).collect();
+        return fail(
+            WRONG_CONFIGURATION,
+            format_args!("the configuration names what cannot be used:{}", lines.concat()),
+        );
+    }
     if !asked {
         say(&Summary::new(&config), json);
         return ExitCode::SUCCESS;
     }
     let tool = tool.map(|name| check::Tool { name, arguments });
-    let options = check::Options { headers, tool, ..check::Options::default() };
-    let mut can_stand_in_front = false;
+    let progress = (!json).then_some(tell as fn(&str));
+    let options = check::Options { headers, tool, progress, ..check::Options::default() };
+    let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
         let report = Report::new(check::probe(&config, &options).await, &config);
-        can_stand_in_front = report.can_stand_in_front;
-        say(&report, json);
+        outcome = match &report.facts.unknown_tool {
+            Some(name) => wrong("--tool", no_such_tool(name, &report)),
+            None => {
+                say(&report, json);
+                ExitCode::from(if report.can_stand_in_front { 0 } else { FAILED })
+            }
+        };
         Ok(())
     });
-    if can_stand_in_front { code } else { ExitCode::from(FAILED) }
+    if code == ExitCode::SUCCESS { outcome } else { code }
+}
+
+/// What a check does next, for those who wait.
+fn tell(what: &str) {
+    let _ = writeln!(io::stderr(), "mcp-resume: {what} …");
+}
+
+fn no_such_tool(name: &str, report: &Report) -> String {
+    let names = report.facts.tools.as_ref().map(|tools| tools.names.join(", ")).unwrap_or_default();
+    match names.as_str() {
+        "" => format!("the server has no tool {name}: it has none"),
+        names => format!("the server has no tool {name}; it has {names}"),
+    }
 }
 
 fn say(what: &(impl Display + serde::Serialize), json: bool) {

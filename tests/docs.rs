@@ -74,7 +74,7 @@ fn the_report_in_the_readme_is_what_check_says_of_that_server() {
             primed: true,
             standalone: Standalone::Stream,
         }),
-        tools: Some(Tools { count: 13, complete: true, with_output_schema: vec!["one".to_owned()] }),
+        tools: Some(Tools { count: 13, complete: true, names: Vec::new(), with_output_schema: vec!["one".to_owned()] }),
         resumption: Resumption {
             finished: Some(Resumed::Held),
             running: Some(Resumed::Lost { got: 1, of: 5 }),
@@ -161,4 +161,28 @@ fn paths_that_the_documents_name_exist() {
     assert!(named.len() > 10, "{named:?}");
     let missing: Vec<_> = named.into_iter().filter(|path| !root.join(path).exists()).collect();
     assert!(missing.is_empty(), "named in the documents, but not there: {missing:?}");
+}
+
+#[test]
+fn stores_are_named_on_the_command_line_in_one_way() {
+    let documents = [
+        README,
+        SECURITY,
+        OPERATIONS,
+        EXAMPLE,
+        include_str!("../docs/stores.md"),
+        include_str!("../docs/deployment.md"),
+    ];
+    let given: Vec<&str> = documents
+        .iter()
+        .flat_map(|text| text.split("--store ").skip(1))
+        .filter_map(|rest| rest.split([' ', '`', ',', '\n', '.']).next())
+        .collect();
+    assert!(given.len() > 5, "{given:?}");
+    for store in given {
+        let is_one = store == "memory"
+            || store.starts_with("disk:")
+            || ["redis:URL", "redis:redis:"].iter().any(|form| store.starts_with(form));
+        assert!(is_one, "--store {store}: write memory, disk:DIR or redis:URL");
+    }
 }

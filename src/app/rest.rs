@@ -84,13 +84,7 @@ impl Rest {
         given: Option<&KeyFile>,
         metrics: &Arc<Metrics>,
     ) -> Result<Self, Error> {
-        let options = redis::Options {
-            prefix: redis.prefix.clone(),
-            ca: redis.ca.clone(),
-            identity: redis.identity.clone(),
-            ..redis::Options::new(&redis.url)
-        };
-        let redis::Opened { store, keys } = Redis::connect(options, Owner::from_name(name)).await?;
+        let redis::Opened { store, keys } = Redis::connect(redis_options(redis), Owner::from_name(name)).await?;
         info!("Redis store open");
         let backing = Backing {
             store: store.clone(),
@@ -109,6 +103,16 @@ impl Rest {
         let keyring = keyring(given, Some(keys.signing));
         let identity = Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: keyring };
         Self { identity, principal_key: keys.principal, backing: Some(backing) }
+    }
+}
+
+/// How the Redis of a configuration is spoken to.
+pub(super) fn redis_options(redis: &config::RedisStore) -> redis::Options {
+    redis::Options {
+        prefix: redis.prefix.clone(),
+        ca: redis.ca.clone(),
+        identity: redis.identity.clone(),
+        ..redis::Options::new(&redis.url)
     }
 }
 

@@ -14,7 +14,7 @@ type Row = (bool, String);
 
 /// What the proxy adds in front of it.
 pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
-    if !Verdict::of(facts).can_stand_in_front() {
+    if facts.mcp_resume || !Verdict::of(facts).can_stand_in_front() {
         return Vec::new();
     }
     let kept = config.streams.max_wait.map_or("until it ends".to_owned(), |wait| format!("for {}", words(wait)));
@@ -148,10 +148,25 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     let useful = Verdict::of(facts).can_stand_in_front();
     let is_checked = matches!(facts.foreign_host, Guard::Refused { .. });
     let redirected = matches!(facts.contact, Contact::NotMcp { redirects: true, .. });
-    let mut rows = vec![(
-        redirected,
-        "the endpoint redirects to another place, which is not followed: give the place itself".to_owned(),
-    )];
+    let is_missing = matches!(facts.contact, Contact::NotMcp { status: 404, .. });
+    let origin = config.upstream.url.origin();
+    let found = facts.endpoint_at.as_deref().unwrap_or_default();
+    let mut rows = vec![
+        (
+            redirected,
+            "the endpoint redirects to another place, which is not followed: give the place itself".to_owned(),
+        ),
+        (!found.is_empty(), format!("an MCP endpoint answers at another path: give --upstream {origin}{found}")),
+        (
+            is_missing && found.is_empty(),
+            "there is nothing at this path: give the URL with the path of the server's MCP endpoint".to_owned(),
+        ),
+        (
+            useful && facts.mcp_resume,
+            "what answers is an mcp-resume: clients can be given this URL; a second one in front adds nothing"
+                .to_owned(),
+        ),
+    ];
     rows.extend(facts.oauth.iter().map(|document| {
         let path = &document.path;
         let told = "names the server's own origin and is not rewritten: clients that follow it go around the proxy";
@@ -190,10 +205,7 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
     let is_numbered = run.is_some_and(|run| run.numbered);
     said([
         (facts.fell_silent, "the server stopped answering: what is not said here was not asked".to_owned()),
-        (
-            matches!(facts.contact, Contact::Refused { .. }),
-            "everything behind the credentials: give --header 'Authorization: …'".to_owned(),
-        ),
+        (matches!(facts.contact, Contact::Refused { .. }), credentials(facts)),
         (
             speaks && run.is_none(),
             "how a long call is answered, cut and resumed: name a tool that is safe to run, with --tool and --arguments"
@@ -214,6 +226,28 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
             "how a running call is resumed: the tool sends nothing before its response, so it could not be cut".to_owned(),
         ),
     ])
+}
+
+/// Which header a server that refuses is to be shown.
+fn credentials(facts: &Facts) -> String {
+    let scheme = match &facts.contact {
+        Contact::Refused { scheme, .. } => scheme.as_deref(),
+        _ => None,
+    };
+    let header = match scheme {
+        Some(scheme) if scheme.eq_ignore_ascii_case("bearer") => {
+            "give --header 'Authorization: Bearer TOKEN'".to_owned()
+        }
+        Some(scheme) if scheme.eq_ignore_ascii_case("basic") => {
+            "give --header 'Authorization: Basic …', with base64 of user:password".to_owned()
+        }
+        Some(scheme) => format!("give --header 'Authorization: {scheme} …'"),
+        None => "the server does not say which header it wants; usual are --header 'Authorization: Bearer TOKEN' and \
+                 --header 'X-API-Key: KEY'"
+            .to_owned(),
+    };
+    let refused = if facts.with_headers { "those that were given were refused; " } else { "" };
+    format!("everything behind the credentials: {refused}{header}")
 }
 
 fn said(rows: impl IntoIterator<Item = Row>) -> Vec<String> {
@@ -272,11 +306,15 @@ mod tests {
         Config::for_upstream("http://127.0.0.1:3000").unwrap()
     }
 
+    fn nothing_there() -> Contact {
+        Contact::NotMcp { status: 404, content_type: None, redirects: false }
+    }
+
     /// Each change brings exactly the sentence that begins so, and the sample is without it.
     #[test]
     fn a_fact_brings_its_sentence() {
         let unknown: Told = |facts, _| unknown(facts);
-        let rows: [Case; 17] = [
+        let rows: [Case; 23] = [
             (adds, |facts| legacy(facts).numbered = true, "ids of its own"),
             (
                 adds,
@@ -306,6 +344,31 @@ mod tests {
             (warnings, |facts| facts.foreign_host = refused(), "the server checks Host, but"),
             (warnings, |facts| facts.foreign_host = Guard::Accepted, "the server does not check Host"),
             (warnings, |facts| facts.foreign_origin = Guard::Accepted, "the server does not check Origin"),
+            (
+                warnings,
+                |facts| facts.endpoint_at = Some("/".to_owned()),
+                "an MCP endpoint answers at another path: give --upstream http://127.0.0.1:3000/",
+            ),
+            (warnings, |facts| facts.contact = nothing_there(), "there is nothing at this path"),
+            (warnings, |facts| facts.mcp_resume = true, "what answers is an mcp-resume"),
+            (
+                unknown,
+                |facts| facts.contact = Contact::Refused { status: 401, scheme: Some("Bearer".to_owned()) },
+                "everything behind the credentials: give --header 'Authorization: Bearer TOKEN'",
+            ),
+            (
+                unknown,
+                |facts| facts.contact = Contact::Refused { status: 401, scheme: Some("Basic".to_owned()) },
+                "everything behind the credentials: give --header 'Authorization: Basic …'",
+            ),
+            (
+                unknown,
+                |facts| {
+                    facts.with_headers = true;
+                    facts.contact = Contact::Refused { status: 403, scheme: None };
+                },
+                "everything behind the credentials: those that were given were refused; the server does not say",
+            ),
             (unknown, |facts| facts.fell_silent = true, "the server stopped answering"),
             (
                 unknown,
@@ -343,8 +406,12 @@ mod tests {
     #[test]
     fn tools_that_cannot_be_sliced_are_named_where_they_were_to_be() {
         let mut facts = speaks();
-        facts.tools =
-            Some(Tools { count: 2, complete: true, with_output_schema: vec!["exact".into(), "other".into()] });
+        facts.tools = Some(Tools {
+            count: 2,
+            complete: true,
+            names: vec!["exact".into(), "other".into()],
+            with_output_schema: vec!["exact".into(), "other".into()],
+        });
         let mut config = config();
         let says = |config: &Config| clients(&facts, config).join("\n").contains("calls of exact are never");
         assert!(!says(&config));

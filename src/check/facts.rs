@@ -33,6 +33,14 @@ pub struct Facts {
     pub fell_silent: bool,
     /// Paths where HTTP+SSE of 2024-11-05 answers.
     pub http_sse: Vec<String>,
+    /// Whether an mcp-resume answers there.
+    pub mcp_resume: bool,
+    /// Another path where an MCP endpoint answers, where the one that was asked for has none.
+    pub endpoint_at: Option<String>,
+    /// Whether the user gave headers.
+    pub with_headers: bool,
+    /// The tool that the user named, if the server has none of that name.
+    pub unknown_tool: Option<String>,
 }
 
 impl Facts {
@@ -53,7 +61,19 @@ impl Facts {
             oauth: Vec::new(),
             fell_silent: false,
             http_sse: Vec::new(),
+            mcp_resume: false,
+            endpoint_at: None,
+            with_headers: false,
+            unknown_tool: None,
         }
+    }
+
+    /// Whether anything was seen that a long call of this server could be resumed by, or not: a stream of events, or the tool's answer.
+    pub fn has_evidence(&self) -> bool {
+        let forms =
+            [self.legacy.as_ref().map(|legacy| legacy.answers), self.modern.as_ref().map(|modern| modern.answers)];
+        let has_run = self.tool.as_ref().is_some_and(|run| run.outcome == ToolOutcome::Result);
+        has_run || forms.contains(&Some(Form::EventStream))
     }
 
     /// Whether any answer had an event with an id.
@@ -72,6 +92,16 @@ pub enum Contact {
     Unreachable {
         /// The system's word for it.
         why: String,
+    },
+    /// A connection, but no TLS that both sides take.
+    Handshake {
+        /// Why not, in words.
+        why: String,
+    },
+    /// A connection, but to something that speaks the other scheme.
+    OtherScheme {
+        /// The scheme that is spoken there.
+        scheme: &'static str,
     },
     /// A connection, but no answer in time.
     Silent,
@@ -175,6 +205,8 @@ pub struct Tools {
     pub count: usize,
     /// Whether the list was read to its end.
     pub complete: bool,
+    /// Their names, in the server's order.
+    pub names: Vec<String>,
     /// Those with an `outputSchema`.
     pub with_output_schema: Vec<String>,
 }

@@ -5,7 +5,7 @@
 //! configuration in words.
 //!
 //! Invariants: a probe ends, whatever the server does, because every wait and every size is bounded; nothing but `initialize`,
-//! `ping`, `tools/list`, `server/discover`, GETs and the tool that the user named is sent; sessions that were opened are closed;
+//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named is sent; sessions that were opened are closed;
 //! no credential, session ID or query is in the facts, and no control character of the server's reaches a terminal.
 //!
 //! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but what the
@@ -15,6 +15,7 @@ mod advice;
 mod exchange;
 mod facts;
 mod probe;
+mod reach;
 mod report;
 mod speaker;
 pub mod summary;
@@ -39,6 +40,16 @@ pub struct Options {
     pub tool: Option<Tool>,
     /// How long the probe waits.
     pub limits: Limits,
+    /// Is told what is done next, in words.
+    pub progress: Option<fn(&str)>,
+}
+
+impl Options {
+    fn tell(&self, what: &str) {
+        if let Some(progress) = self.progress {
+            progress(what);
+        }
+    }
 }
 
 /// The tool that the user allows the probe to run.

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use http::StatusCode;
 use serde_json::{Value, json};
-use tokio::net::TcpStream;
 
 use super::exchange::{Client, Cut, Failed, Heard, Listen, Request};
 use super::facts::{
@@ -13,9 +12,10 @@ use super::facts::{
     printable,
 };
 use super::speaker::{self, LEGACY, MODERN, Speaker};
-use super::{Limits, Options, Tool};
+use super::{Limits, Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
+use crate::protocol::owner::WELL_KNOWN;
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
@@ -23,6 +23,8 @@ const MAX_PAGES: usize = 20;
 const MAX_TOOLS: usize = 10_000;
 /// A server that left so many requests unanswered is not waited for again.
 const MAX_SILENCES: usize = 2;
+/// Where servers have their endpoint by custom.
+const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 /// The path that servers of 2024-11-05 have by custom.
 const OLD_PATH: &str = "/sse";
 const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-server", "openid-configuration"];
@@ -31,8 +33,10 @@ const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-se
 /// where it never answers, three runs of the tool at most.
 pub async fn probe(config: &Config, options: &Options) -> Facts {
     let mut facts = Facts::unknown(config.upstream.url.to_string());
-    if let Err(why) = connect(config).await {
-        facts.contact = Contact::Unreachable { why };
+    facts.with_headers = !options.headers.is_empty();
+    options.tell("connecting");
+    if let Err(contact) = reach::reach(config).await {
+        facts.contact = contact;
         return facts;
     }
     let client = match Client::new(config, options.headers.clone()) {
@@ -42,24 +46,18 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
             return facts;
         }
     };
-    let probe = Probe { client, limits: options.limits, silences: AtomicUsize::new(0) };
+    let probe = Probe { client, limits: options.limits, silences: AtomicUsize::new(0), options };
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
+    if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
+        && let Some(contact) = reach::why_broken(config, options.limits.stream).await
+    {
+        facts.contact = contact;
+    }
     facts
 }
 
-/// Whether there is a listener at all; the system's reason if not.
-async fn connect(config: &Config) -> Result<(), String> {
-    let authority = config.upstream.url.authority();
-    let host = authority.host().trim_matches(['[', ']']);
-    let connecting = TcpStream::connect((host, authority.port_u16().unwrap_or(config.upstream.url.default_port())));
-    match tokio::time::timeout(config.upstream.connect_timeout, connecting).await {
-        Ok(Ok(_)) => Ok(()),
-        Ok(Err(error)) => Err(printable(&error.to_string())),
-        Err(_) => Err(format!("no connection within {} ms", config.upstream.connect_timeout.as_millis())),
-    }
-}
-
-struct Probe {
+struct Probe<'a> {
+    options: &'a Options,
     client: Client,
     limits: Limits,
     /// Requests that were not answered in time.
@@ -72,15 +70,18 @@ struct Opened {
     answer: Heard,
 }
 
-impl Probe {
+impl Probe<'_> {
     async fn run(&self, config: &Config, tool: Option<&Tool>, facts: &mut Facts) {
         let endpoint = config.upstream.url.endpoint_path();
-        let (legacy, modern, here, there) = tokio::join!(
+        self.options.tell("asking for revisions, streams and documents");
+        let (legacy, modern, here, there, is_ours) = tokio::join!(
             self.ask(speaker::initialize(1, LEGACY[0]), 1),
             self.ask(Speaker::Modern.post(Some(1), "server/discover", json!({})), 1),
             self.is_http_sse(Speaker::Opening.get(None)),
             self.is_http_sse(speaker::page(OLD_PATH, true)),
+            self.is_mcp_resume(),
         );
+        facts.mcp_resume = is_ours;
         facts.http_sse.extend(here.then(|| endpoint.to_owned()));
         facts.http_sse.extend((there && endpoint != OLD_PATH).then(|| OLD_PATH.to_owned()));
         if legacy.is_ok() || modern.is_ok() {
@@ -91,9 +92,15 @@ impl Probe {
         let session = legacy.ok().and_then(opened);
         let modern = self.modern(modern, session.is_none()).await;
         if session.is_none() && modern.is_none() {
+            if let Contact::NotMcp { status: 404 | 405, .. } | Contact::Declined { status: 404 | 405, .. } =
+                facts.contact
+            {
+                facts.endpoint_at = self.find_endpoint(endpoint).await;
+            }
             return;
         }
         facts.contact = Contact::Speaks;
+        self.options.tell("asking for tools and what is refused");
         let answer = session.as_ref().or(modern.as_ref()).map(|opened| &opened.answer);
         facts.server = answer.and_then(identity);
         if let Some(modern) = &modern {
@@ -106,10 +113,33 @@ impl Probe {
         facts.resumption.finished = self.resume_finished(&speaker).await;
         self.guards(&speaker, facts).await;
         if let Some(tool) = tool {
-            self.run_tool(&speaker, tool, facts).await;
+            facts.unknown_tool = unknown_tool(tool, facts.tools.as_ref());
+            if facts.unknown_tool.is_none() {
+                self.run_tool(&speaker, tool, facts).await;
+            }
         }
         self.close(speaker).await;
         facts.fell_silent = self.silences.load(Ordering::Relaxed) >= MAX_SILENCES;
+    }
+
+    /// Whether what answers is an mcp-resume.
+    async fn is_mcp_resume(&self) -> bool {
+        let document = self.client.document(speaker::page(WELL_KNOWN, false), self.limits.stream).await;
+        document.is_some_and(|document| document["service"] == "mcp-resume")
+    }
+
+    /// Returns the first of the usual paths, other than `asked`, where an `initialize` is answered.
+    async fn find_endpoint(&self, asked: &str) -> Option<String> {
+        self.options.tell("looking for the endpoint at other paths");
+        for path in USUAL_PATHS.into_iter().filter(|path| *path != asked) {
+            let request = Request { path: Some(path.to_owned()), ..speaker::initialize(1, LEGACY[0]) };
+            let Some(opened) = self.ask(request, 1).await.ok().and_then(opened) else { continue };
+            if let Some(request) = opened.speaker.delete() {
+                let _ = self.ask_unanswered(Request { path: Some(path.to_owned()), ..request }).await;
+            }
+            return Some(path.to_owned());
+        }
+        None
     }
 
     /// What `server/discover` found; where it is not known, a modern request may be, unless older revisions explain the answer.
@@ -175,7 +205,7 @@ impl Probe {
     /// The first page as it came, and all of them.
     async fn tools(&self, speaker: &Speaker) -> (Option<Heard>, Option<Tools>) {
         let (mut first, mut cursor) = (None, None::<Value>);
-        let mut tools = Tools { count: 0, complete: false, with_output_schema: Vec::new() };
+        let mut tools = Tools { count: 0, complete: false, names: Vec::new(), with_output_schema: Vec::new() };
         for page in 0..MAX_PAGES {
             let id = 10 + page as u64;
             let params = cursor.map_or(json!({}), |cursor| json!({ "cursor": cursor }));
@@ -185,9 +215,11 @@ impl Probe {
             let Some(result) = result else { break };
             for tool in result["tools"].as_array().into_iter().flatten() {
                 tools.count += 1;
+                let name = printable(tool["name"].as_str().unwrap_or_default());
                 if tool["outputSchema"].is_object() {
-                    tools.with_output_schema.push(printable(tool["name"].as_str().unwrap_or_default()));
+                    tools.with_output_schema.push(name.clone());
                 }
+                tools.names.push(name);
             }
             cursor = result.get("nextCursor").filter(|cursor| cursor.is_string()).cloned();
             tools.complete = cursor.is_none();
@@ -235,6 +267,7 @@ impl Probe {
     }
 
     async fn run_tool(&self, speaker: &Speaker, tool: &Tool, facts: &mut Facts) {
+        self.options.tell(&format!("running {}, up to {} s", printable(&tool.name), self.limits.tool.as_secs()));
         let begun = clock::now();
         let whole = self.call(speaker, tool, 50, Cut::Never).await;
         let took = clock::now() - begun;
@@ -247,9 +280,12 @@ impl Probe {
             return;
         }
         let limit = took + self.limits.answer;
+        self.options
+            .tell(&format!("it took {} ms; running it again, to be cut and resumed while it runs", millis(took)));
         if let Some(cut) = self.call(speaker, tool, 51, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
             facts.resumption.running = Some(self.resume(speaker, 51, &cut, whole.messages, limit).await);
         }
+        self.options.tell("running it once more, to be cut and asked for after its time");
         if let Some(cut) = self.call(speaker, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
             clock::sleep_until(clock::now() + took + self.limits.margin).await;
             facts.resumption.later = Some(self.resume(speaker, 52, &cut, whole.messages, self.limits.answer).await);
@@ -366,6 +402,13 @@ impl ToolRun {
         let (answers, messages, numbered) = (heard.form, heard.messages, !heard.ids.is_empty());
         Self { outcome, answers, messages, numbered, ..Self::unanswered(tool, took) }
     }
+}
+
+/// The tool's name, if the server's list is whole and has no such tool.
+fn unknown_tool(tool: &Tool, listed: Option<&Tools>) -> Option<String> {
+    let name = printable(&tool.name);
+    let is_missing = listed.is_some_and(|tools| tools.complete && !tools.names.contains(&name));
+    is_missing.then_some(name)
 }
 
 fn millis(time: Duration) -> u64 {

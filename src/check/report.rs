@@ -51,7 +51,9 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        writeln!(f, "{}: {}\n", self.facts.upstream, self.verdict.text())?;
+        let is_ours = self.facts.mcp_resume && self.can_stand_in_front;
+        let verdict = if is_ours { "an mcp-resume stands in front of it already" } else { self.verdict.text() };
+        writeln!(f, "{}: {verdict}\n", self.facts.upstream)?;
         for (label, text) in rows(&self.facts) {
             write_wrapped(f, &format!("  {label:LABEL$}"), &text)?;
         }
@@ -71,7 +73,7 @@ impl fmt::Display for Report {
 
 /// The facts as rows of label and text.
 fn rows(facts: &Facts) -> Vec<(&'static str, String)> {
-    let mut rows = vec![("contact", contact(&facts.contact))];
+    let mut rows = vec![("contact", contact(&facts.contact, &facts.upstream))];
     if let Some(server) = &facts.server {
         rows.push(("server", format!("{} {}", server.name, server.version).trim_end().to_owned()));
     }
@@ -159,8 +161,14 @@ fn guards(facts: &Facts) -> impl Iterator<Item = (&'static str, String)> {
     rows.into_iter().filter_map(|(label, text)| Some((label, text?)))
 }
 
-fn contact(contact: &Contact) -> String {
+fn contact(contact: &Contact, url: &str) -> String {
     match contact {
+        Contact::Handshake { why } => why.clone(),
+        Contact::OtherScheme { scheme } => {
+            let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+            let what = if *scheme == "https" { "TLS is spoken there" } else { "no TLS is spoken there" };
+            format!("{what}: give {scheme}://{rest}")
+        }
         Contact::Unreachable { why } => why.clone(),
         Contact::Silent => "it accepts connections and answers nothing".to_owned(),
         Contact::Broke => "it accepts connections and breaks them before an answer".to_owned(),
@@ -196,6 +204,7 @@ fn event_ids(facts: &Facts) -> &'static str {
     match facts.legacy.as_ref().is_some_and(|legacy| legacy.primed) {
         true => "yes, the first in an empty event",
         false if facts.is_numbered() => "yes",
+        false if !facts.has_evidence() => "not seen: every answer came as JSON",
         false => "none",
     }
 }

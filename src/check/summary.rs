@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::advice::words;
 use super::report::write_wrapped;
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, Store};
 
 /// What would be served. Displays as text; serialises for `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -17,6 +17,8 @@ pub struct Summary {
     pub upstream: String,
     /// Where probes and metrics are.
     pub admin: Option<String>,
+    /// Where events rest.
+    pub store: String,
     /// What becomes of calls whose client is away.
     pub streams: String,
     /// How responses are held.
@@ -37,10 +39,12 @@ impl Summary {
             Mode::Poll => ("responses are closed at once and polled for", delivery.poll_retry),
         };
         let url = &config.upstream.url;
+        let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
         Self {
-            listen: format!("http://{}{}", config.listen.address, url.endpoint_path()),
+            listen: format!("{scheme}://{}{}", config.listen.address, url.endpoint_path()),
             upstream: url.to_string(),
             admin: config.admin.address.map(|address| format!("http://{address}")),
+            store: store(&config.store),
             streams: format!(
                 "a call without its client is kept {wait}, an ended one for {}",
                 words(config.streams.retention)
@@ -48,6 +52,15 @@ impl Summary {
             delivery: format!("{mode}, clients come back after {}", words(retry)),
             tools,
         }
+    }
+}
+
+/// The store without its URL, which may hold a password.
+fn store(store: &Store) -> String {
+    match store {
+        Store::Memory => "memory: what is kept ends with the process".to_owned(),
+        Store::Disk(disk) => format!("on disk in {}", super::facts::printable(&disk.path.display().to_string())),
+        Store::Redis(_) => "Redis, which replicas may share".to_owned(),
     }
 }
 
@@ -59,6 +72,7 @@ impl fmt::Display for Summary {
             ("listens on", &*self.listen),
             ("in front of", &*self.upstream),
             ("admin on", admin),
+            ("store", &*self.store),
             ("streams", &*self.streams),
             ("delivery", &*self.delivery),
         ];
@@ -89,10 +103,23 @@ the configuration is good
   listens on  http://127.0.0.1:8080/x
   in front of http://h:1/x
   admin on    nowhere
+  store       memory: what is kept ends with the process
   streams     a call without its client is kept for ever, an ended one for 10 min
   delivery    responses are closed at once and polled for, clients come back after 5 s
   tools       settings of their own: slow
 ";
         assert_eq!(Summary::new(&config).to_string(), expected);
+    }
+
+    #[test]
+    fn a_listener_with_tls_and_a_store_are_said_as_they_are() {
+        let file = "\
+            [upstream]\nurl = \"http://h:1/x\"\n\
+            [listen.tls]\ncert = \"c.pem\"\nkey = \"k.pem\"\n\
+            [store]\nkind = \"redis\"\nurl = \"redis://me:hunter2@h\"\n";
+        let config = Config::load(Some(("f", file)), [], crate::config::Flags::default()).unwrap();
+        let said = Summary::new(&config).to_string();
+        assert!(said.contains("  listens on  https://127.0.0.1:8080/x\n"), "{said}");
+        assert!(said.contains("  store       Redis") && !said.contains("hunter2"), "{said}");
     }
 }

@@ -10,6 +10,10 @@ use super::facts::{Contact, Facts, Resumed};
 pub enum Verdict {
     /// No connection.
     Unreachable,
+    /// A connection, but no TLS.
+    NoTls,
+    /// A connection, but http where https was meant, or the reverse.
+    OtherScheme,
     /// A connection, but no answer.
     DoesNotAnswer,
     /// 401 or 403 to everything: what is behind that is not known.
@@ -20,6 +24,8 @@ pub enum Verdict {
     Declines,
     /// An HTTP server of another kind.
     NoMcp,
+    /// It answered in JSON only: nothing was seen that could be resumed or not.
+    Unseen,
     /// It gives no ids.
     CannotResume,
     /// It gives ids, and loses or repeats messages.
@@ -35,6 +41,8 @@ impl Verdict {
     pub fn of(facts: &Facts) -> Self {
         match facts.contact {
             Contact::Unreachable { .. } => Verdict::Unreachable,
+            Contact::Handshake { .. } => Verdict::NoTls,
+            Contact::OtherScheme { .. } => Verdict::OtherScheme,
             Contact::Silent | Contact::Broke | Contact::Declined { .. } | Contact::NotMcp { .. }
                 if !facts.http_sse.is_empty() =>
             {
@@ -44,6 +52,7 @@ impl Verdict {
             Contact::Refused { .. } => Verdict::WantsCredentials,
             Contact::Declined { .. } => Verdict::Declines,
             Contact::Broke | Contact::NotMcp { .. } => Verdict::NoMcp,
+            Contact::Speaks if !facts.is_numbered() && !facts.has_evidence() => Verdict::Unseen,
             Contact::Speaks if !facts.is_numbered() => Verdict::CannotResume,
             Contact::Speaks => Self::of_resumption(facts),
         }
@@ -64,8 +73,14 @@ impl Verdict {
     /// Whether the proxy can stand in front of it and be of use. Where that could not be found out the answer is no.
     pub fn can_stand_in_front(self) -> bool {
         match self {
-            Verdict::CannotResume | Verdict::ResumesUnreliably | Verdict::Untried | Verdict::Resumes => true,
+            Verdict::Unseen
+            | Verdict::CannotResume
+            | Verdict::ResumesUnreliably
+            | Verdict::Untried
+            | Verdict::Resumes => true,
             Verdict::Unreachable
+            | Verdict::NoTls
+            | Verdict::OtherScheme
             | Verdict::DoesNotAnswer
             | Verdict::WantsCredentials
             | Verdict::HttpSseOnly
@@ -78,11 +93,16 @@ impl Verdict {
     pub fn text(self) -> &'static str {
         match self {
             Verdict::Unreachable => "unreachable",
+            Verdict::NoTls => "cannot be reached in TLS",
+            Verdict::OtherScheme => "does not speak the scheme of this URL",
             Verdict::DoesNotAnswer => "does not answer",
             Verdict::WantsCredentials => "wants credentials; nothing more could be found out",
             Verdict::HttpSseOnly => "does not speak Streamable HTTP, only HTTP+SSE of 2024-11-05",
             Verdict::Declines => "takes neither initialize nor server/discover",
             Verdict::NoMcp => "does not speak Streamable HTTP",
+            Verdict::Unseen => {
+                "answered in JSON only, so that nothing was seen of how it resumes; its long calls will be made resumable"
+            }
             Verdict::CannotResume => "cannot resume; will be made resumable",
             Verdict::ResumesUnreliably => "resumes by itself, unreliably; will be made reliable",
             Verdict::Untried => "numbers its events, but whether it resumes could not be tried; will be made resumable",
@@ -112,9 +132,25 @@ mod tests {
     fn the_facts_decide_the_verdict() {
         use Resumed::{Held, Lost, Refused, Repeated, Unanswered};
         const LOST: Resumed = Lost { got: 1, of: 2 };
-        let rows: [Case; 20] = [
+        let rows: [Case; 23] = [
             ("no ids", |_| {}, Verdict::CannotResume, true),
-            ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::CannotResume, true),
+            ("JSON", |facts| legacy(facts).answers = Form::Json, Verdict::Unseen, true),
+            (
+                "a tool that answers in JSON",
+                |facts| {
+                    legacy(facts).answers = Form::Json;
+                    facts.tool = Some(ToolRun { answers: Form::Json, ..run() });
+                },
+                Verdict::CannotResume,
+                true,
+            ),
+            ("no TLS", |facts| facts.contact = Contact::Handshake { why: "expired".to_owned() }, Verdict::NoTls, false),
+            (
+                "the other scheme",
+                |facts| facts.contact = Contact::OtherScheme { scheme: "http" },
+                Verdict::OtherScheme,
+                false,
+            ),
             (
                 "modern alone",
                 |facts| (facts.legacy, facts.modern) = (None, Some(modern())),

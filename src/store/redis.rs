@@ -132,9 +132,12 @@ pub enum OpenError {
     /// The prefix would decide on which slot a key lies.
     #[error("the prefix of keys in Redis must not hold {{ or }}")]
     Prefix,
-    /// It does not answer, or not as it should.
-    #[error("Redis cannot be used: {0}")]
+    /// It does not answer, or not yet as it should: it may later.
+    #[error("Redis cannot be reached: {0}")]
     Unreachable(String),
+    /// It refuses what the store needs, or cannot be asked as it is configured.
+    #[error("Redis cannot be used: {0}")]
+    Refused(String),
     /// A later version of this program writes there.
     #[error(
         "Redis holds what a later version has written (layout {found}, and this one knows {known}): start that version, or choose another prefix"
@@ -166,6 +169,16 @@ impl Drop for Redis {
 }
 
 impl Redis {
+    /// Looks whether these options can lead to a store at all: the URL, the prefix, and the files of TLS. Connects to nothing.
+    ///
+    /// # Errors
+    /// When they never can.
+    pub fn check(options: Options) -> Result<(), OpenError> {
+        Names::new(&options.prefix).ok_or(OpenError::Prefix)?;
+        let connector = Connector::new(options.url.parse()?, options);
+        connector.check().map_err(|failure| OpenError::Refused(failure.to_string()))
+    }
+
     /// Connects, and agrees with the other replicas on the keys. The calling runtime drives the connections from then on.
     ///
     /// # Errors
@@ -180,7 +193,10 @@ impl Redis {
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
-        let unreachable = |failure: call::Failure| OpenError::Unreachable(failure.to_string());
+        let unreachable = |failure: call::Failure| match failure.breaks() {
+            true => OpenError::Unreachable(failure.to_string()),
+            false => OpenError::Refused(failure.to_string()),
+        };
         let mut link = connector.open().await.map_err(unreachable)?;
         let key = names.contents();
         let agreed = match &mut link {

@@ -1,6 +1,6 @@
 //! `check` before servers of several kinds: the verdict, and what it rests on.
 
-use crate::support::*;
+use crate::support::{self, spoken, *};
 use mcp_resume::check::{self, Contact, Facts, Form, Guard, Limits, Options, Report, Resumed, Standalone, Verdict};
 use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};
@@ -136,7 +136,8 @@ async fn a_server_that_answers_in_json_without_sessions_is_told_so() {
         None => decline(call).await,
     };
     let (report, memory) = probed(options(), json_mode).await;
-    assert_eq!(report.verdict, Verdict::CannotResume);
+    assert_eq!(report.verdict, Verdict::Unseen, "no event stream was seen, with or without ids");
+    assert!(report.to_string().contains("not seen: every answer came as JSON"), "{report}");
     let legacy = report.facts.legacy.as_ref().expect("it initialized");
     assert_eq!((legacy.session, legacy.answers), (false, Form::Json));
     assert_eq!(memory.count("DELETE /mcp"), 0, "there is no session to close");
@@ -166,7 +167,7 @@ async fn a_server_that_speaks_the_modern_era_alone_is_known_by_its_discovery() {
         _ => decline(call).await,
     };
     let (report, _) = probed(options(), old_requests_aside).await;
-    assert_eq!(report.verdict, Verdict::CannotResume);
+    assert_eq!(report.verdict, Verdict::Unseen);
     assert_eq!(report.facts.legacy, None);
     assert_eq!(report.facts.modern.as_ref().expect("discovered").revisions, [V2026]);
     assert_eq!(report.facts.server.as_ref().map(|server| &server.name[..]), Some("new"));
@@ -480,4 +481,116 @@ async fn an_endless_answer_is_left() {
     let options = Options { limits: Limits { answer: Duration::from_secs(3600), ..options().limits }, ..options() };
     let (report, _) = probed(options, endless).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
+}
+
+/// A listener that answers whatever comes as HTTP/1.1 without TLS.
+async fn plain_http() -> std::net::SocketAddr {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut tcp, _)) = listener.accept().await {
+            let mut bytes = [0; 1024];
+            let _ = tcp.read(&mut bytes).await;
+            let _ = tcp.write_all(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n").await;
+        }
+    });
+    address
+}
+
+async fn report_of(url: &str, change: impl FnOnce(&mut Config)) -> Report {
+    let mut config = Config::for_upstream(url).expect("a usable URL");
+    change(&mut config);
+    Report::new(within("the probe ends", check::probe(&config, &options())).await, &config)
+}
+
+#[tokio::test]
+async fn a_wrong_scheme_is_named_with_the_right_one() {
+    let address = plain_http().await;
+    let pki = support::pki::Pki::new();
+    let report = report_of(&format!("https://{address}/mcp"), |config| config.upstream.tls.ca = Some(pki.ca())).await;
+    assert_eq!(
+        (report.verdict, &report.facts.contact),
+        (Verdict::OtherScheme, &Contact::OtherScheme { scheme: "http" })
+    );
+    assert!(report.to_string().contains(&format!("give http://{address}/mcp")), "{report}");
+
+    let speaker = spoken::Speaker::start(spoken::Speech::Http1Tls, &pki).await;
+    let report = report_of(&speaker.url().replace("https:", "http:"), |_| {}).await;
+    assert_eq!(report.facts.contact, Contact::OtherScheme { scheme: "https" });
+    assert!(report.to_string().contains("TLS is spoken there: give https://"), "{report}");
+    assert!(!report.can_stand_in_front);
+}
+
+#[tokio::test]
+async fn a_failed_handshake_is_explained_in_words() {
+    let (pki, other) = (support::pki::Pki::new(), support::pki::Pki::new());
+    let speaker = spoken::Speaker::start(spoken::Speech::Http1Tls, &pki).await;
+    let report = report_of(&speaker.url(), |config| config.upstream.tls.ca = Some(other.ca())).await;
+    assert_eq!(report.verdict, Verdict::NoTls);
+    assert!(report.to_string().contains("the certificate is not signed by the authority"), "{report}");
+
+    // In TLS 1.3 the server refuses a client without a certificate when the client's handshake is over.
+    let speaker = spoken::Speaker::start_asking(spoken::Speech::Http1Tls, &pki, true).await;
+    let report = report_of(&speaker.url(), |config| config.upstream.tls.ca = Some(pki.ca())).await;
+    assert_eq!(report.verdict, Verdict::NoTls, "{report}");
+    assert!(report.to_string().contains("wants a client certificate"), "{report}");
+}
+
+#[tokio::test]
+async fn an_endpoint_at_another_path_is_found_and_its_session_closed() {
+    let elsewhere = async |memory: &mut Memory, call: Call| match (&call.method[..], &call.target[..]) {
+        ("POST", "/api/mcp") => plain(call, SESSION).await,
+        ("DELETE", "/api/mcp") => call.status(200).await,
+        _ => {
+            memory.asked.push("elsewhere".to_owned());
+            call.status(404).await;
+        }
+    };
+    let (report, memory) = probed(options(), elsewhere).await;
+    assert_eq!(report.verdict, Verdict::NoMcp);
+    assert_eq!(report.facts.endpoint_at.as_deref(), Some("/api/mcp"));
+    assert!(report.warnings.iter().any(|line| line.ends_with("/api/mcp")), "{:?}", report.warnings);
+    assert_eq!(memory.count("DELETE /api/mcp"), 1);
+
+    let (report, _) = probed(options(), async |_: &mut Memory, call: Call| call.status(404).await).await;
+    assert_eq!(report.facts.endpoint_at, None);
+    assert!(report.warnings.iter().any(|line| line.contains("nothing at this path")), "{:?}", report.warnings);
+}
+
+#[tokio::test]
+async fn a_tool_that_the_server_does_not_list_is_not_run() {
+    let tool = Some(check::Tool { name: "slwo".to_owned(), arguments: serde_json::Map::new() });
+    let ask = Options { tool, ..options() };
+    let (report, memory) = probed(ask, async |_: &mut Memory, call: Call| plain(call, "").await).await;
+    assert_eq!(report.facts.unknown_tool.as_deref(), Some("slwo"));
+    assert_eq!(report.facts.tools.expect("it listed them").names, ["slow", "exact"]);
+    assert_eq!(memory.count("tools/call"), 0);
+}
+
+#[tokio::test]
+async fn an_mcp_resume_is_recognised() {
+    let (mut upstream, proxy, _) = stage().await;
+    let config = Config::for_upstream(&format!("http://{}/mcp", proxy.addr)).expect("a usable URL");
+    let options = options();
+    let report = tokio::select! {
+        facts = within("the probe ends", check::probe(&config, &options)) => Report::new(facts, &config),
+        () = async { loop { plain(upstream.next().await, SESSION).await } } => unreachable!("a server has no end"),
+    };
+    assert!(report.facts.mcp_resume && report.adds.is_empty(), "{report}");
+    assert!(
+        report.to_string().lines().next().expect("a line").ends_with("an mcp-resume stands in front of it already")
+    );
+}
+
+#[tokio::test]
+async fn a_check_tells_what_it_does() {
+    static TOLD: std::sync::Mutex<Vec<String>> = std::sync::Mutex::new(Vec::new());
+    let progress: fn(&str) = |what| TOLD.lock().expect("no panic").push(what.to_owned());
+    let ask = Options { progress: Some(progress), ..with_tool() };
+    probed(ask, async |memory: &mut Memory, call: Call| numbering(memory, call, Replay::Whole).await).await;
+    let told = TOLD.lock().expect("no panic").join("\n");
+    for step in ["connecting", "asking for revisions", "asking for tools", "running slow, up to 120 s", "once more"] {
+        assert!(told.contains(step), "{step} is not in\n{told}");
+    }
 }

@@ -44,6 +44,12 @@ impl Connector {
         Self { address, options }
     }
 
+    /// Whether connections can be made as they are configured: the files of TLS can be read and used.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        let Some(host) = self.address.hosts.first().filter(|_| self.address.tls) else { return Ok(()) };
+        self.client(host, self.login()).map(drop).map_err(|error| Failure::of(&error))
+    }
+
     /// Connects.
     pub(super) async fn open(&self) -> Result<Link, Failure> {
         if self.address.kind == Kind::Cluster {

@@ -1,0 +1,68 @@
+//! Whether anybody listens at the upstream's address, and which of the two schemes is spoken there.
+//!
+//! The requests of the probe say only that a connection broke. These connections are made to find out why: a certificate that is not
+//! trusted, a client certificate that is missing, a URL with the wrong scheme.
+
+use std::io;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tokio_rustls::rustls::pki_types::ServerName;
+
+use super::facts::{Contact, printable};
+use crate::config::Config;
+use crate::tls::{self, ClientFiles};
+
+/// Connects as `serve` would, with TLS where the URL says so; what is wrong if that fails.
+pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
+    let limit = config.upstream.connect_timeout;
+    let unreachable = |why: String| Contact::Unreachable { why };
+    let late = || unreachable(format!("no connection within {} ms", limit.as_millis()));
+    let tcp = tokio::time::timeout(limit, connect(config)).await.map_err(|_| late())?;
+    let tcp = tcp.map_err(|error| unreachable(printable(&error.to_string())))?;
+    if !config.upstream.url.is_https() {
+        return Ok(());
+    }
+    let files = ClientFiles::load(config.upstream.tls.clone()).map_err(|error| unreachable(error.to_string()))?;
+    match tokio::time::timeout(limit, shake(config, TlsConnector::from(files.current()), tcp)).await {
+        Err(_) => Err(Contact::Handshake { why: format!("no TLS handshake within {} ms", limit.as_millis()) }),
+        Ok(Err(error)) if tls::is_plain(&error) => Err(Contact::OtherScheme { scheme: "http" }),
+        Ok(Err(error)) => Err(Contact::Handshake { why: printable(&tls::explain(&error)) }),
+        Ok(Ok(_)) => Ok(()),
+    }
+}
+
+/// Why requests broke before an answer, where TLS is the reason: the other scheme, or a refusal that comes after the handshake, as that of
+/// a client without a certificate does in TLS 1.3.
+pub(super) async fn why_broken(config: &Config, limit: Duration) -> Option<Contact> {
+    let tcp = connect(config).await.ok()?;
+    if !config.upstream.url.is_https() {
+        let shaken = tokio::time::timeout(limit, shake(config, TlsConnector::from(tls::trusting_nobody().ok()?), tcp));
+        let speaks_tls = shaken.await.ok()?.map_or_else(|error| tls::is_of_tls(&error), |_| true);
+        return speaks_tls.then_some(Contact::OtherScheme { scheme: "https" });
+    }
+    let files = ClientFiles::load(config.upstream.tls.clone()).ok()?;
+    let listening = async {
+        let mut stream = shake(config, TlsConnector::from(files.current()), tcp).await?;
+        stream.read_u8().await
+    };
+    let error = tokio::time::timeout(limit, listening).await.ok()?.err()?;
+    tls::is_of_tls(&error).then(|| Contact::Handshake { why: printable(&tls::explain(&error)) })
+}
+
+fn host(config: &Config) -> &str {
+    config.upstream.url.authority().host().trim_matches(['[', ']'])
+}
+
+async fn connect(config: &Config) -> io::Result<TcpStream> {
+    let url = &config.upstream.url;
+    TcpStream::connect((host(config), url.authority().port_u16().unwrap_or(url.default_port()))).await
+}
+
+async fn shake(config: &Config, connector: TlsConnector, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+    let name = ServerName::try_from(host(config).to_owned()).map_err(io::Error::other)?;
+    connector.connect(name, tcp).await
+}
