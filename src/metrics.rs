@@ -51,6 +51,7 @@ pub struct Metrics {
     store_append_seconds: Histogram,
     store_failures: IntCounterVec,
     store_ready: IntGauge,
+    upstream_ready: IntGauge,
     streams_adopted: IntCounter,
     streams_fenced: IntCounter,
     streams_restored: IntCounter,
@@ -201,6 +202,7 @@ impl Metrics {
                 "reason",
             )?,
             store_ready: add.gauge("store_ready", "Whether the store takes what is new: 1 or 0.")?,
+            upstream_ready: add.gauge("upstream_ready", "Whether the upstream accepts connections: 1 or 0.")?,
             streams_adopted: add.counter("streams_adopted_total", "Streams of a writer that is gone, ended here.")?,
             streams_fenced: add.counter("streams_fenced_total", "Streams that another replica took from this one.")?,
             streams_restored: add.counter("streams_restored_total", "Streams taken out of the store for a client.")?,
@@ -454,6 +456,11 @@ impl Metrics {
     /// Whether it takes what is new.
     pub fn observe_store(&self, is_ready: bool) {
         self.store_ready.set(i64::from(is_ready));
+    }
+
+    /// Sets whether the upstream accepts connections.
+    pub fn observe_upstream(&self, accepts: bool) {
+        self.upstream_ready.set(i64::from(accepts));
     }
 
     /// A stream of a writer that is gone was ended.

@@ -4,7 +4,7 @@ use crate::event_log::EventLog;
 use crate::replicas::Replicas;
 use crate::shutdown::Drain;
 use crate::store::Standing;
-use crate::upstream::Upstream;
+use crate::upstream::{Reachability, Upstream};
 
 /// Whether new calls are taken, and why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,10 +23,12 @@ pub enum Readiness {
     NameTaken,
     /// Nothing has accepted a connection yet.
     NoUpstream,
+    /// The upstream accepts no connections any more.
+    UpstreamLost,
 }
 
 impl Readiness {
-    /// That of a process with these parts, now. Tries a connection to an upstream that has accepted none yet.
+    /// That of a process with these parts, now. Tries a connection to the upstream, once a second at most.
     pub async fn of(drain: &Drain, log: &EventLog, replicas: Option<&Replicas>, upstream: &Upstream) -> Self {
         if drain.has_begun() {
             return Self::Draining;
@@ -39,8 +41,10 @@ impl Readiness {
         if replicas.is_some_and(Replicas::is_taken) {
             return Self::NameTaken;
         }
-        if !upstream.is_ready().await {
-            return Self::NoUpstream;
+        match upstream.reachability().await {
+            Reachability::Unknown => return Self::NoUpstream,
+            Reachability::Lost => return Self::UpstreamLost,
+            Reachability::Accepting => {}
         }
         match log.store_standing() {
             Standing::Unreachable => Self::WithoutStore,
@@ -52,7 +56,8 @@ impl Readiness {
     pub fn takes_calls(self) -> bool {
         match self {
             Self::Ready | Self::WithoutStore => true,
-            Self::Draining | Self::StoreFull | Self::StoreUnreachable | Self::NameTaken | Self::NoUpstream => false,
+            Self::Draining | Self::StoreFull | Self::StoreUnreachable | Self::NameTaken => false,
+            Self::NoUpstream | Self::UpstreamLost => false,
         }
     }
 
@@ -66,6 +71,7 @@ impl Readiness {
             Self::StoreUnreachable => "the store cannot be reached\n",
             Self::NameTaken => "another process has this replica's name\n",
             Self::NoUpstream => "the upstream has not accepted a connection yet\n",
+            Self::UpstreamLost => "the upstream accepts no connections\n",
         }
     }
 }

@@ -21,7 +21,7 @@ use crate::readiness::Readiness;
 use crate::replicas::Replicas;
 use crate::shutdown::{Drain, X_DRAIN};
 use crate::store::Standing;
-use crate::upstream::{Upstream, whole};
+use crate::upstream::{Reachability, Upstream, whole};
 
 /// The live page loads its own parts and talks to its own origin.
 const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
@@ -30,7 +30,7 @@ const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 
 pub struct Admin {
     /// For `/metrics`.
     pub metrics: Arc<Metrics>,
-    /// For `/readyz`.
+    /// For `/readyz` and `/metrics`.
     pub upstream: Arc<Upstream>,
     /// For `/streams`.
     pub log: Arc<EventLog>,
@@ -61,6 +61,7 @@ impl Admin {
             "/readyz" => self.readiness().await,
             "/metrics" => {
                 self.metrics.observe_store(self.log.store_standing() == Standing::Ready);
+                self.metrics.observe_upstream(self.upstream.reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
             }

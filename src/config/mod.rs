@@ -118,6 +118,8 @@ pub struct Upstream {
     pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
+    /// How long connections have failed before the proxy is not ready.
+    pub unready: Duration,
     /// Longest wait for a response's head; `None` waits for ever.
     pub header_timeout: Option<Duration>,
     /// How long an idle connection may be used again.

@@ -19,9 +19,10 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use tower_service::Service;
 use tracing::warn;
 
-use crate::config;
+use super::reach::{Reach, Reachability};
 use crate::event_log::BoxError;
 use crate::tls::{self, ClientFiles};
+use crate::{clock, config};
 
 /// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
@@ -66,6 +67,7 @@ pub(super) struct Connector {
     origin: Uri,
     carrier: Carrier,
     timeout: Duration,
+    pub(super) reach: Arc<Reach>,
 }
 
 #[derive(Clone)]
@@ -84,8 +86,10 @@ struct Tls {
 }
 
 impl Connector {
-    /// To `origin`. A connection is there within `timeout` or fails.
-    pub(super) fn new(way: Way, origin: Uri, timeout: Duration) -> Result<Self, tls::Error> {
+    /// To the origin of the configured server.
+    pub(super) fn new(way: Way, config: &config::Upstream) -> Result<Self, tls::Error> {
+        let (origin, timeout) = (super::origin(&config.url), config.connect_timeout);
+        let reach = Arc::new(Reach::new(config.url.authority().to_string(), config.unready));
         let carrier = match way {
             Way::Tcp => Carrier::Tcp(tcp(timeout)),
             Way::Tls(files) => {
@@ -95,7 +99,7 @@ impl Connector {
             }
             Way::Dialed(dialer) => Carrier::Dialed(dialer),
         };
-        Ok(Self { origin, carrier, timeout })
+        Ok(Self { origin, carrier, timeout, reach })
     }
 
     /// What TLS is made with, where it is.
@@ -121,11 +125,18 @@ fn tcp(timeout: Duration) -> HttpConnector {
 }
 
 impl Carrier {
-    async fn connect(mut self, target: Uri) -> Result<Socket, BoxError> {
+    /// A connection without TLS.
+    async fn open(mut self, target: Uri) -> Result<Opened, BoxError> {
         match &mut self {
-            Carrier::Tcp(tcp) => Ok(Socket::Tcp(tcp.call(target).await?.into_inner())),
-            Carrier::Tls(tcp, tls) => {
-                let tcp = tcp.call(target).await?.into_inner();
+            Carrier::Tcp(tcp) | Carrier::Tls(tcp, _) => Ok(Opened::Tcp(tcp.call(target).await?.into_inner())),
+            Carrier::Dialed(dialer) => Ok(Opened::Dialed(dialer.dial(&target).await?)),
+        }
+    }
+
+    /// The same connection with TLS, where it is spoken.
+    async fn shake(&self, opened: Opened) -> Result<Socket, BoxError> {
+        match (self, opened) {
+            (Carrier::Tls(_, tls), Opened::Tcp(tcp)) => {
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| {
                     warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
@@ -134,9 +145,16 @@ impl Carrier {
                 tls.is_http2.store(socket.is_http2(), Ordering::Relaxed);
                 Ok(socket)
             }
-            Carrier::Dialed(dialer) => Ok(Socket::Dialed(dialer.dial(&target).await?)),
+            (_, Opened::Tcp(tcp)) => Ok(Socket::Tcp(tcp)),
+            (_, Opened::Dialed(wire)) => Ok(Socket::Dialed(wire)),
         }
     }
+}
+
+/// A connection on which nothing was said.
+pub(super) enum Opened {
+    Tcp(TcpStream),
+    Dialed(Box<dyn Wire>),
 }
 
 impl Connector {
@@ -150,10 +168,35 @@ impl Connector {
 
     /// A connection to the origin.
     pub(super) async fn connect(&self) -> Result<Socket, BoxError> {
-        let connecting = self.carrier.clone().connect(self.origin.clone());
-        let connected = tokio::time::timeout(self.timeout, connecting).await;
-        connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+        let began = clock::now();
+        let opened = self.open().await?;
+        let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
+        let socket = within(left, self.carrier.shake(opened)).await?;
+        self.reach.note_usable();
+        Ok(socket)
     }
+
+    /// Returns whether the server can be reached, after a connection attempt if the last check is old enough.
+    pub(super) async fn reachability(&self) -> Reachability {
+        self.reach.ask(self).await
+    }
+
+    /// Opens a connection without TLS, and notes the outcome for readiness.
+    pub(super) async fn open(&self) -> Result<Opened, BoxError> {
+        let began = clock::now();
+        let opened = within(self.timeout, self.carrier.clone().open(self.origin.clone())).await;
+        match &opened {
+            Ok(_) => self.reach.note_accepted(),
+            Err(error) => self.reach.note_failed(began, &**error),
+        }
+        opened
+    }
+}
+
+async fn within<T>(time: Duration, connecting: impl Future<Output = Result<T, BoxError>>) -> Result<T, BoxError> {
+    tokio::time::timeout(time, connecting)
+        .await
+        .unwrap_or_else(|_| Err(io::Error::from(io::ErrorKind::TimedOut).into()))
 }
 
 /// For hyper's client.

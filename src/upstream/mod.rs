@@ -14,6 +14,7 @@ mod listing;
 mod own;
 mod probe;
 mod pump;
+mod reach;
 mod reader;
 mod received;
 mod request;
@@ -26,7 +27,6 @@ use std::borrow::Cow;
 use std::error::Error;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use bytes::Bytes;
 use http::header::{HOST, LOCATION};
@@ -44,6 +44,7 @@ pub use learned::{Credentials, Learned};
 pub use own::gap_warning;
 pub use probe::Probed;
 pub use pump::{Call, Pump, Teaches};
+pub use reach::Reachability;
 pub use received::Received;
 use request::Taken;
 pub use request::{Body, Template};
@@ -73,7 +74,6 @@ pub struct Upstream {
     /// The endpoint with the query that was configured.
     endpoint: Option<Uri>,
     learned: Arc<Learned>,
-    reached: Arc<AtomicBool>,
     sessions: Arc<Sessions>,
 }
 
@@ -84,7 +84,7 @@ impl Upstream {
     /// When what TLS needs cannot be had.
     pub fn new(config: config::Upstream) -> Result<Self, tls::Error> {
         let way = if config.url.is_https() { Way::tls(&config.tls)? } else { Way::Tcp };
-        Ok(Self::by(Connector::new(way, origin(&config.url), config.connect_timeout)?, config))
+        Ok(Self::by(Connector::new(way, &config)?, config))
     }
 
     /// The same with connections from `dialer`, which are spoken to without TLS.
@@ -92,7 +92,7 @@ impl Upstream {
     /// # Errors
     /// None at present.
     pub fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Result<Self, tls::Error> {
-        Ok(Self::by(Connector::new(Way::Dialed(dialer), origin(&config.url), config.connect_timeout)?, config))
+        Ok(Self::by(Connector::new(Way::Dialed(dialer), &config)?, config))
     }
 
     fn by(connector: Connector, config: config::Upstream) -> Self {
@@ -107,16 +107,8 @@ impl Upstream {
             HostHeader::Client => None,
             HostHeader::Name(name) => Some(name.clone()),
         };
-        let mut upstream = Self {
-            lanes,
-            connector,
-            config,
-            host,
-            endpoint: None,
-            learned: Arc::default(),
-            reached: Arc::default(),
-            sessions: Arc::default(),
-        };
+        let mut upstream =
+            Self { lanes, connector, config, host, endpoint: None, learned: Arc::default(), sessions: Arc::default() };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
     }
@@ -124,8 +116,8 @@ impl Upstream {
     /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
     /// from another would pass between threads.
     pub fn with_own_connections(&self) -> Self {
-        let (learned, reached, sessions) = (self.learned.clone(), self.reached.clone(), self.sessions.clone());
-        Self { learned, reached, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let (learned, sessions) = (self.learned.clone(), self.sessions.clone());
+        Self { learned, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
     /// The same upstream, whose sessions have `owner` in the names that clients see.
@@ -148,12 +140,10 @@ impl Upstream {
         self.config.url.endpoint_path()
     }
 
-    /// Whether the upstream has ever accepted a connection: tries one where none is known of.
-    pub async fn is_ready(&self) -> bool {
-        if !self.reached.load(Ordering::Relaxed) && self.connector.connect().await.is_ok() {
-            self.reached.store(true, Ordering::Relaxed);
-        }
-        self.reached.load(Ordering::Relaxed)
+    /// Returns whether the server accepts connections, after an attempt if the last one for this question began a second ago or
+    /// more. Takes half a second at most.
+    pub async fn reachability(&self) -> Reachability {
+        self.connector.reachability().await
     }
 
     /// Whether the upstream is resumed after hard cuts too.

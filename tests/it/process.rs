@@ -51,6 +51,38 @@ async fn it_is_not_ready_before_its_upstream_was_there_once() {
     assert_eq!(page(&proxy, "/healthz").await.0, 200);
 }
 
+/// The file that a process logs to, removed with this.
+struct LogFile(std::path::PathBuf);
+
+impl Drop for LogFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_stops_and_comes_back_is_told_by_probes_and_in_the_log() {
+    let mut upstream = Upstream::start().await;
+    let log = LogFile(std::env::temp_dir().join(format!("mcp-resume-reach-{}.log", std::process::id())));
+    let mut command = command(&upstream);
+    command.env("MCP_RESUME_UPSTREAM__UNREADY_SECS", "0");
+    command.stderr(std::fs::File::create(&log.0).expect("a log file"));
+    let proxy = Proxy::process(command).await;
+    assert_eq!(page(&proxy, "/readyz").await, (200, "ready\n".to_owned()));
+    upstream.refuse().await;
+    until("it is not ready", async || page(&proxy, "/readyz").await.0 == 503).await;
+    assert_eq!(page(&proxy, "/readyz").await.1, "the upstream accepts no connections\n");
+    upstream.listen_again().await;
+    until("it is ready", async || page(&proxy, "/readyz").await.0 == 200).await;
+    proxy.stop().await;
+    let said = std::fs::read_to_string(&log.0).expect("a log");
+    let lines: Vec<_> = said.lines().filter(|line| line.contains("the MCP server accepts")).collect();
+    let [lost, back] = lines[..] else { panic!("{said}") };
+    let address = format!("upstream.addr=\"{}\"", upstream.addr());
+    assert!(lost.contains("WARN") && lost.contains(&address) && lost.contains("Connection refused"), "{lost}");
+    assert!(back.contains("INFO") && back.contains(&address), "{back}");
+}
+
 #[tokio::test]
 async fn whoever_asks_for_its_health_gets_its_own_words() {
     let (mut upstream, proxy) = observed().await;

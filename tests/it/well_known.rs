@@ -100,7 +100,9 @@ async fn it_is_as_ready_as_readyz_says() {
     let readyz = async || Request::new("GET", "/readyz").send(proxy.admin.unwrap()).await.status;
     assert_eq!((readyz().await, said(&proxy).await["ready"].clone()), (503, json!(false)));
     upstream.listen_again().await;
-    assert_eq!((readyz().await, said(&proxy).await["ready"].clone()), (200, json!(true)));
+    // The server is tried once a second.
+    until("it is ready", async || readyz().await == 200).await;
+    assert_eq!(said(&proxy).await["ready"], true);
 
     // A call that runs holds the drain up.
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;
@@ -131,7 +133,7 @@ async fn it_is_asked_by_any_host_from_allowed_origins_by_get_and_head_alone() {
         let refused = Request::new(method, PATH).send(proxy.addr).await;
         assert_eq!((refused.status, refused.header("allow")), (405, Some("GET, HEAD")), "{method}");
     }
-    assert_eq!(upstream.connections(), 1, "but for the one that showed that it is there");
+    assert!(upstream.is_quiet(), "nothing of it goes upstream, but for connections that show that it is there");
 }
 
 #[tokio::test]

@@ -42,7 +42,8 @@ fn client_over<const N: usize>(
         pipes.0.lock().unwrap().push_back(between(ours));
         theirs
     });
-    let connector = Connector::new(Way::Dialed(pipes), Uri::from_static("http://there"), IDLE).unwrap();
+    let config = crate::config::Config::for_upstream("http://there").unwrap().upstream;
+    let connector = Connector::new(Way::Dialed(pipes), &config).unwrap();
     (Client::new(connector, "there".into(), IDLE), servers)
 }
 

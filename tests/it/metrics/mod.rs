@@ -104,6 +104,7 @@ every_metric! {
     "certificate_reloads_total" is moved by certificates_of_both_sides_that_change;
     "sessions_kept" is moved by a_session_that_is_named;
     "evicted_sessions_total" is moved by sessions_that_are_made_up;
+    "upstream_ready" is moved by a_server_that_is_gone_and_comes_back;
     "store_ready" is moved by a_store_that_is_gone_and_comes_back;
     "store_append_seconds" is moved by an_event_that_the_store_takes;
     "store_failures_total" is moved by an_event_that_the_store_cannot_take;

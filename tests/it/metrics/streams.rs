@@ -105,3 +105,17 @@ pub(super) async fn a_client_that_does_not_come_back_in_time(abandoned: &Meter) 
     sse.closed().await;
     assert_eq!(abandoned.read(&proxy).await, 1.0);
 }
+
+pub(super) async fn a_server_that_is_gone_and_comes_back(ready: &Meter) {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        config.admin.address = Some(([127, 0, 0, 1], 0).into());
+        config.upstream.unready = Duration::ZERO;
+    })
+    .await;
+    assert_eq!(ready.read(&proxy).await, 1.0);
+    upstream.refuse().await;
+    until("it is seen", async || ready.read(&proxy).await == 0.0).await;
+    upstream.listen_again().await;
+    until("it is seen", async || ready.read(&proxy).await == 1.0).await;
+}

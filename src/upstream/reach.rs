@@ -1,0 +1,262 @@
+//! Reachability of the server: the outcome of connection attempts, judged for readiness.
+//!
+//! Owned here: the judgement, the check that a question for readiness starts, and the log lines of a change. Every attempt counts,
+//! those of calls included. Invariant: one state for all threads, so that every listener gives the same answer. Absent: how a
+//! connection is made ([`super::connect`]), and what else readiness depends on.
+
+use std::error::Error;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::{info, warn};
+
+use super::connect::Connector;
+use crate::clock;
+
+/// Least time between the beginnings of two checks.
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait of a question for a check that runs. Probes and balancers give up after a second, and a server that does not
+/// answer a SYN must not make its sidecar look dead.
+const ANSWER_WITHIN: Duration = Duration::from_millis(500);
+
+/// Reachability of one server.
+pub(super) struct Reach {
+    /// Server address for the log.
+    address: String,
+    unready_after: Duration,
+    state: Mutex<State>,
+    /// Beginning of the last check; locked while a check runs.
+    checked: Arc<tokio::sync::Mutex<Option<Instant>>>,
+}
+
+#[derive(Default)]
+struct State {
+    standing: Reachability,
+    /// Last accepted connection.
+    accepted: Option<Instant>,
+    /// Beginning of the first attempt of those that failed since then.
+    failing_since: Option<Instant>,
+}
+
+/// Judgement of a server's reachability.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reachability {
+    /// No connection was accepted yet.
+    #[default]
+    Unknown,
+    /// The server accepts connections.
+    Accepting,
+    /// The server accepted connections before, and has not for `upstream.unready_secs`.
+    Lost,
+}
+
+impl Reach {
+    /// Reachability of the server at `address`, which is lost once connections have failed for `unready_after`.
+    pub(super) fn new(address: String, unready_after: Duration) -> Self {
+        Self { address, unready_after, state: Mutex::default(), checked: Arc::default() }
+    }
+
+    /// Returns the judgement after a check with `connector`, or after the last one if that began less than a second ago. Waits half
+    /// a second at most; a check that takes longer goes on.
+    pub(super) async fn ask(self: &Arc<Self>, connector: &Connector) -> Reachability {
+        if let Ok(mut checked) = self.checked.clone().try_lock_owned() {
+            let now = clock::now();
+            if checked.is_some_and(|began| now.saturating_duration_since(began) < CHECK_INTERVAL) {
+                return self.standing();
+            }
+            *checked = Some(now);
+            let (reach, connector) = (self.clone(), connector.clone());
+            tokio::spawn(async move {
+                // The first connection proves TLS as well; after that a handshake a second would be a burden.
+                match reach.standing() {
+                    Reachability::Unknown => drop(connector.connect().await),
+                    Reachability::Accepting | Reachability::Lost => drop(connector.open().await),
+                }
+                drop(checked);
+            });
+        }
+        let _ = tokio::time::timeout(ANSWER_WITHIN, self.checked.lock()).await;
+        self.standing()
+    }
+
+    /// Notes that the server accepted a connection. A connection alone does not make a server known that was never reached: TLS may
+    /// still fail.
+    pub(super) fn note_accepted(&self) {
+        let mut state = self.lock();
+        (state.accepted, state.failing_since) = (Some(clock::now()), None);
+        if state.standing == Reachability::Lost {
+            state.standing = Reachability::Accepting;
+            info!(upstream.addr = self.address, "the MCP server accepts connections again: ready");
+        }
+    }
+
+    /// Notes that a connection can be used: it was accepted, and TLS was agreed on where it is spoken.
+    pub(super) fn note_usable(&self) {
+        let mut state = self.lock();
+        if state.standing == Reachability::Unknown {
+            state.standing = Reachability::Accepting;
+        }
+    }
+
+    /// Notes that an attempt that began at `began` failed.
+    pub(super) fn note_failed(&self, began: Instant, error: &(dyn Error + 'static)) {
+        let mut state = self.lock();
+        let accepted = state.accepted;
+        let since = *state.failing_since.get_or_insert_with(|| accepted.map_or(began, |accepted| accepted.max(began)));
+        let is_long = clock::now().saturating_duration_since(since) >= self.unready_after;
+        if state.standing == Reachability::Accepting && is_long {
+            state.standing = Reachability::Lost;
+            let error = in_full(error);
+            warn!(upstream.addr = self.address, error, "the MCP server accepts no connections: not ready");
+        }
+    }
+
+    fn standing(&self) -> Reachability {
+        self.lock().standing
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An error with what caused it: "tcp connect error: Connection refused".
+fn in_full(error: &(dyn Error + 'static)) -> String {
+    let causes = std::iter::successors(Some(error), |&error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::Uri;
+
+    use super::super::connect::{Dial, Dialing, Way};
+    use super::*;
+    use crate::config::Config;
+
+    #[derive(Clone, Copy)]
+    enum Manner {
+        Accepts,
+        Refuses,
+        Silent,
+    }
+
+    /// A server that is dialed.
+    struct Server {
+        manner: Mutex<Manner>,
+        dialed: AtomicUsize,
+    }
+
+    impl Server {
+        fn start() -> (Arc<Self>, Connector) {
+            let server = Arc::new(Self { manner: Mutex::new(Manner::Accepts), dialed: AtomicUsize::new(0) });
+            let config = Config::for_upstream("http://127.0.0.1:9/mcp").unwrap().upstream;
+            (server.clone(), Connector::new(Way::Dialed(server), &config).unwrap())
+        }
+
+        fn becomes(&self, manner: Manner) {
+            *self.manner.lock().unwrap() = manner;
+        }
+
+        fn dialed(&self) -> usize {
+            self.dialed.swap(0, Ordering::Relaxed)
+        }
+    }
+
+    impl Dial for Server {
+        fn dial(&self, _: &Uri) -> Dialing {
+            self.dialed.fetch_add(1, Ordering::Relaxed);
+            let manner = *self.manner.lock().unwrap();
+            Box::pin(async move {
+                match manner {
+                    Manner::Accepts => Ok(Box::new(tokio::io::duplex(1).0) as Box<_>),
+                    Manner::Refuses => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
+                    Manner::Silent => std::future::pending().await,
+                }
+            })
+        }
+    }
+
+    async fn pass(time: Duration) {
+        clock::sleep_until(clock::now() + time).await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_is_lost_once_connections_have_failed_for_long_and_back_with_the_first_accepted() {
+        let (server, connector) = Server::start();
+        server.becomes(Manner::Refuses);
+        assert_eq!(connector.reachability().await, Reachability::Unknown);
+        for _ in 0..2 {
+            server.becomes(Manner::Accepts);
+            pass(CHECK_INTERVAL).await;
+            assert_eq!(connector.reachability().await, Reachability::Accepting);
+            server.becomes(Manner::Refuses);
+            for _ in 0..5 {
+                pass(CHECK_INTERVAL).await;
+                assert_eq!(connector.reachability().await, Reachability::Accepting);
+            }
+            pass(CHECK_INTERVAL).await;
+            assert_eq!(connector.reachability().await, Reachability::Lost);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_failure_between_two_connections_changes_nothing() {
+        let (server, connector) = Server::start();
+        for second in 0..60 {
+            server.becomes(if second % 4 == 0 { Manner::Accepts } else { Manner::Refuses });
+            assert_eq!(connector.reachability().await, Reachability::Accepting);
+            pass(CHECK_INTERVAL).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn questions_share_one_check_a_second() {
+        let (server, connector) = Server::start();
+        for _ in 0..3 {
+            let asking = (0..100).map(|_| {
+                let connector = connector.clone();
+                tokio::spawn(async move { connector.reachability().await })
+            });
+            for asked in asking.collect::<Vec<_>>() {
+                assert_eq!(asked.await.unwrap(), Reachability::Accepting);
+            }
+            pass(CHECK_INTERVAL - Duration::from_millis(1)).await;
+            assert_eq!(connector.reachability().await, Reachability::Accepting);
+            assert_eq!(server.dialed(), 1);
+            pass(Duration::from_millis(1)).await;
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_question_does_not_wait_for_a_silent_server() {
+        let (server, connector) = Server::start();
+        assert_eq!(connector.reachability().await, Reachability::Accepting);
+        pass(CHECK_INTERVAL).await;
+        server.becomes(Manner::Silent);
+        let began = clock::now();
+        assert_eq!(connector.reachability().await, Reachability::Accepting);
+        assert_eq!(clock::now() - began, ANSWER_WITHIN);
+        // The attempt takes `upstream.connect_timeout_ms`, and has then failed for as long.
+        pass(Duration::from_secs(5)).await;
+        assert_eq!(connector.reach.standing(), Reachability::Lost);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_attempts_of_calls_count_as_well() {
+        let (server, connector) = Server::start();
+        assert!(connector.connect().await.is_ok());
+        assert_eq!(connector.reach.standing(), Reachability::Accepting);
+        server.becomes(Manner::Refuses);
+        assert!(connector.connect().await.is_err());
+        pass(Duration::from_secs(5)).await;
+        assert!(connector.connect().await.is_err());
+        assert_eq!(connector.reach.standing(), Reachability::Lost);
+        server.becomes(Manner::Accepts);
+        assert!(connector.connect().await.is_ok());
+        assert_eq!(connector.reach.standing(), Reachability::Accepting);
+    }
+}
