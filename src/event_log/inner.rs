@@ -188,6 +188,7 @@ impl Inner {
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
+        self.part.set_asks(self.machine.asks().byte_len());
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }

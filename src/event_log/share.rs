@@ -241,7 +241,7 @@ impl Share {
     pub(super) fn take_part(self: &Arc<Self>, request_bytes: usize) -> Part {
         self.whole.metrics.observe_stream();
         let base = STREAM_COST + request_bytes;
-        Part { holding: self.hold(base), base, running: false, detached: false }
+        Part { holding: self.hold(base), base, asks: 0, running: false, detached: false }
     }
 
     /// When a resume that comes `now` may go on; each takes its place in the row. One that waits costs its connection and
@@ -355,6 +355,8 @@ pub struct Part {
     holding: Holding,
     /// What it holds beside its events.
     base: usize,
+    /// What is remembered of the server's questions.
+    asks: usize,
     running: bool,
     detached: bool,
 }
@@ -366,7 +368,15 @@ impl Part {
 
     /// Its events take so many bytes.
     pub(super) fn set_events(&mut self, bytes: usize) {
-        self.holding.set(self.base + bytes);
+        self.holding.set(self.base + self.asks + bytes);
+    }
+
+    /// What is remembered of the server's questions takes so many bytes. Nothing to do for most events: they ask nothing.
+    pub(super) fn set_asks(&mut self, bytes: usize) {
+        if bytes != self.asks {
+            self.holding.set(self.holding.bytes - self.asks + bytes);
+            self.asks = bytes;
+        }
     }
 
     /// It keeps so many bytes beside its events, for a retry.

@@ -15,6 +15,8 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+#[cfg(test)]
+pub(crate) mod counted;
 mod edit;
 #[cfg(test)]
 mod tests;
@@ -22,7 +24,12 @@ mod tests;
 pub use edit::{elements, member, messages, span, splice, without_members};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
-#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[derive(Clone, Eq, Hash, Debug, Serialize, Deserialize)]
+#[cfg_attr(not(test), derive(PartialEq))]
+#[cfg_attr(
+    test,
+    expect(clippy::derived_hash_with_manual_eq, reason = "the comparison is the derived one, and counted")
+)]
 pub enum RequestId {
     /// The number as it was written, so that `1`, `1.0` and large integers come back unchanged.
     Number(Box<str>),

@@ -442,21 +442,23 @@ impl Pump {
     /// session it does not know, is the answer to the only one there is.
     fn as_answer(&self, body: Bytes) -> Option<Bytes> {
         let messages = jsonrpc::peek(&body).ok()?;
-        // A cancelled request may still be answered.
-        let due: Vec<RequestId> = self.writer.stream().look(|machine| machine.debts().unanswered().cloned().collect());
-        let answers = |message: &Message| match message {
-            Message::Response { id: Some(id), .. } => due.contains(id),
-            Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
-        };
-        if messages.messages().iter().any(answers) {
-            return Some(body);
-        }
-        match (messages.messages(), due.as_slice()) {
-            ([Message::Response { id: None, is_error: true }], [only]) => {
-                jsonrpc::address_error(&body, only).map(Into::into)
+        self.writer.stream().look(|machine| {
+            // A cancelled request may still be answered.
+            let answers = |message: &Message| match message {
+                Message::Response { id: Some(id), .. } => machine.debts().is_unanswered(id),
+                Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
+            };
+            if messages.messages().iter().any(answers) {
+                return Some(body.clone());
             }
-            _ => None,
-        }
+            let mut unanswered = machine.debts().unanswered();
+            match (messages.messages(), unanswered.next(), unanswered.next()) {
+                ([Message::Response { id: None, is_error: true }], Some(only), None) => {
+                    jsonrpc::address_error(&body, only).map(Into::into)
+                }
+                _ => None,
+            }
+        })
     }
 
     async fn pass_answer(&mut self, response: Box<Response<Received>>) {

@@ -66,6 +66,7 @@ impl Stream {
         {
             let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
             *inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
+            inner.part.set_asks(inner.machine.asks().byte_len());
             inner.tail = Tail::starting_at(tail);
             inner.tail.set_epoch(epoch);
             inner.epoch = epoch;
@@ -189,6 +190,8 @@ impl Stream {
         let tail = inner.tail.last();
         let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
         inner.machine.handle_elsewhere(machine, tail, Seq(0));
+        let asks = inner.machine.asks().byte_len();
+        inner.part.set_asks(asks);
         if stored.sealed {
             inner.machine.handle_sealed_elsewhere(clock::now());
         }

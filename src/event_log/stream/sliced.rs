@@ -40,9 +40,7 @@ impl Stream {
     /// What the upstream calls the unsettled request that the client calls `id`: the same, or the first id where a later slice has
     /// this one. `None` where it has no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
-        let due = |wanted: &RequestId| {
-            self.look(|machine| !machine.is_sealed() && machine.debts().due().any(|due| due == wanted))
-        };
+        let due = |wanted: &RequestId| self.look(|machine| !machine.is_sealed() && machine.debts().is_due(wanted));
         if due(id) {
             return Some(id.clone());
         }

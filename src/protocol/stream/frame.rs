@@ -73,7 +73,7 @@ impl Machine {
         let after = confirmed.max(opened).max(self.trimmed);
         let is_later = |seq: &Seq| after < *seq && *seq <= self.tail;
         let announced = closed.filter(is_later).is_some();
-        let answered = self.asks.answered().filter(is_later).count();
-        self.tail.0.saturating_sub(after.0) - u64::from(announced) - answered as u64
+        let answered = self.asks.spent_between(after, self.tail);
+        self.tail.0.saturating_sub(after.0) - u64::from(announced) - answered
     }
 }

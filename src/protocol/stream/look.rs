@@ -151,6 +151,6 @@ impl Machine {
 
     /// Whether the events after `cursor` are nothing but questions that were answered.
     pub(super) fn is_spent_after(&self, cursor: Seq) -> bool {
-        (cursor.0 + 1..=self.tail.0).all(|seq| self.asks.is_answered(Seq(seq)))
+        self.asks.spent_between(cursor, self.tail) == self.tail.0.saturating_sub(cursor.0)
     }
 }

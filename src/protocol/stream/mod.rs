@@ -21,6 +21,7 @@ mod batch;
 mod debts;
 mod frame;
 mod look;
+mod places;
 mod policy;
 mod reader;
 mod seal;
@@ -352,6 +353,7 @@ impl Machine {
     /// The log dropped its events up to `upto`.
     pub fn handle_trimmed(&mut self, upto: Seq) {
         self.trimmed = self.trimmed.max(upto);
+        self.asks.handle_trimmed(self.trimmed);
     }
 
     /// The log is over its bounds (or no longer is) although everything releasable was dropped. A stream that has ended

@@ -37,11 +37,8 @@ impl Machine {
         if self.phase != Phase::Open || self.sealing.is_some() {
             return;
         }
-        let due: Vec<RequestId> = self.debts.due().cloned().collect();
-        for id in due {
-            let seq = self.staged.push(b"message", &failure.to_message(Some(&id)));
-            self.debts.answer(&id, seq, true);
-        }
+        let Self { debts, staged, .. } = self;
+        debts.fail_due(|id| staged.push(b"message", &failure.to_message(Some(id))));
     }
 
     pub(super) fn announce_cancel(&mut self) {

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::debts::Debt;
 use super::frame::Framed;
+use super::places::Places;
 use super::states::{Outcome, Phase};
 use super::{Batch, Frame, Machine, Policy};
 use crate::protocol::error::Failure;
@@ -24,6 +25,9 @@ pub struct Snapshot {
     debts: Vec<(RequestId, Debt)>,
     last_error: Option<Seq>,
     asks: Vec<Asked>,
+    /// The events that are spent, where the requests that are remembered do not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    spent: Option<Places>,
     reader: Known,
     last_retry_ms: u64,
     delivered: bool,
@@ -68,8 +72,7 @@ pub struct Marks {
     ending: bool,
     settled: usize,
     answered: usize,
-    asks: usize,
-    asks_answered: usize,
+    asks: u64,
     reader: Known,
     delivered: bool,
     revoked: bool,
@@ -79,6 +82,7 @@ impl Machine {
     /// Where it stands, everything numbered so far included.
     pub fn snapshot(&self) -> Snapshot {
         let (debts, last_error) = self.debts.to_parts();
+        let (asks, spent) = self.asks.to_parts();
         Snapshot {
             ending: match self.phase {
                 Phase::Sealed { outcome, .. } => Some(outcome),
@@ -87,7 +91,8 @@ impl Machine {
             failure: self.failure,
             debts,
             last_error,
-            asks: self.asks.to_parts(),
+            asks,
+            spent,
             reader: self.reader.known(),
             last_retry_ms: u64::try_from(self.last_retry.as_millis()).unwrap_or(u64::MAX),
             delivered: self.delivered,
@@ -104,13 +109,11 @@ impl Machine {
 
     /// Whether a new snapshot is worth writing: where these are as they were, only what may be old has changed.
     pub fn marks(&self) -> Marks {
-        let debt = |wanted: fn(Debt) -> bool| self.debts.iter().filter(|(_, debt)| wanted(*debt)).count();
         Marks {
             ending: self.sealing.is_some() || self.is_sealed(),
-            settled: debt(|debt| debt != Debt::Due),
-            answered: debt(|debt| matches!(debt, Debt::Answered(_))),
-            asks: self.asks.len(),
-            asks_answered: self.asks.answered_len(),
+            settled: self.debts.settled_len(),
+            answered: self.debts.answered_len(),
+            asks: self.asks.changes(),
             // How far was written is always a little behind.
             reader: Known { written: Seq(0), ..self.reader.known() },
             delivered: self.delivered,
@@ -149,6 +152,7 @@ impl Machine {
     pub fn handle_elsewhere(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
         self.tail = self.tail.max(tail);
         self.trimmed = self.trimmed.max(trimmed);
+        self.asks.handle_trimmed(self.trimmed);
         self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
         if let Some(snapshot) = snapshot {
             self.reader.learn(snapshot.reader);
@@ -168,7 +172,8 @@ impl Machine {
         self.sealing = snapshot.ending;
         self.failure = snapshot.failure;
         self.debts.restore(snapshot.debts, snapshot.last_error);
-        self.asks.restore(snapshot.asks, self.turns.quiet_since);
+        self.asks.restore(snapshot.asks, snapshot.spent, self.turns.quiet_since);
+        self.asks.handle_trimmed(self.trimmed);
         self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
         self.delivered |= snapshot.delivered;
         self.cancelled |= snapshot.cancelled;

@@ -2,9 +2,11 @@
 
 use super::steps::{Setup, What};
 use super::subject::{Input, Owed, Real, Replay, Stage, Subject};
+use crate::clock;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Effect, Ending, Outcome};
+use crate::protocol::jsonrpc::counted::comparisons;
+use crate::protocol::stream::{Effect, Ending, Machine, Outcome};
 
 /// One open stream whose store accepts at once.
 fn open(setup: &Setup) -> Real {
@@ -179,4 +181,21 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
     assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 1_000]);
     stream.tell(&Input::End(Ending::Refused(404)), now);
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Failed, now), "a refusal is final");
+}
+
+/// A batch of so many requests that its upstream leaves unanswered, and the comparisons of ids to end it.
+fn failed(requests: usize) -> usize {
+    let setup = Setup::plain();
+    let ids = (0..requests).map(|number| RequestId::Number(number.to_string().into()));
+    let mut machine = Machine::new(setup.policy(), ids.collect(), clock::now());
+    machine.handle_stream_head();
+    let compared = comparisons(|| machine.handle_upstream_end(Ending::Broken, clock::now()));
+    assert_eq!(machine.poll_batch().map(|errors| errors.len()), Some(requests));
+    compared
+}
+
+#[test]
+fn a_long_array_fails_in_work_that_grows_with_its_length() {
+    let (short, long) = (failed(1000), failed(8000));
+    assert!(long <= short * 10, "{short} comparisons for 1,000 requests and {long} for 8,000");
 }
