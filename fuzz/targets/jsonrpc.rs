@@ -185,7 +185,7 @@ impl Found {
 fn routes(body: &[u8], peeked: Result<&Body, &PeekError>) {
     let modern = HeaderMap::from_iter([(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static("2026-07-28"))]);
     for headers in [HeaderMap::new(), modern] {
-        let route = classify::post(&headers, body, None, Declared::default());
+        let route = classify::post(&headers, body, None, Declared::default(), usize::MAX);
         let Ok(body) = peeked else {
             assert!(matches!(route, Route::Refuse(_)));
             continue;

@@ -404,7 +404,7 @@ fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) 
 
 /// Says a failure under the ids of the requests that `body` has, as a sidecar would.
 async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
-    let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL) {
+    let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL, classify::BATCH_MAX) {
         Route::Call(call) => failure.to_body(&call.ids, call.batch),
         _ => failure.to_body(&[], false),
     };

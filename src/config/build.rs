@@ -22,6 +22,7 @@ use super::{
     Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
+use crate::protocol::classify;
 use crate::protocol::client::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
@@ -365,6 +366,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
         streams_per_principal: s.count("streams_per_principal", 1).unwrap_or(16_384),
         detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
         resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),
+        batch: s.count("batch", 1).unwrap_or(classify::BATCH_MAX),
     }
 }
 

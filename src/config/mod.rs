@@ -306,6 +306,8 @@ pub struct Limits {
     pub detached_calls_per_principal: usize,
     /// Resumes of one principal in a second, beyond which they wait; at least 1.
     pub resumes_per_sec: u32,
+    /// Most messages of one array; at least 1.
+    pub batch: usize,
 }
 
 /// Where events rest.

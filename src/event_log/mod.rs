@@ -49,7 +49,7 @@ pub use regained::{Contents, Regained};
 pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
 pub use runs::{Claimed, Hold, Run};
-pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn};
+pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};
 pub use stream::{Spec, Stream};

@@ -224,13 +224,11 @@ impl Session {
         }
     }
 
-    /// The unsealed stream that owes a response for `id`, and what the upstream calls that request.
-    pub fn stream_owing(&self, id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
-        let owing = self.streams().into_iter().rev().filter_map(|stream| {
-            let named = stream.upstream_id(id)?;
-            Some((stream, named))
-        });
-        owing.min_by_key(|(_, named)| named != id)
+    /// The request streams of it that are not sealed: those that may owe a response.
+    pub fn running(&self) -> Vec<Arc<Stream>> {
+        let mut running = self.streams();
+        running.retain(|stream| stream.look(|machine| !machine.is_sealed()));
+        running
     }
 
     /// Every request stream of it that still lives.
@@ -276,6 +274,12 @@ impl fmt::Debug for Census {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Census").field("unopened", &self.unopened).finish_non_exhaustive()
     }
+}
+
+/// The stream among `running` that owes a response for `id`, the newest first, and what the upstream calls that request.
+pub fn stream_owing(running: &[Arc<Stream>], id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
+    let owing = running.iter().rev().filter_map(|stream| Some((stream.clone(), stream.upstream_id(id)?)));
+    owing.min_by_key(|(_, named)| named != id)
 }
 
 /// All sessions.
@@ -412,10 +416,16 @@ impl Sessions {
         None
     }
 
-    /// Gives an answer to the session's oldest outstanding request of that id, and says on which stream that was. One of a
+    /// The streams of a session on which the server ever asked anything.
+    pub fn asking(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
+        let mut asking = self.streams(id, session);
+        asking.retain(|stream| stream.look(|machine| !machine.asks().is_empty()));
+        asking
+    }
+
+    /// Gives an answer to the oldest outstanding request of that id on one of `streams`, and says on which that was. One of a
     /// stream that is over comes last: nobody waits for it.
-    pub fn answer(&self, id: &SessionId, session: &Session, request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
-        let streams = self.streams(id, session);
+    pub fn answer(streams: &[Arc<Stream>], request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
         let since = |stream: &Arc<Stream>| stream.look(|machine| machine.waits_for_answer(request));
         let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
         waiting.sort_by_key(|(since, _)| *since);
@@ -429,7 +439,7 @@ impl Sessions {
         {
             return (Answer::Again, Some(stream.clone()));
         }
-        let answers = streams.into_iter().map(|stream| (stream.answer(request), Some(stream)));
+        let answers = streams.iter().map(|stream| (stream.answer(request), Some(stream.clone())));
         let answered = { answers }.find(|(answer, _)| *answer != Answer::Unknown);
         answered.unwrap_or((Answer::Unknown, None))
     }

@@ -6,6 +6,7 @@
 
 mod elsewhere;
 mod recorded;
+mod responses;
 mod retried;
 mod sliced;
 
@@ -16,7 +17,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Poll;
 use std::time::Instant;
 
-use bytes::Bytes;
 use tokio::sync::{Notify, SetOnce};
 
 use super::Identity;
@@ -31,11 +31,10 @@ use super::slices::{Slices, Slicing};
 use super::summary::Summary;
 use crate::clock;
 use crate::protocol::dialect::Status;
-use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::sse;
-use crate::protocol::stream::{Answer, Debt, Frame, Machine, Phase, Policy};
+use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
 
 pub(super) use elsewhere::Restored;
@@ -459,22 +458,6 @@ impl Stream {
             kept_events: inner.tail.len(),
             kept_bytes: inner.tail.byte_len(),
         }
-    }
-
-    /// The data of each response the stream owes, in the order of the requests; those without one are left out. In place of
-    /// one that was dropped for want of room stands the error that says so.
-    pub fn responses(&self, max_event_bytes: usize) -> Vec<Bytes> {
-        let inner = self.lock();
-        let data = inner.machine.debts().iter().filter_map(|(id, debt)| {
-            let Debt::Answered(seq) = debt else { return None };
-            if seq <= inner.machine.trimmed() {
-                return Some(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id)).into());
-            }
-            let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
-            decoder.feed(Bytes::copy_from_slice(inner.tail.event(seq)?));
-            decoder.poll_event().ok().flatten().map(|event| event.data)
-        });
-        data.collect()
     }
 
     /// One step of the machine. With a store, what is to be brought there comes back; without one it is in the tail already.

@@ -15,7 +15,7 @@ use tracing::{Instrument, info, warn};
 
 use super::{Asked, Ingress, refreshed, respond};
 use crate::clock;
-use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn};
+use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
@@ -74,8 +74,7 @@ impl Ingress {
         let mut unasked = None;
         if self.replicas.is_some() && self.may_concern_others(&asked, &messages, !cancelled.is_empty()) {
             let streams = self.log.sessions().streams(id, &session);
-            let is_elsewhere =
-                asked.is_elsewhere || !refreshed::is_concerned(&streams, &session, &messages, &cancelled);
+            let is_elsewhere = asked.is_elsewhere || !refreshed::is_concerned(&streams, &messages, &cancelled);
             if is_elsewhere {
                 match Box::pin(self.hand_over(&asked, &body)).await {
                     Ok(Some(response)) => return response,
@@ -89,7 +88,7 @@ impl Ingress {
         }
         let sessions = self.log.sessions();
         let is_concerned = |id: &SessionId, session: &Session| {
-            refreshed::is_concerned(&sessions.streams(id, session), session, &messages, &cancelled)
+            refreshed::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
         };
         // What is the caller's by its own token needs no other.
         let elders = if asked.binding.subject.is_none() || is_concerned(id, &session) {
@@ -100,9 +99,9 @@ impl Ingress {
                 Err(unproven) => return self.tell(unproven),
             }
         };
-        let body = under_upstream_ids(body, &cancelled, || std::iter::once(&session).chain(&elders));
+        let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
         let queued = session.queue_turn();
-        let records = || std::iter::once(&session).chain(&elders);
+        let records = std::iter::once(&session).chain(&elders);
         let (answered, repeated) = note_answers(sessions, id, records, &messages);
         if !repeated.is_empty() {
             self.metrics.observe_repeated_answer();
@@ -129,8 +128,8 @@ impl Ingress {
     }
 
     /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
-    async fn cancel(&self, delivery: &Delivery, id: &RequestId) {
-        let Some((stream, id)) = delivery.records().find_map(|session| session.stream_owing(id)) else { return };
+    async fn cancel(&self, running: &[Vec<Arc<Stream>>], id: &RequestId) {
+        let Some((stream, id)) = running.iter().find_map(|running| stream_owing(running, id)) else { return };
         let limit = self.config.upstream.connect_timeout;
         // A request that never leaves has nothing to be cancelled upstream.
         let _ = tokio::time::timeout(limit, stream.sent()).await;
@@ -143,9 +142,11 @@ impl Ingress {
         queued: Option<QueuedTurn>,
         reply: oneshot::Sender<Told>,
     ) {
+        let running = if delivery.cancelled.is_empty() { Vec::new() } else { running(delivery.records()) };
         for id in &delivery.cancelled {
-            self.cancel(&delivery, id).await;
+            self.cancel(&running, id).await;
         }
+        drop(running);
         let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
             if let Err(code) = self.log.make_room(&delivery.held) {
@@ -271,19 +272,24 @@ impl Hold<'_> {
     }
 }
 
-/// Which of the messages answer a server→client request for the first time, and which have been answered before.
-fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
+/// Which of the messages answer a server→client request for the first time, and which have been answered before. The streams are looked
+/// through once, however many messages there are.
+fn note_answers<'a>(
     sessions: &Sessions,
     session_id: &SessionId,
-    records: impl Fn() -> I,
+    records: impl Iterator<Item = &'a Arc<Session>>,
     messages: &[Message],
 ) -> (Vec<(Arc<Stream>, RequestId)>, Vec<usize>) {
     let mut answered = Vec::new();
     let mut repeated = Vec::new();
+    if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
+        return (answered, repeated);
+    }
+    let asking: Vec<_> = records.map(|session| sessions.asking(session_id, session)).collect();
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
-        let outcomes = records().map(|session| sessions.answer(session_id, session, id));
-        match outcomes.into_iter().find(|(outcome, _)| *outcome != Answer::Unknown) {
+        let outcomes = asking.iter().map(|streams| Sessions::answer(streams, id));
+        match { outcomes }.find(|(outcome, _)| *outcome != Answer::Unknown) {
             Some((Answer::First, Some(stream))) => answered.push((stream, id.clone())),
             Some((Answer::Again, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
             Some((Answer::First | Answer::Again | Answer::Late | Answer::Unknown, _)) | None => {}
@@ -292,22 +298,25 @@ fn note_answers<'a, I: Iterator<Item = &'a Arc<Session>>>(
     (answered, repeated)
 }
 
+/// The running calls of each record.
+fn running<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<Stream>>> {
+    records.map(|session| session.running()).collect()
+}
+
 /// The body with the cancels of later slices under the ids that the upstream knows. The streams are found again when they are
 /// cancelled: by then some may be over.
-fn under_upstream_ids<'a, I: Iterator<Item = &'a Arc<Session>>>(
-    mut body: Bytes,
+fn under_upstream_ids<'a>(
+    body: Bytes,
     cancelled: &[RequestId],
-    records: impl Fn() -> I,
+    records: impl Iterator<Item = &'a Arc<Session>>,
 ) -> Bytes {
-    for id in cancelled {
-        let named = records().find_map(|session| session.stream_owing(id)).map(|(_, named)| named);
-        if let Some(named) = named.filter(|named| named != id)
-            && let Some(renamed) = resume_tokens::rename_cancelled(&body, id, &named)
-        {
-            body = renamed.into();
-        }
+    if cancelled.is_empty() {
+        return body;
     }
-    body
+    let running = running(records);
+    let named = |id| running.iter().find_map(|running| stream_owing(running, id)).map(|(_, named)| named);
+    let renamed = cancelled.iter().filter_map(|id| Some((id, named(id).filter(|named| named != id)?))).collect();
+    resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)
 }
 
 /// The requests that the body's notifications cancel.
@@ -325,7 +334,7 @@ pub(super) fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId>
     }
 }
 
-/// The body without the messages at `repeated`; `None` when nothing is left.
+/// The body without the messages at `repeated`, which are in order; `None` when nothing is left.
 fn without(body: Bytes, messages: usize, repeated: &[usize]) -> Option<Bytes> {
     if repeated.is_empty() {
         return Some(body);
@@ -334,7 +343,8 @@ fn without(body: Bytes, messages: usize, repeated: &[usize]) -> Option<Bytes> {
         return None;
     }
     let Ok(batch) = serde_json::from_slice::<Vec<&RawValue>>(&body) else { return Some(body) };
-    let kept = batch.iter().enumerate().filter(|(index, _)| !repeated.contains(index));
+    let mut repeated = repeated.iter().peekable();
+    let kept = batch.iter().enumerate().filter(|(index, _)| repeated.next_if_eq(&index).is_none());
     let kept: Vec<&str> = kept.map(|(_, message)| message.get()).collect();
     Some(format!("[{}]", kept.join(",")).into())
 }

@@ -158,9 +158,9 @@ impl Ingress {
             }
             self.delete(asked, body).await
         } else {
-            let messages = jsonrpc::peek(&body).ok()?.messages().to_vec();
+            let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
             let cancelled = cancelled_ids(&messages, &body);
-            if !is_home && !is_concerned(&streams, &session, &messages, &cancelled) {
+            if !is_home && !is_concerned(&streams, &messages, &cancelled) {
                 return None;
             }
             self.answers(asked, messages, body).await

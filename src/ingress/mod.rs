@@ -224,7 +224,7 @@ impl Ingress {
 
     async fn post(self: Arc<Self>, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
         let version = asked.session.as_deref().and_then(Session::version);
-        match classify::post(&asked.parts.headers, &body, version, self.config.dialects.declared) {
+        match self.classify(&asked, &body, version) {
             Route::Call(call) => match self.token_of(&call, &body) {
                 Said::Nothing => self.call(asked, call, body).await,
                 said => Box::pin(self.call_with_token(asked, call, body, said)).await,
@@ -237,6 +237,12 @@ impl Ingress {
                 None => Box::pin(self.forward_whole(asked, body)).await,
             },
         }
+    }
+
+    /// What the POST of `asked` asks for.
+    fn classify(&self, asked: &Asked, body: &[u8], version: Option<&ProtocolVersion>) -> Route {
+        let (spoken, longest) = (self.config.dialects.declared, self.config.limits.batch);
+        classify::post(&asked.parts.headers, body, version, spoken, longest)
     }
 
     fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<Asked> {
@@ -316,7 +322,7 @@ impl Ingress {
 
     /// The same of a POST that was read, with the ids of its requests.
     fn refuse_post(&self, code: ErrorCode, asked: &Asked, body: &[u8]) -> Response<BoxBody> {
-        match classify::post(&asked.parts.headers, body, None, self.config.dialects.declared) {
+        match self.classify(asked, body, None) {
             Route::Call(call) => self.refuse_call(code, &call),
             _ => self.refuse(code),
         }

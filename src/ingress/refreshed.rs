@@ -11,11 +11,12 @@ use http::Response;
 
 use super::{Asked, Ingress};
 use crate::clock;
-use crate::event_log::{Binding, BoxBody, Session, Stream};
+use crate::event_log::{Binding, BoxBody, Session, Stream, stream_owing};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{EventId, ResumeToken, Seq};
 use crate::protocol::jsonrpc::{Message, RequestId};
+use crate::protocol::stream::Machine;
 use crate::upstream::{Asking, Probed};
 
 /// Why a caller that claims what it asks for is told so, and not that it is not there.
@@ -151,17 +152,17 @@ impl Ingress {
     }
 }
 
-/// Whether `session` has a question that one of `messages` answers, or a call that one of `cancelled` names.
-pub(super) fn is_concerned(
-    streams: &[Arc<Stream>],
-    session: &Session,
-    messages: &[Message],
-    cancelled: &[RequestId],
-) -> bool {
+/// Whether one of `streams` has a question that one of `messages` answers, or a call that one of `cancelled` names.
+pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancelled: &[RequestId]) -> bool {
     let answers = messages.iter().filter_map(|message| match message {
         Message::Response { id, .. } => id.as_ref(),
         Message::Request { .. } | Message::Notification { .. } => None,
     });
-    let knows = |id: &RequestId| streams.iter().any(|stream| stream.look(|machine| machine.asks().knows(id)));
-    answers.into_iter().any(knows) || cancelled.iter().any(|id| session.stream_owing(id).is_some())
+    let those = |is_one: fn(&Machine) -> bool| -> Vec<Arc<Stream>> {
+        streams.iter().filter(|stream| stream.look(is_one)).cloned().collect()
+    };
+    let asking = those(|machine| !machine.asks().is_empty());
+    let running = those(|machine| !machine.is_sealed());
+    let knows = |id: &RequestId| asking.iter().any(|stream| stream.look(|machine| machine.asks().knows(id)));
+    answers.into_iter().any(knows) || cancelled.iter().any(|id| stream_owing(&running, id).is_some())
 }

@@ -86,7 +86,9 @@ impl Ingress {
     ) -> Response<BoxBody> {
         let is_post = asked.parts.method == Method::POST;
         let given = match is_post {
-            true => self.read(&asked, body).await.and_then(|body| given(&asked, body)).map(Some),
+            true => {
+                self.read(&asked, body).await.and_then(|body| given(&asked, body, self.config.limits.batch)).map(Some)
+            }
             false => Ok(None),
         };
         let wanted = given.and_then(|given| Ok((wanted(&asked, named)?, given)));
@@ -210,7 +212,7 @@ impl Ingress {
         id: &EventId,
         body: &Bytes,
     ) -> Option<Response<BoxBody>> {
-        let given = given(asked, body.clone()).ok()?;
+        let given = given(asked, body.clone(), self.config.limits.batch).ok()?;
         let (stream, _) = self.find_own(asked, id).await.ok()??;
         if stream.is_elsewhere() {
             return None;
@@ -267,12 +269,13 @@ fn wanted(asked: &Asked, named: Named) -> Result<Wanted, ErrorCode> {
     Ok(Wanted { id, has_cursor: true })
 }
 
-/// The answers of a body, which has nothing else.
-fn given(asked: &Asked, body: Bytes) -> Result<Given, ErrorCode> {
+/// The answers of a body, which has nothing else and at most `longest` of them.
+fn given(asked: &Asked, body: Bytes, longest: usize) -> Result<Given, ErrorCode> {
     if !headers::is_json(&asked.parts.headers) {
         return Err(ErrorCode::BadRequest);
     }
-    let messages = jsonrpc::peek(&body).map_err(|error| match error {
+    let messages = jsonrpc::peek_up_to(&body, longest).map_err(|error| match error {
+        PeekError::TooLong => ErrorCode::BatchTooLong,
         PeekError::NotJson => ErrorCode::NotJson,
         PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
     })?;

@@ -16,6 +16,9 @@ const OPENING: [&str; 2] = ["initialize", "server/discover"];
 /// The modern request whose stream never pauses its upstream: notifications for as long as the client listens.
 const LISTEN: &str = "subscriptions/listen";
 
+/// How many messages an array may have where nothing else is configured. Clients of the only revision that has arrays send a handful.
+pub const BATCH_MAX: usize = 100;
+
 /// What becomes of a request.
 #[derive(Debug)]
 pub enum Route {
@@ -107,10 +110,17 @@ fn said_era(headers: &HeaderMap) -> Era {
 }
 
 /// Routes a POST by its head and JSON body. `session_version` is the revision of its session's record, `spoken` the dialects that
-/// the proxy speaks.
-pub fn post(headers: &HeaderMap, body: &[u8], session_version: Option<&ProtocolVersion>, spoken: Declared) -> Route {
-    let messages = match jsonrpc::peek(body) {
+/// the proxy speaks, `longest` how many messages an array may have.
+pub fn post(
+    headers: &HeaderMap,
+    body: &[u8],
+    session_version: Option<&ProtocolVersion>,
+    spoken: Declared,
+    longest: usize,
+) -> Route {
+    let messages = match jsonrpc::peek_up_to(body, longest) {
         Ok(messages) => messages,
+        Err(PeekError::TooLong) => return Route::Refuse(ErrorCode::BatchTooLong),
         Err(PeekError::NotJson) => return Route::Refuse(ErrorCode::NotJson),
         Err(PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId) => {
             return Route::Refuse(ErrorCode::BadRequest);

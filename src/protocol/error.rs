@@ -64,6 +64,8 @@ pub enum ErrorCode {
     BadRequest,
     /// The body is larger than `limits.body_bytes`.
     BodyTooLarge,
+    /// The array has more messages than `limits.batch`.
+    BatchTooLong,
     /// An `Idempotency-Key` came back with another body.
     KeyReused,
     /// The client accepts neither JSON nor SSE.
@@ -110,7 +112,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 36] = [
+    pub const ALL: [ErrorCode; 37] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -126,6 +128,7 @@ impl ErrorCode {
         ErrorCode::NotJson,
         ErrorCode::BadRequest,
         ErrorCode::BodyTooLarge,
+        ErrorCode::BatchTooLong,
         ErrorCode::KeyReused,
         ErrorCode::NotAcceptable,
         ErrorCode::UpgradeRefused,
@@ -158,7 +161,7 @@ impl ErrorCode {
             ErrorCode::SessionElsewhere => 404,
             ErrorCode::NotAcceptable => 406,
             ErrorCode::BodyTooSlow => 408,
-            ErrorCode::BodyTooLarge => 413,
+            ErrorCode::BodyTooLarge | ErrorCode::BatchTooLong => 413,
             ErrorCode::Misdirected => 421,
             ErrorCode::KeyReused => 422,
             ErrorCode::TooManyStreams
@@ -204,6 +207,7 @@ impl ErrorCode {
             ErrorCode::BoundReached
             | ErrorCode::StoreFailed
             | ErrorCode::BodyTooLarge
+            | ErrorCode::BatchTooLong
             | ErrorCode::HeadTooLarge
             | ErrorCode::BodyTooSlow
             | ErrorCode::TooManyStreams
@@ -243,6 +247,7 @@ impl ErrorCode {
             ErrorCode::NotJson => "the body is not JSON",
             ErrorCode::BadRequest => "the request is not valid here",
             ErrorCode::BodyTooLarge => "the body is larger than this proxy takes",
+            ErrorCode::BatchTooLong => "the array has more messages than this proxy takes",
             ErrorCode::KeyReused => "this Idempotency-Key was used with another body",
             ErrorCode::NotAcceptable => "Accept names neither application/json nor text/event-stream",
             ErrorCode::UpgradeRefused => "protocol upgrades are not proxied",
@@ -297,6 +302,7 @@ impl ErrorCode {
             | ErrorCode::NotInBatch
             | ErrorCode::SessionElsewhere
             | ErrorCode::BodyTooLarge
+            | ErrorCode::BatchTooLong
             | ErrorCode::HeadTooLarge
             | ErrorCode::BodyTooSlow
             | ErrorCode::TooManyStreams
@@ -329,6 +335,7 @@ impl ErrorCode {
             ErrorCode::NotJson => "not_json",
             ErrorCode::BadRequest => "bad_request",
             ErrorCode::BodyTooLarge => "body_too_large",
+            ErrorCode::BatchTooLong => "batch_too_long",
             ErrorCode::KeyReused => "key_reused",
             ErrorCode::NotAcceptable => "not_acceptable",
             ErrorCode::UpgradeRefused => "upgrade_refused",

@@ -7,11 +7,12 @@
 //! messages written here are the proxy's own errors.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::fmt;
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -20,8 +21,11 @@ pub(crate) mod counted;
 mod edit;
 #[cfg(test)]
 mod tests;
+mod walk;
 
-pub use edit::{elements, member, messages, span, splice, without_members};
+pub use edit::{member, messages, span, splice, without_members};
+use walk::{find, find_in_batch, from_slice};
+pub use walk::{find_message, for_each_element, for_each_message};
 
 /// The id of a JSON-RPC request. It keeps its type: `1` and `"1"` are two ids.
 #[derive(Clone, Eq, Hash, Debug, Serialize, Deserialize)]
@@ -125,21 +129,30 @@ pub enum PeekError {
     /// The id is neither a string nor a number, nor the null of a response.
     #[error("the id is not a string or a number")]
     BadId,
+    /// An array of more messages than the caller of [`peek_up_to`] takes.
+    #[error("the array has too many messages")]
+    TooLong,
 }
 
-/// Tells what `bytes` hold: a message or a batch. A message says `"jsonrpc": "2.0"` and has either a method or one of
+/// Tells what `bytes` hold: a message or a batch of any length. A message says `"jsonrpc": "2.0"` and has either a method or one of
 /// `result` and `error`.
 ///
 /// # Errors
 /// See [`PeekError`]. It never panics, however the bytes are nested.
 pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
-    match from_slice(bytes, Whole) {
-        Some(Document::One(members)) => members.judge().map(Body::Single),
-        Some(Document::Many(list)) if list.is_empty() => Err(PeekError::NotMessage),
-        Some(Document::Many(list)) => {
-            let messages: Result<_, _> = list.iter().map(Members::judge).collect();
-            messages.map(Body::Batch)
-        }
+    peek_up_to(bytes, usize::MAX)
+}
+
+/// The same for a batch of at most `longest` messages. Stops reading at the first message beyond them, so that a longer array costs no more
+/// than its beginning.
+///
+/// # Errors
+/// See [`PeekError`].
+pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
+    let is_too_long = Cell::new(false);
+    match from_slice(bytes, Whole { longest, is_too_long: &is_too_long }) {
+        Some(body) => body,
+        None if is_too_long.get() => Err(PeekError::TooLong),
         None if from_slice(bytes, std::marker::PhantomData::<IgnoredAny>).is_some() => Err(PeekError::NotMessage),
         None => Err(PeekError::NotJson),
     }
@@ -164,7 +177,7 @@ pub fn meta_protocol_version(bytes: &[u8]) -> Option<String> {
     if FINDER.find(bytes).is_none() && memchr::memchr(b'\\', bytes).is_none() {
         return None;
     }
-    from_slice(bytes, Find { path: PATH, in_batch: true })?.and_then(string).map(Cow::into_owned)
+    find_in_batch(bytes, PATH).and_then(string).map(Cow::into_owned)
 }
 
 /// `params.requestId`, which names the request that a `notifications/cancelled` cancels.
@@ -309,152 +322,52 @@ impl<'de> Visitor<'de> for MembersVisitor {
     }
 }
 
-/// An object, or an array of objects.
-enum Document<'a> {
-    One(Members<'a>),
-    Many(Vec<Members<'a>>),
+/// An object, or an array of at most `longest` objects. Each is judged as it is read, and of a batch that is none only the reason is kept.
+struct Whole<'c> {
+    longest: usize,
+    is_too_long: &'c Cell<bool>,
 }
 
-struct Whole;
-
-impl<'de> DeserializeSeed<'de> for Whole {
-    type Value = Document<'de>;
+impl<'de> DeserializeSeed<'de> for Whole<'_> {
+    type Value = Result<Body, PeekError>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Whole {
-    type Value = Document<'de>;
+impl<'de> Visitor<'de> for Whole<'_> {
+    type Value = Result<Body, PeekError>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a JSON-RPC message or a batch")
     }
 
     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-        MembersVisitor.visit_map(map).map(Document::One)
+        MembersVisitor.visit_map(map).map(|members| members.judge().map(Body::Single))
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut all = Vec::new();
-        while let Some(members) = list.next_element()? {
-            all.push(members);
-        }
-        Ok(Document::Many(all))
-    }
-}
-
-fn find<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a RawValue> {
-    from_slice(bytes, Find { path, in_batch: false })?
-}
-
-/// Walks down members of objects; a repeated member counts where it stands last, as in every server's JSON parser.
-#[derive(Clone, Copy)]
-struct Find {
-    path: &'static [&'static str],
-    /// Whether the objects may stand in an array, of which the first that has the member counts.
-    in_batch: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Find {
-    type Value = Option<&'de RawValue>;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        match self.path {
-            [] => <&RawValue>::deserialize(deserializer).map(Some),
-            [..] => deserializer.deserialize_any(self),
-        }
-    }
-}
-
-impl<'de> Visitor<'de> for Find {
-    type Value = Option<&'de RawValue>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("an object")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut found = None;
-        while let Some(wanted) = map.next_key_seed(Named(self.path[0]))? {
-            if wanted {
-                found = map.next_value_seed(Self { path: &self.path[1..], in_batch: false })?;
-            } else {
-                map.next_value::<IgnoredAny>()?;
+        let mut messages = Ok(Vec::new());
+        let mut length = 0;
+        while let Some(members) = list.next_element::<Members>()? {
+            length += 1;
+            if length > self.longest {
+                self.is_too_long.set(true);
+                return Err(A::Error::custom(PeekError::TooLong));
             }
-        }
-        Ok(found)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let mut found = None;
-        if self.in_batch {
-            let each = Self { in_batch: false, ..self };
-            while found.is_none() {
-                match list.next_element_seed(each)? {
-                    Some(here) => found = here,
-                    None => break,
+            if let Ok(all) = &mut messages {
+                match members.judge() {
+                    Ok(message) => all.push(message),
+                    Err(error) => messages = Err(error),
                 }
             }
         }
-        while list.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(found)
+        match messages {
+            Ok(none) if none.is_empty() => Ok(Err(PeekError::NotMessage)),
+            messages => Ok(messages.map(Body::Batch)),
+        }
     }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Self::Value, E> {
-        Ok(None)
-    }
-}
-
-/// A key: is it this one?
-struct Named(&'static str);
-
-impl<'de> DeserializeSeed<'de> for Named {
-    type Value = bool;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<bool, D::Error> {
-        deserializer.deserialize_identifier(self)
-    }
-}
-
-impl Visitor<'_> for Named {
-    type Value = bool;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a key")
-    }
-
-    fn visit_str<E>(self, key: &str) -> Result<bool, E> {
-        Ok(key == self.0)
-    }
-}
-
-fn from_slice<'a, T: DeserializeSeed<'a>>(bytes: &'a [u8], seed: T) -> Option<T::Value> {
-    let mut json = serde_json::Deserializer::from_slice(bytes);
-    let value = seed.deserialize(&mut json).ok()?;
-    json.end().ok()?;
-    Some(value)
 }
 
 fn string(raw: &RawValue) -> Option<Cow<'_, str>> {

@@ -35,7 +35,7 @@ pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
 /// The one that a resume token in a POST's body names: the first that there is.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, TOKEN)?;
-    jsonrpc::messages(body).into_iter().find_map(|message| {
+    jsonrpc::find_message(body, |message| {
         let message = message.as_bytes();
         let in_call = || match Said::of(message, "tools/call") {
             Said::Token(token) => token,

@@ -181,6 +181,17 @@ async fn a_batch_without_requests_gets_the_upstreams_status() {
 }
 
 #[tokio::test]
+async fn a_client_that_takes_json_only_gets_an_array_of_an_event_once() {
+    let (mut upstream, proxy, session) = batch_stage().await;
+    let pending = session.post(two()).with("Accept", "application/json").start(proxy.addr).await;
+    let sse = upstream.next().await.sse().await;
+    let news = progress(1);
+    sse.finish(format!("[{},{news},{}]", result("two"), result(1))).await;
+    let mut response = pending.response().await;
+    assert_eq!(response.body().await, format!("[{},{}]", result("two"), result(1)).as_bytes());
+}
+
+#[tokio::test]
 async fn a_response_dropped_for_want_of_room_is_told_in_its_place() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.streams.max_events = 4).await;

@@ -107,7 +107,7 @@ pub(crate) fn classify_post(times: usize) -> Result<()> {
     let body = br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"search","arguments":{"query":"a few words of an ordinary length","limit":20},"_meta":{"progressToken":"b"}}}"#;
     let mut calls = 0;
     for _ in 0..times {
-        let route = classify::post(black_box(&headers), black_box(body), None, Declared::ALL);
+        let route = classify::post(black_box(&headers), black_box(body), None, Declared::ALL, classify::BATCH_MAX);
         calls += usize::from(matches!(black_box(route), Route::Call(call) if call.calls_tool));
     }
     expect(calls, times)

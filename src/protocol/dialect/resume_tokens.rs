@@ -6,6 +6,7 @@
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
 
+use std::collections::HashMap;
 use std::fmt;
 use std::ops::Range;
 
@@ -203,15 +204,17 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renamed {
     }
 }
 
-/// The cancels of `from` among the messages of `body` under the id `to`.
-pub fn rename_cancelled(body: &[u8], from: &RequestId, to: &RequestId) -> Option<Vec<u8>> {
+/// The cancels of `body` under other ids: each request of `renamed` is called by what stands behind it. One walk, however many there are.
+pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -> Option<Vec<u8>> {
     let Ok(peeked) = jsonrpc::peek(body) else { return None };
-    let texts = peeked.messages().iter().zip(jsonrpc::messages(body));
-    let cancels = texts.filter(|(message, text)| {
-        matches!(message, Message::Notification { method } if **method == *"notifications/cancelled")
-            && jsonrpc::cancelled_request_id(text.as_bytes()).as_ref() == Some(from)
-    });
-    let splices: Vec<_> = cancels.filter_map(|(_, text)| replaced(body, text, &["params", "requestId"], to)).collect();
+    let mut splices = Vec::new();
+    for (message, text) in peeked.messages().iter().zip(jsonrpc::messages(body)) {
+        let is_cancel = matches!(message, Message::Notification { method } if **method == *"notifications/cancelled");
+        let from = if is_cancel { jsonrpc::cancelled_request_id(text.as_bytes()) } else { None };
+        if let Some(to) = from.and_then(|from| renamed.get(&from)) {
+            splices.extend(replaced(body, text, &["params", "requestId"], to));
+        }
+    }
     (!splices.is_empty()).then(|| jsonrpc::splice(body, splices))
 }
 
@@ -234,18 +237,21 @@ impl Listed {
     pub fn of(data: &[u8], is_ours: impl Fn(&str) -> bool) -> Self {
         let mut listed = Self::default();
         let mut splices = Vec::new();
-        for message in jsonrpc::messages(data) {
-            let tools = jsonrpc::member(message.as_bytes(), &["result", "tools"]);
-            for tool in tools.map(jsonrpc::elements).unwrap_or_default() {
+        let is_json = jsonrpc::for_each_message(data, |message| {
+            let Some(tools) = jsonrpc::member(message.as_bytes(), &["result", "tools"]) else { return };
+            jsonrpc::for_each_element(tools, |tool| {
                 let name = jsonrpc::member(tool.as_bytes(), &["name"]).and_then(|name| serde_json::from_str(name).ok());
-                let Some(name) = name.filter(|name: &String| is_ours(name)) else { continue };
+                let Some(name) = name.filter(|name: &String| is_ours(name)) else { return };
                 let schema = jsonrpc::member(tool.as_bytes(), &["outputSchema"]);
                 let is_structured = schema.is_some_and(|schema| schema != "null");
                 if !is_structured {
                     splices.extend(declared(data, tool));
                 }
                 listed.tools.push((name, is_structured));
-            }
+            });
+        });
+        if !is_json {
+            return Self::default();
         }
         listed.edited = (!splices.is_empty()).then(|| jsonrpc::splice(data, splices));
         listed
@@ -477,7 +483,9 @@ mod tests {
     fn a_cancel_goes_up_under_the_first_id() {
         let cancel =
             |id| format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{ "requestId":{id} }}}}"#);
-        let renamed = |body: &str| rename_cancelled(body.as_bytes(), &number("2"), &number("1"));
+        let (one, two) = (number("1"), number("2"));
+        let first = HashMap::from([(&two, one)]);
+        let renamed = |body: &str| rename_cancelled(body.as_bytes(), &first);
         assert_eq!(renamed(&cancel("2")), Some(cancel("1").into_bytes()));
         assert_eq!(renamed(&cancel("3")), None);
         let both = format!("[{},{}]", cancel("3"), cancel("2"));

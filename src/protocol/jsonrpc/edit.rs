@@ -6,26 +6,20 @@ use std::ops::Range;
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{find, from_slice};
+use super::walk::{find, for_each_message, from_slice};
 
 /// The value at a path of members, as JSON text.
 pub fn member<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a str> {
     find(bytes, path).map(RawValue::get)
 }
 
-/// The messages of a body as JSON text: those of an array, else the only one.
+/// The messages of a body that was peeked at, as JSON text: those of an array, else the only one.
 pub fn messages(bytes: &[u8]) -> Vec<&str> {
-    match serde_json::from_slice::<&RawValue>(bytes) {
-        Ok(raw) if raw.get().starts_with('[') => elements(raw.get()),
-        Ok(raw) => vec![raw.get()],
-        Err(_) => Vec::new(),
+    let mut messages = Vec::new();
+    match for_each_message(bytes, |message| messages.push(message)) {
+        true => messages,
+        false => Vec::new(),
     }
-}
-
-/// The elements of an array as JSON text; none where it is no array.
-pub fn elements(array: &str) -> Vec<&str> {
-    let elements: Vec<&RawValue> = serde_json::from_str(array).unwrap_or_default();
-    elements.into_iter().map(RawValue::get).collect()
 }
 
 /// Where `part`, a piece of `whole`, stands in it.

@@ -280,3 +280,33 @@ fn an_error_is_given_another_id_and_keeps_its_bytes() {
     assert_eq!(addressed, expected.as_bytes());
     assert_eq!(address_error(br#"{"result":1}"#, &RequestId::Number("1".into())), None);
 }
+
+#[test]
+fn an_array_beyond_the_bound_is_read_no_further_than_that() {
+    let message = r#"{"jsonrpc":"2.0","id":1,"method":"m"}"#;
+    let array = |length: usize, rest: &str| format!("[{}{rest}", vec![message; length].join(","));
+    assert_eq!(peek_up_to(array(100, "]").as_bytes(), 100).map(|body| body.messages().len()), Ok(100));
+    assert_eq!(peek_up_to(array(101, "]").as_bytes(), 100), Err(PeekError::TooLong));
+    // What follows is no JSON, and is not looked at.
+    assert_eq!(peek_up_to(array(101, " and so on").as_bytes(), 100), Err(PeekError::TooLong));
+    assert_eq!(peek_up_to(array(100, " and so on").as_bytes(), 100), Err(PeekError::NotJson));
+    // Neither is what its elements are.
+    assert_eq!(peek_up_to(format!("[{}]", vec!["{}"; 101].join(",")).as_bytes(), 100), Err(PeekError::TooLong));
+    assert_eq!(peek_up_to(format!("[{}]", vec!["{}"; 100].join(",")).as_bytes(), 100), Err(PeekError::NotMessage));
+}
+
+#[test]
+fn messages_are_shown_one_by_one() {
+    let shown = |body: &'static str| {
+        let mut shown = Vec::new();
+        let is_json = for_each_message(body.as_bytes(), |message| shown.push(message));
+        (shown, is_json)
+    };
+    assert_eq!(shown(r#" [{"a":1}, 2 ,[3]] "#), (vec![r#"{"a":1}"#, "2", "[3]"], true));
+    assert_eq!(shown(r#" {"a":[1,2]} "#), (vec![r#"{"a":[1,2]}"#], true));
+    assert_eq!(shown("[1,2"), (vec!["1", "2"], false));
+    assert_eq!(shown(""), (vec![], false));
+    let second = |message: &str| (message == "2").then_some(true);
+    assert_eq!(find_message(b"[1,2,3]", second), Some(true));
+    assert_eq!(find_message(b"[1,2,3", second), None, "what is cut off has nothing");
+}
