@@ -11,13 +11,15 @@
 //! twice what lives and some, the rest is written anew. Besides that the database takes up to about 200 MiB for its journals.
 //!
 //! Failures: a write that fails answers all calls of its group with the error. The database is then closed and opened again, with
-//! a growing pause, until a write succeeds; calls are refused meanwhile, and what they find then is what is on disk.
+//! a growing pause, until it has written and done the flushes and compactions that are due; calls are refused meanwhile, and what
+//! they find then is what is on disk. So a disk that is full stays that until there is room for all of this.
 
 mod agenda;
 mod database;
 mod directory;
 mod followers;
 mod index;
+mod inspect;
 mod journal;
 mod layout;
 mod reply;
@@ -75,7 +77,7 @@ pub struct Opened {
     pub name: String,
 }
 
-/// Why a directory was not opened. What was in it is as it was, but for an unfinished write at the end of a journal.
+/// Why a directory was not opened. Where damage is the reason, every file in it is as it was.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The system refused.
@@ -154,6 +156,13 @@ impl Default for Sizes {
     }
 }
 
+/// Looks at a directory without changing it.
+fn look(directory: &Directory, fsync: Fsync) -> Result<(), OpenError> {
+    let Some((_, keys)) = directory.keys()? else { return Ok(()) };
+    let path = directory.database();
+    inspect::inspect(&path, keys.epoch, fsync).map(drop).map_err(|failure| OpenError::database(&path, failure))
+}
+
 /// What the writer and the readers have in common.
 struct Shared {
     owner: Owner,
@@ -165,6 +174,9 @@ struct Shared {
     /// Groups that were written.
     #[cfg(test)]
     groups: AtomicUsize,
+    /// Attempts to open the database again.
+    #[cfg(test)]
+    reopened: AtomicUsize,
 }
 
 /// The store. Dropping the last handle waits until all calls are written and the database is closed.
@@ -189,13 +201,13 @@ impl Disk {
     /// Opens the directory, or makes it. Reads all that is known of live streams, though not their events; blocks meanwhile.
     ///
     /// # Errors
-    /// [`OpenError`]; what is in the directory is not changed then.
+    /// [`OpenError`]; nothing was changed in a directory that is damaged, foreign or in use.
     pub fn open(options: Options, default_name: &str) -> Result<Opened, OpenError> {
         Self::open_with(options, default_name, Sizes::default())
     }
 
     fn open_with(options: Options, default_name: &str, sizes: Sizes) -> Result<Opened, OpenError> {
-        let directory = Directory::open(&options.path)?;
+        let directory = Directory::open(&options.path, |directory| look(directory, options.fsync))?;
         let path = directory.database();
         let (name, keys) = match directory.keys()? {
             Some(kept) => kept,
@@ -211,6 +223,8 @@ impl Disk {
             queued_bytes: AtomicUsize::new(0),
             #[cfg(test)]
             groups: AtomicUsize::new(0),
+            #[cfg(test)]
+            reopened: AtomicUsize::new(0),
         });
         let (sender, calls) = mpsc::channel();
         let mut writer = Writer::new(shared.clone(), calls, directory, keys.epoch, &options, sizes);
@@ -278,6 +292,7 @@ impl Shared {
     }
 
     fn read(&self, database: &Database, stream: StreamId, after: Seq, max_bytes: usize) -> Result<Read, Failure> {
+        self.index.check(stream)?;
         let Some(mut place) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
         loop {
             if after < place.trimmed {
@@ -350,6 +365,7 @@ impl Store for Disk {
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
         self.look(move |shared, database| {
+            shared.index.check(stream)?;
             if shared.index.find(stream, now()).is_none() {
                 return Ok(None);
             }

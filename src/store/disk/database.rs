@@ -1,7 +1,8 @@
 //! The database as the store uses it: three keyspaces, commits of whole groups, reads of one stream.
 //!
 //! What is particular about the database, and what is done about it: a write that fails ends it for good, so it is closed and
-//! opened anew ([`super::writer`]); a commit waits for as long as flushes lag behind, forever once they failed, so
+//! opened anew ([`super::writer`]), and so does a flush or a compaction in one of its own threads, which the next write tells of; a
+//! commit waits for as long as flushes lag behind, forever once they failed, so
 //! [`Database::commit`] looks first; a damaged file may end in a panic, which is caught where files are first read.
 
 use std::io;
@@ -14,10 +15,12 @@ use std::time::Duration;
 use bytes::Bytes;
 use fjall::compaction::filter::Factory;
 use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _};
+use tracing::warn;
 
 use super::index::{Sieve, Wanted};
+use super::inspect::inspect;
 use super::layout::{self, Place};
-use super::{Fsync, Sizes, journal};
+use super::{Fsync, Sizes};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
 /// The first of them compacts nothing, so that flushes do not wait. It hands itself each compaction that is due until another takes it:
@@ -29,6 +32,12 @@ const JOURNALS: u64 = 64 << 20;
 /// safely before the database would wait itself.
 const MAX_SEALED: usize = 1;
 const MAX_TABLES: usize = 16;
+
+pub(super) const STREAMS: &str = "streams";
+pub(super) const EVENTS: &str = "events";
+const RECORDS: &str = "records";
+/// All keyspaces.
+pub(super) const KEYSPACES: [&str; 3] = [STREAMS, EVENTS, RECORDS];
 
 /// Open, until dropped.
 pub(super) struct Database {
@@ -61,10 +70,15 @@ impl From<fjall::Error> for Failure {
             fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => Some(error.kind()),
             _ => None,
         };
-        let full = matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded));
+        let full = match &error {
+            // A flush or a compaction has failed before, and the database does not say of what. That there was no room is the
+            // likely reason, and the one that forbids more: any other is told when the same is tried again.
+            fjall::Error::Poisoned => true,
+            _ => matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)),
+        };
         let problem = match &error {
             fjall::Error::Io(error) => error.to_string(),
-            fjall::Error::Poisoned => "an earlier write failed".into(),
+            fjall::Error::Poisoned => "a flush or a compaction failed".into(),
             fjall::Error::InvalidVersion(_) => "its file `version` is damaged, or says another version".into(),
             other => other.to_string(),
         };
@@ -86,20 +100,12 @@ impl Database {
     }
 
     /// Opens the one that was made for these contents. Nothing of its events is unwanted until that is decided.
+    ///
+    /// # Errors
+    /// Damage that [`inspect`] finds; no file was changed then. Else the database's own failures.
     pub(super) fn open(path: &Path, epoch: StoreEpoch, fsync: Fsync, sizes: Sizes) -> Result<Self, Failure> {
-        journal::mend(path, fsync)?;
-        caught(|| {
-            // One that lacks its mark would be made anew by the database.
-            if !path.join("version").try_exists().map_err(fjall::Error::Io)? {
-                return Err(damaged("the file `version` is missing"));
-            }
-            let database = Self::build(path, sizes)?;
-            match database.streams.get(layout::EPOCH_ROW)? {
-                Some(row) if *row == epoch.0.to_be_bytes() => Ok(database),
-                Some(_) => Err(damaged("it belongs to other keys")),
-                None => Err(damaged("its contents are not there")),
-            }
-        })
+        inspect(path, epoch, fsync)?.cut()?;
+        caught(|| Self::build(path, sizes))
     }
 
     fn build(path: &Path, sizes: Sizes) -> Result<Self, Failure> {
@@ -108,15 +114,12 @@ impl Database {
         let database = fjall::Database::builder(path)
             .worker_threads(WORKERS)
             .max_journaling_size(JOURNALS)
-            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == "events").then(|| sieve.clone())))
+            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == EVENTS).then(|| sieve.clone())))
             .open()?;
         let keyspace =
             |name, memtable| database.keyspace(name, || KeyspaceCreateOptions::default().max_memtable_size(memtable));
-        let (streams, events, records) = (
-            keyspace("streams", sizes.memtable)?,
-            keyspace("events", sizes.memtable)?,
-            keyspace("records", sizes.memtable)?,
-        );
+        let (streams, events, records) =
+            (keyspace(STREAMS, sizes.memtable)?, keyspace(EVENTS, sizes.memtable)?, keyspace(RECORDS, sizes.memtable)?);
         Ok(Self { database, streams, events, records, wanted })
     }
 
@@ -157,29 +160,50 @@ impl Database {
         Ok(())
     }
 
-    /// Every stream's place; the highest number that a stream or an event has.
-    pub(super) fn places(&self) -> Result<(Vec<(StreamId, Place)>, u64), Failure> {
+    /// Every stream's place.
+    pub(super) fn places(&self) -> Result<Places, Failure> {
         caught(|| {
-            let mut places = Vec::new();
-            let mut highest = match self.events.last_key_value() {
-                Some(last) => event_of(&last.key()?)?.0,
-                None => 0,
-            };
+            let mut places = Places { highest: self.highest_number()?, ..Places::default() };
             for row in self.streams.prefix(layout::PLACES) {
                 let (key, row) = row.into_inner()?;
                 let place = layout::stream_of(&key).zip(Place::decode(&row));
-                let (stream, mut place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
-                if !place.sealed {
-                    for event in self.events.range(place.behind()) {
-                        let (key, batch) = event.into_inner()?;
-                        place.add(event_of(&key)?.1, batch.len() as u64);
+                let (stream, place) = place.ok_or_else(|| damaged("a row of a stream cannot be read"))?;
+                places.highest = places.highest.max(place.number);
+                match caught(|| self.followed(place)) {
+                    Ok(place) => places.known.push((stream, place)),
+                    Err(failure) => {
+                        warn!(stream.id = %stream, error = failure.problem, "events of a stream are damaged in the store");
+                        places.damaged.push((stream, place));
                     }
                 }
-                highest = highest.max(place.number);
-                places.push((stream, place));
             }
-            Ok((places, highest))
+            Ok(places)
         })
+    }
+
+    /// The highest number of a stream that has events. No block of a table is read for it: any may be damaged.
+    fn highest_number(&self) -> Result<u64, Failure> {
+        let version = self.events.tree.current_version();
+        let mut highest = 0;
+        for table in version.iter_tables() {
+            highest = highest.max(event_of(table.metadata.key_range.max())?.0);
+        }
+        let in_memory = self.events.range(layout::event_key(highest.saturating_add(1), Seq(0))..).next_back();
+        match in_memory {
+            Some(last) => Ok(highest.max(event_of(&last.key()?)?.0)),
+            None => Ok(highest),
+        }
+    }
+
+    /// The place with the events that lie behind it.
+    fn followed(&self, mut place: Place) -> Result<Place, Failure> {
+        if !place.sealed {
+            for event in self.events.range(place.behind()) {
+                let (key, batch) = event.into_inner()?;
+                place.add(event_of(&key)?.1, batch.len() as u64);
+            }
+        }
+        Ok(place)
     }
 
     /// Every record.
@@ -310,14 +334,42 @@ impl Database {
         }
     }
 
-    /// Whether a write of so many bytes succeeds. They are there for no longer than that.
-    pub(super) fn probe(&self, bytes: usize) -> Result<(), Failure> {
-        for probe in [vec![0; bytes], Vec::new()] {
-            let probe = (layout::PROBE_ROW.to_vec(), Some(probe));
-            self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Always)?;
-        }
-        Ok(())
+    /// Fails where a write would, for what has happened before.
+    pub(super) fn check(&self) -> Result<(), Failure> {
+        Ok(self.database.persist(PersistMode::Buffer)?)
     }
+
+    /// Writes a row, frees what it can, and does what is due of flushes and compactions. After this the database's own threads have
+    /// no work left that a full disk would end them in.
+    pub(super) fn catch_up(&self) -> Result<(), Failure> {
+        self.drop_unwanted()?;
+        let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
+        self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Always)?;
+        let keyspaces = [&self.streams, &self.events, &self.records];
+        for keyspace in keyspaces {
+            while keyspace.sealed_memtable_count() > 0 {
+                self.check()?;
+                thread::sleep(Duration::from_millis(1));
+            }
+            // Unlike the database's thread this tells why it fails.
+            let strategy = keyspace.config.compaction_strategy.clone();
+            keyspace.tree.compact(strategy, 0).map_err(fjall::Error::from)?;
+        }
+        while self.database.active_compactions() > 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        self.check()
+    }
+}
+
+/// What is known of streams.
+#[derive(Default)]
+pub(super) struct Places {
+    pub(super) known: Vec<(StreamId, Place)>,
+    /// Streams whose last events cannot be read, so that nobody knows where they end.
+    pub(super) damaged: Vec<(StreamId, Place)>,
+    /// The highest number that a stream or an event has.
+    pub(super) highest: u64,
 }
 
 /// A record, less its value.
@@ -352,7 +404,7 @@ fn decode_record(row: &[u8]) -> Result<(u64, &[u8]), Failure> {
 }
 
 /// A panic of the database is a failure of it, not of this process.
-fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+pub(super) fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");

@@ -42,7 +42,7 @@ const VERSION: u32 = 1;
 pub(super) struct Directory {
     path: PathBuf,
     /// The lock ends with it.
-    _lock: File,
+    _lock: Option<File>,
 }
 
 /// What the keys file says.
@@ -57,14 +57,18 @@ struct KeysFile {
 }
 
 impl Directory {
-    /// Makes the directory if there is none, checks whose it is, and locks it.
-    pub(super) fn open(path: &Path) -> Result<Self, OpenError> {
+    /// Makes the directory if there is none, checks whose it is, and locks it. Where its lock is missing, `look` decides first
+    /// whether one is made: a directory that is refused is not to be changed.
+    pub(super) fn open(path: &Path, look: impl FnOnce(&Self) -> Result<(), OpenError>) -> Result<Self, OpenError> {
         if !path.is_dir() {
             make_private(path).map_err(|error| OpenError::at(path, error))?;
         }
         let is_new = read_format(path)?;
-        let lock = lock(path)?;
-        let directory = Self { path: path.into(), _lock: lock };
+        let unlocked = Self { path: path.into(), _lock: None };
+        if !is_new && !path.join(LOCK).exists() {
+            look(&unlocked)?;
+        }
+        let directory = Self { _lock: Some(lock(path)?), ..unlocked };
         if is_new {
             directory.write(FORMAT, format!("{MARK}{VERSION}\n").as_bytes())?;
         }
@@ -120,6 +124,23 @@ impl Directory {
         Ok((name, keys))
     }
 
+    /// Writes so many bytes and removes them again: whether there is room for them.
+    pub(super) fn probe(&self, bytes: usize) -> io::Result<()> {
+        let path = self.path.join(UNWRITTEN);
+        self.remove_unwritten()?;
+        let mut file = new_private(&path)?;
+        let written = file.write_all(&vec![1; bytes]).and_then(|()| file.sync_all());
+        drop(file);
+        self.remove_unwritten().and(written)
+    }
+
+    fn remove_unwritten(&self) -> io::Result<()> {
+        match fs::remove_file(self.path.join(UNWRITTEN)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     fn read_keys(&self) -> Result<(String, Keys), OpenError> {
         let text = fs::read(self.path.join(KEYS)).map_err(|error| self.bad_keys(&error.to_string()))?;
         let file: KeysFile = serde_json::from_slice(&text).map_err(|error| self.bad_keys(&error.to_string()))?;
@@ -134,10 +155,7 @@ impl Directory {
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OpenError> {
         let (unwritten, path) = (self.path.join(UNWRITTEN), self.path.join(name));
         let write = || {
-            match fs::remove_file(&unwritten) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
+            self.remove_unwritten()?;
             let mut file = new_private(&unwritten)?;
             file.write_all(bytes)?;
             file.sync_all()?;

@@ -4,9 +4,10 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use dashmap::DashMap;
+use dashmap::{DashMap, DashSet};
 use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict};
 
+use super::database::{Failure, damaged};
 use super::layout::{self, Place};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::Standing;
@@ -15,6 +16,8 @@ use crate::store::Standing;
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) streams: DashMap<StreamId, Place>,
+    /// Streams that are there and cannot be read. Nothing else is known of them, and nothing is written to them.
+    pub(super) damaged: DashSet<StreamId>,
     /// Of each record the time it ends and its size.
     pub(super) records: DashMap<Arc<[u8]>, (u64, u64)>,
     standing: AtomicU8,
@@ -24,6 +27,14 @@ impl Index {
     /// The stream's place, unless it has expired.
     pub(super) fn find(&self, stream: StreamId, now: u64) -> Option<Place> {
         self.streams.get(&stream).map(|place| *place).filter(|place| place.lives(now))
+    }
+
+    /// An error for a stream that cannot be read.
+    pub(super) fn check(&self, stream: StreamId) -> Result<(), Failure> {
+        match self.damaged.contains(&stream) {
+            true => Err(damaged("events of the stream are damaged")),
+            false => Ok(()),
+        }
     }
 
     pub(super) fn standing(&self) -> Standing {

@@ -2,7 +2,7 @@
 //!
 //! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything behind a damaged
 //! place in the middle. Here a torn end is cut off, which costs what was not answered yet, and damage before intact writes is
-//! told from it. A journal is a row of batches:
+//! told from it. So is a journal of several that is missing, except the oldest one. A journal is a row of batches:
 //!
 //! ```text
 //! 1 <items 4> <seqno 8>                                                       start
@@ -12,9 +12,10 @@
 //!
 //! with numbers in little endian; zeros follow the last one.
 
+use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
-use std::io;
-use std::path::Path;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
 
 use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
@@ -29,42 +30,106 @@ const START_BYTES: usize = 1 + 4 + 8;
 const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
 const END_BYTES: usize = 1 + 8 + 4;
 const TRAILER: &[u8] = b"FJL\x03";
+/// The database counts flushes and compactions too: there are fewer of them between two writes.
+const MAX_STEP: u64 = 1 << 32;
 
-/// Cuts torn ends off the journals of the closed database at `path`.
-///
-/// With [`Fsync::Always`] no write follows a torn one, and intact ones behind are an error. With [`Fsync::Interval`] a power cut
-/// may leave that, and the torn one is the end.
-pub(super) fn mend(path: &Path, fsync: Fsync) -> Result<(), Failure> {
-    let mut torn = Vec::new();
-    let mut is_there = false;
+/// The journals of a closed database, as they were found. Nothing is changed before [`Self::cut`].
+pub(super) struct Journals {
+    /// Where a journal ends in a torn write.
+    torn: Vec<(PathBuf, usize)>,
+    /// The number of the last write.
+    last: Option<u64>,
+    /// Rows that were looked for: the keyspace and the value.
+    found: Vec<(u64, Vec<u8>)>,
+}
+
+impl Journals {
+    /// Reads the journals in `path`, and notes every row with the key `wanted`.
+    ///
+    /// With [`Fsync::Always`] no write follows a torn one, and intact ones behind are an error. With [`Fsync::Interval`] a power
+    /// cut may leave that, and the torn one is the end.
+    pub(super) fn inspect(path: &Path, fsync: Fsync, wanted: &[u8]) -> Result<Self, Failure> {
+        let mut journals = Self { torn: Vec::new(), last: None, found: Vec::new() };
+        for (number, path) in numbered(path)? {
+            // The database opens them for writing.
+            let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
+            let mut bytes = Vec::new();
+            file.read_to_end(&mut bytes).map_err(failed)?;
+            let end = journals.read(&bytes, number, wanted)?;
+            if is_zero(&bytes[end..]) {
+                continue;
+            }
+            if fsync == Fsync::Always && has_batch(&bytes[end..]) {
+                let problem = format!("{number}.jnl is damaged at byte {end}, before writes that are intact");
+                return Err(damaged(problem));
+            }
+            journals.torn.push((path, end));
+        }
+        Ok(journals)
+    }
+
+    /// Reads the intact writes at the beginning of a journal, and returns where they end.
+    fn read(&mut self, bytes: &[u8], number: u64, wanted: &[u8]) -> Result<usize, Failure> {
+        let mut end = 0;
+        while let Some(batch) = batch(&bytes[end..]) {
+            // No checksum covers the number.
+            if self.last.is_some_and(|last| batch.number <= last || batch.number - last > MAX_STEP) {
+                return Err(damaged(format!("{number}.jnl is damaged at byte {end}: a write is out of order")));
+            }
+            self.last = Some(batch.number);
+            let rows = batch.rows.iter().filter(|row| row.key == wanted);
+            self.found.extend(rows.map(|row| (row.keyspace, row.value.to_vec())));
+            end += batch.size;
+        }
+        if number == 0 && end == 0 {
+            // Making the database wrote to it.
+            return Err(damaged("0.jnl has lost what was in it"));
+        }
+        Ok(end)
+    }
+
+    /// The number of the last write, if there is one.
+    pub(super) fn last(&self) -> Option<u64> {
+        self.last
+    }
+
+    /// The values of the rows that were looked for, in one keyspace.
+    pub(super) fn found(&self, keyspace: u64) -> impl Iterator<Item = &[u8]> {
+        self.found.iter().filter(move |(id, _)| *id == keyspace).map(|(_, value)| &**value)
+    }
+
+    /// Cuts torn ends off.
+    pub(super) fn cut(self) -> Result<(), Failure> {
+        for (path, end) in self.torn {
+            warn!(path = %path.display(), end, "a journal of the store ends in a torn write, which is cut off");
+            let file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
+            file.set_len(end as u64).and_then(|()| file.sync_all()).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// The journals by their numbers, which follow one another: the database deletes the oldest first.
+fn numbered(path: &Path) -> Result<BTreeMap<u64, PathBuf>, Failure> {
+    let mut journals = BTreeMap::new();
     for entry in fs::read_dir(path).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|extension| extension != "jnl") {
+        if path.extension().is_none_or(|extension| !extension.eq_ignore_ascii_case("jnl")) {
             continue;
         }
-        is_there = true;
-        let bytes = fs::read(&path).map_err(failed)?;
-        let end = intact(&bytes);
-        if is_zero(&bytes[end..]) {
-            continue;
-        }
-        if fsync == Fsync::Always && has_batch(&bytes[end..]) {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            return Err(damaged(format!("{name} is damaged at byte {end}, before writes that are intact")));
-        }
-        torn.push((path, end));
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let number = name.strip_suffix(".jnl").and_then(|number| number.parse().ok());
+        let number = number.filter(|_| path.is_file()).ok_or_else(|| damaged(format!("`{name}` is no journal")))?;
+        journals.insert(number, path);
     }
-    if !is_there {
-        // One without would be given a new one.
+    let Some((&first, _)) = journals.first_key_value() else {
+        // The database would make a new one.
         return Err(damaged("its journal is missing"));
+    };
+    match (first..).zip(journals.keys()).find(|(expected, number)| expected != *number) {
+        Some((missing, _)) => Err(damaged(format!("{missing}.jnl is missing"))),
+        None => Ok(journals),
     }
-    // Nothing was changed before all of them were looked at.
-    for (path, end) in torn {
-        warn!(path = %path.display(), end, "a journal of the store ends in a torn write, which is cut off");
-        let file = OpenOptions::new().write(true).open(&path).map_err(failed)?;
-        file.set_len(end as u64).and_then(|()| file.sync_all()).map_err(failed)?;
-    }
-    Ok(())
 }
 
 fn failed(error: io::Error) -> Failure {
@@ -77,43 +142,54 @@ fn is_zero(bytes: &[u8]) -> bool {
     bytes.chunks(ZEROS.len()).all(|chunk| *chunk == ZEROS[..chunk.len()])
 }
 
-/// Where the intact batches at the beginning end.
-fn intact(bytes: &[u8]) -> usize {
-    let mut end = 0;
-    while let Some(size) = batch(&bytes[end..]) {
-        end += size;
-    }
-    end
-}
-
 /// Whether there is an intact batch anywhere.
 fn has_batch(bytes: &[u8]) -> bool {
     memchr::memchr_iter(START, bytes).any(|at| batch(&bytes[at..]).is_some())
 }
 
-/// The size of the intact batch that begins here.
-fn batch(bytes: &[u8]) -> Option<usize> {
-    let count = match bytes.get(..START_BYTES)? {
-        [START, count @ .., _, _, _, _, _, _, _, _] => u32::from_le_bytes(count.try_into().ok()?),
-        _ => return None,
-    };
+/// An intact batch.
+struct Batch<'a> {
+    /// Bytes in the journal.
+    size: usize,
+    /// Each has a higher one than those before it.
+    number: u64,
+    rows: Vec<Row<'a>>,
+}
+
+struct Row<'a> {
+    keyspace: u64,
+    key: &'a [u8],
+    value: &'a [u8],
+}
+
+/// The intact batch that begins here.
+fn batch(bytes: &[u8]) -> Option<Batch<'_>> {
+    let (&[START], rest) = bytes.split_first_chunk()? else { return None };
+    let (&count, rest) = rest.split_first_chunk()?;
+    let (&number, _) = rest.split_first_chunk()?;
     let mut at = START_BYTES;
-    for _ in 0..count {
-        let item = bytes.get(at..at + ITEM_BYTES)?;
-        let key = u16::from_le_bytes(item[11..13].try_into().ok()?);
-        let stored = u32::from_le_bytes(item[17..21].try_into().ok()?);
-        if item[0] != ITEM {
-            return None;
-        }
-        at = at.checked_add(ITEM_BYTES + usize::from(key))?.checked_add(stored as usize)?;
-        if at > bytes.len() {
-            return None;
-        }
+    let mut rows = Vec::new();
+    for _ in 0..u32::from_le_bytes(count) {
+        let row = row(bytes.get(at..)?)?;
+        at += ITEM_BYTES + row.key.len() + row.value.len();
+        rows.push(row);
     }
     let end = bytes.get(at..at + END_BYTES)?;
     let checksum = u64::from_le_bytes(end[1..9].try_into().ok()?);
     let is_intact = end[0] == END && end[9..] == *TRAILER && checksum == xxh3_64(&bytes[START_BYTES..at]);
-    is_intact.then_some(at + END_BYTES)
+    is_intact.then_some(Batch { size: at + END_BYTES, number: u64::from_le_bytes(number), rows })
+}
+
+fn row(bytes: &[u8]) -> Option<Row<'_>> {
+    let (head, rest) = bytes.split_at_checked(ITEM_BYTES)?;
+    if head[0] != ITEM {
+        return None;
+    }
+    let keyspace = u64::from_le_bytes(head[3..11].try_into().ok()?);
+    let key = u16::from_le_bytes(head[11..13].try_into().ok()?);
+    let stored = u32::from_le_bytes(head[17..21].try_into().ok()?);
+    let (key, rest) = rest.split_at_checked(key.into())?;
+    Some(Row { keyspace, key, value: rest.get(..stored as usize)? })
 }
 
 #[cfg(test)]
@@ -126,8 +202,8 @@ mod tests {
         #[test]
         fn arbitrary_bytes_hold_no_batch_and_are_read_without_a_panic(bytes: Vec<u8>, count in 0..3_u8) {
             let begun = [&[START, count, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, ITEM][..], &bytes].concat();
-            prop_assert_eq!(intact(&bytes), 0);
-            prop_assert_eq!(intact(&begun), 0);
+            prop_assert!(batch(&bytes).is_none());
+            prop_assert!(batch(&begun).is_none());
             prop_assert!(!has_batch(&bytes));
         }
     }

@@ -56,6 +56,11 @@ impl TemporaryDirectory {
         files.sort();
         files
     }
+
+    /// Every file in it, with what is in it.
+    fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
+        self.files().into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
+    }
 }
 
 impl Drop for TemporaryDirectory {

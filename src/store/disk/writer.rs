@@ -10,6 +10,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,7 +19,7 @@ use tracing::{info, warn};
 use self::clean::Cleaner;
 use self::group::Group;
 use super::agenda::{Agenda, Item};
-use super::database::{Database, Failure, Record};
+use super::database::{Database, Failure, Record, damaged};
 use super::directory::Directory;
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
@@ -33,8 +34,8 @@ const MAX_GROUP_CALLS: usize = 4096;
 const INTERVAL: Duration = Duration::from_millis(200);
 /// How often expired streams are looked for at most, while there are calls.
 const SWEEP_EVERY: u64 = 1000;
-/// A thread without calls wakes up at least this often.
-const LONGEST_REST: Duration = Duration::from_secs(60);
+/// A thread without calls wakes up at least this often, and looks whether a flush or a compaction has failed.
+const LONGEST_REST: Duration = Duration::from_secs(2);
 const SHORTEST_REST: Duration = Duration::from_millis(10);
 /// How often it looks whether the cleaner has ended.
 const CLEANER_REST: Duration = Duration::from_millis(50);
@@ -206,7 +207,7 @@ impl Writer {
     pub(super) fn open(&mut self) -> Result<(), Failure> {
         let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
         self.read_index(&database)?;
-        self.use_database(database);
+        self.use_database(Arc::new(database));
         Ok(())
     }
 
@@ -279,7 +280,7 @@ impl Writer {
         self.database = None;
     }
 
-    /// Closes the database, and opens it again until a write succeeds. Calls are refused meanwhile.
+    /// Closes the database, and opens it again until it can write. Calls are refused meanwhile.
     fn heal(&mut self, mut failure: Failure) {
         warn!(error = failure.problem, "the store cannot write; it is opened again");
         let mut pause = FIRST_PAUSE;
@@ -293,21 +294,34 @@ impl Writer {
                 }
                 pause = (pause * 2).min(LAST_PAUSE);
             }
-            match self.reopen() {
-                Ok(()) => break info!("the store can write again"),
+            #[cfg(test)]
+            self.shared.reopened.fetch_add(1, Ordering::Relaxed);
+            match self.reopen(&failure) {
+                Ok(Some(database)) => break self.use_database(database),
+                Ok(None) => return,
                 Err(again) => failure = again,
             }
         }
+        info!("the store can write again");
         self.shared.followers.tell_all();
     }
 
-    fn reopen(&mut self) -> Result<(), Failure> {
+    /// Opens the database and has it do what is due, which is what a full disk fails. `None` when nobody is left to call.
+    fn reopen(&mut self, failure: &Failure) -> Result<Option<Arc<Database>>, Failure> {
         let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
-        // A write of a few bytes succeeds on a disk that is as good as full.
-        database.probe(MAX_GROUP_BYTES)?;
+        let database = Arc::new(database);
         self.read_index(&database)?;
-        self.use_database(database);
-        Ok(())
+        // Writes of a few bytes succeed on a disk that is as good as full.
+        self.directory.probe(MAX_GROUP_BYTES).map_err(fjall::Error::Io)?;
+        let catching_up = database.clone();
+        let thread = thread::Builder::new().name("disk-opener".into()).spawn(move || catching_up.catch_up());
+        let thread = thread.map_err(fjall::Error::Io)?;
+        let mut is_called = true;
+        while is_called && !thread.is_finished() {
+            is_called = self.refuse_for(SHORTEST_REST, failure);
+        }
+        thread.join().unwrap_or_else(|_| Err(damaged("it panicked")))?;
+        Ok(is_called.then_some(database))
     }
 
     /// Answers calls with the failure for a while. False when nobody is left to call.
@@ -327,35 +341,41 @@ impl Writer {
 
     /// Takes what is on disk into memory. Who reads meanwhile finds each stream as it was or as it is, never none.
     fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
-        let index = &self.shared.index;
-        let ((places, highest), records) = (database.places()?, database.records()?);
+        let (index, now) = (&self.shared.index, now());
+        let (places, records) = (database.places()?, database.records()?);
         self.agenda = Agenda::default();
         self.unsynced = None;
         self.unwanted.clear();
         (self.room.events, self.room.rows) = (0, 0);
-        for (stream, place) in &places {
+        index.damaged.clear();
+        for (stream, place) in &places.known {
             index.streams.insert(*stream, *place);
-            database.wanted.keep(place.number, place.trimmed);
             self.agenda.set(Item::Stream(*stream), place.until);
             self.room.events += place.events;
             self.room.rows += place.rows + place.state;
+        }
+        for (stream, _) in &places.damaged {
+            index.damaged.insert(*stream);
+        }
+        // The space of what has expired may be all there is to go on with.
+        for (_, place) in places.known.iter().chain(&places.damaged).filter(|(_, place)| place.lives(now)) {
+            database.wanted.keep(place.number, place.trimmed);
         }
         for Record { key, until, size } in &records {
             index.records.insert(key.clone(), (*until, *size));
             self.agenda.set(Item::Record(key.clone()), *until);
             self.room.rows += size;
         }
-        let streams: HashSet<StreamId> = places.iter().map(|(stream, _)| *stream).collect();
+        let streams: HashSet<StreamId> = places.known.iter().map(|(stream, _)| *stream).collect();
         let records: HashSet<&[u8]> = records.iter().map(|record| &*record.key).collect();
         index.streams.retain(|stream, _| streams.contains(stream));
         index.records.retain(|key, _| records.contains(&**key));
-        self.next_number = self.next_number.max(highest + 1);
+        self.next_number = self.next_number.max(places.highest + 1);
         database.wanted.decide(self.next_number);
         Ok(())
     }
 
-    fn use_database(&mut self, database: Database) {
-        let database = Arc::new(database);
+    fn use_database(&mut self, database: Arc<Database>) {
         self.shared.set_database(Some(database.clone()));
         self.database = Some(database);
         self.show_room();
@@ -371,6 +391,9 @@ impl Writer {
     fn tidy(&mut self) {
         if self.unsynced.is_some_and(|since| clock::now() - since >= INTERVAL) {
             self.sync();
+        }
+        if let Some(Err(failure)) = self.database.as_ref().map(|database| database.check()) {
+            self.heal(failure);
         }
         let now = now();
         if self.agenda.next().is_some_and(|due| due <= now) && now >= self.swept + SWEEP_EVERY {

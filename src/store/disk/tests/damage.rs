@@ -20,49 +20,139 @@ async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
     (directory, stream, texts)
 }
 
+/// What became of a copy after damage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Outcome {
+    /// It was not opened, and is as it was.
+    Refused,
+    /// Nothing is missing.
+    Whole,
+    /// The stream lacks its end.
+    Cut,
+    /// The stream is there and cannot be read.
+    Unreadable,
+}
+
 /// Opens a damaged copy: an error, or a store in which the stream has lost nothing but its end, if it can be read.
-async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[String], what: &str) -> &'static str {
+async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[String], what: &str) -> Outcome {
+    let before = directory.contents();
     let opened = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES);
-    let Ok(Opened { store, .. }) = opened else { return "refused" };
+    let Ok(Opened { store, .. }) = opened else {
+        assert!(directory.contents() == before, "something was changed in a directory that was refused: {what}");
+        return Outcome::Refused;
+    };
     match store.read(stream, Seq(0), usize::MAX).wait().await {
         Ok(Read::Events(found)) => {
             let whole: Vec<_> = texts.iter().map(String::as_str).collect();
             let Read::Events(expected) = events(0, &whole[..found.len()]) else { unreachable!() };
             assert!(found == expected, "other events than were written: {what}");
-            if found.len() == texts.len() { "whole" } else { "cut" }
+            if found.len() == texts.len() { Outcome::Whole } else { Outcome::Cut }
         }
-        Ok(Read::Gone) => "cut",
+        Ok(Read::Gone) => Outcome::Cut,
         Ok(Read::Trimmed { .. }) => panic!("nothing was trimmed: {what}"),
-        Err(_) => "unreadable",
+        Err(_) => Outcome::Unreadable,
     }
 }
 
+/// What may become of a directory one of whose files is damaged.
+fn allowed(name: &Path, is_flip: bool) -> &'static [Outcome] {
+    use Outcome::{Cut, Refused, Unreadable, Whole};
+    let in_events = name.starts_with("db/keyspaces/2/tables");
+    match name.to_str().unwrap() {
+        "lock" => &[Whole],
+        // It ends with the end of a line.
+        "format" => &[Refused, Whole],
+        "db/lock" => &[Refused, Whole],
+        "db/0.jnl" => &[Refused, Cut],
+        _ if in_events && is_flip => &[Refused, Whole, Unreadable],
+        _ => &[Refused],
+    }
+}
+
+/// The file gone, emptied, cut off in several places, and with other bits in several places.
+fn damages(bytes: &[u8]) -> Vec<(String, Option<Vec<u8>>, bool)> {
+    let len = bytes.len();
+    let mut damages = vec![("missing".into(), None, false), ("empty".into(), Some(Vec::new()), false)];
+    let few = [0, len / 3, len / 2, len.saturating_sub(1)];
+    let places: Vec<usize> = if len <= 64 { (0..len).collect() } else { few.to_vec() };
+    for place in places {
+        damages.push((format!("cut at {place}"), Some(bytes[..place].to_vec()), false));
+        if let Some(byte) = bytes.get(place) {
+            let mut flipped = bytes.to_vec();
+            flipped[place] = byte ^ 0x10;
+            damages.push((format!("flipped at {place}"), Some(flipped), true));
+        }
+    }
+    damages
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn damage_is_refused_or_costs_the_end_alone() {
+async fn damage_to_any_file_is_refused_with_nothing_changed_or_costs_the_end_alone() {
     let (directory, stream, texts) = written().await;
     let is_table = |file: &PathBuf| file.parent().is_some_and(|parent| parent.ends_with("tables"));
     assert!(directory.files().iter().filter(|file| is_table(file)).count() > 1, "nothing was flushed");
-    assert_eq!(look_at(&directory.copy(), stream, &texts, "nothing").await, "whole");
-    let mut outcomes = std::collections::BTreeMap::<&str, u32>::new();
+    assert_eq!(look_at(&directory.copy(), stream, &texts, "nothing").await, Outcome::Whole);
+    let mut outcomes = std::collections::BTreeMap::<Outcome, u32>::new();
     for file in directory.files() {
         let name = file.strip_prefix(&directory.0).unwrap();
         let bytes = fs::read(&file).unwrap();
-        let places = [0, bytes.len() / 3, bytes.len() / 2, bytes.len().saturating_sub(1)];
-        for (place, cut) in places.into_iter().flat_map(|place| [(place, true), (place, false)]) {
-            let mut damaged = bytes.clone();
-            match cut {
-                true => damaged.truncate(place),
-                false if damaged.is_empty() => continue,
-                false => damaged[place] ^= 0x10,
-            }
-            let what = format!("{} {} at {place}", name.display(), if cut { "cut" } else { "flipped" });
+        for (how, damaged, is_flip) in damages(&bytes) {
+            let what = format!("{} {how}", name.display());
             let copy = directory.copy();
-            fs::write(copy.0.join(name), damaged).unwrap();
+            let file = copy.0.join(name);
+            damaged.map_or_else(|| fs::remove_file(&file), |damaged| fs::write(&file, damaged)).unwrap();
             let outcome = look_at(&copy, stream, &texts, &what).await;
+            assert!(allowed(name, is_flip).contains(&outcome), "{what}: {outcome:?}");
             *outcomes.entry(outcome).or_default() += 1;
         }
     }
-    assert!(outcomes["refused"] > 0 && outcomes["whole"] > 0, "{outcomes:?}");
+    assert!(outcomes[&Outcome::Refused] > 0 && outcomes[&Outcome::Whole] > 0, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn a_folder_that_is_missing_is_refused_with_nothing_changed() {
+    let (directory, stream, texts) = written().await;
+    for id in 0..4 {
+        for folder in [format!("db/keyspaces/{id}"), format!("db/keyspaces/{id}/tables")] {
+            let copy = directory.copy();
+            fs::remove_dir_all(copy.0.join(&folder)).unwrap();
+            assert_eq!(look_at(&copy, stream, &texts, &folder).await, Outcome::Refused, "{folder}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_name_the_database_does_not_know_is_refused_with_nothing_changed() {
+    let (directory, stream, texts) = written().await;
+    for name in ["db/x.jnl", "db/2.jnl", "db/keyspaces/1/tables/x", "db/keyspaces/1/version"] {
+        let copy = directory.copy();
+        fs::write(copy.0.join(name), "").unwrap();
+        assert_eq!(look_at(&copy, stream, &texts, name).await, Outcome::Refused, "{name}");
+    }
+    for name in ["db/keyspaces/x", "db/keyspaces/9"] {
+        let copy = directory.copy();
+        fs::create_dir(copy.0.join(name)).unwrap();
+        assert_eq!(look_at(&copy, stream, &texts, name).await, Outcome::Refused, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn what_a_crash_leaves_behind_is_opened() {
+    let (directory, stream, texts) = written().await;
+    // A table and a manifest that were not finished, a `current` that was not renamed yet, and a journal just begun.
+    for name in ["db/keyspaces/2/tables/999", "db/keyspaces/2/v999", "db/keyspaces/2/.tmpAbCdEf", "db/1.jnl"] {
+        let copy = directory.copy();
+        fs::write(copy.0.join(name), "").unwrap();
+        assert_eq!(look_at(&copy, stream, &texts, name).await, Outcome::Whole, "{name}");
+    }
+}
+
+#[tokio::test]
+async fn a_refused_directory_is_not_given_a_lock() {
+    let (directory, stream, texts) = written().await;
+    fs::remove_file(directory.0.join("lock")).unwrap();
+    fs::remove_file(directory.0.join("db/keyspaces/1/current")).unwrap();
+    assert_eq!(look_at(&directory, stream, &texts, "two files missing").await, Outcome::Refused);
 }
 
 /// Where the last bytes of a journal begin that are not zero.
