@@ -43,6 +43,19 @@ pub fn boot() -> Duration {
     }
 }
 
+/// CPU time of this process, of user and system; `None` where the system does not tell.
+pub fn cpu() -> Option<Duration> {
+    #[cfg(target_os = "linux")]
+    {
+        let spent = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+        Some(Duration::new(u64::try_from(spent.tv_sec).ok()?, u32::try_from(spent.tv_nsec).ok()?))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        None
+    }
+}
+
 /// Sleeps until `at`.
 pub async fn sleep_until(at: Instant) {
     tokio::time::sleep_until(TokioInstant::from_std(at)).await;

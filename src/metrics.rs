@@ -2,18 +2,33 @@
 //!
 //! Call sites speak in verbs; labels are words of fixed sets, never anything a client sent.
 
-use std::time::Duration;
+mod process;
 
-use prometheus::{Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, TextEncoder};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::protocol::error::ErrorCode;
+use prometheus::{
+    Encoder, Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+};
+
+use process::Process;
+
+use crate::clock;
+use crate::protocol::error::{self, ErrorCode};
 use crate::protocol::stream::Outcome;
 use crate::tls::{Reload, Side};
 use crate::upstream::Probed;
 
+/// The pause between log lines of refusals that anybody can cause.
+const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
+
 /// All counters of one process.
 pub struct Metrics {
     registry: Registry,
+    process: Process,
+    /// When a refusal was logged last.
+    refusal_logged: Mutex<Option<Instant>>,
+    ready: IntGauge,
     streams_sealed: IntCounterVec,
     detached_seals: IntCounter,
     abandoned: IntCounter,
@@ -109,11 +124,18 @@ impl Metrics {
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("mcp_resume".into()), None)?;
         let add = Registrar(&registry);
+        add.info("build_info", "Which version runs: always 1.", "version", env!("CARGO_PKG_VERSION"))?;
+        let every_code: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.label()).collect();
+        let is_upstreams = |code: &&ErrorCode| code.side() == error::Side::Upstream;
+        let upstream_codes: Vec<&str> = ErrorCode::ALL.iter().filter(is_upstreams).map(|code| code.label()).collect();
         Ok(Self {
+            process: Process::new()?,
+            refusal_logged: Mutex::default(),
+            ready: add.gauge("ready", "Whether new calls are taken, as /readyz says: 1 or 0.")?,
             streams_sealed: add.family(
                 "streams_sealed_total",
                 "Calls with a stream that ended, by outcome.",
-                "outcome",
+                ("outcome", &["completed", "failed", "cancelled", "expired"]),
             )?,
             detached_seals: add.counter(
                 "streams_sealed_detached_total",
@@ -131,17 +153,21 @@ impl Metrics {
             resumes: add.families(
                 "resumes_total",
                 "Requests that came back to a stream, by what they named it by and by outcome.",
-                &["dialect", "outcome"],
+                [("dialect", &DIALECTS), ("outcome", &["served", "at_end", "lost"])],
             )?,
             retries: add.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
             takeovers: add.counter("takeovers_total", "Connections whose stream a newer one took over.")?,
             gaps: add.counter("gaps_total", "Readers that were told of events they can no longer have.")?,
             commits: add.counter("commits_total", "Responses that the proxy began before the upstream did.")?,
-            rejects: add.family("rejects_total", "Requests the proxy refused or failed, by reason.", "reason")?,
+            rejects: add.family(
+                "rejects_total",
+                "Requests the proxy refused or failed, by reason.",
+                ("reason", &every_code),
+            )?,
             upstream_failures: add.family(
                 "upstream_failures_total",
                 "Upstream calls that failed, by reason.",
-                "reason",
+                ("reason", &upstream_codes),
             )?,
             upstream_head_seconds: add.histogram(
                 "upstream_head_seconds",
@@ -164,13 +190,13 @@ impl Metrics {
             disconnects: add.family(
                 "disconnects_total",
                 "Clients that left before their response ended, by whether they can come back.",
-                "can_resume",
+                ("can_resume", &["yes", "no"]),
             )?,
             connections: add.gauge("connections", "Downstream connections.")?,
             token_probes: add.family(
                 "token_probes_total",
                 "Questions to the upstream whether a refreshed token is its caller's, by outcome.",
-                "outcome",
+                ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
             )?,
             streams_kept: add.gauge("streams_kept", "Streams, running and over.")?,
             calls_detached: add.gauge("calls_detached", "Calls that run while no client is there.")?,
@@ -183,7 +209,7 @@ impl Metrics {
             reloads: add.families(
                 "certificate_reloads_total",
                 "Times that the files of TLS had changed, by whose they are and whether they could be used.",
-                &["of", "outcome"],
+                [("of", &["listener", "upstream"]), ("outcome", &["taken", "refused"])],
             )?,
             sessions_kept: add.gauge("sessions_kept", "Records of sessions.")?,
             session_evictions: add.counter(
@@ -199,7 +225,7 @@ impl Metrics {
             store_failures: add.family(
                 "store_failures_total",
                 "Batches that the store could not take when they came, by reason.",
-                "reason",
+                ("reason", &["full", "unreachable"]),
             )?,
             store_ready: add.gauge("store_ready", "Whether the store takes what is new: 1 or 0.")?,
             upstream_ready: add.gauge("upstream_ready", "Whether the upstream accepts connections: 1 or 0.")?,
@@ -214,8 +240,26 @@ impl Metrics {
     pub fn render(&self) -> Vec<u8> {
         let mut page = Vec::new();
         // Writing to memory does not fail, and every family was registered with its name and help.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut page);
+        for families in [self.registry.gather(), self.process.gather()] {
+            let _ = TextEncoder::new().encode(&families, &mut page);
+        }
         page
+    }
+
+    /// Whether new calls are taken.
+    pub fn observe_ready(&self, is_ready: bool) {
+        self.ready.set(i64::from(is_ready));
+    }
+
+    /// Whether another refusal for a host or an origin may be logged: anybody can cause them, so it is one in ten seconds.
+    pub fn may_log_refusal(&self) -> bool {
+        let now = clock::now();
+        let mut last = self.refusal_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = last.is_none_or(|last| now.saturating_duration_since(last) >= REFUSAL_LOG_PAUSE);
+        if may {
+            *last = Some(now);
+        }
+        may
     }
 
     /// A call began.
@@ -491,6 +535,12 @@ impl Metrics {
 
 struct Registrar<'a>(&'a Registry);
 
+/// A label and every word that it may have.
+type Label<'a> = (&'a str, &'a [&'a str]);
+
+/// The words of [`Dialect`].
+const DIALECTS: [&str; 5] = ["last_event_id", "resumable_requests", "resumable_streams", "resume_tokens", "stream_url"];
+
 impl Registrar<'_> {
     fn counter(&self, name: &str, help: &str) -> Result<IntCounter, prometheus::Error> {
         let counter = IntCounter::new(name, help)?;
@@ -498,14 +548,32 @@ impl Registrar<'_> {
         Ok(counter)
     }
 
-    fn family(&self, name: &str, help: &str, label: &str) -> Result<IntCounterVec, prometheus::Error> {
-        self.families(name, help, &[label])
+    /// A counter for each word that the label may have, from zero: the first rise of each is one.
+    fn family(&self, name: &str, help: &str, label: Label<'_>) -> Result<IntCounterVec, prometheus::Error> {
+        let (label, words) = label;
+        let family = IntCounterVec::new(Opts::new(name, help), &[label])?;
+        self.0.register(Box::new(family.clone()))?;
+        words.iter().for_each(|word| drop(family.with_label_values(&[word])));
+        Ok(family)
     }
 
-    fn families(&self, name: &str, help: &str, labels: &[&str]) -> Result<IntCounterVec, prometheus::Error> {
-        let family = IntCounterVec::new(Opts::new(name, help), labels)?;
+    /// The same by two labels, for each pair of their words.
+    fn families(&self, name: &str, help: &str, labels: [Label<'_>; 2]) -> Result<IntCounterVec, prometheus::Error> {
+        let family = IntCounterVec::new(Opts::new(name, help), &labels.map(|(label, _)| label))?;
         self.0.register(Box::new(family.clone()))?;
+        let [(_, outer), (_, inner)] = labels;
+        for one in outer {
+            inner.iter().for_each(|other| drop(family.with_label_values(&[one, other])));
+        }
         Ok(family)
+    }
+
+    /// A gauge that is always 1 and says something by its label.
+    fn info(&self, name: &str, help: &str, label: &str, value: &str) -> Result<(), prometheus::Error> {
+        let family = IntGaugeVec::new(Opts::new(name, help), &[label])?;
+        self.0.register(Box::new(family.clone()))?;
+        family.with_label_values(&[value]).set(1);
+        Ok(())
     }
 
     fn gauge(&self, name: &str, help: &str) -> Result<IntGauge, prometheus::Error> {

@@ -94,14 +94,15 @@ impl Metrics {
         for outcome in [Reload::Taken, Reload::Refused].iter().filter_map(|reload| reload.outcome()) {
             SIDES.iter().for_each(|side| drop(reloads.with_label_values(&[side.as_str(), outcome])));
         }
+        let requests =
+            counters("requests_total", "Requests, by the first digit of their answer's status.", &["status"])?;
+        ["2xx", "3xx", "4xx", "5xx", "none"].iter().for_each(|class| drop(requests.with_label_values(&[class])));
+        let again = counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?;
+        ["connect", "stale", "misdirected", "closing"].iter().for_each(|why| drop(again.with_label_values(&[why])));
         Ok(Self {
-            requests: counters(
-                "requests_total",
-                "Requests, by the first digit of their answer's status.",
-                &["status"],
-            )?,
+            requests,
             in_flight: gauge("requests_in_flight", "Requests on their way.")?,
-            again: counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?,
+            again,
             cuts: counter("cuts_total", "Answers that were cut because their replica did not answer any more.")?,
             ejections: counter("ejections_total", "Replicas that got no new calls for a while.")?,
             rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,

@@ -70,6 +70,8 @@ macro_rules! every_metric {
 }
 
 every_metric! {
+    "build_info" is moved by the_version_that_runs;
+    "ready" is moved by a_drain_that_begins;
     "streams_open" is moved by a_call_that_runs;
     "streams_attached" is moved by a_client_that_reads;
     "calls_detached" is moved by a_call_whose_client_is_away;

@@ -119,3 +119,17 @@ pub(super) async fn a_server_that_is_gone_and_comes_back(ready: &Meter) {
     upstream.listen_again().await;
     until("it is seen", async || ready.read(&proxy).await == 1.0).await;
 }
+
+pub(super) async fn the_version_that_runs(info: &Meter) {
+    let (_upstream, proxy, _) = observed().await;
+    assert_eq!(info.of(&proxy, &format!("version={}", env!("CARGO_PKG_VERSION"))).await, 1.0);
+    assert_eq!(info.of(&proxy, "version=another").await, 0.0);
+}
+
+pub(super) async fn a_drain_that_begins(ready: &Meter) {
+    let (_upstream, proxy, _) = observed().await;
+    assert_eq!(ready.read(&proxy).await, 1.0);
+    let admin = proxy.admin.expect("an admin listener");
+    assert_eq!(Request::new("GET", "/drain").with("X-Drain", "1").send(admin).await.status, 200);
+    assert_eq!(ready.read(&proxy).await, 0.0);
+}

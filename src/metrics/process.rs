@@ -1,0 +1,102 @@
+//! What every client library of Prometheus says of its process, under the names that all of them use: CPU, memory, descriptors, start.
+//!
+//! Read from `/proc` when the page is asked for. Where there is none, on other systems than Linux, only the start is known.
+
+use std::fs;
+use std::sync::Mutex;
+use std::sync::PoisonError;
+
+use prometheus::{Counter, Gauge, Opts, Registry};
+
+use crate::clock;
+
+/// The process, in a registry of its own: these names have no prefix.
+pub(super) struct Process {
+    registry: Registry,
+    cpu_seconds: Mutex<Counter>,
+    threads: Gauge,
+    resident: Gauge,
+    virtual_memory: Gauge,
+    open_fds: Gauge,
+    max_fds: Gauge,
+}
+
+impl Process {
+    pub(super) fn new() -> Result<Self, prometheus::Error> {
+        let registry = Registry::new();
+        let gauge = |name: &str, help: &str| {
+            let gauge = Gauge::with_opts(Opts::new(name, help))?;
+            registry.register(Box::new(gauge.clone()))?;
+            Ok::<_, prometheus::Error>(gauge)
+        };
+        gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")?
+            .set(clock::wall().as_secs_f64());
+        let cpu =
+            Counter::with_opts(Opts::new("process_cpu_seconds_total", "CPU time, of user and system, in seconds."))?;
+        registry.register(Box::new(cpu.clone()))?;
+        Ok(Self {
+            cpu_seconds: Mutex::new(cpu),
+            threads: gauge("process_threads", "Threads.")?,
+            resident: gauge("process_resident_memory_bytes", "Memory in use, in bytes.")?,
+            virtual_memory: gauge("process_virtual_memory_bytes", "Address space in use, in bytes.")?,
+            open_fds: gauge("process_open_fds", "Open file descriptors.")?,
+            max_fds: gauge("process_max_fds", "File descriptors that may be open.")?,
+            registry,
+        })
+    }
+
+    /// What is so now.
+    pub(super) fn gather(&self) -> Vec<prometheus::proto::MetricFamily> {
+        let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let of_status = |key| field(&status, key);
+        const KIB: f64 = 1024.0;
+        set(&self.resident, of_status("VmRSS:").map(|kib| kib * KIB));
+        set(&self.virtual_memory, of_status("VmSize:").map(|kib| kib * KIB));
+        set(&self.threads, of_status("Threads:"));
+        let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+        set(&self.max_fds, field(&limits, "Max open files"));
+        // Reading the directory takes one itself.
+        set(&self.open_fds, fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1) as f64));
+        if let Some(cpu) = clock::cpu() {
+            let counter = self.cpu_seconds.lock().unwrap_or_else(PoisonError::into_inner);
+            counter.inc_by((cpu.as_secs_f64() - counter.get()).max(0.0));
+        }
+        self.registry.gather()
+    }
+}
+
+fn set(gauge: &Gauge, value: Option<f64>) {
+    if let Some(value) = value {
+        gauge.set(value);
+    }
+}
+
+/// The first number of the line that begins so.
+fn field(text: &str, key: &str) -> Option<f64> {
+    let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
+    rest.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_number_of_a_line_is_read() {
+        let text = "Name:\tx\nVmRSS:\t    5120 kB\nMax open files            1024                 524288               files\n";
+        assert_eq!((field(text, "VmRSS:"), field(text, "Max open files")), (Some(5120.0), Some(1024.0)));
+        assert_eq!((field(text, "Threads:"), field(text, "Name:")), (None, None));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn everything_is_known_of_this_process() {
+        let families = Process::new().unwrap().gather();
+        assert_eq!(families.len(), 7);
+        for family in families {
+            let metric = &family.get_metric()[0];
+            let value = metric.get_gauge().get_value() + metric.get_counter().get_value();
+            assert!(value > 0.0, "{}", family.name());
+        }
+    }
+}
