@@ -15,7 +15,7 @@ use super::table::Table;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::ingress::{self, Limits, Protocols, Seats, respond};
-use crate::protocol::access::AllowedHosts;
+use crate::protocol::access::{self, AllowedHosts};
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::upstream::whole;
@@ -49,7 +49,8 @@ impl Admin {
     fn handle(&self, request: &Request<Incoming>) -> Response<BoxBody> {
         // A browser that was led here by a name of its own gets nothing to read.
         if !self.hosts.admit(request.uri(), request.headers()) {
-            return respond::refusal(ErrorCode::HostRefused);
+            let detail = access::host_refused(request.uri(), request.headers());
+            return respond::refusal_about(ErrorCode::HostRefused, &detail);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return respond::method_not_allowed();

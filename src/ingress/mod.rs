@@ -31,7 +31,7 @@ use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 use hyper::body::Body;
-use tracing::Instrument;
+use tracing::{Instrument, warn};
 
 pub use connection::Connection;
 pub use seats::Seats;
@@ -43,6 +43,7 @@ use crate::dialect;
 use crate::event_log::{Attachment, Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
+use crate::protocol::access;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
@@ -143,11 +144,11 @@ impl Ingress {
             // A balancer asks by an address, which no list of hosts has.
             return match self.admit_origin(&parts) {
                 Ok(()) => Box::pin(self.well_known(&parts.method)).await,
-                Err(code) => self.refuse(code),
+                Err(code) => self.refuse_access(code, &parts),
             };
         }
         if let Err(code) = self.admit(&parts) {
-            return self.refuse(code);
+            return self.refuse_access(code, &parts);
         }
         if wants_tunnel(&parts) {
             return self.refuse(ErrorCode::UpgradeRefused);
@@ -318,6 +319,19 @@ impl Ingress {
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {
         self.metrics.observe_reject(code);
         respond::refusal(code)
+    }
+
+    /// The same for a host or an origin that is not allowed, with the name and the key that would allow it.
+    fn refuse_access(&self, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
+        let detail = match code {
+            ErrorCode::HostRefused => access::host_refused(&parts.uri, &parts.headers),
+            _ => access::origin_refused(&parts.headers),
+        };
+        if self.metrics.may_log_refusal() {
+            warn!(code = code.label(), detail, "a request was refused for its host or origin");
+        }
+        self.metrics.observe_reject(code);
+        respond::refusal_about(code, &detail)
     }
 
     /// The same of a POST that was read, with the ids of its requests.

@@ -55,6 +55,13 @@ pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
     failure(Failure::before_run(code), &[], false)
 }
 
+/// The same with `detail` behind the error's constant text.
+pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
+    let mut response = refusal(code);
+    *response.body_mut() = whole(Failure::before_run(code).to_message_about(detail).into());
+    response
+}
+
 /// A JSON body.
 pub fn json(status: StatusCode, body: Bytes) -> Response<BoxBody> {
     let mut response = self::status(status);

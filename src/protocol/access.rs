@@ -142,6 +142,31 @@ impl AllowedOrigins {
     }
 }
 
+/// The longest host or origin that is repeated to whoever sent it.
+const REPEATED: usize = 100;
+
+/// Returns what a refusal for the host of a request says: the host, and the key that would allow it.
+pub fn host_refused(uri: &Uri, headers: &HeaderMap) -> String {
+    let asked =
+        uri.authority().map(|target| target.as_str().as_bytes()).or(headers.get(HOST).map(HeaderValue::as_bytes));
+    match asked {
+        Some(host) => format!("{} is not in listen.allowed_hosts", repeated(host)),
+        None => "the request names none".to_owned(),
+    }
+}
+
+/// Returns what a refusal for the origin of a request says: the origin, and the key that would allow it.
+pub fn origin_refused(headers: &HeaderMap) -> String {
+    let origin = headers.get(ORIGIN).map(HeaderValue::as_bytes).unwrap_or_default();
+    format!("{} is not in listen.allowed_origins", repeated(origin))
+}
+
+/// A name as it was sent, in quotes; bounded, and without what a terminal would obey.
+fn repeated(name: &[u8]) -> String {
+    let text = String::from_utf8_lossy(&name[..name.len().min(REPEATED)]).into_owned();
+    format!("{text:?}")
+}
+
 /// An origin that is a page's.
 struct Page {
     scheme: String,

@@ -253,8 +253,8 @@ impl ErrorCode {
             ErrorCode::UpgradeRefused => "protocol upgrades are not proxied",
             ErrorCode::HeadTooLarge => "the request's head is larger than this proxy takes",
             ErrorCode::Draining => "the proxy is shutting down",
-            ErrorCode::HostRefused => "this proxy is not asked by that host name (listen.allowed_hosts)",
-            ErrorCode::OriginRefused => "this proxy does not answer pages of that origin (listen.allowed_origins)",
+            ErrorCode::HostRefused => "this proxy does not answer requests for that host",
+            ErrorCode::OriginRefused => "this proxy does not answer pages of that origin",
             ErrorCode::TokenUnproven => "the MCP server could not be asked whose this token is",
             ErrorCode::BodyTooSlow => "the body took too long to arrive",
             ErrorCode::TooManyStreams => "this caller has too many streams",
@@ -404,11 +404,20 @@ impl Failure {
 
     /// The JSON-RPC error message for `id` (`null` when there is none).
     pub fn to_message(self, id: Option<&RequestId>) -> Vec<u8> {
+        self.say(id, self.code.message())
+    }
+
+    /// The error under no id, with `detail` behind its constant text. Nothing secret may be in it.
+    pub fn to_message_about(self, detail: &str) -> Vec<u8> {
+        self.say(None, &format!("{}: {detail}", self.code.message()))
+    }
+
+    fn say(self, id: Option<&RequestId>, message: &str) -> Vec<u8> {
         let mut data = json!({ "fault": self.code.side().as_str(), "mayHaveRun": self.may_have_run });
         if let Some(status) = self.http_status {
             data["httpStatus"] = json!(status);
         }
-        jsonrpc::error_message(id, self.code.json_rpc(), self.code.message(), data)
+        jsonrpc::error_message(id, self.code.json_rpc(), message, data)
     }
 
     /// The messages for all of `ids` as one JSON body: one object, or an array for a batch; under id `null` without any.
