@@ -6,6 +6,7 @@ mod rest;
 mod running;
 #[cfg(test)]
 mod tests;
+mod waiting;
 
 use std::future::Future;
 use std::io;
@@ -22,8 +23,8 @@ use tracing::info;
 
 pub use files::check_files;
 use rest::Rest;
-use running::Running;
 pub(crate) use running::stopped;
+use running::{Beside, Running};
 
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
@@ -45,6 +46,7 @@ const BACKLOG: u32 = 4096;
 pub(crate) const LISTEN: &str = "listen.address";
 /// See [`LISTEN`].
 pub(crate) const ADMIN: &str = "admin.address";
+const METRICS: &str = "admin.metrics_address";
 
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
@@ -98,42 +100,99 @@ fn advice(error: &io::Error) -> &'static str {
     }
 }
 
-/// A sidecar whose listeners are bound and which serves nothing yet.
-pub struct Server {
+/// Where the listeners of a sidecar are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Addresses {
+    /// That of clients.
+    pub data: SocketAddr,
+    /// The admin listener, if there is one.
+    pub admin: Option<SocketAddr>,
+    /// The one for metrics alone, if there is one.
+    pub metrics: Option<SocketAddr>,
+}
+
+/// A listener beside that of clients, and where it is.
+type Monitored = Option<(TcpListener, SocketAddr)>;
+/// What the data listener proves itself by.
+type Proof = Option<Arc<Certificates>>;
+
+/// The listeners, before there is anything behind them.
+struct Bound {
     listener: TcpListener,
     local_addr: SocketAddr,
-    admin: Option<(TcpListener, SocketAddr)>,
+    admin: Monitored,
+    /// For metrics alone.
+    monitored: Monitored,
+    certificates: Proof,
+}
+
+impl Bound {
+    fn new(config: &Config) -> Result<Self, Error> {
+        let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
+        let (listener, local_addr) = bind(LISTEN, config.listen.address)?;
+        let admin = config.admin.address.map(|address| bind(ADMIN, address)).transpose()?;
+        let monitored = config.admin.metrics_address.map(|address| bind(METRICS, address)).transpose()?;
+        Ok(Self { listener, local_addr, admin, monitored, certificates })
+    }
+
+    fn addresses(&self) -> Addresses {
+        let at = |listener: &Monitored| listener.as_ref().map(|(_, address)| *address);
+        Addresses { data: self.local_addr, admin: at(&self.admin), metrics: at(&self.monitored) }
+    }
+}
+
+/// A sidecar whose listeners are bound and which serves nothing yet.
+pub struct Server {
+    bound: Bound,
     ingress: Arc<Ingress>,
-    certificates: Option<Arc<Certificates>>,
 }
 
 impl Server {
     /// Binds every listener and puts the parts together.
     ///
     /// # Errors
-    /// When an address is taken or not ours, or the files that TLS needs cannot be used.
+    /// When an address is taken or not ours, the files that TLS needs cannot be used, or the store cannot be opened.
     pub async fn bind(config: Config) -> Result<Self, Error> {
-        let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let (listener, local_addr) = bind(LISTEN, config.listen.address)?;
-        let admin = match config.admin.address {
-            Some(address) => Some(bind(ADMIN, address)?),
-            None => None,
-        };
-        let upstream = Upstream::new(config.upstream.clone())?;
+        let bound = Bound::new(&config)?;
         let metrics = Arc::new(Metrics::new()?);
-        let name = config.replica.name.clone().unwrap_or_else(|| default_name(local_addr));
-        let ingress = Arc::new(put_together(config, name, metrics, upstream).await?);
-        Ok(Self { listener, local_addr, admin, ingress, certificates })
+        let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
+        let rest = open(&config, &name, &metrics).await?;
+        Self::put_together(bound, config, rest, metrics).await
+    }
+
+    /// The same, but a store that cannot be reached is waited for, as long as it takes. Until then new calls are refused with 503, and probes
+    /// are told that the process runs and is not ready; `waits` is called before, with where that is.
+    ///
+    /// # Errors
+    /// When it cannot start, now or later.
+    pub async fn bind_and_wait(config: Config, waits: impl FnOnce(Addresses)) -> Result<Self, Error> {
+        let bound = Bound::new(&config)?;
+        let metrics = Arc::new(Metrics::new()?);
+        let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
+        let addresses = bound.addresses();
+        let (bound, rest) = waiting::open(bound, &config, &name, &metrics, move || waits(addresses)).await?;
+        Self::put_together(bound, config, rest, metrics).await
+    }
+
+    async fn put_together(bound: Bound, config: Config, rest: Rest, metrics: Arc<Metrics>) -> Result<Self, Error> {
+        let upstream = Upstream::new(config.upstream.clone())?;
+        let ingress = Arc::new(recovered(compose(config, rest, metrics, upstream)).await?);
+        Ok(Self { bound, ingress })
+    }
+
+    /// Where all listeners are.
+    pub fn addresses(&self) -> Addresses {
+        self.bound.addresses()
     }
 
     /// Where the data listener listens.
     pub fn local_addr(&self) -> SocketAddr {
-        self.local_addr
+        self.bound.local_addr
     }
 
     /// What the data listener proves itself by, if it speaks TLS.
     pub fn certificates(&self) -> Option<&Arc<Certificates>> {
-        self.certificates.as_ref()
+        self.bound.certificates.as_ref()
     }
 
     /// What the upstream is believed by and shown, if it is spoken to in TLS.
@@ -143,7 +202,7 @@ impl Server {
 
     /// Where the admin listener listens, if there is one.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(|(_, address)| *address)
+        self.bound.addresses().admin
     }
 
     /// Serves on the caller's runtime until `shutdown` resolves; then accepts nothing more and gives what still runs a while to
@@ -172,20 +231,22 @@ impl Server {
     }
 
     fn start(self) -> Running {
-        let limits = data_limits(&self.ingress, self.certificates.clone());
-        start(self.listener, limits, self.ingress, self.admin, self.certificates)
+        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
+        let limits = data_limits(&ingress, certificates.clone());
+        start(listener, limits, ingress, Beside { admin, monitored, certificates })
     }
 
     fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
         let (stop, stopping) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
         let mut handed = Vec::new();
-        let limits = data_limits(&self.ingress, self.certificates.clone());
+        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
+        let limits = data_limits(&ingress, certificates.clone());
         for worker in 0..workers.max(1) {
             let (hand, connections) = mpsc::channel(HANDED_MAX);
             handed.push(hand);
-            let upstream = Arc::new(self.ingress.upstream.with_own_connections());
-            let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&self.ingress) });
+            let upstream = Arc::new(ingress.upstream.with_own_connections());
+            let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&ingress) });
             let (limits, stopped, serving) = (limits.clone(), stopped(&stopping), serving.clone());
             let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
             let work = move || {
@@ -194,8 +255,8 @@ impl Server {
             };
             thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
         }
-        tokio::spawn(hand_out(self.listener, handed, stopped(&stopping)));
-        Ok(Running::attend(self.ingress, self.admin, self.certificates, stop, ended))
+        tokio::spawn(hand_out(listener, handed, stopped(&stopping)));
+        Ok(Running::attend(ingress, Beside { admin, monitored, certificates }, stop, ended))
     }
 }
 
@@ -230,20 +291,14 @@ impl Sidecar {
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
         let limits = data_limits(&self.ingress, None);
-        let running = start(connections, limits, self.ingress, None, None);
+        let running = start(connections, limits, self.ingress, Beside::default());
         shutdown.await;
         running.end().await;
     }
 }
 
 /// Serves on the caller's runtime.
-fn start(
-    connections: impl Accept,
-    limits: Limits,
-    ingress: Arc<Ingress>,
-    admin: Option<(TcpListener, SocketAddr)>,
-    certificates: Option<Arc<Certificates>>,
-) -> Running {
+fn start(connections: impl Accept, limits: Limits, ingress: Arc<Ingress>, beside: Beside) -> Running {
     let (stop, stopping) = watch::channel(false);
     let (serving, ended) = mpsc::channel(1);
     let data = run_data(connections, ingress.clone(), limits, stopped(&stopping));
@@ -251,7 +306,7 @@ fn start(
         data.await;
         drop(serving);
     });
-    Running::attend(ingress, admin, certificates, stop, ended)
+    Running::attend(ingress, beside, stop, ended)
 }
 
 /// All threads share the places.
@@ -333,18 +388,18 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
     }
 }
 
-/// Opens the store and makes everything that depends on it. Of no type that says what is in it: each caller would be compiled with all of
-/// that.
-fn put_together(
-    config: Config,
-    name: String,
-    metrics: Arc<Metrics>,
-    upstream: Upstream,
-) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
-    Box::pin(async move {
-        let rest = Rest::open(&config, &name, &metrics).await?;
-        recover(compose(config, rest, metrics, upstream)).await
-    })
+/// Opens the store. Of no type that says what is in it: each caller would be compiled with all of that.
+fn open<'a>(
+    config: &'a Config,
+    name: &'a str,
+    metrics: &'a Arc<Metrics>,
+) -> Pin<Box<dyn Future<Output = Result<Rest, Error>> + Send + 'a>> {
+    Box::pin(Rest::open(config, name, metrics))
+}
+
+/// The same for everything that depends on it.
+fn recovered(ingress: Ingress) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
+    Box::pin(recover(ingress))
 }
 
 /// What was left open by the process before this one is ended, before anybody can ask for it.

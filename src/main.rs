@@ -3,6 +3,7 @@
 
 mod cli;
 
+use std::cell::Cell;
 use std::error::Error;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -14,7 +15,7 @@ use std::{env, fs, io};
 
 use clap::Parser;
 use mcp_resume::admin::ask;
-use mcp_resume::app::{self, Server};
+use mcp_resume::app::{self, Addresses, Server};
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
@@ -101,12 +102,25 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
     start_log(&config.log);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
-    let server = Server::bind(config).await?;
-    let scheme = if server.certificates().is_some() { "https" } else { "http" };
-    announce(format_args!("listening on {scheme}://{}{path}", server.local_addr()));
-    if let Some(address) = server.admin_addr() {
-        announce(format_args!("admin on http://{address}"));
-    }
+    let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
+    let said = Cell::new(false);
+    let say_where = |at: Addresses| {
+        if said.replace(true) {
+            return;
+        }
+        announce(format_args!("listening on {scheme}://{}{path}", at.data));
+        for (what, address) in [("admin", at.admin), ("metrics", at.metrics)] {
+            if let Some(address) = address {
+                announce(format_args!("{what} on http://{address}"));
+            }
+        }
+    };
+    let server = tokio::select! {
+        server = Server::bind_and_wait(config, say_where) => server?,
+        // Nothing has begun that would have to end.
+        () = first.next() => return Ok(()),
+    };
+    say_where(server.addresses());
     tokio::select! {
         result = server.run_on_threads(workers(), async move { first.next().await }) => Ok(result?),
         // Whoever asks twice does not want to wait for what still runs.

@@ -5,6 +5,7 @@
 
 pub mod ask;
 mod streams;
+pub(crate) mod waiting;
 
 use std::sync::Arc;
 
@@ -15,7 +16,7 @@ use crate::event_log::{BoxBody, EventLog};
 use crate::incoming::Incoming;
 use crate::ingress::respond;
 use crate::metrics::Metrics;
-use crate::protocol::access::AllowedHosts;
+use crate::protocol::access::{self, AllowedHosts};
 use crate::protocol::error::ErrorCode;
 use crate::readiness::Readiness;
 use crate::replicas::Replicas;
@@ -25,6 +26,9 @@ use crate::upstream::{Reachability, Upstream, whole};
 
 /// The live page loads its own parts and talks to its own origin.
 const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
+
+/// The paths of the listener for metrics.
+const FOR_METRICS: [&str; 4] = ["/metrics", "/livez", "/healthz", "/readyz"];
 
 /// What the pages are made from.
 pub struct Admin {
@@ -40,6 +44,8 @@ pub struct Admin {
     pub drain: Arc<Drain>,
     /// By which names it may be asked.
     pub hosts: AllowedHosts,
+    /// Whether only what changes nothing and names nobody is answered: metrics and probes.
+    pub is_for_metrics: bool,
 }
 
 impl Admin {
@@ -48,18 +54,29 @@ impl Admin {
         // A browser that was led here by a name of its own gets nothing to read.
         if !self.hosts.admit(request.uri(), request.headers()) {
             self.metrics.observe_reject(ErrorCode::HostRefused);
-            return respond::refusal(ErrorCode::HostRefused);
+            let detail = access::host_refused(request.uri(), request.headers());
+            return respond::refusal_about(ErrorCode::HostRefused, &detail);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return respond::method_not_allowed();
         }
         match request.uri().path() {
+            path if self.is_for_metrics && !FOR_METRICS.contains(&path) => {
+                text(StatusCode::NOT_FOUND, "here are /livez, /readyz and /metrics\n")
+            }
             "/" => page("text/html; charset=utf-8", include_str!("page.html")),
             "/page.css" => page("text/css; charset=utf-8", include_str!("page.css")),
             "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.readiness().await,
+            "/upstreamz" => match self.upstream.reachability().await {
+                Reachability::Accepting => text(StatusCode::OK, "ok\n"),
+                Reachability::Unknown => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::NoUpstream.text()),
+                Reachability::Lost => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::UpstreamLost.text()),
+            },
             "/metrics" => {
+                let readiness = self.standing().await;
+                self.metrics.observe_ready(readiness.takes_calls());
                 self.metrics.observe_store(self.log.store_standing() == Standing::Ready);
                 self.metrics.observe_upstream(self.upstream.reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
@@ -73,13 +90,18 @@ impl Admin {
                 self.drain.run().await;
                 text(StatusCode::OK, "drained\n")
             }
-            _ => text(StatusCode::NOT_FOUND, "here are /, /streams, /livez, /readyz, /metrics and /drain\n"),
+            _ => {
+                text(StatusCode::NOT_FOUND, "here are /, /streams, /livez, /readyz, /upstreamz, /metrics and /drain\n")
+            }
         }
     }
 
+    async fn standing(&self) -> Readiness {
+        Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
+    }
+
     async fn readiness(&self) -> Response<BoxBody> {
-        let replicas = self.replicas.as_deref();
-        let readiness = Readiness::of(&self.drain, &self.log, replicas, &self.upstream).await;
+        let readiness = self.standing().await;
         let status = if readiness.takes_calls() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(status, readiness.text())
     }

@@ -21,7 +21,16 @@ use crate::tls::Certificates;
 /// After the drain, connections get so long to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
 /// Connections of the admin listener: probes and a few collectors.
-const ADMIN_CONNECTIONS: usize = 256;
+pub(super) const ADMIN_CONNECTIONS: usize = 256;
+
+/// What a sidecar has beside its data listener.
+#[derive(Default)]
+pub(super) struct Beside {
+    pub(super) admin: Option<(TcpListener, SocketAddr)>,
+    /// For metrics alone.
+    pub(super) monitored: Option<(TcpListener, SocketAddr)>,
+    pub(super) certificates: Option<Arc<Certificates>>,
+}
 
 /// A sidecar that serves.
 pub(super) struct Running {
@@ -38,11 +47,11 @@ impl Running {
     /// Begins what goes on beside the data listener, which was told of `stop` and closes `ended`.
     pub(super) fn attend(
         ingress: Arc<Ingress>,
-        admin: Option<(TcpListener, SocketAddr)>,
-        certificates: Option<Arc<Certificates>>,
+        with: Beside,
         stop: watch::Sender<bool>,
         ended: mpsc::Receiver<()>,
     ) -> Self {
+        let Beside { admin, monitored, certificates } = with;
         let mut beside = JoinSet::new();
         let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
         let files: Vec<Reading> = files.collect();
@@ -58,8 +67,10 @@ impl Running {
             let ingress = ingress.clone();
             beside.spawn(async move { replicas.run(move |handed| ingress.clone().take_handed(handed)).await });
         }
-        if let Some((listener, _)) = admin {
-            beside.spawn(run_admin(listener, ingress.clone(), stopped(&stop.subscribe())));
+        for (listener, is_for_metrics) in [(admin, false), (monitored, true)] {
+            if let Some((listener, _)) = listener {
+                beside.spawn(run_admin(listener, is_for_metrics, ingress.clone(), stopped(&stop.subscribe())));
+            }
         }
         Self { ingress, stop, ended, _beside: beside }
     }
@@ -82,13 +93,18 @@ impl Running {
 }
 
 /// Resolves once the listeners are told to stop.
-pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static {
+pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static + use<> {
     let mut stopping = stopping.clone();
     // A sender that is gone has stopped as well.
     async move { drop(stopping.wait_for(|stopping| *stopping).await) }
 }
 
-async fn run_admin(listener: TcpListener, ingress: Arc<Ingress>, stopped: impl Future<Output = ()>) {
+async fn run_admin(
+    listener: TcpListener,
+    is_for_metrics: bool,
+    ingress: Arc<Ingress>,
+    stopped: impl Future<Output = ()>,
+) {
     let header_bytes = ingress.config.limits.header_bytes;
     let limits = Limits {
         protocols: Protocols::Http1,
@@ -104,6 +120,7 @@ async fn run_admin(listener: TcpListener, ingress: Arc<Ingress>, stopped: impl F
         replicas: ingress.replicas.clone(),
         drain: ingress.drain.clone(),
         hosts: ingress.config.admin.allowed_hosts.clone(),
+        is_for_metrics,
     });
     let handle = move |_, request| admin.clone().handle(request);
     ingress::serve(listener, limits, metrics, handle, pending(), stopped).await;

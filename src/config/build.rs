@@ -237,13 +237,15 @@ fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
         "" => Ok(None),
         text => socket_address(text).map(Some),
     };
+    let metrics_address = reader.section("admin").text("metrics_address", optional).flatten();
     let address = reader.section("admin").text("address", optional);
     let address = address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
-    let is_loopback = address.is_none_or(|address| address.ip().is_loopback());
+    let mut said = address.into_iter().chain(metrics_address);
+    let is_loopback = said.all(|address| address.ip().is_loopback());
     // What probes a pod asks by its address.
     let allowed_hosts =
         if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };
-    Admin { address, allowed_hosts }
+    Admin { address, metrics_address, allowed_hosts }
 }
 
 fn streams(reader: &mut Reader) -> Streams {

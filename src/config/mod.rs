@@ -393,6 +393,8 @@ pub struct Replica {
 pub struct Admin {
     /// `None` opens no such listener.
     pub address: Option<SocketAddr>,
+    /// Where metrics and probes are answered alone; `None` opens no such listener.
+    pub metrics_address: Option<SocketAddr>,
     /// By which names it may be asked: on a loopback address those of this machine and of `listen.allowed_hosts`, else any.
     pub allowed_hosts: AllowedHosts,
 }

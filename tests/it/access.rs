@@ -118,3 +118,44 @@ async fn the_admin_pages_are_for_this_machines_names_as_well() {
     let page = String::from_utf8(metrics.body().await).unwrap();
     assert!(page.contains(r#"mcp_resume_rejects_total{reason="host_refused"} 3"#), "{page}");
 }
+
+#[tokio::test]
+async fn a_refusal_names_the_host_or_the_origin_and_the_key_to_set() {
+    let (_upstream, proxy, _) = stage().await;
+    let ask = async |name: &str, value: &str| {
+        let mut response = Request::get().with(name, value).send(proxy.addr).await;
+        assert_eq!(response.status, 403);
+        response.json().await["error"]["message"].as_str().expect("a message").to_owned()
+    };
+    let host = ask("Host", "mcp.example.com:8080").await;
+    let said =
+        r#"this proxy does not answer requests for that host: "mcp.example.com:8080" is not in listen.allowed_hosts"#;
+    assert_eq!(host, said);
+    let origin = ask("Origin", "https://app.example.com").await;
+    assert!(origin.ends_with(r#": "https://app.example.com" is not in listen.allowed_origins"#), "{origin}");
+    let long = ask("Origin", &format!("https://{}", "x".repeat(5000))).await;
+    assert!(long.len() < 300, "{long}");
+}
+
+#[tokio::test]
+async fn the_listener_for_metrics_answers_nothing_that_changes_or_shows_anything_else() {
+    let upstream = Upstream::start().await;
+    let config = Config {
+        admin: mcp_resume::config::Admin {
+            metrics_address: Some(([127, 0, 0, 1], 0).into()),
+            ..Config::for_upstream(&upstream.url()).unwrap().admin
+        },
+        ..Config::for_upstream(&upstream.url()).unwrap()
+    };
+    let server = mcp_resume::app::Server::bind(config).await.unwrap();
+    let metrics = server.addresses().metrics.unwrap();
+    let running = tokio::spawn(server.run(std::future::pending()));
+    for path in ["/metrics", "/livez", "/readyz"] {
+        assert_eq!(Request::new("GET", path).send(metrics).await.status, 200, "{path}");
+    }
+    for path in ["/", "/streams", "/drain"] {
+        assert_eq!(Request::new("GET", path).with("X-Drain", "1").send(metrics).await.status, 404, "{path}");
+    }
+    assert_eq!(Request::new("GET", "/readyz").send(metrics).await.status, 200, "no drain has begun");
+    running.abort();
+}

@@ -447,3 +447,43 @@ async fn an_outage_longer_than_the_lease_makes_refusing_replicas_wait_longer() {
     assert_eq!(scene.response.event().await.bytes(), progress(2).as_bytes());
     scene.goes_on_elsewhere(2).await;
 }
+
+#[tokio::test]
+async fn a_start_while_redis_is_away_waits_for_it_and_is_not_ready() {
+    let mut redis = Redis::start();
+    redis.kill();
+    let upstream = Upstream::start().await;
+    let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
+    redis.of("one", OnUnreachable::Degrade)(&mut config);
+    let (told, waits) = tokio::sync::oneshot::channel();
+    let starting = tokio::spawn(mcp_resume::app::Server::bind_and_wait(config, |at| drop(told.send(at))));
+    let at = within("it waits", waits).await.expect("addresses");
+    let admin = at.admin.expect("an admin listener");
+    assert_eq!(Request::new("GET", "/livez").send(admin).await.status, 200);
+    assert_eq!(Request::new("GET", "/readyz").send(admin).await.status, 503);
+    let mut page = Request::new("GET", "/metrics").send(admin).await;
+    assert!(String::from_utf8(page.body().await).expect("text").contains("\nmcp_resume_ready 0\n"));
+    let mut refused = Request::post(call(1)).send(at.data).await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json().await["error"]["data"]["mayHaveRun"], false);
+    assert_eq!(upstream.connections(), 0);
+
+    redis.begin_again();
+    let server = within("it has started", starting).await.expect("no panic").expect("a server");
+    assert_eq!(server.addresses(), at, "the same listeners");
+    let running = tokio::spawn(server.run(std::future::pending()));
+    assert_eq!(Request::new("GET", "/readyz").send(admin).await.status, 200);
+    running.abort();
+}
+
+#[tokio::test]
+async fn what_waiting_cannot_mend_ends_a_start() {
+    let redis = Redis::start();
+    let upstream = Upstream::start().await;
+    let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
+    redis.of("one", OnUnreachable::Degrade)(&mut config);
+    let mcp_resume::config::Store::Redis(store) = &mut config.store else { panic!("it is Redis") };
+    store.url = "redis:".to_owned();
+    let started = mcp_resume::app::Server::bind_and_wait(config, |_| panic!("it waits")).await;
+    assert!(started.is_err_and(|error| error.to_string().contains("URL")));
+}

@@ -1,0 +1,29 @@
+//! What the admin listener says before the store could be opened: the process runs, and is not ready.
+
+use http::{HeaderValue, Request, Response, StatusCode};
+
+use super::{text, with_type};
+use crate::event_log::BoxBody;
+use crate::incoming::Incoming;
+use crate::ingress::respond;
+use crate::metrics::Metrics;
+use crate::protocol::access::AllowedHosts;
+use crate::protocol::error::ErrorCode;
+use crate::readiness::Readiness;
+
+/// Answers one request. A drain is over at once: nothing runs.
+pub(crate) fn answer(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
+    if !hosts.admit(request.uri(), request.headers()) {
+        metrics.observe_reject(ErrorCode::HostRefused);
+        return respond::refusal(ErrorCode::HostRefused);
+    }
+    match request.uri().path() {
+        "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
+        "/drain" => text(StatusCode::OK, "drained\n"),
+        "/metrics" => {
+            let kind = HeaderValue::from_static("text/plain; version=0.0.4");
+            with_type(respond::status(StatusCode::OK), kind, metrics.render())
+        }
+        _ => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::StoreUnreachable.text()),
+    }
+}

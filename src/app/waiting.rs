@@ -1,0 +1,172 @@
+//! A sidecar whose Redis is away when it starts: it listens, says that it is not ready, and tries again until the store is open.
+//!
+//! Without an answer on the admin listener an orchestrator would start the process again and again, and the server beside it never.
+//! Invariant: what comes on the data listener meanwhile is refused before anything of it runs. Absent: stores that are refused for good, as a
+//! wrong password to come is not, but a Redis of a later version is; those end the start.
+
+use std::future::{Future, pending};
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{oneshot, watch};
+use tracing::{info, warn};
+
+use super::running::{ADMIN_CONNECTIONS, stopped};
+use super::{Bound, Error, Rest};
+use crate::admin;
+use crate::clock;
+use crate::config::Config;
+use crate::incoming::Incoming;
+use crate::ingress::{self, Accept, Limits, Protocols, Seats, respond};
+use crate::metrics::Metrics;
+use crate::protocol::client::Trust;
+use crate::protocol::error::ErrorCode;
+use crate::store::redis;
+
+/// The pauses between attempts grow from the first to the last.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// The log says so often that there is still no store.
+const SAID_AGAIN: Duration = Duration::from_secs(60);
+
+/// Opens the store, and waits for one that cannot be reached yet; `waits` is called once before.
+pub(super) async fn open(
+    bound: Bound,
+    config: &Config,
+    name: &str,
+    metrics: &Arc<Metrics>,
+    waits: impl FnOnce(),
+) -> Result<(Bound, Rest), Error> {
+    let error = match super::open(config, name, metrics).await {
+        Ok(rest) => return Ok((bound, rest)),
+        Err(error) if is_away(&error) => error,
+        Err(error) => return Err(error),
+    };
+    warn!(%error, "the store is away: waiting for it, not ready until it is there");
+    waits();
+    let room = Room::open(bound, config, metrics);
+    let (mut pause, mut said) = (FIRST_PAUSE, clock::now());
+    let rest = loop {
+        clock::sleep_until(clock::now() + pause).await;
+        pause = (pause * 2).min(LAST_PAUSE);
+        match super::open(config, name, metrics).await {
+            Err(error) if is_away(&error) => {
+                if clock::now().saturating_duration_since(said) >= SAID_AGAIN {
+                    said = clock::now();
+                    warn!(%error, "the store is still away");
+                }
+            }
+            opened => break opened?,
+        }
+    };
+    info!("the store is there");
+    Ok((room.close().await?, rest))
+}
+
+fn is_away(error: &Error) -> bool {
+    matches!(error, Error::Redis(redis::OpenError::Unreachable(_)))
+}
+
+/// The listeners while there is no store.
+struct Room {
+    stop: watch::Sender<bool>,
+    data: oneshot::Receiver<TcpListener>,
+    admin: Option<oneshot::Receiver<TcpListener>>,
+    /// Everything else of what was bound.
+    rest: (SocketAddr, Option<SocketAddr>, super::Monitored, super::Proof),
+}
+
+impl Room {
+    fn open(bound: Bound, config: &Config, metrics: &Arc<Metrics>) -> Self {
+        let Bound { listener, local_addr, admin, monitored, certificates } = bound;
+        let stop = watch::channel(false).0;
+        let limits = |protocols, most| Limits {
+            protocols,
+            header_bytes: config.limits.header_bytes,
+            seats: Seats::new(most),
+            trust: Trust::default(),
+        };
+        let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
+        let (data, back) = Lent::new(listener);
+        let counted = metrics.clone();
+        let refuse = move |_, _: Request<Incoming>| {
+            counted.observe_reject(ErrorCode::StoreFailed);
+            std::future::ready(respond::refusal(ErrorCode::StoreFailed))
+        };
+        let until = || stopped(&stop.subscribe());
+        spawn(data, limits(protocols, config.limits.connections), metrics, refuse, until());
+        let admin_addr = admin.as_ref().map(|(_, address)| *address);
+        let admin = admin.map(|(listener, _)| {
+            let (lent, back) = Lent::new(listener);
+            let (hosts, counted) = (config.admin.allowed_hosts.clone(), metrics.clone());
+            let answer = move |_, request: Request<Incoming>| {
+                std::future::ready(admin::waiting::answer(&request, &hosts, &counted))
+            };
+            spawn(lent, limits(Protocols::Http1, ADMIN_CONNECTIONS), metrics, answer, until());
+            back
+        });
+        Self { stop, data: back, admin, rest: (local_addr, admin_addr, monitored, certificates) }
+    }
+
+    /// Answers nothing more here. Connections that are open end after what is being answered on them.
+    async fn close(self) -> Result<Bound, Error> {
+        let _ = self.stop.send(true);
+        let (local_addr, admin_addr, monitored, certificates) = self.rest;
+        let listener = self.data.await.map_err(|_| Error::Opening)?;
+        let admin = match self.admin {
+            Some(back) => Some(back.await.map_err(|_| Error::Opening)?),
+            None => None,
+        };
+        Ok(Bound { listener, local_addr, admin: admin.zip(admin_addr), monitored, certificates })
+    }
+}
+
+fn spawn<H, F>(
+    listener: Lent,
+    limits: Limits,
+    metrics: &Arc<Metrics>,
+    handle: H,
+    until: impl Future<Output = ()> + Send + 'static,
+) where
+    H: ingress::Handle<F> + Sync,
+    F: Future<Output = http::Response<crate::event_log::BoxBody>> + Send + 'static,
+{
+    tokio::spawn(ingress::serve(listener, limits, metrics.clone(), handle, pending(), until));
+}
+
+/// A listener that is given back when nobody accepts on it any more.
+struct Lent {
+    listener: Option<TcpListener>,
+    back: Option<oneshot::Sender<TcpListener>>,
+}
+
+impl Lent {
+    fn new(listener: TcpListener) -> (Self, oneshot::Receiver<TcpListener>) {
+        let (back, given) = oneshot::channel();
+        (Self { listener: Some(listener), back: Some(back) }, given)
+    }
+}
+
+impl Accept for Lent {
+    type Io = TcpStream;
+
+    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
+        match &mut self.listener {
+            Some(listener) => Accept::accept(listener).await,
+            None => pending().await,
+        }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        if let (Some(listener), Some(back)) = (self.listener.take(), self.back.take()) {
+            // Who does not want it back closes it.
+            let _ = back.send(listener);
+        }
+    }
+}
