@@ -60,6 +60,14 @@ check_units() {
     cp deploy/systemd/mcp-resume-balancer* "$work"
     hands_over deploy/systemd || die "a balancer does not find the next one"
 
+    for unit in mcp-resume.service mcp-resume-balancer@.service; do
+        stays_up "deploy/systemd/$unit" || die "$unit stays down after a few failures, or may take all memory"
+        sed '/^StartLimitIntervalSec=/d' "deploy/systemd/$unit" >"$work/tired-$unit"
+        refused "a unit that is given up" stays_up "$work/tired-$unit"
+        sed '/^MemoryMax=/d' "deploy/systemd/$unit" >"$work/greedy-$unit"
+        refused "a unit that may take all memory" stays_up "$work/greedy-$unit"
+    done
+
     refused "a drain that takes longer" stops_after mcp-resume-balancer@.service mcp-resume.toml drain_timeout_secs
     sed -i 's/^grace_secs/grace/' "$work/mcp-resume-balancer.toml"
     refused "a balancer with an unknown key" balances "$work/mcp-resume-balancer.toml"
@@ -88,6 +96,11 @@ may_do_little() {
 # `stops_after UNIT CONFIG KEY`: systemd waits for longer than that key says.
 stops_after() {
     [ "$(value_of TimeoutStopSec "deploy/systemd/$1")" -gt "$(value_of "$3" "deploy/systemd/$2")" ]
+}
+
+# It is started again however often it fails, and takes no more memory than twice what it holds by default, which is 1 GiB.
+stays_up() {
+    [ "$(value_of StartLimitIntervalSec "$1")" = 0 ] && [ "$(value_of MemoryMax "$1")" = 2G ]
 }
 
 # Of a unit's key or a configuration's.
@@ -131,8 +144,22 @@ PY
 check_image() {
     hadolint deploy/Dockerfile || die "hadolint refuses the Dockerfile"
     sed 's/^USER .*/USER root/; s/:1.95-bookworm//' deploy/Dockerfile >"$work/Dockerfile"
+    manifests_suffice "$work/manifests" || die "the layer of dependencies cannot be built from what the Dockerfile copies before it"
     refused "an image of root" hadolint "$work/Dockerfile"
     "$python" deploy/test/image.py "$work/image"
+}
+
+# Cargo finds every target of the workspace in what the layer of dependencies has: its lock file is taken as it is. Nothing is built.
+manifests_suffice() {
+    mkdir -p "$1"
+    sed -n 's/^COPY \(Cargo.*\|bench.*\|deploy\/build-dependencies.sh .*\)$/\1/p' deploy/Dockerfile | while read -r line; do
+        for file in $line; do
+            [ -f "$file" ] && install -D "$file" "$1/$file"
+        done
+    done
+    printf '#!/bin/sh\nexec cargo metadata --locked --offline --filter-platform x86_64-unknown-linux-gnu --format-version 1 >/dev/null\n' >"$1/cargo"
+    chmod +x "$1/cargo"
+    (cd "$1" && env -u CARGO_TARGET_DIR CARGO="$1/cargo" deploy/build-dependencies.sh balancer)
 }
 
 hadolint() {

@@ -19,6 +19,9 @@ import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator import v1 as operator
 
+import entrances
+from entrances import Wrong, require
+
 HERE = Path(__file__).resolve().parent.parent
 # Native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
 VERSIONS = ["1.30", "1.37"]
@@ -27,13 +30,12 @@ CUSTOM = {"ServiceMonitor": operator.ServiceMonitor, "PrometheusRule": operator.
 LEAST_REST_SECS = 30
 
 
-class Wrong(Exception):
-    pass
-
-
-def require(holds, what):
-    if not holds:
-        raise Wrong(what)
+# CoreDNS answers from its cache for so long, and the balancer asks so often: a new pod is known to all after both.
+DNS_CACHE_SECS = 30
+LOOKED_UP_SECS = 5
+# What a balancer takes before its first stream, and for each.
+BALANCER_MEMORY = 256 << 20
+STREAM_MEMORY = 64 << 10
 
 
 def build(kubectl, folder):
@@ -48,6 +50,8 @@ def build(kubectl, folder):
 @cache
 def fits_schema(text):
     thing = json.loads(text)
+    if thing["kind"] in entrances.KEYS:
+        return entrances.fits_list(thing)
     model = CUSTOM.get(thing["kind"])
     if model:
         return fits_model(model, thing)
@@ -122,6 +126,8 @@ def mounts_and_environment_are_there(objects, work):
 def probes_and_hooks_reach_a_port(work):
     for container in containers(work):
         own = {port["name"] for port in container.get("ports", [])}
+        # A probe by number may ask another container of the pod.
+        own |= {port for port in ports(work) if isinstance(port, int)}
         for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
             asked = container.get(probe, {})
             port = (asked.get("httpGet") or asked.get("tcpSocket") or {}).get("port")
@@ -194,7 +200,8 @@ def pods_are_restricted(work):
 def configured(mcp_resume, objects, work, container):
     """What the proxy believes of the file and the variables it gets; the file as TOML."""
     pod = work["spec"]["template"]["spec"]
-    [volume] = [volume for volume in pod["volumes"] if volume["name"] == "config"]
+    [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/etc/mcp-resume"]
+    [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
     text = objects.named("ConfigMap", volume["configMap"]["name"])["data"]["mcp-resume.toml"]
     require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
     environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
@@ -233,7 +240,11 @@ def sidecars_outlive_their_server(mcp_resume, objects):
             admin = int(config["admin"]["address"].rsplit(":", 1)[1])
             require(hook["path"] == "/drain" and hook["port"] == admin, "the server does not wait for the drain")
             require({"name": "X-Drain", "value": "1"} in hook["httpHeaders"], "without X-Drain there is no drain")
-            needed = config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
+            delay = config["replica"].get("drain_delay_secs", 0)
+            require(work["spec"]["minReadySeconds"] > DNS_CACHE_SECS + LOOKED_UP_SECS, "a rollout is faster than DNS")
+            for probe in ("startupProbe", "livenessProbe"):
+                require(probe not in server or server[probe]["httpGet"] == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
+            needed = delay + config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
             require(pod["terminationGracePeriodSeconds"] >= needed, f"killed before {needed} s: in the drain")
             held = config.get("streams", {}).get("max_bytes_total", 1 << 30)
             require(bytes_of(sidecar["resources"]["limits"]["memory"]) >= 2 * held, "less memory than it may need")
@@ -246,15 +257,21 @@ def proxies_listen_where_they_are_asked(mcp_resume, objects):
                 continue
             config = configured(mcp_resume, objects, work, container)
             listens = {port["name"]: port["containerPort"] for port in container["ports"]}
-            for name, section in (("mcp", "listen"), ("admin", "admin")):
-                require(config[section]["address"] == f"0.0.0.0:{listens[name]}", f"[{section}] address is not port {name}")
+            keys = [("mcp", "listen", "address"), ("admin", "admin", "address"), ("metrics", "admin", "metrics_address")]
+            for name, section, key in keys:
+                said = config[section].get(key)
+                require(said == (f"0.0.0.0:{listens[name]}" if name in listens else None), f"[{section}] {key} is not port {name}")
+            require(config["listen"]["trusted_proxies"], "every client behind the ingress has the ingress's address")
 
 
 def balancers_end_in_time(mcp_resume, objects):
     for work in objects.of("Deployment"):
         pod = work["spec"]["template"]["spec"]
         for balancer in [container for container in pod["containers"] if container.get("args", [""])[0] == "balance"]:
-            grace = configured(mcp_resume, objects, work, balancer)["balance"]["grace_secs"]
+            config = configured(mcp_resume, objects, work, balancer)
+            grace = config["balance"]["grace_secs"]
+            memory = BALANCER_MEMORY + config["limits"]["connections"] * STREAM_MEMORY
+            require(bytes_of(balancer["resources"]["limits"]["memory"]) >= memory, "less memory than its streams may need")
             needed = balancer["lifecycle"]["preStop"]["sleep"]["seconds"] + grace
             require(pod["terminationGracePeriodSeconds"] > needed, f"killed before {needed} s: while something runs through it")
 
@@ -270,6 +287,25 @@ def balancers_find_the_sidecars(objects):
         require(int(port) in {port["port"] for port in service["spec"]["ports"]}, f"{host} has no port {port}")
         require(service["spec"]["clusterIP"] == "None", "one address stands for all sidecars")
         require(service["spec"]["publishNotReadyAddresses"] is True, "a replica that drains cannot be found")
+
+
+def nothing_is_all_in_one_place(objects):
+    for work in objects.of("Deployment"):
+        if work["metadata"]["labels"].get("app.kubernetes.io/part-of") != "mcp-resume":
+            continue
+        spread = {rule["topologyKey"]: rule["labelSelector"] for rule in work["spec"]["template"]["spec"]["topologySpreadConstraints"]}
+        require(spread.keys() == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}, "pods may all be on one node, or in one zone")
+        require(all(selector["matchLabels"] == work["spec"]["selector"]["matchLabels"] for selector in spread.values()), "spread by others' labels")
+        budgets = [budget for budget in objects.of("PodDisruptionBudget") if work in objects.pods(budget["spec"]["selector"]["matchLabels"])]
+        require([budget["spec"].get("maxUnavailable") for budget in budgets] == [1], "nodes may be emptied of several at a time")
+
+
+def metrics_that_are_scaled_by_exist(objects):
+    documented = (HERE.parent / "docs" / "balancer.md").read_text()
+    for scaler in objects.of("HorizontalPodAutoscaler"):
+        require({"cpu", "memory"} <= {metric["resource"]["name"] for metric in scaler["spec"]["metrics"] if "resource" in metric}, "CPU alone")
+        for metric in [metric["pods"]["metric"]["name"] for metric in scaler["spec"]["metrics"] if "pods" in metric]:
+            require(f"`{metric.removeprefix('mcp_resume_balancer_')}`" in documented, f"there is no metric {metric}")
 
 
 def bytes_of(quantity):
@@ -296,6 +332,9 @@ def check(mcp_resume, things):
     proxies_listen_where_they_are_asked(mcp_resume, objects)
     balancers_end_in_time(mcp_resume, objects)
     balancers_find_the_sidecars(objects)
+    nothing_is_all_in_one_place(objects)
+    metrics_that_are_scaled_by_exist(objects)
+    entrances.check(objects)
 
 
 # A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made). Of deployments the
@@ -311,17 +350,35 @@ BROKEN = [
     ("Deployment", "spec.template.spec.initContainers.0.volumeMounts.0.name", "configs"),
     ("Deployment", "spec.template.spec.containers.0.securityContext.readOnlyRootFilesystem", False),
     ("Deployment", "spec.template.spec.containers.0.lifecycle.preStop.httpGet.path", "/readyz"),
+    ("Deployment", "spec.template.spec.containers.0.livenessProbe.httpGet.path", "/readyz"),
+    ("Deployment", "spec.template.spec.topologySpreadConstraints", []),
+    ("Deployment", "spec.minReadySeconds", 5),
     ("Deployment", "spec.template.spec.terminationGracePeriodSeconds", 30),
     ("Deployment", "spec.template.spec.volumes.0.configMap.name", "mcp-sidecar"),
     ("Deployment", "spec.selector.matchLabels", {"app": "other"}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs", "grace")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs = 30", "grace_secs = 60")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("mcp-sidecars", "mcp-server")}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("connections = 10_240", "connections = 20_480")}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("trusted_proxies", "#")}),
     ("Service", "spec.ports.0.targetPort", 8081),
+    ("Service", "spec.ports.0.targetPort", 9464),
+    ("Ingress", "metadata.annotations", {}),
+    ("Ingress", "spec.rules.0.http.paths.0.backend.service.port.name", "admin"),
+    ("HTTPRoute", "spec.rules.0.backendRefs.0.port", 8080),
+    ("HTTPRoute", "spec.rules.0.timeouts.request", "60s"),
+    ("HTTPRoute", "spec.rules.0.timeout", "60s"),
+    ("ClientSettingsPolicy", "spec.body.maxSize", "1m"),
+    ("Gateway", "spec.listeners.0.hostname", "other.example.com"),
     ("Service", "spec.publishNotReadyAddresses", "yes"),
     ("PodDisruptionBudget", "spec.selector.matchLabels", {"app": "other"}),
+    ("PodDisruptionBudget", "spec.maxUnavailable", 2),
     ("NetworkPolicy", "spec.podSelector.matchLabels", {"app": "other"}),
-    ("NetworkPolicy", "spec.ingress.0.ports.0.port", 9465),
+    ("NetworkPolicy", "spec.ingress.0.ports.0.port", 9466),
+    # Of the server: whoever reaches it may drain.
+    ("NetworkPolicy/mcp-server", "spec.ingress.0.ports.0.port", 9464),
+    ("NetworkPolicy/mcp-server", "spec.ingress.0.ports", []),
+    ("HorizontalPodAutoscaler", "spec.metrics.2.pods.metric.name", "mcp_resume_balancer_clients"),
     ("HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "mcp-server"),
     ("StatefulSet", "spec.template.spec.volumes.0.projected.sources.1.secret.items.0.key", "acl"),
     ("ServiceMonitor", "spec.endpoints.0.port", "metrics"),
@@ -332,7 +389,8 @@ BROKEN = [
 
 def broken(things, kind, path, value):
     things = copy.deepcopy(things)
-    meant = {"Deployment": "mcp-server", "ConfigMap": "mcp-balancer"}.get(kind, "")
+    kind, _, name = kind.partition("/")
+    meant = name or {"Deployment": "mcp-server", "ConfigMap": "mcp-balancer"}.get(kind, "")
     place = next(thing for thing in things if thing["kind"] == kind and thing["metadata"]["name"].startswith(meant))
     *way, last = path.split(".")
     for step in way:
@@ -341,19 +399,33 @@ def broken(things, kind, path, value):
     return things
 
 
+def with_components(kubectl, overlay, *components):
+    """The overlay with these as well; kustomize wants a folder for that, and relative paths."""
+    base = HERE / "kubernetes"
+    with tempfile.TemporaryDirectory() as folder:
+        relative = Path(*[".."] * (len(Path(folder).resolve().parts) - 1)) / base.relative_to("/")
+        text = {"resources": [f"{relative}/overlays/{overlay}"], "components": [f"{relative}/components/{name}" for name in components]}
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(text))
+        return build(kubectl, folder)
+
+
 def main(kubectl, mcp_resume):
     overlays = sorted((HERE / "kubernetes" / "overlays").iterdir())
     require(overlays, "there are no overlays")
+    built = [(overlay.name, build(kubectl, overlay)) for overlay in overlays]
+    extended = [("sessionless-redis", "gateway"), ("with-balancer-redis", "scale-on-connections", "ingress", "gateway")]
+    built += [(" with ".join(names), with_components(kubectl, *names)) for names in extended]
     monitoring = build(kubectl, HERE / "kubernetes" / "monitoring")
-    for overlay in overlays:
-        things = build(kubectl, overlay)
+    for name, things in built:
+        # What a user had before has no services that the monitoring knows.
+        monitored = monitoring if name != "existing-deployment" else []
         try:
             check(mcp_resume, things)
-            check(mcp_resume, things + monitoring)
+            check(mcp_resume, things + monitored)
         except Wrong as error:
-            raise Wrong(f"{overlay.name}: {error}") from None
+            raise Wrong(f"{name}: {error}") from None
         kinds = sorted({thing["kind"] for thing in things})
-        print(f"deploy: kubernetes/overlays/{overlay.name} is good: {len(things)} objects ({', '.join(kinds)})")
+        print(f"deploy: kubernetes/overlays/{name} is good: {len(things)} objects ({', '.join(kinds)})")
     for kind, path, value in BROKEN:
         try:
             check(mcp_resume, broken(things + monitoring, kind, path, value))

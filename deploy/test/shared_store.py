@@ -1,5 +1,5 @@
-"""The Redis of deploy/kubernetes/redis, run by Debian's redis-server: its configuration is taken, and its user may do all that the store
-does and nothing else. `shared_store.py MCP-RESUME`."""
+"""The Redis of deploy/kubernetes/redis, run by Debian's redis-server: its configuration is taken, nobody gets in before it has a password
+of its own, and then its user may do all that the store does and nothing else. `shared_store.py MCP-RESUME`."""
 
 import os
 import socket
@@ -25,9 +25,9 @@ def say(port, *command, user="admin"):
     return subprocess.run(run, capture_output=True, text=True).stdout.strip()
 
 
-def start(folder, port):
+def start(folder, port, secret):
     users = folder / "users.acl"
-    users.write_text((FOLDER / "users.acl").read_text() + "user admin on >admin ~* &* +@all\n")
+    users.write_text((secret / "users.acl").read_text() + "user admin on >admin ~* &* +@all\n")
     config = folder / "redis.conf"
     config.write_text((FOLDER / "redis.conf").read_text().replace("/data", str(folder)).replace("/etc/redis", str(folder)))
     here = ["--port", str(port), "--bind", "127.0.0.1", "--logfile", folder / "log"]
@@ -42,9 +42,23 @@ def start(folder, port):
     return redis
 
 
-def check(mcp_resume, port):
-    [url] = [line.removeprefix("url=") for line in (FOLDER / "url.env").read_text().splitlines() if line.startswith("url=")]
-    assert url.endswith("@mcp-redis:6379"), url
+def login(secret):
+    [url] = [line.removeprefix("url=") for line in (secret / "url.env").read_text().splitlines() if line.startswith("url=")]
+    assert url.startswith("redis://mcp-resume:") and url.endswith("@mcp-redis:6379"), url
+    return url, url.removeprefix("redis://mcp-resume:").removesuffix("@mcp-redis:6379")
+
+
+def refused(port):
+    """With what ships nobody gets in."""
+    _, password = login(FOLDER)
+    for attempt in (password, "", "change-me", "probe"):
+        run = ["redis-cli", "-p", str(port), "--no-auth-warning", "--user", "mcp-resume", "--pass", attempt, "get", "mcp-resume:keys"]
+        said = subprocess.run(run, capture_output=True, text=True)
+        assert "NOAUTH" in said.stdout or "WRONGPASS" in said.stdout + said.stderr, (attempt, said)
+
+
+def check(mcp_resume, port, secret):
+    url, _ = login(secret)
     environment = {
         "MCP_RESUME_UPSTREAM__URL": f"http://{parts.serve()}/mcp",
         "MCP_RESUME_STORE__KIND": "redis",
@@ -67,12 +81,23 @@ def check(mcp_resume, port):
     print("deploy: kubernetes/redis runs, and its user may do what the store does")
 
 
+def with_redis(folder, secret, then):
+    port = free_port()
+    redis = start(folder, port, secret)
+    try:
+        then(port)
+    finally:
+        redis.terminate()
+        redis.wait()
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        port = free_port()
-        redis = start(Path(folder), port)
-        try:
-            check(os.path.abspath(sys.argv[1]), port)
-        finally:
-            redis.terminate()
-            redis.wait()
+    with tempfile.TemporaryDirectory() as shipped, tempfile.TemporaryDirectory() as own:
+        with_redis(Path(shipped), FOLDER, refused)
+        secret = Path(own) / "secret"
+        secret.mkdir()
+        subprocess.run([FOLDER / "make-secret.sh", secret], check=True)
+        first = login(secret)
+        subprocess.run([FOLDER / "make-secret.sh", secret], check=True)
+        assert login(secret) != first, "two have one password"
+        with_redis(Path(own), secret, lambda port: check(os.path.abspath(sys.argv[1]), port, secret))

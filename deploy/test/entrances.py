@@ -1,0 +1,113 @@
+"""Who reaches what in deploy/kubernetes: services, policies, and the ways in from outside. Called by kubernetes.py with everything that
+an overlay builds to.
+
+The Gateway API and NGINX Gateway Fabric have no schemas here: of their objects the keys that are used are compared with a list.
+"""
+
+from fnmatch import fnmatch
+
+# What a caller may send (limits.body_bytes), as nginx writes it.
+BODY = "16m"
+ADMIN_PORT = 9464
+ADMIN_NAMES = {ADMIN_PORT, "admin"}
+# Path of a key -> what it must be; numbers of lists are left out.
+KEYS = {
+    "Gateway": {
+        "spec.gatewayClassName", "spec.listeners.name", "spec.listeners.protocol", "spec.listeners.port", "spec.listeners.hostname",
+        "spec.listeners.tls.mode", "spec.listeners.tls.certificateRefs.kind", "spec.listeners.tls.certificateRefs.name",
+    },
+    "HTTPRoute": {
+        "spec.parentRefs.name", "spec.hostnames", "spec.rules.matches.path.type", "spec.rules.matches.path.value",
+        "spec.rules.timeouts.request", "spec.rules.timeouts.backendRequest", "spec.rules.backendRefs.name", "spec.rules.backendRefs.port",
+    },
+    "ClientSettingsPolicy": {"spec.targetRef.group", "spec.targetRef.kind", "spec.targetRef.name", "spec.body.maxSize"},
+}
+VERSIONS = {
+    "Gateway": "gateway.networking.k8s.io/v1",
+    "HTTPRoute": "gateway.networking.k8s.io/v1",
+    "ClientSettingsPolicy": "gateway.nginx.org/v1alpha1",
+}
+
+
+class Wrong(Exception):
+    pass
+
+
+def require(holds, what):
+    if not holds:
+        raise Wrong(what)
+
+
+def fits_list(thing):
+    kind = thing["kind"]
+    require(thing["apiVersion"] == VERSIONS[kind], f"{kind} of {thing['apiVersion']}")
+    unknown = {path for path in paths(thing["spec"], "spec")} - KEYS[kind]
+    require(not unknown, f"{kind} has no {', '.join(sorted(unknown))}")
+
+
+def paths(value, at):
+    if isinstance(value, dict):
+        return [path for key, inner in value.items() for path in paths(inner, f"{at}.{key}")]
+    if isinstance(value, list):
+        return [path for inner in value for path in paths(inner, at)]
+    return [at]
+
+
+def check(objects):
+    only_the_kubelet_may_drain(objects)
+    admin_ports_are_no_clients(objects)
+    ways_in_lead_to_the_service(objects)
+
+
+def has_sidecar(work):
+    return any(container["name"] == "mcp-resume" for container in work["spec"]["template"]["spec"].get("initContainers", []))
+
+
+def only_the_kubelet_may_drain(objects):
+    """The kubelet's requests come from the node and pass any policy, a container's own stay in the pod."""
+    for work in filter(has_sidecar, objects.of("Deployment")):
+        for policy in objects.of("NetworkPolicy"):
+            if work not in objects.pods(policy["spec"]["podSelector"]["matchLabels"]):
+                continue
+            for rule in policy["spec"].get("ingress", []):
+                opened = {port["port"] for port in rule.get("ports", [])}
+                require(opened and not opened & ADMIN_NAMES, f"{policy['metadata']['name']} opens the admin port of a sidecar")
+
+
+def admin_ports_are_no_clients(objects):
+    for service in objects.of("Service"):
+        targets = {port["targetPort"] for port in service["spec"]["ports"]}
+        name = service["metadata"]["name"]
+        require(not targets & (ADMIN_NAMES | {9465}) or name.endswith("-metrics"), f"service {name} leads clients to the admin port")
+        if name.endswith("-metrics"):
+            require(not any(has_sidecar(work) for work in objects.pods(service["spec"]["selector"])) or ADMIN_PORT not in targets,
+                    f"service {name} leads to where a drain is asked for")
+
+
+def ways_in_lead_to_the_service(objects):
+    for ingress in objects.of("Ingress"):
+        said = {key.rsplit("/", 1)[1]: value for key, value in ingress["metadata"].get("annotations", {}).items()}
+        require(said.get("proxy-body-size") == BODY, "an Ingress refuses bodies that the proxy takes")
+        require(said.get("proxy-buffering") == "off", "an Ingress holds events back")
+        require("non_idempotent" not in said.get("proxy-next-upstream", ""), "an Ingress sends a tool call twice")
+        for rule in ingress["spec"]["rules"]:
+            require(any(rule["host"] in tls["hosts"] for tls in ingress["spec"]["tls"]), f"{rule['host']} has no certificate")
+            for path in rule["http"]["paths"]:
+                backend = path["backend"]["service"]
+                leads_to(objects, backend["name"], "name", backend["port"]["name"])
+    for route in objects.of("HTTPRoute"):
+        for parent in route["spec"]["parentRefs"]:
+            gateway = objects.named("Gateway", parent["name"])
+            hosts = [listener["hostname"] for listener in gateway["spec"]["listeners"]]
+            require(all(any(fnmatch(host, pattern) for pattern in hosts) for host in route["spec"]["hostnames"]), "no listener for the route")
+            bodies = [policy for policy in objects.of("ClientSettingsPolicy") if policy["spec"]["targetRef"]["name"] == parent["name"]]
+            require([policy["spec"]["body"]["maxSize"] for policy in bodies] == [BODY], "a Gateway refuses bodies that the proxy takes")
+        for rule in route["spec"]["rules"]:
+            require(set(rule["timeouts"].values()) == {"0s"}, "a route ends streams after a time")
+            for backend in rule["backendRefs"]:
+                leads_to(objects, backend["name"], "port", backend["port"])
+
+
+def leads_to(objects, name, key, value):
+    ports = objects.named("Service", name)["spec"]["ports"]
+    require(any(port[key] == value for port in ports), f"service {name} has no port {value}")
