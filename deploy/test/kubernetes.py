@@ -261,7 +261,7 @@ def proxies_listen_where_they_are_asked(mcp_resume, objects):
             for name, section, key in keys:
                 said = config[section].get(key)
                 require(said == (f"0.0.0.0:{listens[name]}" if name in listens else None), f"[{section}] {key} is not port {name}")
-            require(config["listen"]["trusted_proxies"], "every client behind the ingress has the ingress's address")
+            require(config["listen"].get("trusted_proxies"), "every client behind the ingress has the ingress's address")
 
 
 def balancers_end_in_time(mcp_resume, objects):
@@ -343,7 +343,7 @@ BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
 BROKEN = [
     ("Deployment", "spec.template.spec.initContainers.0.restartPolicy", "Sometimes"),
     ("Deployment", "spec.template.spec.initContainers.0.startupProbe.httpGet.path", "/readyz"),
-    ("Deployment", "spec.template.spec.initContainers.0.livenessProbe.httpGet.port", "metrics"),
+    ("Deployment", "spec.template.spec.initContainers.0.livenessProbe.httpGet.port", "metric"),
     ("Deployment", "spec.template.spec.initContainers.0.readinesProbe", {}),
     ("Deployment", "spec.template.spec.initContainers.0.env.0.name", "MCP_RESUME_REPLICA__NAMES"),
     ("Deployment", "spec.template.spec.initContainers.0.resources.limits.memory", "1Gi"),
@@ -381,7 +381,7 @@ BROKEN = [
     ("HorizontalPodAutoscaler", "spec.metrics.2.pods.metric.name", "mcp_resume_balancer_clients"),
     ("HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "mcp-server"),
     ("StatefulSet", "spec.template.spec.volumes.0.projected.sources.1.secret.items.0.key", "acl"),
-    ("ServiceMonitor", "spec.endpoints.0.port", "metrics"),
+    ("ServiceMonitor", "spec.endpoints.0.port", "metric"),
     ("ServiceMonitor", "spec.endpoints.0.intervall", "15s"),
     ("PrometheusRule", "spec.groups.0.rules.0.for", 5),
 ]
