@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 
 use super::Principal;
+use crate::clock;
 use crate::metrics::Metrics;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
@@ -100,8 +101,10 @@ pub struct Share {
     bytes: AtomicUsize,
     streams: AtomicUsize,
     detached: AtomicUsize,
-    /// When the resumes that were let through are paid for.
+    /// When the resumes that were let through are paid for: at most [`RESUME_BURST`] from now, and one more.
     resumes_paid: Mutex<Option<Instant>>,
+    /// The queue of those that wait. Nothing is owed for them before it is their turn, so whoever leaves it gives up its place.
+    resumes_queue: tokio::sync::Mutex<()>,
     delivered: Mutex<Delivered>,
 }
 
@@ -187,6 +190,7 @@ impl Share {
             streams: AtomicUsize::new(0),
             detached: AtomicUsize::new(0),
             resumes_paid: Mutex::default(),
+            resumes_queue: tokio::sync::Mutex::default(),
             delivered: Mutex::default(),
         }
     }
@@ -244,14 +248,34 @@ impl Share {
         Part { holding: self.hold(base), base, asks: 0, running: false, detached: false }
     }
 
-    /// When a resume that comes `now` may go on; each takes its place in the row. One that waits costs its connection and
-    /// nothing here.
-    pub fn next_resume(&self, now: Instant) -> Instant {
+    /// Whether a resume may go on at once: none waits, and the rate allows one more. Counts it then.
+    pub fn resumes_at_once(&self) -> bool {
+        self.resumes_queue.try_lock().is_ok() && self.count_resume(clock::now()).is_ok()
+    }
+
+    /// Waits until one more resume may go on, in the order of arrival, and counts it. Dropping the future before gives up its place.
+    pub async fn resume_in_turn(&self) {
+        let _turn = self.resumes_queue.lock().await;
+        while let Err(at) = self.count_resume(clock::now()) {
+            clock::sleep_until(at).await;
+        }
+    }
+
+    /// Counts a resume that goes on `now`.
+    ///
+    /// # Errors
+    /// When one may.
+    fn count_resume(&self, now: Instant) -> Result<(), Instant> {
         let cost = Duration::from_secs(1) / self.whole.allowance.resumes_per_sec;
         let mut paid = self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner);
         let before = paid.map_or(now, |paid| paid.max(now));
-        *paid = Some(before + cost);
-        before.checked_sub(RESUME_BURST).map_or(now, |at| at.max(now))
+        match before.checked_sub(RESUME_BURST).filter(|at| *at > now) {
+            Some(at) => Err(at),
+            None => {
+                *paid = Some(before + cost);
+                Ok(())
+            }
+        }
     }
 
     /// Whether forgetting it would make its next resumes cheaper.

@@ -10,7 +10,6 @@ use http_body_util::BodyExt;
 
 use super::refreshed::Unproven;
 use super::{Asked, Ingress, respond};
-use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
@@ -64,13 +63,11 @@ impl Ingress {
     }
 
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
-    /// up, so that a hostile cursor waits as long as a good one.
+    /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
     pub(super) async fn wait_for_place(&self, asked: &Asked) {
-        let now = clock::now();
-        let at = asked.share.next_resume(now);
-        if at > now {
+        if !asked.share.resumes_at_once() {
             self.metrics.observe_delayed_resume();
-            clock::sleep_until(at).await;
+            asked.share.resume_in_turn().await;
         }
     }
 

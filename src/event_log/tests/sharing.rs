@@ -372,14 +372,44 @@ async fn calls_that_were_left_keep_new_ones_out_until_somebody_comes_back() {
 async fn resumes_beyond_the_rate_wait_in_a_row() {
     let log = tight(|_| ());
     let mine = share(&log, 1);
-    let now = clock::now() + Duration::from_secs(100);
     // Ten seconds' worth at once.
-    assert!((0..=1000).all(|_| mine.next_resume(now) == now));
-    assert_eq!(mine.next_resume(now) - now, Duration::from_millis(10));
-    assert_eq!(mine.next_resume(now) - now, Duration::from_millis(20));
-    assert_eq!(share(&log, 2).next_resume(now), now);
-    let later = now + Duration::from_secs(60);
-    assert_eq!(mine.next_resume(later), later);
+    assert!((0..=1000).all(|_| mine.resumes_at_once()));
+    let began = clock::now();
+    let wait = async || {
+        assert!(!mine.resumes_at_once(), "those that wait come first");
+        mine.resume_in_turn().await;
+        clock::now() - began
+    };
+    let (first, second, third) = tokio::join!(wait(), wait(), wait());
+    for (waited, expected) in [(first, 10), (second, 20), (third, 30)] {
+        assert!((expected..expected + 5).contains(&waited.as_millis()), "{waited:?} for {expected} ms");
+    }
+    assert!(share(&log, 2).resumes_at_once());
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert!(mine.resumes_at_once());
+}
+
+#[tokio::test(start_paused = true)]
+async fn resumes_whose_clients_leave_cost_the_others_no_time() {
+    let log = tight(|_| ());
+    let mine = share(&log, 1);
+    while mine.resumes_at_once() {}
+    let began = clock::now();
+    let mut leaving: Vec<_> = (0..45_000).map(|_| Box::pin(mine.resume_in_turn())).collect();
+    for waiting in &mut leaving {
+        assert!(poll_once(waiting).is_pending());
+    }
+    let mut staying = Box::pin(mine.resume_in_turn());
+    assert!(poll_once(&mut staying).is_pending());
+    drop(leaving);
+    staying.await;
+    mine.resume_in_turn().await;
+    let waited = clock::now() - began;
+    assert!(waited < Duration::from_millis(30), "{waited:?}");
+}
+
+fn poll_once(future: &mut (impl Future<Output = ()> + Unpin)) -> Poll<()> {
+    Pin::new(future).poll(&mut Context::from_waker(Waker::noop()))
 }
 
 #[tokio::test(start_paused = true)]

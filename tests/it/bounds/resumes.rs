@@ -79,3 +79,32 @@ async fn resumes_beyond_the_rate_wait_and_are_served() {
     response.ends().await;
     neighbour.moves_out().await;
 }
+
+#[tokio::test]
+async fn resumes_that_hang_up_cost_the_others_of_their_caller_no_time() {
+    let (mut upstream, proxy, session) = bounded(|c| c.limits.resumes_per_sec = 1).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    let junk = session.resume(&place.forged().at(0));
+    for _ in 0..11 {
+        junk.send(proxy.addr).await.body().await;
+    }
+    let open = metric(&proxy, "mcp_resume_connections").await;
+    let bytes = junk.bytes(proxy.addr);
+    for _ in 0..60 {
+        let mut client = Client::connect(proxy.addr).await;
+        client.send(&bytes).await;
+        settle(&proxy, &mut upstream).await;
+        client.reset();
+    }
+    while metric(&proxy, "mcp_resume_connections").await > open {
+        settle(&proxy, &mut upstream).await;
+    }
+    let waiting = session.resume(&place.at(0)).start(proxy.addr).await;
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(2)).await;
+    let mut response = waiting.response().await.sse();
+    response.prime().await;
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+}
