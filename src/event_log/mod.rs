@@ -148,11 +148,11 @@ impl EventLog {
     ///
     /// # Errors
     /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
-    pub fn admit_standalone(&self, share: &Arc<Share>) -> Result<Part, ErrorCode> {
+    pub fn admit_standalone(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
         if !self.takes_calls() {
             return Err(ErrorCode::StoreFailed);
         }
-        self.room.admit_standalone(share)
+        self.room.admit_standalone(share, request_bytes)
     }
 
     /// Whether new calls may begin, for all that the store says.

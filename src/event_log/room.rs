@@ -62,10 +62,10 @@ impl Room {
         if share.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(part) }
     }
 
-    /// Room for a session's standalone stream, which is no call: only bytes bound it.
-    pub(super) fn admit_standalone(&self, share: &Arc<Share>) -> Result<Part, ErrorCode> {
+    /// Room for a session's standalone stream, whose request has so many bytes. It is no call: only bytes bound it.
+    pub(super) fn admit_standalone(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
         self.require(share)?;
-        Ok(share.take_part(0))
+        Ok(share.take_part(request_bytes))
     }
 
     /// Room for whatever `share` holds already.

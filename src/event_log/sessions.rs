@@ -6,16 +6,17 @@
 //! that nothing depends on have a bound, beyond which those go first that were used longest ago. The upstream stays the judge of a
 //! session. Absent: sessions of the proxy's own.
 
+mod turns;
+
 use std::fmt;
-use std::future::Future;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
+
+pub use turns::{QueuedTurn, Turn};
 
 use super::{Principal, Stream};
 use crate::clock;
@@ -54,33 +55,6 @@ pub struct Opened {
     pub logging: bool,
     /// The dialects the client declared.
     pub declared: Declared,
-}
-
-/// The right to go before the session's later POSTs; they wait until it is dropped.
-#[derive(Debug)]
-pub struct Turn {
-    _turn: tokio::sync::OwnedMutexGuard<()>,
-    _held: Held,
-}
-
-/// One POST that is held or waits to be, counted for as long as this lives.
-#[derive(Debug)]
-struct Held(Arc<AtomicUsize>);
-
-impl Held {
-    fn new(held: &Arc<AtomicUsize>) -> Self {
-        held.fetch_add(1, Ordering::Release);
-        Self(held.clone())
-    }
-}
-
-/// A turn that comes when those before it are over.
-pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Release);
-    }
 }
 
 #[derive(Debug)]
@@ -180,32 +154,6 @@ impl Session {
         let mut state = self.lock();
         state.returned = true;
         state.by_url = true;
-    }
-
-    /// Waits until nothing of this session is held, in the order of arrival. Costs one load when nothing is.
-    pub async fn wait_turn(&self) {
-        if self.held.load(Ordering::Acquire) > 0 {
-            drop(self.turns.lock().await);
-        }
-    }
-
-    /// Makes later POSTs wait.
-    pub async fn take_turn(self: Arc<Self>) -> Turn {
-        let held = Held::new(&self.held);
-        Turn { _turn: self.turns.clone().lock_owned().await, _held: held }
-    }
-
-    /// A turn behind what is held now, its place in the queue taken; `None` when nothing is held.
-    pub fn queue_turn(self: &Arc<Self>) -> Option<QueuedTurn> {
-        if self.held.load(Ordering::Acquire) == 0 {
-            return None;
-        }
-        let mut turn: QueuedTurn = Box::pin(self.clone().take_turn());
-        // The first poll enters the queue; whoever waits for it polls again.
-        match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(turn) => Some(Box::pin(std::future::ready(turn))),
-            Poll::Pending => Some(turn),
-        }
     }
 
     /// Adds a request stream.

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Asked, Ingress, refreshed, respond};
+use super::{Asked, Ingress, refreshed, respond, unpinned};
 use crate::clock;
 use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
 use crate::protocol::dialect::resume_tokens;
@@ -100,7 +100,10 @@ impl Ingress {
             }
         };
         let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
-        let queued = session.queue_turn();
+        let queued = match session.queue_turn(self.config.limits.held_posts_per_session) {
+            Ok(queued) => queued,
+            Err(code) => return self.refuse(code),
+        };
         let records = std::iter::once(&session).chain(&elders);
         let (answered, repeated) = note_answers(sessions, id, records, &messages);
         if !repeated.is_empty() {
@@ -109,8 +112,8 @@ impl Ingress {
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
-        let held = asked.share.hold(body.len());
-        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), body);
+        let held = self.hold(&asked, body.len());
+        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(body));
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let is_lost = |status: StatusCode| !status.is_success();
@@ -165,7 +168,11 @@ impl Ingress {
                 Err(_) if let Err(code) = self.log.make_room(&delivery.held) => {
                     return hold.give_up(Failure::before_run(code));
                 }
-                Err(_) => hold.begin().await,
+                Err(_) => {
+                    if !hold.begin().await {
+                        return hold.give_up(Failure::before_run(ErrorCode::TooManyHeld));
+                    }
+                }
             }
             clock::sleep_until(clock::now() + pause).await;
             pause = (pause * 2).min(BACKOFF.1);
@@ -219,7 +226,10 @@ impl Hold<'_> {
                 // Where both are ready at once a simulated run must go the same way each time.
                 biased;
                 answered = &mut sending => return answered,
-                () = self.begin() => {}
+                // One that cannot be held waits for the upstream's own answer.
+                is_held = self.begin() => if !is_held {
+                    return sending.await;
+                }
             }
         }
         if let Ok(answered) = tokio::time::timeout(LATE_MAX, &mut sending).await {
@@ -229,12 +239,20 @@ impl Hold<'_> {
         sending.await
     }
 
-    /// From here on it is held: later POSTs of the session wait, and the client goes on.
-    async fn begin(&mut self) {
+    /// From here on it is held: later POSTs of the session wait, and the client goes on. False where there is no room to hold it.
+    async fn begin(&mut self) -> bool {
+        if self.reply.is_some() && self.ingress.log.make_room(&self.delivery.held).is_err() {
+            return false;
+        }
         if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
-            self.turn = Some(session.clone().take_turn().await);
+            let most = self.ingress.config.limits.held_posts_per_session;
+            match session.clone().take_turn(most).await {
+                Ok(turn) => self.turn = Some(turn),
+                Err(_) => return false,
+            }
         }
         self.acknowledge();
+        true
     }
 
     fn acknowledge(&mut self) {

@@ -13,7 +13,7 @@ use tracing::Instrument;
 
 use super::refreshed::Unproven;
 use super::repeated::{Elsewhere, Place};
-use super::{Asked, Connection, Ingress, handed, respond};
+use super::{Asked, Connection, Ingress, handed, head_bytes, respond, unpinned};
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
@@ -82,8 +82,10 @@ impl Ingress {
         if !accept.json && !accept.sse {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
-        if let Some(session) = &asked.session {
-            session.wait_turn().await;
+        if let Some(session) = asked.session.as_ref().filter(|session| session.has_held())
+            && let Err(code) = Box::pin(self.wait_turn(&asked, session, body.len())).await
+        {
+            return self.refuse_call(code, &call);
         }
         if self.replicas.is_some() && asked.is_issued {
             Box::pin(self.join_session(&asked)).await;
@@ -140,6 +142,13 @@ impl Ingress {
             }
             Err(code) => self.refuse_call(code, &posted.call),
         }
+    }
+
+    /// Waits behind the POSTs that are held.
+    async fn wait_turn(&self, asked: &Asked, session: &Session, body: usize) -> Result<(), ErrorCode> {
+        let held = self.hold(asked, body);
+        self.log.make_room(&held)?;
+        session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
     /// Answers and cancels of a session of the proxy's own find its calls, wherever they arrive.
@@ -201,7 +210,8 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.rejoin(posted);
         }
-        let part = self.log.admit(&posted.asked.share, posted.body.len());
+        let request_bytes = head_bytes(&posted.asked.parts) + posted.body.len();
+        let part = self.log.admit(&posted.asked.share, request_bytes);
         let (hold, _registering) = place.map(|Place { hold, registering }| (hold, registering)).unzip();
         let create = || {
             let (spec, part) = (self.spec(posted), part?);
@@ -499,12 +509,6 @@ fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
         ready!(attachment.poll_answered(cx));
     }
     Poll::Ready(head)
-}
-
-/// A small body is a slice of the connection's read buffer, which would live as long as the call.
-fn unpinned(body: Bytes) -> Bytes {
-    const SMALL: usize = 64 * 1024;
-    if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
 }
 
 /// By what a POST may be the retry of a call.

@@ -306,6 +306,11 @@ impl Ingress {
         body::read(&asked.parts.headers, body, self.config.limits.body_bytes, &asked.share, make_room).await
     }
 
+    /// Room for a request that is kept for a while: its head, and so many bytes of body.
+    fn hold(&self, asked: &Asked, body: usize) -> Holding {
+        asked.share.hold(head_bytes(&asked.parts) + body)
+    }
+
     fn credentials(&self, asked: &Asked) -> Credentials {
         let principal = asked.binding.principal;
         Credentials {
@@ -382,6 +387,12 @@ impl Ingress {
 fn head_bytes(parts: &Parts) -> usize {
     let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
     fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())
+}
+
+/// A small body is a slice of the connection's read buffer, which would live as long as what is made of it.
+fn unpinned(body: Bytes) -> Bytes {
+    const SMALL: usize = 64 * 1024;
+    if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
 }
 
 /// A WebSocket or a CONNECT. Other upgrades are offers that a server may pass over.

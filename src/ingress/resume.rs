@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::refreshed::Unproven;
-use super::{Asked, Ingress, respond};
+use super::{Asked, Ingress, head_bytes, respond};
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
@@ -157,7 +157,7 @@ impl Ingress {
             return self.forward_read(asked, Bytes::new()).await;
         };
         if let Some(session) = &asked.session {
-            session.wait_turn().await;
+            session.wait_idle().await;
         }
         let stream = match self.find_standalone(&asked, &id).await {
             Ok(stream) => stream,
@@ -221,7 +221,7 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.refuse(ErrorCode::Draining);
         }
-        let part = match self.log.admit_standalone(&asked.share) {
+        let part = match self.log.admit_standalone(&asked.share, head_bytes(&asked.parts)) {
             Ok(part) => part,
             Err(code) => return self.refuse(code),
         };

@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
 use super::answers::{Delivery, Told};
-use super::{Asked, Ingress, respond};
+use super::{Asked, Ingress, respond, unpinned};
 use crate::config::Turns;
 use crate::delivery::{Follow, lost_event};
 use crate::dialect::stream_url::{self, Answers, Return};
@@ -164,8 +164,8 @@ impl Ingress {
             self.metrics.observe_repeated_answer();
         }
         let deliveries = given.into_iter().map(|(message, id)| Delivery {
-            held: asked.share.hold(message.len()),
-            template: self.upstream.call(&asked.parts, asked.connection.forwarded(), message),
+            held: self.hold(asked, message.len()),
+            template: self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(message)),
             session: asked.session.clone(),
             elders: Vec::new(),
             answered: id.map(|id| (stream.clone(), id)).into_iter().collect(),
@@ -235,7 +235,17 @@ impl Ingress {
     }
 
     async fn deliver_one(self: &Arc<Self>, stream: &Stream, delivery: Delivery) -> Result<(), Refusal> {
-        let queued = delivery.session.as_ref().and_then(Session::queue_turn);
+        let queued = match &delivery.session {
+            Some(session) => session.queue_turn(self.config.limits.held_posts_per_session),
+            None => Ok(None),
+        };
+        let queued = match queued {
+            Ok(queued) => queued,
+            Err(code) => {
+                delivery.lose();
+                return Err(Box::new(self.refuse(code)));
+            }
+        };
         let (reply, replied) = oneshot::channel();
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {

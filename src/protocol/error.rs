@@ -88,6 +88,8 @@ pub enum ErrorCode {
     TooManyStreams,
     /// The principal has `limits.detached_calls_per_principal` calls without a client.
     TooManyDetached,
+    /// The session has `limits.held_posts_per_session` POSTs that wait for the upstream.
+    TooManyHeld,
     /// The principal holds `streams.max_bytes_per_principal`.
     ShareFull,
     /// All together hold `streams.max_bytes_total`, and this principal more than its part.
@@ -112,7 +114,7 @@ pub enum ErrorCode {
 
 impl ErrorCode {
     /// Every code, in the order of the variants.
-    pub const ALL: [ErrorCode; 37] = [
+    pub const ALL: [ErrorCode; 38] = [
         ErrorCode::Unreachable,
         ErrorCode::UpstreamTimeout,
         ErrorCode::UpstreamBroke,
@@ -140,6 +142,7 @@ impl ErrorCode {
         ErrorCode::BodyTooSlow,
         ErrorCode::TooManyStreams,
         ErrorCode::TooManyDetached,
+        ErrorCode::TooManyHeld,
         ErrorCode::ShareFull,
         ErrorCode::ProxyFull,
         ErrorCode::TooManyConnections,
@@ -180,6 +183,7 @@ impl ErrorCode {
             | ErrorCode::StoreFailed
             | ErrorCode::Draining
             | ErrorCode::TokenUnproven
+            | ErrorCode::TooManyHeld
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections
             | ErrorCode::NoReplica => 503,
@@ -212,6 +216,7 @@ impl ErrorCode {
             | ErrorCode::BodyTooSlow
             | ErrorCode::TooManyStreams
             | ErrorCode::TooManyDetached
+            | ErrorCode::TooManyHeld
             | ErrorCode::ShareFull
             | ErrorCode::ProxyFull
             | ErrorCode::TooManyConnections
@@ -259,6 +264,7 @@ impl ErrorCode {
             ErrorCode::BodyTooSlow => "the body took too long to arrive",
             ErrorCode::TooManyStreams => "this caller has too many streams",
             ErrorCode::TooManyDetached => "this caller has too many calls that it has left",
+            ErrorCode::TooManyHeld => "this session has too many messages that wait for the MCP server",
             ErrorCode::ShareFull => "this caller's share of the proxy's memory is full",
             ErrorCode::ProxyFull => "the proxy's memory is full",
             ErrorCode::TooManyConnections => "the proxy has too many connections",
@@ -307,6 +313,7 @@ impl ErrorCode {
             | ErrorCode::BodyTooSlow
             | ErrorCode::TooManyStreams
             | ErrorCode::TooManyDetached
+            | ErrorCode::TooManyHeld
             | ErrorCode::ShareFull
             | ErrorCode::KeyReused
             | ErrorCode::NotAcceptable
@@ -347,6 +354,7 @@ impl ErrorCode {
             ErrorCode::BodyTooSlow => "body_too_slow",
             ErrorCode::TooManyStreams => "too_many_streams",
             ErrorCode::TooManyDetached => "too_many_detached",
+            ErrorCode::TooManyHeld => "too_many_held",
             ErrorCode::ShareFull => "share_full",
             ErrorCode::ProxyFull => "proxy_full",
             ErrorCode::TooManyConnections => "too_many_connections",

@@ -32,7 +32,7 @@ fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
 fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     let spec = spec();
     let policy = Policy { kind: StreamKind::Standalone, pauses: false, ..spec.policy };
-    let part = log.admit_standalone(&share(log, caller)).unwrap();
+    let part = log.admit_standalone(&share(log, caller), 0).unwrap();
     let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
@@ -353,7 +353,7 @@ async fn a_standalone_stream_is_no_call() {
     assert_eq!((mine.streams(), mine.detached()), (0, 0));
     let (_stream, _writer) = open_of(&log, 1);
     assert_eq!(log.admit(&mine, 0).err(), Some(ErrorCode::TooManyDetached));
-    assert!(log.admit_standalone(&mine).is_ok(), "calls do not keep it out either");
+    assert!(log.admit_standalone(&mine, 0).is_ok(), "calls do not keep it out either");
     drop(kept);
 }
 

@@ -6,6 +6,7 @@ mod bodies;
 mod calls;
 mod connections;
 mod heads;
+mod held;
 mod memory;
 mod resumes;
 pub(crate) mod sessions;
