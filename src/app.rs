@@ -366,6 +366,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         max_detached: config.limits.detached_calls_per_principal,
         resumes_per_sec: config.limits.resumes_per_sec,
         delivered_retention: config.streams.delivered_retention,
+        max_sessions: config.limits.sessions,
     };
     let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.clone(), backing));
     // A client that was cut tries twice.

@@ -212,10 +212,8 @@ impl Metrics {
                 [("of", &["listener", "upstream"]), ("outcome", &["taken", "refused"])],
             )?,
             sessions_kept: add.gauge("sessions_kept", "Records of sessions.")?,
-            session_evictions: add.counter(
-                "evicted_sessions_total",
-                "Records of sessions opened elsewhere that were forgotten early, to make room.",
-            )?,
+            session_evictions: add
+                .counter("evicted_sessions_total", "Records of sessions that were forgotten early, to make room.")?,
             store_append_seconds: add.histogram(
                 "store_append_seconds",
                 "What the store adds to a batch of events: until they may be read.",

@@ -369,6 +369,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
         detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
         resumes_per_sec: s.rate("resumes_per_sec").unwrap_or(1000),
         batch: s.count("batch", 1).unwrap_or(classify::BATCH_MAX),
+        sessions: s.count("sessions", 1).unwrap_or(65_536),
         held_posts_per_session: s.count("held_posts_per_session", 1).unwrap_or(256),
     }
 }

@@ -308,6 +308,8 @@ pub struct Limits {
     pub resumes_per_sec: u32,
     /// Most messages of one array; at least 1.
     pub batch: usize,
+    /// Most records of sessions that were opened here; at least 1.
+    pub sessions: usize,
     /// Most POSTs of one session that are held for the upstream or wait behind such; at least 1.
     pub held_posts_per_session: usize,
 }

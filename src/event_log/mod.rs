@@ -118,7 +118,7 @@ impl EventLog {
             bounds,
             backing: backing.map(Arc::new),
             room: Arc::new(Room::new(Shares::new(allowance, metrics.clone()))),
-            sessions: Sessions::new(metrics),
+            sessions: Sessions::new(metrics, allowance.max_sessions),
             retries: Arc::default(),
             sweeper: Sweeper::default(),
             readers: Readers::default(),

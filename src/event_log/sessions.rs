@@ -3,19 +3,21 @@
 //! Owned here: what an `initialize` that went through the proxy said, and the session's streams, by which its cancels, answers
 //! and its end find them. A session that was opened elsewhere (before a restart, with a token that was refreshed since) has a
 //! record as well, from its first POST on, and lacks only what `initialize` said. Anybody can name a session, so records of that kind
-//! that nothing depends on have a bound, beyond which those go first that were used longest ago. The upstream stays the judge of a
-//! session. Absent: sessions of the proxy's own.
+//! that nothing depends on have a bound, and so have those that were opened here; beyond it those go first that were used longest ago.
+//! The upstream stays the judge of a session. Absent: sessions of the proxy's own.
 
+mod row;
 mod turns;
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
 
+use row::{Found, Row};
 pub use turns::{QueuedTurn, Turn};
 
 use super::{Principal, Stream};
@@ -30,8 +32,9 @@ use crate::protocol::stream::{Answer, Phase};
 const IDLE: Duration = Duration::from_secs(3600);
 /// The same for one that was opened elsewhere: without a stream there is nothing in its record, and anybody can name a session.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
-/// Records of sessions that were opened elsewhere, beside those that are in use. A record has up to 1.5 KiB.
-const UNOPENED_MAX: usize = 16_384;
+/// Records of sessions that were opened elsewhere, beside those that are in use, as a part of those that may be opened here. A record has
+/// up to 1.5 KiB.
+const UNOPENED: usize = 4;
 
 /// One session.
 #[derive(Debug)]
@@ -41,6 +44,7 @@ pub struct Session {
     opened: Option<Opened>,
     is_home: bool,
     census: Arc<Census>,
+    serial: u64,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
@@ -82,6 +86,7 @@ impl Session {
             principal,
             opened,
             is_home,
+            serial: census.serials.fetch_add(1, Ordering::Relaxed),
             census,
             state: Mutex::new(state),
             turns: Arc::default(),
@@ -185,8 +190,12 @@ impl Session {
         state.streams.iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// Whether any lives. Lets go of those that do not: a reference keeps a part of their memory.
     fn has_streams(&self) -> bool {
-        self.lock().streams.iter().any(|stream| stream.strong_count() > 0)
+        let mut state = self.lock();
+        state.streams.retain(|stream| stream.strong_count() > 0);
+        state.streams.shrink_to(4);
+        !state.streams.is_empty()
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -203,6 +212,7 @@ impl Drop for Session {
 /// How many records there are, those that were forgotten while somebody still uses them included.
 struct Census {
     unopened: AtomicUsize,
+    serials: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
@@ -237,6 +247,10 @@ pub struct Sessions {
     /// Standalone streams need no record: a GET names its session.
     standalone: DashMap<Key, Arc<Stream>>,
     census: Arc<Census>,
+    /// Those of sessions that were opened here. Not to be locked under an entry of the map.
+    row: Mutex<Row>,
+    /// So many of them there may be.
+    most: usize,
     /// Once so many records of sessions that were opened elsewhere are there, some are forgotten.
     evict_at: AtomicUsize,
 }
@@ -244,41 +258,74 @@ pub struct Sessions {
 type Key = (SessionId, Principal);
 
 impl Sessions {
-    /// None yet.
-    pub fn new(metrics: Arc<Metrics>) -> Self {
+    /// None yet. So many that were opened here are remembered at most, and a quarter as many others beside those in use.
+    pub fn new(metrics: Arc<Metrics>, most: usize) -> Self {
         Self {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
-            census: Arc::new(Census { unopened: AtomicUsize::new(0), metrics }),
-            evict_at: AtomicUsize::new(UNOPENED_MAX),
+            census: Arc::new(Census { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
+            row: Mutex::default(),
+            most,
+            evict_at: AtomicUsize::new(unopened_max(most)),
         }
     }
 
-    /// Records a session that has just been assigned.
+    /// Records a session that has just been assigned. May forget another.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
         let session = Session::new(principal, Some(opened), true, self.census.clone());
-        self.sessions.insert((id, principal), session);
+        let (key, serial) = ((id, principal), session.serial);
+        let before = self.sessions.insert(key.clone(), session);
+        if before.is_some_and(|before| before.opened.is_some()) {
+            self.row().leave(1);
+        }
+        self.enter(key, serial);
+    }
+
+    /// A record of a session whose opening is known is in the map now. Where there are too many, the one that was used longest ago goes; one
+    /// in use goes only where those before it are as well.
+    fn enter(&self, key: Key, serial: u64) {
+        let mut row = self.row();
+        let find = |key: &Key, serial: u64| {
+            let Some(entry) = self.sessions.get(key).filter(|entry| entry.serial == serial) else { return Found::Gone };
+            let used = entry.lock().used;
+            Found::Used(used, self.is_in_use(key, entry.value()))
+        };
+        while row.len() >= self.most {
+            let Some((key, serial)) = row.pop(find) else { break };
+            if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
+                self.census.metrics.observe_session_eviction();
+            }
+        }
+        // Behind all that were passed over: the newest is the last to go.
+        row.enter(key, serial, clock::now());
+        row.tidy(self.most, |key, serial| matches!(find(key, serial), Found::Used(..)));
+    }
+
+    fn row(&self) -> MutexGuard<'_, Row> {
+        self.row.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The record of a session of the proxy's own, which says itself what is to be known of it.
     pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
-        self.find(id, principal).unwrap_or_else(|| {
-            let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, Some(opened), false, self.census.clone())).clone()
-        })
+        self.find(id, principal).unwrap_or_else(|| self.restore(id, principal, opened))
     }
 
     /// What the store knows of a session that was opened elsewhere.
     pub(super) fn restore(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
-        let fresh = || Session::new(*principal, Some(opened.clone()), false, self.census.clone());
-        let mut entry = self.sessions.entry((id.clone(), *principal)).or_insert_with(fresh);
+        let key = (id.clone(), *principal);
+        let fresh = Session::new(*principal, Some(opened), false, self.census.clone());
+        let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
-            let session = fresh();
             // What was begun before anybody had looked stays its own.
-            entry.streams().iter().for_each(|stream| session.add_stream(stream));
-            *entry.value_mut() = session;
+            entry.streams().iter().for_each(|stream| fresh.add_stream(stream));
+            *entry.value_mut() = fresh.clone();
         }
-        entry.value().clone()
+        let session = entry.value().clone();
+        drop(entry);
+        if Arc::ptr_eq(&session, &fresh) {
+            self.enter(key, session.serial);
+        }
+        session
     }
 
     /// Those that others find this process by.
@@ -304,7 +351,7 @@ impl Sessions {
     }
 
     /// Where too many sessions have a record that were opened elsewhere, forgets half of those that are not in use, the ones that
-    /// were used longest ago. A search is as long as the map, so there is one for every half of [`UNOPENED_MAX`] new records.
+    /// were used longest ago. A search is as long as the map, so there is one for every half of the bound in new records.
     fn keep_bound(&self) {
         let evict_at = self.evict_at.load(Ordering::Relaxed);
         let is_due = self.census.unopened.load(Ordering::Relaxed) >= evict_at;
@@ -317,25 +364,34 @@ impl Sessions {
         let unused = self.sessions.iter().filter(|entry| self.may_evict(entry.key(), entry.value()));
         let mut unused: Vec<_> = unused.map(|entry| (entry.lock().used, entry.key().clone())).collect();
         unused.sort_unstable_by(|(a, (a_id, _)), (b, (b_id, _))| (a, a_id).cmp(&(b, b_id)));
-        unused.truncate(unused.len().saturating_sub(UNOPENED_MAX / 2));
+        let half = unopened_max(self.most) / 2;
+        unused.truncate(unused.len().saturating_sub(half));
         for (_, key) in &unused {
             if self.sessions.remove_if(key, |key, session| self.may_evict(key, session)).is_some() {
                 self.census.metrics.observe_session_eviction();
             }
         }
         let left = self.census.unopened.load(Ordering::Relaxed);
-        self.evict_at.store(left + UNOPENED_MAX / 2, Ordering::Relaxed);
+        self.evict_at.store(left + half.max(1), Ordering::Relaxed);
     }
 
     /// Whether nothing is lost with the record but that its client knows how to resume.
     fn may_evict(&self, key: &Key, session: &Arc<Session>) -> bool {
-        let is_held = Arc::strong_count(session) > 1;
-        session.opened.is_none() && !is_held && !session.has_streams() && !self.standalone.contains_key(key)
+        session.opened.is_none() && !self.is_in_use(key, session)
+    }
+
+    /// Whether a request, or a stream that lives, has to do with it.
+    fn is_in_use(&self, key: &Key, session: &Arc<Session>) -> bool {
+        Arc::strong_count(session) > 1 || session.has_streams() || self.standalone.contains_key(key)
     }
 
     /// Forgets a session and hands it out, so that its streams can be ended.
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
-        self.sessions.remove(&(id.clone(), *principal)).map(|(_, session)| session)
+        let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
+        if session.opened.is_some() {
+            self.row().leave(1);
+        }
+        Some(session)
     }
 
     /// The standalone stream of a session, while its upstream GET is under way or open.
@@ -400,15 +456,20 @@ impl Sessions {
     /// Forgets the sessions that nobody uses, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
+        let mut gone = 0;
         self.sessions.retain(|key, session| {
             let listens = self.standalone.contains_key(key);
             let idle = if session.opened.is_some() { IDLE } else { IDLE_UNOPENED };
             let used = session.lock().used;
-            listens || now.saturating_duration_since(used) < idle || session.has_streams()
+            let stays = listens || now.saturating_duration_since(used) < idle || session.has_streams();
+            gone += usize::from(!stays && session.opened.is_some());
+            stays
         });
+        self.row().leave(gone);
         // Room that was made for what was in use goes with it.
         let left = self.census.unopened.load(Ordering::Relaxed);
-        self.evict_at.fetch_min(UNOPENED_MAX.max(left + UNOPENED_MAX / 2), Ordering::Relaxed);
+        let most = unopened_max(self.most);
+        self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
     }
 
     /// How many are known.
@@ -416,10 +477,21 @@ impl Sessions {
         self.sessions.len()
     }
 
+    /// How many places the row of those that were opened here has.
+    #[cfg(test)]
+    pub(super) fn places(&self) -> usize {
+        self.row().places()
+    }
+
     /// Whether none is.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
+}
+
+/// Records of sessions that were opened elsewhere where so many may be opened here.
+fn unopened_max(most: usize) -> usize {
+    (most / UNOPENED).max(1)
 }
 
 fn is_living(stream: &Arc<Stream>) -> bool {

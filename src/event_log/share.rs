@@ -50,6 +50,8 @@ pub struct Allowance {
     pub resumes_per_sec: u32,
     /// A delivered stream stays at least so long.
     pub delivered_retention: Duration,
+    /// Sessions that are remembered.
+    pub max_sessions: usize,
 }
 
 /// Whose share it is.

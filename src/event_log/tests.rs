@@ -72,6 +72,7 @@ fn allowance() -> Allowance {
         max_detached: 1000,
         resumes_per_sec: 1000,
         delivered_retention: Duration::from_secs(30),
+        max_sessions: 65_536,
     }
 }
 

@@ -148,6 +148,7 @@ mod tests {
             max_detached: 1,
             resumes_per_sec: 1,
             delivered_retention: Duration::ZERO,
+            max_sessions: 1,
         };
         let shares = Shares::new(allowance, Arc::new(Metrics::new().unwrap()));
         shares.of(Sharer::Known([0; 16]), clock::now())

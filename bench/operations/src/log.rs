@@ -123,6 +123,7 @@ const ALLOWANCE: Allowance = Allowance {
     max_detached: 2 * MOST,
     resumes_per_sec: 1000,
     delivered_retention: Duration::from_secs(30),
+    max_sessions: 65_536,
 };
 
 fn binding() -> Binding {

@@ -1,4 +1,4 @@
-//! Records of sessions: which ones a flood of made-up names may cost, and which not.
+//! Records of sessions: which ones a flood of made-up names may cost, and which not; and which go where too many were opened.
 
 use super::*;
 use crate::protocol::dialect::Declared;
@@ -84,4 +84,68 @@ fn what_is_in_use_takes_no_room_from_the_others() {
     log.sessions().sweep(clock::now());
     flood(&log, 5 * BOUND, 3 * BOUND);
     assert!(log.sessions().len() <= BOUND + BOUND / 2, "{}", log.sessions().len());
+}
+
+fn opened() -> Opened {
+    let version = ProtocolVersion::parse("2025-11-25").unwrap();
+    Opened { version, logging: true, declared: Declared::default() }
+}
+
+fn open(log: &EventLog, text: &str) {
+    log.sessions().record(name(text), someone(), opened());
+}
+
+fn log_for(sessions: usize) -> EventLog {
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
+    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
+    let allowance = Allowance { max_sessions: sessions, ..allowance() };
+    EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new().unwrap()), None)
+}
+
+#[tokio::test(start_paused = true)]
+async fn of_too_many_sessions_those_that_were_used_longest_ago_go() {
+    let log = log_for(4);
+    for text in ["a", "b", "c", "d"] {
+        open(&log, text);
+        tokio::time::advance(Duration::from_secs(1)).await;
+    }
+    assert!(is_known(&log, "a"), "used again");
+    let running = create(&log, 0);
+    log.sessions().find(&name("b"), &someone()).unwrap().add_stream(&running);
+    open(&log, "e");
+    open(&log, "f");
+    assert_eq!(log.sessions().len(), 4);
+    let known: Vec<_> = ["a", "b", "c", "d", "e", "f"].into_iter().filter(|text| is_known(&log, text)).collect();
+    assert_eq!(known, ["a", "b", "e", "f"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_all_sessions_are_in_use_the_oldest_goes() {
+    let log = log_for(100);
+    let mut streams = Vec::new();
+    for n in 0..200 {
+        open(&log, &n.to_string());
+        let stream = create(&log, 0);
+        log.sessions().find(&name(&n.to_string()), &someone()).unwrap().add_stream(&stream);
+        streams.push(stream);
+        assert!(log.sessions().len() <= 100);
+    }
+}
+
+#[test]
+fn sessions_that_come_and_go_leave_nothing_behind() {
+    let log = log_for(10);
+    for n in 0..10_000 {
+        let text = n.to_string();
+        open(&log, &text);
+        open(&log, &text);
+        if n % 2 == 0 {
+            assert!(log.sessions().remove(&name(&text), &someone()).is_some());
+        } else {
+            log.sessions().find_or_open(&name(&text), &someone(), opened());
+        }
+        assert!(log.sessions().len() <= 10);
+        assert!(log.sessions().places() <= 21, "{}", log.sessions().places());
+    }
+    assert_eq!(log.sessions().len(), 10);
 }

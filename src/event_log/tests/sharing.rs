@@ -12,6 +12,7 @@ fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
         max_detached: 1000,
         resumes_per_sec: 100,
         delivered_retention: Duration::from_secs(30),
+        max_sessions: 1000,
     };
     change(&mut tight);
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };

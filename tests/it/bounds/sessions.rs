@@ -1,4 +1,4 @@
-//! Sessions that nobody opened.
+//! Sessions that nobody opened, and too many that somebody did.
 
 use super::*;
 use crate::answers::{answer, question};
@@ -63,4 +63,33 @@ async fn made_up_sessions_cost_no_other_what_is_known_of_it() {
     sse.finish(result(3)).await;
     assert_eq!(response.event().await.bytes(), result(3).as_bytes());
     neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn of_too_many_sessions_the_one_that_was_used_longest_ago_is_forgotten_and_served() {
+    let (mut upstream, proxy, _) = bounded(|c| {
+        c.limits.sessions = 3;
+        c.delivery.prime = Prime::Since20251125;
+    })
+    .await;
+    let bearer = Some("Bearer flood");
+    let used = Session::open_as(&proxy, &mut upstream, V2025_11, "s-used", bearer).await;
+    let oldest = Session::open_as(&proxy, &mut upstream, V2025_11, "s-oldest", bearer).await;
+    // Only the record says that the session's client is one that is primed.
+    let unsaid = |session: &Session, id: u64| session.post(call(id)).without("MCP-Protocol-Version");
+    let running = begin(&proxy, &mut upstream, &unsaid(&used, 1)).await;
+    for n in 0..10 {
+        Session::open_as(&proxy, &mut upstream, V2025_11, &format!("s-{n}"), bearer).await;
+        assert!(metric(&proxy, "mcp_resume_sessions_kept").await <= 3.0);
+    }
+    // Of 13, with the one that the bounds were tried with.
+    assert_eq!(metric(&proxy, "mcp_resume_evicted_sessions_total").await, 10.0);
+    for (session, is_known) in [(&used, true), (&oldest, false)] {
+        let (sse, mut response) = begin(&proxy, &mut upstream, &unsaid(session, 2)).await;
+        sse.finish(result(2)).await;
+        let first = response.frame().await.expect("an event");
+        assert_eq!(first.bytes().is_empty(), is_known, "{first:?}");
+        response.events().await;
+    }
+    running.0.finish(result(1)).await;
 }
