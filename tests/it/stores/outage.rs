@@ -456,7 +456,9 @@ async fn a_start_while_redis_is_away_waits_for_it_and_is_not_ready() {
     let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
     redis.of("one", OnUnreachable::Degrade)(&mut config);
     let (told, waits) = tokio::sync::oneshot::channel();
-    let starting = tokio::spawn(mcp_resume::app::Server::bind_and_wait(config, |at| drop(told.send(at))));
+    let starting = tokio::spawn(mcp_resume::app::Server::bind_and_wait(config, |at| {
+        let _ = told.send(at);
+    }));
     let at = within("it waits", waits).await.expect("addresses");
     let admin = at.admin.expect("an admin listener");
     assert_eq!(Request::new("GET", "/livez").send(admin).await.status, 200);
