@@ -205,21 +205,22 @@ impl Drop for Registration {
 }
 
 impl Stream {
-    /// Whether a POST of the same fingerprint is a retry: an idempotency key says so for as long as the stream lives; the same request
-    /// id and body say so while the first call's client is gone and has no answer. A call that ended before its bytes went upstream
-    /// is none to come back to.
+    /// Returns whether a POST of the same fingerprint is a retry. An idempotency key makes it one for as long as the stream lives; the
+    /// same request id and body do so until the answer was delivered, whether or not the first call's client is still attached: a
+    /// connection that is half open counts as attached, and a request id is used once in a session. A call that ended before its bytes
+    /// went upstream is none to come back to.
     pub fn may_return(&self, keyed: bool) -> bool {
         self.look(|machine| {
-            let undelivered = !machine.reader().is_attached() && !machine.is_delivered();
             let never_ran = machine.is_sealed() && !self.is_sent();
-            !machine.is_cancelled() && !never_ran && (keyed || undelivered)
+            !machine.is_cancelled() && !never_ran && (keyed || !machine.is_delivered())
         })
     }
 
-    /// A retry is often faster than the end of the connection it replaces: the first call's client is given a moment to leave.
+    /// Waits a moment for the first call's client to leave. A retry is often faster than the end of the connection it replaces, and a
+    /// takeover before the response head makes the proxy commit.
     pub async fn wait_for_detach(&self) {
         if !self.look(|machine| machine.is_delivered()) {
-            // Whoever stays is another caller with the same id.
+            // A connection that is half open stays: it is taken over.
             let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
         }
     }

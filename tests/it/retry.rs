@@ -123,13 +123,29 @@ async fn a_delivered_call_is_not_given_again() {
 }
 
 #[tokio::test]
-async fn a_call_whose_client_is_still_there_is_not_taken_over() {
+async fn a_retry_takes_over_a_running_call_whose_first_connection_is_still_open() {
     let (mut upstream, proxy, session) = stage().await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    runs_anew(&proxy, &mut upstream, &session.post(call(1)), "attached").await;
+    let request = session.post(call(1));
+    let (sse, mut first) = begin(&proxy, &mut upstream, &request).await;
+    sse.event(progress(1)).await;
+    let place = EventId::of(first.event().await.id());
+    let mut second = request.send(proxy.addr).await.sse();
+    assert_eq!(second.event().await.id(), place.at(1), "from the first");
+    let (events, end) = first.events().await;
+    assert_eq!((events.len(), end), (0, End::Complete), "the older connection ends without an answer");
     sse.finish(result(1)).await;
-    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
-    response.ends().await;
+    assert_eq!(second.event().await.bytes(), result(1).as_bytes());
+    second.ends().await;
+
+    // An answer that was written to a connection, and not delivered yet, is the answer to the retry as well.
+    let request = session.post(call(2));
+    let pending = request.start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(2)).await;
+    let mut first = pending.response().await;
+    assert_eq!(first.body().await, result(2).as_bytes());
+    let mut second = request.send(proxy.addr).await;
+    assert_eq!(second.body().await, result(2).as_bytes());
+    assert!(upstream.is_quiet());
 }
 
 #[tokio::test]

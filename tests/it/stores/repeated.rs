@@ -82,3 +82,32 @@ async fn a_call_whose_replica_was_killed_is_not_run_again() {
     assert_owner_died(&text, 2);
     assert!(two.upstream.is_quiet());
 }
+
+/// The first reader counts as attached at the replica that runs the call for as long as nothing says that it is gone.
+#[tokio::test]
+async fn a_call_whose_reader_sat_on_a_replica_that_died_or_froze_is_not_run_again() {
+    for kills in [true, false] {
+        let redis = Redis::start();
+        let mut one = Replica::start(&redis, "one").await;
+        let two = Replica::process(&redis, "two", &[]).await;
+        let three = Replica::start(&redis, "three").await;
+        let session = one.open(V2025_11).await;
+        let request = session.post(call(1));
+        let (sse, response, place) = one.begin(&request).await;
+        sse.event(progress(1)).await;
+        response.reset();
+        let mut reader = two.send(session.resume(&place.at(0))).await.sse();
+        assert_eq!(reader.event().await.id(), place.at(1));
+        one.knows_of_readers(1).await;
+        if kills {
+            two.proxy.kill().await;
+        } else {
+            two.proxy.signal("STOP").await;
+        }
+        let mut again = three.send(request).await.sse();
+        assert_eq!(again.event().await.id(), place.at(1), "from the first");
+        sse.finish(result(1)).await;
+        assert_eq!(rest(&mut again).await, [result(1)]);
+        assert!(one.upstream.is_quiet() && three.upstream.is_quiet(), "the tool ran once");
+    }
+}

@@ -175,7 +175,7 @@ impl Caller {
         let is_post = self.ids.is_empty() && self.key.1 > 0;
         let number = world.model().connect(self.key, world.now());
         let name = format!("c{}.{}.{number}", self.key.0, self.key.1);
-        // An answer that was read slowly counts as delivered, and a call whose reader still hangs there is none to return to.
+        // An answer that was read slowly, or by a reader that hangs, may count as delivered.
         let unsure =
             matches!(fault, Fault::Hang(..) | Fault::Slow(..)) || !world.plan.jumps.is_empty() || world.plan.is_tight();
         let may_fail = !matches!(self.call.script.form, Form::Stream(..)) || world.plan.refuses.is_some();
