@@ -35,6 +35,7 @@ macro_rules! suite {
             a_follower_hears_of_every_change
             a_stream_that_is_not_kept_expires
             a_record_is_claimed_by_one
+            a_record_is_held_and_forgotten_by_whose_it_is
             a_record_that_is_not_kept_expires
             a_store_at_rest_is_ready
             a_read_keeps_to_its_limit
@@ -378,6 +379,27 @@ pub(crate) async fn a_record_is_claimed_by_one(store: Arc<dyn Store>) {
         assert_eq!(store.get(b"key").wait().await.unwrap(), None);
     }
     assert_eq!(store.claim(b"key", b"again", KEEP).wait().await.unwrap(), None);
+}
+
+pub(crate) async fn a_record_is_held_and_forgotten_by_whose_it_is(store: Arc<dyn Store>) {
+    let claim = async |value: &[u8]| store.claim(b"key", value, KEEP).wait().await.unwrap();
+    let hold = async |value: &[u8], keep| store.hold(b"key", value, keep).wait().await.unwrap();
+    assert_eq!(claim(b"one").await, None);
+    // Another one's is left alone, and kept no shorter.
+    hold(b"two", None).await;
+    hold(b"two", Some(MOMENT)).await;
+    assert_eq!(claim(b"two").await.as_deref(), Some(&b"one"[..]));
+    hold(b"one", Some(2 * KEEP)).await;
+    assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"one"[..]));
+    hold(b"one", None).await;
+    assert_eq!(claim(b"two").await, None);
+    hold(b"two", Some(MOMENT)).await;
+    while store.get(b"key").wait().await.unwrap().is_some() {
+        tokio::task::yield_now().await;
+    }
+    // What is gone does not come back.
+    hold(b"two", Some(KEEP)).await;
+    assert_eq!(claim(b"one").await, None);
 }
 
 pub(crate) async fn a_record_that_is_not_kept_expires(store: Arc<dyn Store>) {

@@ -440,6 +440,11 @@ impl Store for Disk {
         })
     }
 
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), keep.map(millis));
+        self.call(value.len(), |reply| Act::HoldRecord { key, value, keep, reply })
+    }
+
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
         let key = key.into();
         self.call(0, |reply| Act::Remove { key, reply })

@@ -226,6 +226,10 @@ pub trait Store: Send + Sync + 'static {
     /// The record, if it is there and has not expired.
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
 
+    /// Keeps a record for `keep` from now on if it is still `value`, or forgets it then where that is `None`. Nothing for any other
+    /// record.
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
+
     /// Forgets the record. Forgetting again is Ok.
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>>;
 

@@ -409,6 +409,13 @@ impl Store for Redis {
         self.core.look(order(name), get, |answers| optional(last(answers)), Option::is_none)
     }
 
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        let name = self.core.names.record(key);
+        let mut hold = scripts::HOLD.call();
+        hold.arg(&name).arg(value).arg(keep.map(millis).map_or_else(String::new, |keep| keep.to_string()));
+        self.core.call(order(name), vec![hold], |_| Ok(()))
+    }
+
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
         let name = self.core.names.record(key);
         let remove = cmd(&[b"DEL", &name]);

@@ -61,10 +61,6 @@ pub trait Shared: Store {
     /// abandoned wait had taken may be lost.
     fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>>;
 
-    /// Keeps a record for `keep` from now on if it is still `value`, or forgets it then where that is `None`. Nothing for any other
-    /// record.
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
-
     /// Notes for `keep` that this replica has something to do with `group`.
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 

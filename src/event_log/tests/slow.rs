@@ -159,6 +159,10 @@ impl Store for Slow {
         self.behind.get(key)
     }
 
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        self.behind.hold(key, value, keep)
+    }
+
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
         self.behind.remove(key)
     }

@@ -108,6 +108,12 @@ pub(super) enum Act {
         keep: u64,
         reply: Reply<Option<Bytes>>,
     },
+    HoldRecord {
+        key: Arc<[u8]>,
+        value: Bytes,
+        keep: Option<u64>,
+        reply: Reply<()>,
+    },
     Remove {
         key: Arc<[u8]>,
         reply: Reply<()>,

@@ -47,6 +47,8 @@ pub(crate) struct Contents {
     away: AtomicBool,
     /// What a claim met is said long after.
     slow: AtomicBool,
+    /// It takes claims and answers nothing.
+    deaf: AtomicBool,
 }
 
 impl Default for Memory {
@@ -119,6 +121,11 @@ impl Memory {
         self.slow.store(slow, Ordering::Relaxed);
     }
 
+    /// From now on a claim takes effect and is answered as any other call is: that the store is away.
+    pub(crate) fn set_deaf(&self, deaf: bool) {
+        self.deaf.store(deaf, Ordering::Relaxed);
+    }
+
     /// The keys of the small records that have not expired.
     pub(crate) fn records(&self) -> Vec<Vec<u8>> {
         let now = clock::now();
@@ -126,7 +133,7 @@ impl Memory {
     }
 
     fn reach(&self) -> Result<(), Error> {
-        match self.away.load(Ordering::Relaxed) {
+        match self.away.load(Ordering::Relaxed) || self.deaf.load(Ordering::Relaxed) {
             true => Err(Error::Unavailable("away".into())),
             false => Ok(()),
         }
@@ -323,6 +330,9 @@ impl Store for Memory {
 
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
         if let Err(error) = self.reach() {
+            if self.deaf.load(Ordering::Relaxed) {
+                self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));
+            }
             return Pending::Ready(Err(error));
         }
         let (now, value) = (clock::now(), Bytes::copy_from_slice(value));
@@ -345,6 +355,19 @@ impl Store for Memory {
 
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         Pending::Ready(self.reach().map(|()| self.record(key)))
+    }
+
+    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        let now = clock::now();
+        Pending::Ready(self.reach().map(|()| {
+            self.records.remove_if_mut(key, |_, record| {
+                let is_it = record.0 == value && record.1 > now;
+                if let (true, Some(keep)) = (is_it, keep) {
+                    record.1 = now + keep;
+                }
+                is_it && keep.is_none()
+            });
+        }))
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
@@ -435,19 +458,6 @@ impl Shared for Memory {
                 }
                 sent.await;
             }
-        }))
-    }
-
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
-        let now = clock::now();
-        Pending::Ready(self.reach().map(|()| {
-            self.records.remove_if_mut(key, |_, record| {
-                let is_it = record.0 == value && record.1 > now;
-                if let (true, Some(keep)) = (is_it, keep) {
-                    record.1 = now + keep;
-                }
-                is_it && keep.is_none()
-            });
         }))
     }
 

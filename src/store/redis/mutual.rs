@@ -130,13 +130,6 @@ impl Shared for Redis {
         }))
     }
 
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
-        let name = self.core.names.record(key);
-        let mut hold = scripts::HOLD.call();
-        hold.arg(&name).arg(value).arg(keep.map(millis).map_or_else(String::new, |keep| keep.to_string()));
-        self.core.call(order(name), vec![hold], |_| Ok(()))
-    }
-
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
         let (core, group) = (self.core.clone(), self.core.names.group(group));
         let asked = dismissals(&core, &[core.owner]);

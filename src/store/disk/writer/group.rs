@@ -167,6 +167,7 @@ impl Act {
             | Act::Keep { reply, .. }
             | Act::Expire { reply, .. }
             | Act::Put { reply, .. }
+            | Act::HoldRecord { reply, .. }
             | Act::Remove { reply, .. } => refuse(reply, failure),
             #[cfg(test)]
             Act::Clean { reply } | Act::Fail { reply, .. } => refuse(reply, failure),
@@ -220,6 +221,10 @@ impl Writer {
             Act::Claim { key, value, keep, reply } => {
                 let claimed = self.claim(key, value, at.saturating_add(keep), at);
                 self.group.answer(reply, claimed);
+            }
+            Act::HoldRecord { key, value, keep, reply } => {
+                let held = self.hold(key, &value, keep.map(|keep| at.saturating_add(keep)), at);
+                self.group.answer(reply, held);
             }
             Act::Remove { key, reply } => {
                 self.forget_record(key);
@@ -393,15 +398,32 @@ impl Writer {
     }
 
     fn claim(&mut self, key: Arc<[u8]>, value: Bytes, until: u64, at: u64) -> Result<Option<Bytes>, Error> {
-        if self.sized(&key).is_some_and(|(until, _)| until > at) {
-            if let Some(Some((there, _))) = self.group.records.get(&key) {
-                return Ok(Some(there.clone()));
-            }
-            let Some(database) = &self.database else { return Err(Error::Unavailable("the store is closed".into())) };
-            let there = database.record(&key)?.map(|(_, value)| value);
-            return there.map(Some).ok_or_else(|| Error::Unavailable("a record is missing in the database".into()));
+        match self.record(&key, at)? {
+            Some(there) => Ok(Some(there)),
+            None => self.put(key, value, until, at).map(|()| None),
         }
-        self.put(key, value, until, at).map(|()| None)
+    }
+
+    /// Keeps a record until then, or forgets it, if it is still `value`.
+    fn hold(&mut self, key: Arc<[u8]>, value: &[u8], until: Option<u64>, at: u64) -> Result<(), Error> {
+        if let Some(there) = self.record(&key, at)?.filter(|there| there == value) {
+            let size = self.sized(&key).map_or(0, |(_, size)| size);
+            self.group.set_record(key, size, until.map(|until| (there, until)));
+        }
+        Ok(())
+    }
+
+    /// The value of a record as the group leaves it, unless it has expired.
+    fn record(&self, key: &Arc<[u8]>, at: u64) -> Result<Option<Bytes>, Error> {
+        if self.sized(key).is_none_or(|(until, _)| until <= at) {
+            return Ok(None);
+        }
+        if let Some(Some((there, _))) = self.group.records.get(key) {
+            return Ok(Some(there.clone()));
+        }
+        let Some(database) = &self.database else { return Err(Error::Unavailable("the store is closed".into())) };
+        let there = database.record(key)?.map(|(_, value)| value);
+        there.map(Some).ok_or_else(|| Error::Unavailable("a record is missing in the database".into()))
     }
 
     fn forget_record(&mut self, key: Arc<[u8]>) {

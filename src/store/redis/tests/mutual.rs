@@ -42,7 +42,6 @@ both! {
     messages_come_in_order_each_once
     messages_wait_for_who_is_away_and_are_lost_when_they_are_too_old
     members_are_those_that_joined_and_were_not_dismissed
-    a_record_is_held_and_forgotten_by_whose_it_is
     replicas_agree_on_the_keys
     a_stream_moves_with_its_writer
     a_follower_elsewhere_hears_of_every_change
@@ -51,26 +50,6 @@ both! {
 
 mod clause {
     use super::*;
-
-    pub(super) async fn a_record_is_held_and_forgotten_by_whose_it_is(place: Two) {
-        let Two { one, two, .. } = place;
-        let claim = async |store: &Redis, value: &[u8], keep| store.claim(b"key", value, keep).wait().await.unwrap();
-        let hold = async |store: &Redis, value: &[u8], keep| store.hold(b"key", value, keep).wait().await.unwrap();
-        assert_eq!(claim(&one, b"one", LEASE).await, None);
-        // Another one's is left alone, and kept no shorter.
-        hold(&two, b"two", None).await;
-        hold(&two, b"two", Some(MOMENT)).await;
-        assert_eq!(claim(&two, b"two", LEASE).await.as_deref(), Some(&b"one"[..]));
-        hold(&one, b"one", None).await;
-        assert_eq!(claim(&two, b"two", LEASE).await, None);
-        hold(&two, b"two", Some(MOMENT)).await;
-        while two.get(b"key").wait().await.unwrap().is_some() {
-            tokio::task::yield_now().await;
-        }
-        // What is gone does not come back.
-        hold(&two, b"two", Some(LEASE)).await;
-        assert_eq!(claim(&one, b"one", LEASE).await, None);
-    }
 
     async fn renew(store: &Redis, lease: Duration) -> Renewal {
         store.renew(lease).wait().await.unwrap()
