@@ -86,6 +86,8 @@ impl Running {
         if tokio::time::timeout(STOP_GRACE, self.ended.recv()).await.is_err() {
             warn!("stopped while responses were still running");
         }
+        // Whatever is dropped from here on: what the store has of calls outlives this process.
+        self.ingress.log.leave_runs();
         if let Some(replicas) = &self.ingress.replicas {
             replicas.leave().await;
         }

@@ -4,6 +4,7 @@
 //! may match, and the sweeper that forgets what is over. Invariant: no index keeps a stream longer than its retention. Absent:
 //! HTTP (ingress), SSE responses (delivery) and the upstream (upstream).
 
+mod answers;
 mod attachment;
 mod binding;
 mod head;
@@ -48,7 +49,7 @@ pub use recorder::Backing;
 pub use regained::{Contents, Regained};
 pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
-pub use runs::{Claimed, Hold, Run};
+pub use runs::{Claim, Claimed, Hold, Run};
 pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};
@@ -68,6 +69,7 @@ use crate::store::Standing;
 use crate::{clock, random};
 use readers::Readers;
 use room::Room;
+use runs::Released;
 use sweeper::{Sweeper, Verdict};
 
 /// How often idle sessions are looked for.
@@ -99,6 +101,7 @@ pub struct EventLog {
     room: Arc<Room>,
     sessions: Sessions,
     retries: Arc<Retries>,
+    released: Arc<Released>,
     sweeper: Sweeper,
     readers: Readers,
     nobodys_secret: [u8; 16],
@@ -120,6 +123,7 @@ impl EventLog {
             room: Arc::new(Room::new(Shares::new(allowance, metrics.clone()))),
             sessions: Sessions::new(metrics, allowance.max_sessions),
             retries: Arc::default(),
+            released: Arc::default(),
             sweeper: Sweeper::default(),
             readers: Readers::default(),
             nobodys_secret: random::bytes(),

@@ -97,7 +97,10 @@ impl EventLog {
 
     /// Everything but streams: to write it again costs no more than to look whether it is there.
     async fn write_small(&self) {
-        self.retries.streams().iter().for_each(|stream| stream.write_holds());
+        for stream in self.retries.streams() {
+            stream.write_holds();
+            self.write_answer(&stream);
+        }
         for (id, session) in self.sessions.of_here() {
             match session.opened() {
                 Some(opened) if session.is_home() => self.save_session(&id, session.principal(), opened).await,

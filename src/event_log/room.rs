@@ -133,6 +133,10 @@ impl Room {
             let Some(stream) = self.streams.get(&id).map(|entry| entry.value().clone()) else { continue };
             if stream.evict(now) {
                 self.streams.remove(&id);
+                if stream.body().is_some() {
+                    // A key finds what the store has of it.
+                    stream.leave_holds();
+                }
                 // Its last user may be far away: no retry is to find it meanwhile.
                 stream.forget_retries();
                 share.whole().metrics.observe_eviction();

@@ -1,35 +1,35 @@
-//! Which replica runs a call that a client may send again to another one.
+//! Which replica runs a call that a client may send again, here, to another one or after a restart.
 //!
-//! Owned here: a record in the shared store for each call that a retry may match, claimed before the call goes upstream and gone with the
-//! entry of the index of retries that it stands for; and what this replica tells others of the calls that it runs. Invariants: of many
-//! that are sent one call at once, one claims it; what is changed or removed is the record that was seen, never one that has taken its
-//! place; that of a call which its replica leaves behind stays. Absent: what a client is answered
-//! (ingress), and any of it where no store is shared.
+//! Owned here: a record in the store for each call that a retry may match elsewhere, claimed before the call goes upstream and gone with the
+//! entry of the index of retries that it stands for; and what this replica tells others of the calls that it runs. Where replicas share
+//! the store every such call has a record, else only one with a key. Invariants: of many that are sent one call at once, one claims it;
+//! what is changed or removed is the record that was seen, never one that has taken its place; that of a call which its replica leaves
+//! behind stays; that of a call which never ran goes, however often the store has to be asked. Absent: what a client is answered
+//! (ingress), and the answers that outlive the process (`answers.rs`).
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::head::Head;
+use super::EventLog;
+use super::answers;
+use super::recorder::LOOK_AGAIN;
 use super::retries::Fingerprint;
-use super::{EventLog, Stream};
 use crate::clock;
-use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{Owner, StreamId};
-use crate::protocol::replica::{Base64, Handed, Known};
+use crate::protocol::replica::{Base64, Known};
 use crate::random;
-use crate::store::{Error, Shared};
+use crate::store::{Error, Store};
 
 /// Another replica that asks waits so long for the head of a response, and then asks again: it may have gone, and so may its client.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
 /// How often records are looked at that are to be kept.
 const LOOK: Duration = Duration::from_secs(15);
-/// An answer that is larger is not sent through the store. One that is kept for a retry is smaller, but for lists of tools.
-const ANSWER_MAX: usize = 1024 * 1024;
 
 /// A call, and where it was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,6 +38,18 @@ pub struct Run {
     pub owner: Owner,
     /// What its stream is called, if it comes to one.
     pub stream: StreamId,
+    /// The body of its POST, where it has a key.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub body: Option<Fingerprint>,
+}
+
+/// What is written down of a call that is claimed.
+#[derive(Clone, Copy, Debug)]
+pub struct Claim {
+    /// For how long its answer is kept.
+    pub retention: Duration,
+    /// The body of its POST, where it has a key.
+    pub body: Option<Fingerprint>,
 }
 
 /// What a claim met.
@@ -53,9 +65,24 @@ pub enum Claimed {
     Unreadable,
 }
 
+/// The calls whose records are on their way out of the store: they are over, or never ran, whatever the store still says.
+#[derive(Debug, Default)]
+pub(super) struct Released(Mutex<HashSet<StreamId>>);
+
+impl Released {
+    fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn contains(&self, run: StreamId) -> bool {
+        self.lock().contains(&run)
+    }
+}
+
 /// The record of a call that was claimed here; dropping it removes that, unless the call was left.
 pub struct Hold {
-    shared: Arc<dyn Shared>,
+    store: Arc<dyn Store>,
+    released: Arc<Released>,
     key: Vec<u8>,
     value: Vec<u8>,
     stream: StreamId,
@@ -71,15 +98,16 @@ impl fmt::Debug for Hold {
 }
 
 impl Hold {
-    fn new(shared: Arc<dyn Shared>, key: Vec<u8>, retention: Duration) -> Self {
-        let run = Run { owner: shared.owner(), stream: StreamId::from_bytes(random::bytes()) };
+    fn new(log: &EventLog, store: Arc<dyn Store>, key: Vec<u8>, claim: Claim) -> Self {
+        let run = Run { owner: log.owner(), stream: StreamId::from_bytes(random::bytes()), body: claim.body };
         let value = serde_json::to_vec(&run).expect("a record has no maps with keys that are no text");
         Self {
-            shared,
+            store,
+            released: log.released.clone(),
             key,
             value,
             stream: run.stream,
-            retention,
+            retention: claim.retention,
             kept_at: Mutex::new(clock::now()),
             is_left: AtomicBool::new(false),
         }
@@ -105,7 +133,7 @@ impl Hold {
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
             // Nobody waits for the answer: what is not kept now is kept the next time.
-            drop(self.shared.hold(&self.key, &self.value, Some(self.keep())));
+            drop(self.store.hold(&self.key, &self.value, Some(self.keep())));
         }
     }
 
@@ -115,34 +143,60 @@ impl Hold {
     }
 
     pub(super) fn write_again(&self) {
-        drop(self.shared.claim(&self.key, &self.value, self.keep()));
+        drop(self.store.claim(&self.key, &self.value, self.keep()));
+    }
+
+    /// Removes the record. Asks again for as long as the store does not confirm it and could still have the record: it would say of a
+    /// call that is over, or never ran, that it may have run.
+    fn release(&self) {
+        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
+            return drop(self.store.hold(&self.key, &self.value, None));
+        };
+        self.released.lock().insert(self.stream);
+        let removing = self.store.hold(&self.key, &self.value, None);
+        let (store, released, stream) = (self.store.clone(), self.released.clone(), self.stream);
+        let (key, value, until) = (self.key.clone(), self.value.clone(), clock::now() + self.keep());
+        runtime.spawn(async move {
+            if removing.wait().await.is_err() {
+                while clock::now() < until {
+                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    if store.hold(&key, &value, None).wait().await.is_ok() {
+                        break;
+                    }
+                }
+                // A claim whose connection broke may take effect after that.
+                clock::sleep_until(clock::now() + LOOK).await;
+                let _ = store.hold(&key, &value, None).wait().await;
+            }
+            released.lock().remove(&stream);
+        });
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
-        // Nor for this one: a record that stays says that the call may have run, until its time is over.
+        // A record that stays says that the call may have run, until its time is over.
         if !self.is_left.load(Ordering::Relaxed) {
-            drop(self.shared.hold(&self.key, &self.value, None));
+            self.release();
         }
     }
 }
 
 impl EventLog {
-    /// Claims a call for this replica, whose answer is kept for `retention`, unless another has; with `only_looks`, looks whether any has.
-    /// To be called while the call is about to be registered ([`super::Retries::registering`]), where a store is shared.
+    /// Claims a call for this replica, unless it was claimed before; with `only_looks`, looks whether it was. To be called while the call
+    /// is about to be registered ([`super::Retries::registering`]).
     ///
     /// # Errors
-    /// When the store cannot be asked. Whether the call is claimed then is open.
-    pub async fn claim(&self, call: &Fingerprint, retention: Duration, only_looks: bool) -> Result<Claimed, Error> {
-        let Some(shared) = self.shared() else { return Ok(Claimed::Nowhere) };
-        let key = key(call);
+    /// When the store cannot be asked. Nothing is left of the claim then.
+    pub async fn claim(&self, call: &Fingerprint, claim: Claim, only_looks: bool) -> Result<Claimed, Error> {
+        let Some(backing) = &self.backing else { return Ok(Claimed::Nowhere) };
+        let (store, key) = (backing.store.clone(), key(call));
         if only_looks {
-            return Ok(shared.get(&key).wait().await?.map_or(Claimed::Nowhere, before));
+            return Ok(store.get(&key).wait().await?.map_or(Claimed::Nowhere, before));
         }
         // There from before it is asked for: a client that leaves now takes the record with it.
-        let hold = Hold::new(shared, key, retention);
-        match hold.shared.claim(&hold.key, &hold.value, hold.keep()).wait().await? {
+        let hold = Hold::new(self, store, key, claim);
+        match hold.store.claim(&hold.key, &hold.value, hold.keep()).wait().await? {
             None => Ok(Claimed::Here(hold)),
             // It was asked for twice on the way.
             Some(there) if there == hold.value => Ok(Claimed::Here(hold)),
@@ -150,24 +204,32 @@ impl EventLog {
         }
     }
 
-    /// Nobody comes back to the call of that record any more: the place is free.
+    /// Frees the place of a call whose record nobody comes back to any more.
     ///
     /// # Errors
     /// When the store cannot be told.
     pub async fn disclaim(&self, call: &Fingerprint, record: &Bytes) -> Result<(), Error> {
-        match self.shared() {
-            Some(shared) => shared.hold(&key(call), record, None).wait().await,
+        match &self.backing {
+            Some(backing) => backing.store.hold(&key(call), record, None).wait().await,
             None => Ok(()),
         }
     }
 
-    /// What this replica knows of a call that was sent again at another one, `body` where it has a key. Waits for a word of its answer,
-    /// and not for long.
-    pub async fn known(&self, call: &Base64, body: Option<&Base64>) -> Known {
+    /// Returns whether a call that this process claimed is over or never ran, so that its record says nothing any more.
+    pub fn has_released(&self, run: StreamId) -> bool {
+        self.released.contains(run)
+    }
+
+    /// Returns what this replica knows of a call that was sent again at another one, where `run` is what its record names, and `body` is
+    /// there if it has a key. Waits for a word of its answer, and not for long.
+    pub async fn known(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> Known {
         let Some(call) = Fingerprint::from_wire(call) else { return Known::Nothing };
         // One that was claimed a moment ago may not be registered yet.
         drop(self.retries().registering(call).await);
-        let Some(stream) = self.retries().find(&call) else { return Known::Nothing };
+        let Some(stream) = self.retries().find(&call) else {
+            let is_released = run.is_some_and(|run| self.has_released(run));
+            return if is_released { Known::Another } else { Known::Nothing };
+        };
         stream.wait_for_detach().await;
         if !stream.may_return(body.is_some()) {
             return Known::Another;
@@ -177,19 +239,19 @@ impl EventLog {
         }
         stream.touch();
         match tokio::time::timeout(HEAD_WAIT, stream.head()).await {
-            Ok(head) => known_by(&stream, head),
+            Ok(head) => answers::known_by(stream.id(), &head),
             Err(_) => Known::Waiting,
         }
     }
 
-    /// This process ends, and its streams are other replicas' to serve.
+    /// Leaves the records of all calls: this process ends, and others, or the next one, serve what is in the store.
     pub fn leave_runs(&self) {
         self.retries().streams().iter().for_each(|stream| stream.leave_holds());
     }
 
     /// Keeps the records of the calls that are known here, until dropped.
     pub async fn keep_runs(&self) {
-        if self.shared().is_none() {
+        if !self.has_store() {
             return std::future::pending().await;
         }
         loop {
@@ -197,19 +259,6 @@ impl EventLog {
             let now = clock::now();
             self.retries().streams().iter().for_each(|stream| stream.keep_holds(now));
         }
-    }
-}
-
-fn known_by(stream: &Stream, head: Head) -> Known {
-    match head {
-        Head::Waiting => Known::Waiting,
-        Head::Stream(..) | Head::Committed | Head::TakenOver => Known::Stream(stream.id()),
-        Head::Failed(failure) => Known::Failed(failure),
-        Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= ANSWER_MAX) {
-            Some(body) => Known::Answer(Handed::answer(plain.status, &plain.headers, body.to_vec())),
-            // As for a retry here that comes second: whoever came first has it.
-            None => Known::Failed(Failure::after_send(ErrorCode::StreamLost)),
-        },
     }
 }
 

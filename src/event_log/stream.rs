@@ -229,6 +229,11 @@ impl Stream {
         .await
     }
 
+    /// Returns the head of its response as it is now.
+    pub fn head_now(&self) -> Head {
+        self.lock().head.clone()
+    }
+
     /// The bytes of its request have been handed to an upstream connection.
     pub fn note_sent(&self) {
         // The second telling is of a redirect.

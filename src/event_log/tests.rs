@@ -1,5 +1,6 @@
 //! Readers, the writer and the store of one stream together. Futures are polled by hand; nothing waits for time to pass.
 
+mod claims;
 mod framing;
 mod mirroring;
 mod property;

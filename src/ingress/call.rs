@@ -112,7 +112,7 @@ impl Ingress {
         let teaches = Teaches { initialize, tools: self.listed(&call) };
         let posted = Posted { asked, call, accept, body, retry, teaches };
         let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
-        let elsewhere = match self.replicas.is_some() && !is_elders {
+        let elsewhere = match self.is_written_down(posted.retry) && !is_elders {
             true => Box::pin(self.look_elsewhere(&posted)).await,
             false => Elsewhere::Nowhere(None),
         };

@@ -1,8 +1,8 @@
-//! A POST that may be the retry of a call at another replica.
+//! A POST that may be the retry of a call at another replica, or of one before a restart.
 //!
-//! Each call that a retry may match is written down in the shared store before it goes upstream (`event_log/runs.rs`). Who finds it
-//! written down asks the replica that runs it, and answers with what that one says: its answer, or its stream, which is served here from
-//! the store. Owned here: what is done when that replica does not live, or does not say. Invariant: a call that may have run is not run
+//! A call that a retry may match is written down in the store before it goes upstream (`event_log/runs.rs`): each one where replicas
+//! share the store, else those with a key. Who finds it written down asks the replica that runs it, and answers with what that one says:
+//! its answer, or its stream, which is served here from the store. Owned here: what is done when that replica does not live, or does not say. Invariant: a call that may have run is not run
 //! again. Absent: retries of calls of this process, which need no question, and calls that an older token of the caller began elsewhere.
 
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::Ingress;
 use super::call::{Posted, Retry};
 use crate::clock;
 use crate::config::OnUnreachable;
-use crate::event_log::{Claimed, Fingerprint, Hold, Registering, Run, Stream};
+use crate::event_log::{Claim, Claimed, Fingerprint, Hold, Registering, Run, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::protocol::replica::{Handed, Known};
@@ -61,13 +61,15 @@ enum Next {
 }
 
 impl Ingress {
-    /// Where `posted` comes back to among the replicas that share the store; else claims it for this one.
+    /// Returns whether the store may know of an earlier call that `retry` comes back to.
+    pub(super) fn is_written_down(&self, retry: Retry) -> bool {
+        retry.fingerprint.is_some() && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
+    }
+
+    /// Where `posted` comes back to among the calls in the store; else claims it for this replica.
     pub(super) async fn look_elsewhere(&self, posted: &Posted) -> Elsewhere {
-        let (Some(replicas), Retry { fingerprint: Some(call), body }) = (&self.replicas, posted.retry) else {
-            return Elsewhere::Nowhere(None);
-        };
-        let retention = self.limits(posted).retention;
-        let search = Search { ingress: self, replicas, posted, call, body };
+        let Retry { fingerprint: Some(call), body } = posted.retry else { return Elsewhere::Nowhere(None) };
+        let search = Search { ingress: self, replicas: self.replicas.as_deref(), posted, call, body };
         let mut silent_since: Option<Instant> = None;
         let mut unknown: Option<Bytes> = None;
         let mut is_known = false;
@@ -77,7 +79,7 @@ impl Ingress {
             if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
                 return Elsewhere::Nowhere(None);
             }
-            let (run, record) = match search.claim(retention).await {
+            let (run, record) = match search.claim().await {
                 Ok(Claimed::Here(hold)) => return Elsewhere::Nowhere(Some(Place { hold, registering })),
                 Ok(Claimed::Nowhere) => return Elsewhere::Nowhere(None),
                 Ok(Claimed::Before(run, record)) => (run, record),
@@ -89,10 +91,11 @@ impl Ingress {
             is_known = true;
             drop(registering);
             let asked_at = clock::now();
-            let next = if here.is_some_and(|stream| stream.id() == run.stream) {
+            let next = if here.is_some_and(|stream| stream.id() == run.stream) || self.log.has_released(run.stream) {
                 Next::Replace
-            } else if run.owner == replicas.owner() {
-                Next::Unknown
+            } else if run.owner == self.log.owner() {
+                // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
+                search.left(run).await
             } else {
                 search.ask(run).await
             };
@@ -130,7 +133,7 @@ impl Ingress {
 /// The search for one POST.
 struct Search<'a> {
     ingress: &'a Ingress,
-    replicas: &'a Replicas,
+    replicas: Option<&'a Replicas>,
     posted: &'a Posted,
     call: Fingerprint,
     body: Option<Fingerprint>,
@@ -138,10 +141,11 @@ struct Search<'a> {
 
 impl Search<'_> {
     /// Without the store, `degrade` goes on as if nobody else had the call.
-    async fn claim(&self, retention: Duration) -> Result<Claimed, Elsewhere> {
+    async fn claim(&self) -> Result<Claimed, Elsewhere> {
         let log = &self.ingress.log;
+        let claim = Claim { retention: self.ingress.limits(self.posted).retention, body: self.body };
         let claimed = match log.store_standing() {
-            Standing::Ready => log.claim(&self.call, retention, self.ingress.drain.has_begun()).await,
+            Standing::Ready => log.claim(&self.call, claim, self.ingress.drain.has_begun()).await,
             Standing::Full | Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
         };
         claimed.map_err(|error| {
@@ -156,7 +160,8 @@ impl Search<'_> {
     }
 
     async fn ask(&self, run: Run) -> Next {
-        let asking = self.replicas.requests().known_at(run.owner, &self.call, self.body.as_ref());
+        let Some(replicas) = self.replicas else { return self.left(run).await };
+        let asking = replicas.requests().known_at(run, &self.call, self.body.as_ref());
         let known = match tokio::time::timeout(PATIENCE, asking).await {
             Ok(Ok(Some(known))) => known,
             Ok(Ok(None)) => return self.left(run).await,
@@ -183,18 +188,17 @@ impl Search<'_> {
         }
     }
 
-    /// The replica that ran the call does not live. What there is of its stream is what became of the call.
+    /// The process that ran the call is gone. What became of the call is what the store has of its stream, or of its answer.
     async fn left(&self, run: Run) -> Next {
+        if run.body.is_some() && run.body != self.body {
+            return Next::Answer(Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)));
+        }
         let stream = match self.ingress.log.recall_run(run.stream).await {
             Ok(stream) => stream.filter(|stream| stream.binding().admits(&self.posted.asked.binding)),
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         };
         let Some(stream) = stream else {
-            return match self.replicas.requests().may_come_back(run.owner).await {
-                Ok(true) => Next::Again(Some(PAUSE * 4)),
-                Ok(false) => Next::Answer(lost(ErrorCode::OwnerDied)),
-                Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
-            };
+            return self.left_no_stream(run).await;
         };
         stream.wait_for_detach().await;
         if !stream.may_return(self.body.is_some()) {
@@ -204,6 +208,25 @@ impl Search<'_> {
             true => self.at_its_place(stream).await,
             false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
         })
+    }
+
+    /// The same where there is no stream of it in the store.
+    async fn left_no_stream(&self, run: Run) -> Next {
+        match self.ingress.log.kept_answer(run.stream).await {
+            Ok(Some(Known::Answer(answer))) => return Next::Answer(Elsewhere::Answer(answer)),
+            Ok(Some(Known::Failed(failure))) => return Next::Answer(Elsewhere::Refused(failure)),
+            Ok(_) => {}
+            Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
+        }
+        let may_come_back = match self.replicas {
+            Some(replicas) => replicas.requests().may_come_back(run.owner).await,
+            None => Ok(false),
+        };
+        match may_come_back {
+            Ok(true) => Next::Again(Some(PAUSE * 4)),
+            Ok(false) => Next::Answer(lost(ErrorCode::OwnerDied)),
+            Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+        }
     }
 
     /// The stream, once what the client has of it is here.

@@ -49,6 +49,9 @@ pub enum Message {
         number: u64,
         /// The fingerprint of the call.
         call: Base64,
+        /// What the record of the call says that its stream would be called.
+        #[serde(default)]
+        run: Option<StreamId>,
         /// The fingerprint of its body, where the client names it by a key.
         body: Option<Base64>,
     },
@@ -195,7 +198,13 @@ mod tests {
             Message::Where { from: Owner(7), number: 2, stream },
             Message::There { number: 2, upto: Some(Seq(u64::MAX)) },
             Message::There { number: 3, upto: None },
-            Message::Repeated { from: Owner(7), number: 4, call: Base64(vec![0xff; 32]), body: None },
+            Message::Repeated {
+                from: Owner(7),
+                number: 4,
+                call: Base64(vec![0xff; 32]),
+                run: Some(stream),
+                body: None,
+            },
             Message::Known { number: 4, known: Known::Stream(stream) },
             Message::Known { number: 5, known: Known::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },
             Message::Request { from: Owner(7), number: u64::MAX, request: request.clone() },

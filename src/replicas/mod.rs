@@ -272,11 +272,11 @@ impl Replicas {
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
-            Some(Message::Repeated { from, number, call, body }) => {
+            Some(Message::Repeated { from, number, call, run, body }) => {
                 let (shared, log) = (self.shared.clone(), self.log.clone());
                 // It may wait for a word of the upstream.
                 tokio::spawn(async move {
-                    let known = log.known(&call, body.as_ref()).await;
+                    let known = log.known(&call, run, body.as_ref()).await;
                     requests::answer(&*shared, from, Message::Known { number, known }).await;
                 });
             }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::debug;
 
-use crate::event_log::{EventLog, Fingerprint};
+use crate::event_log::{EventLog, Fingerprint, Run};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::replica::{Handed, Known, Message};
 use crate::store::{Error, Shared};
@@ -133,23 +133,24 @@ impl Requests {
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// What `owner` knows of a call that was sent again here; `None` where that replica does not live.
+    /// Returns what the replica that claimed a call knows of it, which was sent again here; `None` where that replica does not live.
     ///
     /// # Errors
     /// When it could not be asked. Waiting has no end of its own.
     pub async fn known_at(
         &self,
-        owner: Owner,
+        run: Run,
         call: &Fingerprint,
         body: Option<&Fingerprint>,
     ) -> Result<Option<Known>, Error> {
+        let owner = run.owner;
         if !self.lives(owner).await? {
             return Ok(None);
         }
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (_waiting, replied) = self.calls.wait(number);
         let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
-        let message = Message::Repeated { from: self.shared.owner(), number, call, body };
+        let message = Message::Repeated { from: self.shared.owner(), number, call, run: Some(run.stream), body };
         self.shared.send(owner, &message.encode(), KEPT).wait().await?;
         Ok(replied.await.ok())
     }

@@ -174,8 +174,17 @@ impl Pump {
                 // No call, so nothing that could fail or be abandoned.
                 StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
             }
+            if !stream.is_sent() {
+                // Nothing ran: a retry is a new call.
+                stream.forget_retries();
+            }
             self.log.retain(stream);
+            if self.is_keyed() {
+                // One that ended before it had a head is no stream in the store.
+                Box::pin(self.log.keep_answer(stream, &stream.head_now())).await;
+            }
         } else if stream.is_answer_unclaimed() {
+            stream.drop_unread_answer();
             self.log.retain(stream);
         }
     }
@@ -320,8 +329,20 @@ impl Pump {
             if !failure.may_have_run {
                 self.writer.stream().forget_retries();
             }
-            self.writer.set_head(Head::Failed(failure));
+            self.settle(Head::Failed(failure)).await;
         }
+    }
+
+    /// Publishes a head that is the whole answer; that of a call with a key once the store has it.
+    async fn settle(&mut self, head: Head) {
+        if self.is_keyed() {
+            Box::pin(self.log.keep_answer(self.writer.stream(), &head)).await;
+        }
+        self.writer.set_head(head);
+    }
+
+    fn is_keyed(&self) -> bool {
+        self.writer.stream().body().is_some()
     }
 
     /// What failed shows once: what ended a stream does when it is sealed.
@@ -473,6 +494,7 @@ impl Pump {
         // What opens a session is read whole: the record must be there before the client uses it. So is a list that is edited.
         let (limit, wait) = match self.call.teaches.is_any() {
             true => (self.call.max_event_bytes, LESSON_WAIT),
+            false if self.is_keyed() => (KEPT_ANSWER_MAX, LESSON_WAIT),
             false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
         };
         let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit)).await;
@@ -486,7 +508,10 @@ impl Pump {
                 Plain::kept(parts.status, parts.headers, body)
             }
             Ok(Ok(false)) | Err(_) => {
-                self.writer.stream().forget_retries();
+                // A key still finds the call, and an error in the place of the answer: the tool does not run again.
+                if !self.is_keyed() {
+                    self.writer.stream().forget_retries();
+                }
                 let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
                 let body = passing_body(kept, body, timeout.map(|timeout| self.began + timeout));
                 Plain::passing(parts.status, parts.headers, body)
@@ -494,10 +519,10 @@ impl Pump {
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);
                 self.note_failure(failure.code, false);
-                return self.writer.set_head(Head::Failed(failure));
+                return self.settle(Head::Failed(failure)).await;
             }
         };
-        self.writer.set_head(Head::Plain(Arc::new(plain)));
+        self.settle(Head::Plain(Arc::new(plain))).await;
     }
 
     // ── what an answer teaches ────────────────────────────────────────────────────────────────────────────────────────

@@ -337,10 +337,18 @@ async fn a_refusal_after_which_nothing_ran_is_no_answer_to_keep() {
 #[tokio::test]
 async fn an_answer_too_large_to_keep_is_no_answer_to_a_retry() {
     let (mut upstream, proxy, session) = stage().await;
-    let request = session.post(call(1)).with("Idempotency-Key", "k");
-    let pending = request.start(proxy.addr).await;
     let large = format!("{{\"large\":\"{}\"}}", "x".repeat(65 * 1024));
-    upstream.expect("tools/call").await.json(200, &large).await;
-    assert_eq!(pending.response().await.body().await, large.as_bytes());
-    runs_anew(&proxy, &mut upstream, &request, "over 64 KiB").await;
+    for (id, has_key) in [(1, false), (2, true)] {
+        let request = session.post(call(id));
+        let request = if has_key { request.with("Idempotency-Key", "k") } else { request };
+        let pending = request.start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(200, &large).await;
+        assert_eq!(pending.response().await.body().await, large.as_bytes());
+        if has_key {
+            assert_fault(&request.send(proxy.addr).await.json().await, id, GONE, "client");
+            assert!(upstream.is_quiet(), "a key never runs the tool again");
+        } else {
+            runs_anew(&proxy, &mut upstream, &request, "over 64 KiB").await;
+        }
+    }
 }

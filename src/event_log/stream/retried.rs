@@ -4,6 +4,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::Stream;
+use crate::event_log::head::Head;
 use crate::event_log::retries::Registration;
 use crate::event_log::runs::Hold;
 
@@ -25,6 +26,22 @@ impl Stream {
     /// Whether a retry can still find it.
     pub fn has_retries(&self) -> bool {
         !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+    }
+
+    /// Gives up an answer that still comes from the upstream and that no connection waits for: the upstream is not to wait either.
+    pub fn drop_unread_answer(&self) {
+        let inner = self.lock();
+        if let Head::Plain(plain) = &inner.head
+            && !inner.machine.reader().is_attached()
+        {
+            drop(plain.take_passing());
+        }
+    }
+
+    /// Returns whether the store has a record by which a retry can find it elsewhere.
+    pub(in crate::event_log) fn has_hold(&self) -> bool {
+        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        entries.iter().any(|entry| entry.hold().is_some())
     }
 
     /// Other replicas go on finding it, where they are to.

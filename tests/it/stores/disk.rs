@@ -24,7 +24,7 @@ impl Dir {
         format!("disk:{}", self.0.display())
     }
 
-    async fn open(&self, upstream: &Upstream) -> Proxy {
+    pub(crate) async fn open(&self, upstream: &Upstream) -> Proxy {
         let mut command = command(upstream);
         command.args(["--store", &self.store()]).env("MCP_RESUME_REPLICA__DRAIN_TIMEOUT_SECS", "0");
         Proxy::process(command).await

@@ -3,6 +3,7 @@
 pub(crate) mod disk;
 mod drain;
 mod handed;
+mod keyed;
 mod leases;
 mod outage;
 mod repeated;

@@ -489,3 +489,23 @@ async fn what_waiting_cannot_mend_ends_a_start() {
     let started = mcp_resume::app::Server::bind_and_wait(config, |_| panic!("it waits")).await;
     assert!(started.is_err_and(|error| error.to_string().contains("URL")));
 }
+
+/// What Redis was asked before it went silent takes effect when it goes on.
+#[tokio::test]
+async fn a_call_that_was_refused_without_the_store_runs_once_it_is_back() {
+    for comes_back_elsewhere in [false, true] {
+        // Long enough for nobody to be taken for gone meanwhile.
+        let mut scene = scene_with(OnUnreachable::Refuse, 10 * LEASE).await;
+        let process = scene.redis.process_id();
+        scene.redis.signal("-STOP", &process);
+        let request = scene.session.post(call(9));
+        try_again(&scene.one.proxy, request.clone()).await;
+        scene.redis.signal("-CONT", &process);
+        let again = if comes_back_elsewhere { &mut scene.two } else { &mut scene.one };
+        let resume = scene.session.resume(&scene.place.at(1));
+        until("it has the store again", async || again.send(resume.clone()).await.status == 200).await;
+        let pending = request.start(again.proxy.addr).await;
+        again.upstream.expect("tools/call").await.json(200, result(9)).await;
+        assert_eq!(pending.response().await.body().await, result(9).as_bytes());
+    }
+}

@@ -80,6 +80,21 @@ impl Redis {
         assert_eq!(&said, b"+OK\r\n");
     }
 
+    /// The number of its process, which a frozen one cannot tell.
+    pub(crate) fn process_id(&self) -> String {
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        connection.write_all(b"INFO server\r\n").expect("it listens");
+        let mut lines = BufReader::new(connection).lines().map_while(Result::ok);
+        let line = lines.find_map(|line| line.strip_prefix("process_id:").map(str::to_owned));
+        line.expect("it tells its process").trim().to_owned()
+    }
+
+    /// Sends that process a signal: one that is stopped leaves what it is sent in its sockets.
+    pub(crate) fn signal(&self, signal: &str, process_id: &str) {
+        let sent = Command::new("kill").args([signal, process_id]).status().expect("kill runs");
+        assert!(sent.success());
+    }
+
     /// Remembers what it holds now.
     pub(crate) fn remember(&self) {
         copy(&self.dir, &self.remembered());

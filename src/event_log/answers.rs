@@ -1,0 +1,86 @@
+//! What became of a call with a key, where that is no stream: an answer that passed, or a failure.
+//!
+//! Owned here: a record in the store beside the one that says which replica runs the call (`runs.rs`), so that the same key finds its answer
+//! when that process is gone. Invariant: it is in the store before a client has the answer, unless memory stands for the store. Absent:
+//! answers that are streams, which the store has anyway, and answers to calls without a key.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use tracing::warn;
+
+use super::head::Head;
+use super::{EventLog, Stream};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::ids::StreamId;
+use crate::protocol::replica::{Handed, Known};
+use crate::store::Error;
+
+/// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
+const ANSWER_MAX: usize = 1024 * 1024;
+
+impl EventLog {
+    /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
+    /// store that is to be waited for.
+    pub async fn keep_answer(&self, stream: &Stream, head: &Head) {
+        let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold()) else {
+            return;
+        };
+        if let Some((record, keep)) = record_of(stream, head) {
+            let key = key(stream.id());
+            backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await;
+        }
+    }
+
+    /// Writes it down again where the store has lost it.
+    pub(super) fn write_answer(&self, stream: &Stream) {
+        if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold())
+            && let Some((record, keep)) = record_of(stream, &stream.head_now())
+        {
+            drop(backing.store.put(&key(stream.id()), &record, keep));
+        }
+    }
+
+    /// Returns the answer that was written down of the call whose stream would have this name.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn kept_answer(&self, run: StreamId) -> Result<Option<Known>, Error> {
+        let Some(backing) = &self.backing else { return Ok(None) };
+        let record = backing.store.get(&key(run)).wait().await?;
+        Ok(record.and_then(|record| match serde_json::from_slice(&record) {
+            Ok(known) => Some(known),
+            Err(error) => {
+                warn!(stream.id = %run, %error, "the answer of a call cannot be read");
+                None
+            }
+        }))
+    }
+}
+
+/// What `head` is for somebody who sends the call again elsewhere.
+pub(super) fn known_by(stream: StreamId, head: &Head) -> Known {
+    match head {
+        Head::Waiting => Known::Waiting,
+        Head::Stream(..) | Head::Committed | Head::TakenOver => Known::Stream(stream),
+        Head::Failed(failure) => Known::Failed(*failure),
+        Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= ANSWER_MAX) {
+            Some(body) => Known::Answer(Handed::answer(plain.status, &plain.headers, body.to_vec())),
+            // As for a retry here that comes second: the first one has it.
+            None => Known::Failed(Failure::after_send(ErrorCode::StreamLost)),
+        },
+    }
+}
+
+fn record_of(stream: &Stream, head: &Head) -> Option<(Bytes, Duration)> {
+    let known = match known_by(stream.id(), head) {
+        known @ (Known::Answer(_) | Known::Failed(_)) => known,
+        Known::Nothing | Known::Another | Known::OtherBody | Known::Waiting | Known::Stream(_) => return None,
+    };
+    let record = serde_json::to_vec(&known).expect("a record has no maps with keys that are no text");
+    Some((record.into(), stream.look(|machine| machine.policy().retention)))
+}
+
+fn key(run: StreamId) -> Vec<u8> {
+    [&b"answer\0"[..], run.as_bytes()].concat()
+}

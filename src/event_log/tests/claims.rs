@@ -1,0 +1,45 @@
+//! The records of calls that a retry may match elsewhere.
+
+use super::*;
+use crate::event_log::{Claim, Claimed};
+use crate::protocol::replica::Known;
+
+const CLAIM: Claim = Claim { retention: RETENTION, body: None };
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
+    let store = Memory::default();
+    let [one, two] = [1, 2].map(|owner| log_of(Owner(owner), Arc::new(store.as_of(Owner(owner)))));
+    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    store.set_deaf(true);
+    assert!(one.claim(&call, CLAIM, false).await.is_err());
+    // Whatever is asked of the store now is refused, but the claim was not.
+    tokio::time::sleep(RETENTION / 4).await;
+    store.set_deaf(false);
+    let Claimed::Before(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else { panic!("the store has it") };
+    assert!(one.has_released(run.stream));
+    assert_eq!(one.known(&call.to_wire(), Some(run.stream), None).await, Known::Another, "it never ran");
+    let other = StreamId::from_bytes([1; 12]);
+    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, Known::Nothing, "of that nobody knows");
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let claimed = two.claim(&call, CLAIM, false).await.unwrap();
+    assert!(matches!(claimed, Claimed::Here(_)), "{claimed:?}");
+    tokio::time::sleep(RETENTION).await;
+    assert!(!one.has_released(run.stream), "nothing of it is kept");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
+    let store = Memory::default();
+    let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    for is_left in [false, true] {
+        let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("nobody has it") };
+        if is_left {
+            hold.leave();
+        }
+        drop(hold);
+        tokio::task::yield_now().await;
+        assert_eq!(store.records().len(), usize::from(is_left));
+    }
+}
