@@ -223,9 +223,10 @@ impl Inner {
         self.machine.is_paused() || self.part.share().is_over()
     }
 
-    /// Counts the calls that run, and those of them that no connection reads. A standalone stream is no call.
+    /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another
+    /// replica runs is that one's.
     pub(super) fn note_presence(&mut self) {
-        let is_call = self.machine.policy().kind == StreamKind::Request;
+        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_mirror;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
         self.part.set_running(runs);
         self.part.set_detached(runs && !self.machine.reader().is_attached());

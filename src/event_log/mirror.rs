@@ -18,7 +18,7 @@ use crate::protocol::stream::Batch;
 use crate::store::{Error, Following, Read, Stored};
 
 /// Events are taken from the store in pieces of about this size.
-const PIECE: usize = 1024 * 1024;
+pub(super) const PIECE: usize = 1024 * 1024;
 /// A mirror that nobody reads is given up after this long.
 const IDLE: Duration = Duration::from_secs(30);
 /// How often the writer hears how far a reader is.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::mirror::{Found, Mirror};
+use super::mirror::{Found, Mirror, PIECE};
 use super::record::{About, State};
 use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use super::share::{Part, Sharer};
@@ -21,7 +21,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
-use crate::store::{Error, Standing, Stored, WriterEpoch};
+use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
 
 /// So long a client may wait for an event that the store was handed.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -241,6 +241,7 @@ impl EventLog {
             return backing.store.expire(id).wait().await;
         };
         stream.note_adopted(stored.tail);
+        self.read_responses(backing, &stream, &stored).await?;
         let writer = Writer::new(Arc::new(stream), self.room.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
         let metrics = backing.metrics.clone();
@@ -250,6 +251,25 @@ impl EventLog {
             metrics.observe_adopted();
         };
         writer.seal_and(ended).await;
+        Ok(())
+    }
+
+    /// Tells a stream without its events which of them are responses that it owed, behind the state that was last written: events that
+    /// were brought to a store after it had been away come before their state.
+    async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
+        let state = State::decode(&stored.state).unwrap_or_default();
+        let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
+        while after < stored.tail && !stream.look(|machine| machine.debts().is_settled()) {
+            match backing.store.read(stream.id(), after, PIECE).wait().await? {
+                Read::Events(events) => {
+                    let Some((last, _)) = events.last() else { return Ok(()) };
+                    after = *last;
+                    events.iter().for_each(|(seq, event)| stream.note_logged(*seq, event));
+                }
+                Read::Trimmed { upto } => after = upto,
+                Read::Gone => return Ok(()),
+            }
+        }
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Asked, Ingress, refreshed, respond, unpinned};
+use super::{Asked, Ingress, handed, refreshed, respond, unpinned};
 use crate::clock;
 use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
 use crate::protocol::dialect::resume_tokens;
@@ -72,11 +72,12 @@ impl Ingress {
         };
         let cancelled = cancelled_ids(&messages, &body);
         let mut unasked = None;
-        if self.replicas.is_some() && self.may_concern_others(&asked, &messages, !cancelled.is_empty()) {
+        let names_something = handed::names_something(&messages, !cancelled.is_empty());
+        if self.replicas.is_some() && self.may_concern_others(&asked, names_something) {
             let streams = self.log.sessions().streams(id, &session);
             let is_elsewhere = asked.is_elsewhere || !refreshed::is_concerned(&streams, &messages, &cancelled);
             if is_elsewhere {
-                match Box::pin(self.hand_over(&asked, &body)).await {
+                match Box::pin(self.hand_over(&asked, &body, names_something)).await {
                     Ok(Some(response)) => return response,
                     Ok(None) => {}
                     Err(nobody_knows) => unasked = Some(nobody_knows),

@@ -87,7 +87,7 @@ impl Ingress {
         {
             return self.refuse_call(code, &call);
         }
-        if self.replicas.is_some() && asked.is_issued {
+        if self.replicas.is_some() && asked.session.as_ref().is_some_and(|session| !session.is_home()) {
             Box::pin(self.join_session(&asked)).await;
         }
         let (initialize, body) = self.take_declared(&call, body);
@@ -151,9 +151,12 @@ impl Ingress {
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
-    /// Answers and cancels of a session of the proxy's own find its calls, wherever they arrive.
-    async fn join_session(&self, asked: &Asked) {
+    /// Lets answers, cancels and the end of a session find its calls here, wherever they arrive. Of a session that no replica opened
+    /// nothing is noted: anybody can make one up.
+    pub(super) async fn join_session(&self, asked: &Asked) {
         if let (Some(session), Some(id)) = (&asked.session, &asked.binding.session)
+            && !session.is_home()
+            && session.version().is_some()
             && session.joins_first()
         {
             self.log.join_session(id).await;

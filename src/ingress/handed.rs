@@ -1,7 +1,8 @@
 //! Requests that concern something at another replica: a client's answers and cancels, and the end of its session.
 //!
-//! A session of an upstream lives where it was opened; a call of a session of the proxy's own lives where it was begun. Its client
-//! may be anywhere, with an ordinary load balancer in between. What only that replica can do is handed there through the store, and its
+//! A session of an upstream lives where it was opened, and a call where it was begun, which need not be the same replica where servers
+//! share their sessions. Its client may be anywhere, with an ordinary load balancer in between. A cancel or an answer goes to the replica
+//! that runs the call, and the end of a session to the one that opened it, which tells the others. What only that replica can do is handed there through the store, and its
 //! answer comes back as if it had been given here. Absent: resumes, which any replica serves from the store.
 
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::jsonrpc::{self, Message};
-use crate::protocol::replica::{Base64, Handed};
+use crate::protocol::replica::{Base64, Handed, Recipient};
 use crate::protocol::stream_url::{self, Named};
 use crate::replicas::Replicas;
 use crate::store::{self, Standing};
@@ -48,25 +49,83 @@ impl Unasked {
 
 impl Ingress {
     /// Hands a request to the replica that it concerns, if that is another one, and returns its answer, or a refusal where it is to come
-    /// again. `None`: it is to be answered here.
+    /// again; one that `names_something` goes to the replica that has that before any other. `None`: it is to be answered here.
     ///
     /// # Errors
     /// Where nobody can say so, and the session may be one of the server here.
-    pub(super) async fn hand_over(&self, asked: &Asked, body: &Bytes) -> Result<Option<Response<BoxBody>>, Unasked> {
+    pub(super) async fn hand_over(
+        &self,
+        asked: &Asked,
+        body: &Bytes,
+        names_something: bool,
+    ) -> Result<Option<Response<BoxBody>>, Unasked> {
         let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
         let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
+        let is_home = is_home(asked);
+        let recipients = [Recipient::Concerned, Recipient::Any];
+        let recipients = &recipients[usize::from(!names_something)..if is_home { 1 } else { 2 }];
         let asking = async {
-            for other in replicas.requests().others(&session_group(id)).await? {
-                if let Some(response) = ask(replicas, other, hand(asked, target_of(asked), body)).await? {
-                    return Ok(Some(response));
+            let others = replicas.requests().others(&session_group(id)).await?;
+            for to in recipients {
+                for other in &others {
+                    let request = Handed { to: *to, ..hand(asked, target_of(asked), body) };
+                    if let Some(response) = ask(replicas, *other, request).await? {
+                        return Ok(Some(response));
+                    }
                 }
             }
             Ok(None)
         };
         asking.await.or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
+            // The server here knows the session, whoever runs the call.
+            if is_home { Ok(None) } else { self.unasked(asked).map(Some) }
+        })
+    }
+
+    /// Hands the end of a server's session to the replica that opened it, else to one that runs calls in it, and returns its answer, or a
+    /// refusal where it is to come again. `None`: it is to be answered here.
+    ///
+    /// # Errors
+    /// As for [`Self::hand_over`].
+    pub(super) async fn hand_end(&self, asked: &Asked) -> Result<Option<Response<BoxBody>>, Unasked> {
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
+        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
+        let asking = async {
+            let others = replicas.requests().others(&session_group(id)).await?;
+            for to in [Recipient::Home, Recipient::Any] {
+                for other in &others {
+                    let request = Handed { to, ..hand(asked, target_of(asked), &Bytes::new()) };
+                    let asking = tokio::time::timeout(PATIENCE, replicas.requests().ask(*other, request));
+                    let silent = |_| store::Error::Unavailable("a replica does not answer".into());
+                    if let Some(reply) = asking.await.map_err(silent)?? {
+                        return Ok(Some(answer_of(reply)));
+                    }
+                }
+            }
+            Ok(None)
+        };
+        asking.await.or_else(|error: store::Error| {
+            warn!(%error, "another replica could not be told of the end of a session");
             self.unasked(asked).map(Some)
         })
+    }
+
+    /// Tells every other replica that runs calls in a session that it has ended.
+    pub(super) async fn tell_session_over(&self, asked: &Asked) {
+        let (Some(replicas), Some(id)) = (self.replicas.as_ref(), asked.binding.session.as_ref()) else { return };
+        let others = match replicas.requests().others(&session_group(id)).await {
+            Ok(others) => others,
+            Err(error) => return warn!(%error, "other replicas could not be told of the end of a session"),
+        };
+        for other in others {
+            let request = Handed { to: Recipient::SessionOver, ..hand(asked, target_of(asked), &Bytes::new()) };
+            match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
+                Err(_) => warn!("another replica did not say that it ended the calls of a session"),
+            }
+        }
     }
 
     /// The refusal of a request of which nobody can say now which replica it concerns: its session is none of the server here, or the store
@@ -99,8 +158,8 @@ impl Ingress {
         })
     }
 
-    /// Hands the end of a session to every other replica that has to do with it. Returns one of their answers, or a refusal where they cannot
-    /// be told and it is to come again. `None`: it is to be answered here.
+    /// Hands the end of a session of the proxy's own to every other replica that has to do with it. Returns one of their answers, or a
+    /// refusal where they cannot be told and it is to come again. `None`: it is to be answered here.
     ///
     /// # Errors
     /// As for [`Self::hand_over`].
@@ -133,14 +192,13 @@ impl Ingress {
         }
         match answer {
             answer if all_told => Ok(answer),
-            // By the server that has the session.
-            Some(answer) if !asked.is_issued => Ok(Some(answer)),
             _ => self.unasked(asked).map(Some),
         }
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
     pub async fn take_handed(self: Arc<Self>, handed: Handed) -> Option<Handed> {
+        let to = handed.to;
         let (mut asked, stream, body) = self.asked_of(handed)?;
         if let Some(stream) = stream {
             return Some(handed_answer(self.take_answers(&asked, &stream, &body).await?).await);
@@ -151,16 +209,21 @@ impl Ingress {
         }
         let session = asked.session.clone()?;
         let streams = self.log.sessions().streams(&id, &session);
-        let is_home = session.is_home() && !asked.is_issued && !asked.is_elsewhere;
+        let is_home = is_home(&asked);
         let response = if asked.parts.method == Method::DELETE {
-            if !is_home && streams.is_empty() {
+            if to == Recipient::SessionOver {
+                self.end_session(&asked.binding).await;
+                return Some(handed_answer(respond::status(StatusCode::OK)).await);
+            }
+            if !is_home && (streams.is_empty() || to == Recipient::Home) {
                 return None;
             }
             self.delete(asked, body).await
         } else {
             let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
             let cancelled = cancelled_ids(&messages, &body);
-            if !is_home && !is_concerned(&streams, &messages, &cancelled) {
+            let may_be_anybodys = is_home && to != Recipient::Concerned;
+            if !may_be_anybodys && !is_concerned(&streams, &messages, &cancelled) {
                 return None;
             }
             self.answers(asked, messages, body).await
@@ -189,13 +252,23 @@ impl Ingress {
         Some((asked, stream, handed.body.0.into()))
     }
 
-    /// Whether an answer, a cancel or a notification in the session of `asked` may concern another replica.
-    pub(super) fn may_concern_others(&self, asked: &Asked, messages: &[Message], cancels: bool) -> bool {
-        let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
-        let names_something = cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }));
-        // A session of the proxy's own has calls anywhere, and nothing else.
-        if asked.is_issued { names_something } else { asked.is_elsewhere || !is_home }
+    /// Whether an answer, a cancel or a notification in the session of `asked` may concern another replica, where it `names_something`
+    /// or not.
+    pub(super) fn may_concern_others(&self, asked: &Asked, names_something: bool) -> bool {
+        // A session of the proxy's own has calls anywhere, and nothing else; one that was opened here may have calls anywhere, too.
+        if asked.is_issued || is_home(asked) { names_something } else { true }
     }
+}
+
+/// Returns whether the session of `asked` is one of the server here.
+fn is_home(asked: &Asked) -> bool {
+    let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
+    is_home && !asked.is_issued && !asked.is_elsewhere
+}
+
+/// Returns whether a POST without requests names a call or a question.
+pub(super) fn names_something(messages: &[Message], cancels: bool) -> bool {
+    cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
 }
 
 /// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for.
@@ -227,6 +300,7 @@ fn hand(asked: &Asked, target: String, body: &Bytes) -> Handed {
         is_secure: connection.is_secure(),
         headers,
         body: Base64(body.to_vec()),
+        to: Recipient::Any,
     }
 }
 

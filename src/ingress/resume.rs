@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use super::refreshed::Unproven;
 use super::{Asked, Ingress, head_bytes, respond};
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
-use crate::event_log::{self, Attachment, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
+use crate::event_log::{self, Attachment, Binding, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -47,6 +47,10 @@ impl Ingress {
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
             Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&asked, &stream, slice, cursor),
+            // What its server has said since is lost.
+            Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.died_with_its_process() => {
+                self.standalone_lost(asked, Dialect::LastEventId).await
+            }
             Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
             Some((stream, cursor, _, Place::AtEnd)) => {
                 stream.note_return(Some(cursor));
@@ -221,6 +225,9 @@ impl Ingress {
         if self.drain.has_begun() {
             return self.refuse(ErrorCode::Draining);
         }
+        if self.replicas.is_some() {
+            Box::pin(self.join_session(asked)).await;
+        }
         let part = match self.log.admit_standalone(&asked.share, head_bytes(&asked.parts)) {
             Ok(part) => part,
             Err(code) => return self.refuse(code),
@@ -337,7 +344,7 @@ impl Ingress {
         let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
         let mut unasked = None;
         if !is_home {
-            match Box::pin(self.hand_to_all(&asked)).await {
+            match Box::pin(self.hand_end(&asked)).await {
                 Ok(Some(response)) => {
                     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
                         self.log.forget_session_of(&binding).await;
@@ -356,22 +363,31 @@ impl Ingress {
             Ok(elders) => elders,
             Err(unproven) => return self.tell(unproven),
         };
-        let mut response = self.forward_read(asked, body).await;
+        let template = self.upstream.pass(&asked.parts, asked.connection.forwarded(), body);
+        let mut response = self.send_whole(&template).await;
         if let Some(unasked) = unasked {
             response = unasked.judge(&self, response);
         }
         let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if over && let Some(id) = &binding.session {
-            let session = self.log.forget_session(id, &binding.principal).await;
-            let streams = session.iter().flat_map(|session| session.streams());
-            let of_old = elders.iter().flat_map(|elder| sessions.streams(id, elder));
-            let ended = streams.chain(sessions.standalone(id, &binding.principal)).chain(of_old);
-            ended.for_each(|stream| stream.expire(ErrorCode::Abandoned));
+            let of_old: Vec<_> = elders.iter().flat_map(|elder| sessions.streams(id, elder)).collect();
+            self.end_session(&binding).await;
+            of_old.iter().for_each(|stream| stream.expire(ErrorCode::Abandoned));
             for elder in &elders {
                 drop(self.log.forget_session(id, elder.principal()).await);
             }
+            self.tell_session_over(&asked).await;
         }
         response
+    }
+
+    /// Ends the streams here of a session that its server has ended, and forgets it.
+    pub(super) async fn end_session(&self, binding: &Binding) {
+        let Some(id) = &binding.session else { return };
+        let session = self.log.forget_session(id, &binding.principal).await;
+        let streams = session.iter().flat_map(|session| session.streams());
+        let ended = streams.chain(self.log.sessions().standalone(id, &binding.principal));
+        ended.for_each(|stream| stream.expire(ErrorCode::Abandoned));
     }
 
     /// DELETE of a session of the proxy's own, of which the upstream knows nothing.

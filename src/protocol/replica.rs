@@ -131,6 +131,23 @@ pub struct Handed {
     pub headers: Vec<(String, Base64)>,
     /// The whole body.
     pub body: Base64,
+    /// Whose request it is among those it is handed to.
+    #[serde(default)]
+    pub to: Recipient,
+}
+
+/// Which of the replicas that a request is handed to answers it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Recipient {
+    /// One that it may concern.
+    #[default]
+    Any,
+    /// The one that runs the call, or has the question, that it names.
+    Concerned,
+    /// The one where its session was opened.
+    Home,
+    /// Each: its session has ended, and its server has been told.
+    SessionOver,
 }
 
 impl Handed {
@@ -143,6 +160,7 @@ impl Handed {
             is_secure: false,
             headers: headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect(),
             body: Base64(body),
+            to: Recipient::Any,
         }
     }
 }
@@ -191,6 +209,7 @@ mod tests {
             is_secure: true,
             headers: vec![("x".to_owned(), Base64(vec![0xff, 0]))],
             body: Base64(b"{}".to_vec()),
+            to: Recipient::Concerned,
         };
         let stream = StreamId::from_bytes([3; 12]);
         for message in [

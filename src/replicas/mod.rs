@@ -25,6 +25,8 @@ use crate::store::{Error, Renewal, Shared};
 
 /// Readers that were displaced are looked for so often, also where nobody has told of one.
 const LOOK_FOR_READERS: Duration = Duration::from_secs(1);
+/// A replica that was taken for gone may only be cut off from the store, and have what it began since, for so long at least.
+const CUT_OFF: Duration = Duration::from_secs(600);
 /// After the store failed while it was waited for.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -230,6 +232,7 @@ impl Replicas {
             for stream in open {
                 self.log.adopt(stream).await?;
             }
+            self.shared.put(&cut_off(owner), b"", CUT_OFF).wait().await?;
             self.shared.dismiss(owner).wait().await?;
         }
         Ok(())
@@ -309,4 +312,9 @@ impl Replicas {
             }
         }
     }
+}
+
+/// The record that a replica was taken for gone a while ago.
+fn cut_off(owner: Owner) -> Vec<u8> {
+    [&b"cut off\0"[..], &owner.0.to_be_bytes()].concat()
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::debug;
 
+use super::cut_off;
 use crate::event_log::{EventLog, Fingerprint, Run};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::replica::{Handed, Known, Message};
@@ -120,8 +121,10 @@ impl Requests {
     /// When it could not be asked. Waiting has no end of its own.
     pub async fn place_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
         if !self.lives(owner).await? {
-            // Where the store was away for longer than a lease, that has lapsed and says nothing.
-            return match self.shared.lapsed().wait().await?.contains(&owner) {
+            // Where the store was away for longer than a lease, that has lapsed and says nothing. And one that was taken for gone may
+            // live all the same, cut off from the store, with what it has begun since.
+            let has_lapsed = self.shared.lapsed().wait().await?.contains(&owner);
+            return match has_lapsed || self.shared.get(&cut_off(owner)).wait().await?.is_some() {
                 true => Err(Error::Unavailable("its owner may come back".into())),
                 false => Ok(None),
             };

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
+
 use super::Stream;
 use crate::clock;
 use crate::event_log::Identity;
@@ -14,8 +16,10 @@ use crate::event_log::record::{About, State};
 use crate::event_log::recorder::{Backing, Level, Recorded};
 use crate::event_log::share::Part;
 use crate::event_log::stream::Spec;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
 use crate::protocol::replica::Reader;
+use crate::protocol::sse;
 use crate::protocol::stream::{Batch, Machine};
 use crate::store::memory::Tail;
 use crate::store::{Stored, WriterEpoch};
@@ -88,6 +92,21 @@ impl Stream {
     /// Whether another process wrote it, or writes it.
     pub(in crate::event_log) fn is_mirror(&self) -> bool {
         self.lock().is_mirror
+    }
+
+    /// Takes note of an event that is in the store alone, behind the last state; see [`Machine::handle_logged`].
+    pub(in crate::event_log) fn note_logged(&self, seq: Seq, event: &[u8]) {
+        let mut decoder = sse::Decoder::new(event.len().saturating_mul(2));
+        decoder.feed(Bytes::copy_from_slice(event));
+        if let Ok(Some(event)) = decoder.poll_event() {
+            self.lock().machine.handle_logged(seq, &event.data);
+        }
+    }
+
+    /// Returns whether the stream ended because its process did, so that what its server has said since is lost.
+    pub fn died_with_its_process(&self) -> bool {
+        let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
+        self.look(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
     }
 
     /// Its writer is gone, and had logged up to `after` as far as the store knows: what follows is another one's. The first to say so is

@@ -471,3 +471,50 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
     assert!(Replicas::begin(shared, log, LEASE).await.is_err());
     assert_eq!(twin.renew(LEASE).wait().await.unwrap(), Renewal::Taken);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    // As the events are brought there that came while the store was away: the state follows them.
+    let mut batch = Batch::starting_at(Seq(2));
+    for text in [note(1).as_str(), RESPONSE, note(2).as_str()] {
+        batch.push(b"message", text.as_bytes());
+    }
+    let epoch = store.load(stream.id()).wait().await.unwrap().expect("it is there").epoch;
+    assert_eq!(one.store.append(stream.id(), epoch, Seq(1), &batch, None).wait().await.unwrap(), Appended::Ok);
+    one.kill();
+    two.log.adopt(stream.id()).await.unwrap();
+    let stored = store.load(stream.id()).wait().await.unwrap().expect("it is there");
+    assert_eq!((stored.sealed, stored.tail), (true, Seq(4)), "nothing follows the result");
+    let (text, outcome) = read_again(&two.log, &event_id(&stream, 1)).await;
+    assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
+    assert!(text.contains("result") && !text.contains("-32011"), "{text}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
+    let store = Memory::default();
+    let one = Replica::of(&store, 1).await;
+    let own = Arc::new(store.as_of(Owner(2)));
+    let log = Arc::new(log_of(Owner(2), own.clone()));
+    let two = Replicas::begin(own.clone(), log, LEASE).await.unwrap();
+    let running = tokio::spawn({
+        let two = two.clone();
+        async move { two.run(|_| async { None }).await }
+    });
+    tokio::time::sleep(LEASE * 2).await;
+    let stream = StreamId::from_bytes([5; 12]);
+    assert_eq!(two.requests().place_at(Owner(9), stream).await.unwrap(), None, "nobody has heard of that one");
+    // It says nothing to the store any more, and lives: in the outage of its network, say.
+    one.kill();
+    tokio::time::sleep(LEASE * 2).await;
+    assert_eq!(own.lapsed().wait().await.unwrap(), []);
+    assert!(two.requests().place_at(Owner(1), stream).await.is_err(), "it may have the stream");
+    tokio::time::sleep(LEASE * 60).await;
+    assert_eq!(two.requests().place_at(Owner(1), stream).await.unwrap(), None);
+    running.abort();
+}

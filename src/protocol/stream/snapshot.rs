@@ -14,7 +14,7 @@ use super::states::{Outcome, Phase};
 use super::{Batch, Frame, Machine, Policy};
 use crate::protocol::error::Failure;
 use crate::protocol::ids::Seq;
-use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::jsonrpc::{self, Message, RequestId};
 
 /// Where a stream stood when its last event was numbered.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,6 +34,9 @@ pub struct Snapshot {
     cancelled: bool,
     revoked: bool,
     framed: Option<Around>,
+    /// The last event that it takes into account; none in what earlier versions wrote.
+    #[serde(default)]
+    upto: Seq,
 }
 
 /// A server→client request.
@@ -78,6 +81,13 @@ pub struct Marks {
     revoked: bool,
 }
 
+impl Snapshot {
+    /// Returns the last event that it takes into account.
+    pub fn upto(&self) -> Seq {
+        self.upto
+    }
+}
+
 impl Machine {
     /// Where it stands, everything numbered so far included.
     pub fn snapshot(&self) -> Snapshot {
@@ -98,6 +108,7 @@ impl Machine {
             delivered: self.delivered,
             cancelled: self.cancelled,
             revoked: self.revoked,
+            upto: self.numbered_upto(),
             framed: self.framed.as_ref().map(|framed| Around {
                 opened: framed.opened,
                 closed: framed.closed,
@@ -145,6 +156,19 @@ impl Machine {
             machine.apply(snapshot);
         }
         machine
+    }
+
+    /// Takes note of an event that is logged behind the snapshot that this was restored from: a response that was owed has come.
+    pub fn handle_logged(&mut self, seq: Seq, data: &[u8]) {
+        if !jsonrpc::may_have_id(data) {
+            return;
+        }
+        let Ok(body) = jsonrpc::peek(data) else { return };
+        for message in body.messages() {
+            if let Message::Response { id: Some(id), is_error } = message {
+                self.debts.answer(id, seq, *is_error);
+            }
+        }
     }
 
     /// The stream's writer is elsewhere and has logged up to `tail` (behind what is known here, or as far) and trimmed up to `trimmed`. Who

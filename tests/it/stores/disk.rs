@@ -163,6 +163,38 @@ async fn after_a_crash_everything_is_there_and_what_ran_has_ended_with_an_error(
 }
 
 #[tokio::test]
+async fn the_gap_that_a_crash_leaves_in_a_standalone_stream_is_told() {
+    let dir = Dir::new("standalone");
+    let mut upstream = Upstream::start().await;
+    let proxy = dir.open(&upstream).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let listen = async |proxy: &Proxy, upstream: &mut Upstream, request: Request| {
+        let pending = request.start(proxy.addr).await;
+        let sse = upstream.expect("GET").await.sse().await;
+        (sse, pending.response().await.sse())
+    };
+    let (sse, mut response) = listen(&proxy, &mut upstream, session.get()).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.id(), place.at(1));
+    proxy.kill().await;
+    drop(sse);
+
+    let proxy = dir.open(&upstream).await;
+    let (sse, mut back) = listen(&proxy, &mut upstream, session.resume(&place.at(1))).await;
+    let mut frames = vec![back.any_frame().await.expect("a beginning")];
+    sse.event(progress(2)).await;
+    while frames.last().is_none_or(|frame: &Frame| frame.bytes() != progress(2).as_bytes()) {
+        frames.push(back.any_frame().await.expect("more"));
+    }
+    assert!(frames.iter().any(|frame| !frame.comments.is_empty()), "a comment: {frames:?}");
+    let warnings: Vec<_> = frames.iter().filter(|frame| frame.is_event() && frame.id.is_none()).collect();
+    assert_eq!(warnings.len(), 1, "the server declared logging: {frames:?}");
+    assert_eq!(warnings[0].json()["method"], "notifications/message");
+    assert_eq!(metric(&proxy, "mcp_resume_gaps_total").await, 1.0);
+}
+
+#[tokio::test]
 async fn a_second_process_is_refused() {
     let dir = Dir::new("shared");
     let mut upstream = Upstream::start().await;

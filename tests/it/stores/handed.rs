@@ -207,3 +207,40 @@ async fn a_stranger_cannot_answer_cancel_or_end_anything_elsewhere() {
         assert_eq!(response.event().await.bytes(), result(1).as_bytes());
     }
 }
+
+/// Servers that share their sessions run a call wherever its POST arrives.
+#[tokio::test]
+async fn a_cancel_goes_to_the_replica_that_runs_the_call_and_not_to_the_one_that_opened_the_session() {
+    let (redis, mut one, mut two, session) = pair().await;
+    let three = Replica::start(&redis, "three").await;
+    for (n, comes_home) in [(1, true), (2, false)] {
+        let (sse, response, place) = two.begin(&session.post(call(n))).await;
+        drop(response);
+        let at = if comes_home { &one.proxy } else { &three.proxy };
+        cancel(at, &mut two.upstream, session.post(cancelled(n))).await;
+        sse.end().await;
+        until("the stream is over", async || two.send(session.resume(&place.at(0))).await.status == 204).await;
+        assert!(one.upstream.is_quiet() && two.upstream.is_quiet() && three.upstream.is_quiet());
+    }
+    // What runs nowhere is the business of the server that has the session.
+    cancel(&three.proxy, &mut one.upstream, session.post(cancelled(9))).await;
+    cancel(&one.proxy, &mut one.upstream, session.post(cancelled(9))).await;
+}
+
+#[tokio::test]
+async fn the_end_of_a_session_ends_its_calls_wherever_they_run() {
+    for at_home in [true, false] {
+        let (redis, mut one, mut two, session) = pair().await;
+        let three = Replica::start(&redis, "three").await;
+        let (sse, mut response, _) = two.begin(&session.post(call(1))).await;
+        let at = if at_home { &one.proxy } else { &three.proxy };
+        let deleted = session.delete().start(at.addr).await;
+        one.upstream.expect("DELETE").await.status(204).await;
+        assert_eq!(deleted.response().await.status, 204);
+        sse.closed().await;
+        let error: Value = serde_json::from_str(rest(&mut response).await.last().expect("an end")).expect("JSON");
+        assert_fault(&error, 1, ABANDONED, "client");
+        assert!(three.upstream.is_quiet());
+        assert!(two.upstream.is_quiet(), "its server has not opened the session");
+    }
+}

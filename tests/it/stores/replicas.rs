@@ -285,3 +285,15 @@ async fn a_stranger_at_another_replica_opens_nothing() {
     let mut mine = two.send(session.resume(&place.at(2))).await.sse();
     assert_eq!(mine.event().await.bytes(), result(1).as_bytes());
 }
+
+#[tokio::test]
+async fn a_call_of_another_replica_is_none_that_nobody_reads_here() {
+    let (_redis, mut one, two, session) = pair().await;
+    let (_sse, response, place) = one.begin(&session.post(call(1))).await;
+    let mut back = two.send(session.resume(&place.at(0))).await.sse();
+    back.prime().await;
+    drop(response);
+    back.reset();
+    one.knows_of_readers(0).await;
+    assert_eq!((one.metric("calls_detached").await, two.metric("calls_detached").await), (1.0, 0.0));
+}
