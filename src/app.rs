@@ -38,8 +38,8 @@ use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
 
-/// Connections that wait for one worker.
-const HANDED_MAX: usize = 1024;
+/// Connections that wait for one worker. Few, because each has a descriptor and is not yet counted; the kernel keeps the others.
+const HANDED_MAX: usize = 32;
 /// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
 const BACKLOG: u32 = 4096;
 /// The keys of the two listeners' addresses.

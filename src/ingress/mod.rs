@@ -11,6 +11,7 @@ pub mod connection;
 mod dialects;
 mod elsewhere;
 mod forward;
+mod hand_out;
 mod handed;
 mod http2;
 mod refreshed;
@@ -34,8 +35,9 @@ use hyper::body::Body;
 use tracing::{Instrument, warn};
 
 pub use connection::Connection;
+pub use hand_out::{Handed, hand_out};
 pub use seats::Seats;
-pub use serve::{Accept, Handed, Handle, Limits, Protocols, hand_out, serve};
+pub use serve::{Accept, Handle, Limits, Protocols, serve};
 
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;

@@ -1,7 +1,7 @@
 //! The accept loop. Generic over the transport, so that the same code serves TCP, pipes and simulated networks.
 
 use std::convert::Infallible;
-use std::future::{Future, pending, poll_fn};
+use std::future::{Future, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::{Pin, pin};
@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tracing::{debug, warn};
 
 use super::connection::{Connection, Settling, watched};
@@ -80,42 +80,7 @@ fn find_dead_peers(stream: &TcpStream) -> io::Result<()> {
     Ok(())
 }
 
-/// A connection on its way from the thread that accepted it to the one that serves it.
-pub type Handed = (std::net::TcpStream, SocketAddr);
-
-/// Accepts for several threads: each gets the next connection in turn, so that they share the work evenly.
-pub async fn hand_out(
-    mut listener: TcpListener,
-    workers: Vec<mpsc::Sender<Handed>>,
-    shutdown: impl Future<Output = ()>,
-) {
-    let mut shutdown = pin!(shutdown);
-    for worker in workers.iter().cycle() {
-        let accepted = tokio::select! {
-            accepted = Accept::accept(&mut listener) => accepted,
-            () = &mut shutdown => return,
-        };
-        match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
-            // A worker that is gone is on its way out, and so are we.
-            Ok(handed) => drop(worker.send(handed).await),
-            Err(error) => pause_after(&error).await,
-        }
-    }
-}
-
-impl Accept for mpsc::Receiver<Handed> {
-    type Io = TcpStream;
-
-    async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
-        match self.recv().await {
-            Some((stream, peer)) => Ok((TcpStream::from_std(stream)?, peer)),
-            // Nobody accepts any more; what is open goes on.
-            None => pending().await,
-        }
-    }
-}
-
-async fn pause_after(error: &io::Error) {
+pub(super) async fn pause_after(error: &io::Error) {
     warn!(%error, "a connection could not be accepted");
     clock::sleep_until(clock::now() + ACCEPT_PAUSE).await;
 }
@@ -368,8 +333,11 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use bytes::Bytes;
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::sync::mpsc;
 
     use super::*;
     use crate::upstream::whole;
