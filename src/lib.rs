@@ -29,6 +29,7 @@ pub mod event_log;
 pub mod incoming;
 pub mod ingress;
 pub mod key_file;
+pub mod log;
 pub mod metrics;
 pub mod protocol;
 mod random;

@@ -5,13 +5,14 @@ mod cli;
 
 use std::cell::Cell;
 use std::error::Error;
+use std::fmt::Arguments;
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::net::SocketAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::time::Duration;
-use std::{env, fs, io};
+use std::{env, fs, io, panic};
 
 use clap::Parser;
 use mcp_resume::admin::ask;
@@ -21,6 +22,8 @@ use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
+use mcp_resume::log::{self, Lines};
+use tracing::error;
 use tracing_subscriber::EnvFilter;
 
 use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
@@ -99,7 +102,7 @@ fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
 }
 
 async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
-    start_log(&config.log);
+    let output = Said::begin(&config.log)?;
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
@@ -108,10 +111,10 @@ async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
         if said.replace(true) {
             return;
         }
-        announce(format_args!("listening on {scheme}://{}{path}", at.data));
+        output.announce(format_args!("listening on {scheme}://{}{path}", at.data));
         for (what, address) in [("admin", at.admin), ("metrics", at.metrics)] {
             if let Some(address) = address {
-                announce(format_args!("{what} on http://{address}"));
+                output.announce(format_args!("{what} on http://{address}"));
             }
         }
     };
@@ -152,13 +155,13 @@ fn run_balancer(_: Balancing) -> ExitCode {
 #[cfg(feature = "balancer")]
 fn run_balancer(config: Balancing) -> ExitCode {
     run(async {
-        start_log(&config.log);
+        let said = Said::begin(&config.log)?;
         let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
         let balancer = Balancer::bind(config).await?;
         let scheme = if balancer.certificates().is_some() { "https" } else { "http" };
-        announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
+        said.announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
         if let Some(address) = balancer.admin_addr() {
-            announce(format_args!("admin on http://{address}"));
+            said.announce(format_args!("admin on http://{address}"));
         }
         tokio::select! {
             result = balancer.run(workers(), async move { first.next().await }) => Ok(result?),
@@ -273,25 +276,49 @@ async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
     Ok(demo::run(demo::Options { listen, once }).await?)
 }
 
-fn start_log(log: &Log) {
-    // The level was checked with the configuration.
-    let lines = tracing_subscriber::fmt()
-        .with_env_filter(EnvFilter::new(quiet(&log.level)))
-        .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
-    match log.format {
-        LogFormat::Text => lines.init(),
-        LogFormat::Json => lines.json().init(),
+/// What a process that serves says on stderr and stdout. Neither blocks it. Dropped, it gives both a moment to take what is left.
+struct Said {
+    log: Lines,
+    stdout: Lines,
+}
+
+impl Said {
+    fn begin(log: &Log) -> io::Result<Self> {
+        let said = Self { log: Lines::to(io::stderr())?, stdout: Lines::to(io::stdout())? };
+        // The level was checked with the configuration.
+        let lines = tracing_subscriber::fmt()
+            .with_env_filter(EnvFilter::new(quiet(&log.level)))
+            .with_ansi(io::stderr().is_terminal())
+            .with_writer(said.log.clone());
+        match log.format {
+            LogFormat::Text => lines.init(),
+            LogFormat::Json => lines.json().init(),
+        }
+        // The hook that is there by default writes to stderr itself.
+        panic::set_hook(Box::new(|panic| error!(%panic, "a task has panicked")));
+        Ok(said)
+    }
+
+    /// Says an address on stdout.
+    fn announce(&self, line: Arguments<'_>) {
+        self.stdout.say(line);
     }
 }
 
-/// Says an address on stdout. Whoever closed stdout does not want to know it.
+impl Drop for Said {
+    fn drop(&mut self) {
+        self.stdout.finish();
+        self.log.finish();
+    }
+}
+
+/// Says something on stdout. Whoever closed stdout does not want to know it.
 fn announce(line: impl Display) {
     let _ = writeln!(io::stdout(), "{line}");
 }
 
 fn fail(code: u8, error: impl Display) -> ExitCode {
-    let _ = writeln!(io::stderr(), "mcp-resume: {error}");
+    log::say_in_time(io::stderr(), format_args!("mcp-resume: {error}"));
     ExitCode::from(code)
 }
 

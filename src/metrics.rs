@@ -14,6 +14,7 @@ use prometheus::{
 use process::Process;
 
 use crate::clock;
+use crate::log;
 use crate::protocol::error::{self, ErrorCode};
 use crate::protocol::stream::Outcome;
 use crate::tls::{Reload, Side};
@@ -123,6 +124,7 @@ impl Metrics {
     /// When two metrics have one name, which a test would show.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("mcp_resume".into()), None)?;
+        registry.register(Box::new(log::dropped()))?;
         let add = Registrar(&registry);
         add.info("build_info", "Which version runs: always 1.", "version", env!("CARGO_PKG_VERSION"))?;
         let every_code: Vec<&str> = ErrorCode::ALL.iter().map(|code| code.label()).collect();

@@ -37,6 +37,7 @@ mod resume;
 mod retry;
 mod session;
 mod standalone;
+mod starved;
 mod stores;
 mod support;
 mod tls;

@@ -4,6 +4,7 @@ use super::Meter;
 use crate::support::pki::Pki;
 use crate::support::spoken::{Speaker, Speech, speak};
 use crate::support::*;
+use std::process::Stdio;
 use std::time::Duration;
 
 pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
@@ -33,4 +34,21 @@ pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
     becomes("taken").await;
     std::fs::write(pki.pair().cert, "no certificate").expect("a file");
     becomes("refused").await;
+}
+
+pub(super) async fn a_log_that_nobody_reads(dropped: &Meter) {
+    let upstream = Upstream::start().await;
+    let mut command = command(&upstream);
+    // Nobody takes the other end of the pipe.
+    command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(Stdio::piped());
+    let proxy = Proxy::process(command).await;
+    assert_eq!(dropped.read(&proxy).await, 0.0);
+    upstream.answer_all();
+    while dropped.read(&proxy).await == 0.0 {
+        for _ in 0..50 {
+            // Several lines each.
+            Request::new("GET", "/other").send(proxy.addr).await;
+        }
+    }
+    proxy.kill().await;
 }

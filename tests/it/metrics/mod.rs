@@ -104,6 +104,7 @@ every_metric! {
     "upstream_pauses_total" is moved by a_full_stream_that_nobody_reads;
     "resumes_delayed_total" is moved by a_resume_behind_too_many;
     "certificate_reloads_total" is moved by certificates_of_both_sides_that_change;
+    "log_lines_dropped_total" is moved by a_log_that_nobody_reads;
     "sessions_kept" is moved by a_session_that_is_named;
     "evicted_sessions_total" is moved by sessions_that_are_made_up;
     "upstream_ready" is moved by a_server_that_is_gone_and_comes_back;

@@ -1,0 +1,80 @@
+//! The binary where it is given little: output that nobody reads.
+
+#![cfg(target_os = "linux")]
+
+use crate::support::*;
+use std::io::{Read, Write};
+use std::net::SocketAddr;
+use std::process::Stdio;
+use tokio::process::Command;
+
+/// A request on another path, of which the log has several lines at the level `trace`.
+async fn passes(proxy: &Proxy) {
+    assert_eq!(Request::new("GET", "/other").send(proxy.addr).await.status, 404);
+}
+
+async fn is_live(admin: SocketAddr) -> bool {
+    Request::new("GET", "/livez").send(admin).await.status == 200
+}
+
+#[tokio::test]
+async fn a_log_that_nobody_reads_stops_no_worker_and_says_later_what_it_dropped() {
+    const DROPPED: &str = "mcp_resume_log_lines_dropped_total";
+    let upstream = Upstream::start().await;
+    let (mut log, stderr) = std::io::pipe().expect("a pipe");
+    let mut command = command(&upstream);
+    command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(stderr);
+    let proxy = Proxy::process(command).await;
+    upstream.answer_all();
+    while metric(&proxy, DROPPED).await == 0.0 {
+        for _ in 0..50 {
+            passes(&proxy).await;
+        }
+    }
+    let (told, was_told) = tokio::sync::oneshot::channel();
+    let reader = std::thread::spawn(move || {
+        let (mut read, mut piece, mut told) = (Vec::new(), [0; 64 * 1024], Some(told));
+        while let Ok(many @ 1..) = log.read(&mut piece) {
+            read.extend_from_slice(&piece[..many]);
+            let is_told = String::from_utf8_lossy(&read).contains("lines of the log were dropped");
+            if let Some(told) = told.take_if(|_| is_told) {
+                let _ = told.send(());
+            }
+        }
+    });
+    within("it says so", was_told).await.expect("a line");
+    proxy.stop().await;
+    reader.join().expect("it reads to the end");
+}
+
+#[tokio::test]
+async fn it_stops_although_nobody_reads_its_log() {
+    let upstream = Upstream::start().await;
+    let mut command = command(&upstream);
+    // The pipe is there as long as the process.
+    command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(Stdio::piped());
+    let proxy = Proxy::process(command).await;
+    upstream.answer_all();
+    for _ in 0..300 {
+        passes(&proxy).await;
+    }
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn a_stdout_that_nobody_reads_does_not_keep_it_from_serving() {
+    const PIPE: usize = 64 * 1024;
+    let upstream = Upstream::start().await;
+    let (_unread, mut stdout) = std::io::pipe().expect("a pipe");
+    stdout.write_all(&[b'\n'; PIPE]).expect("as much as a pipe takes");
+    let free =
+        || std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr()).expect("a port");
+    let admin = free();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
+    command.args(["serve", "--upstream", &upstream.url(), "--listen", "127.0.0.1:0", "--admin", &admin.to_string()]);
+    let mut child = command.stdout(stdout).stderr(Stdio::null()).kill_on_drop(true).spawn().expect("the binary runs");
+    // Nothing else says when it listens.
+    until("it listens", async || tokio::net::TcpStream::connect(admin).await.is_ok()).await;
+    assert!(is_live(admin).await);
+    child.kill().await.expect("it runs");
+}
