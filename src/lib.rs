@@ -24,6 +24,7 @@ pub mod clock;
 pub mod config;
 pub mod delivery;
 pub mod demo;
+pub mod descriptors;
 pub mod dialect;
 pub mod event_log;
 pub mod incoming;

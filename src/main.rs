@@ -22,6 +22,7 @@ use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
 use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
+use mcp_resume::descriptors;
 use mcp_resume::log::{self, Lines};
 use tracing::error;
 use tracing_subscriber::EnvFilter;
@@ -101,8 +102,9 @@ fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
     matches!(error.downcast_ref(), Some(app::Error::Tls(_)))
 }
 
-async fn serve(config: Config) -> Result<(), Box<dyn Error>> {
+async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Said::begin(&config.log)?;
+    config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
@@ -153,9 +155,10 @@ fn run_balancer(_: Balancing) -> ExitCode {
 }
 
 #[cfg(feature = "balancer")]
-fn run_balancer(config: Balancing) -> ExitCode {
+fn run_balancer(mut config: Balancing) -> ExitCode {
     run(async {
         let said = Said::begin(&config.log)?;
+        config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
         let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
         let balancer = Balancer::bind(config).await?;
         let scheme = if balancer.certificates().is_some() { "https" } else { "http" };

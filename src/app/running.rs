@@ -14,14 +14,21 @@ use tracing::{info, warn};
 
 use super::renewal::{Reading, reading, renew};
 use crate::admin::Admin;
+use crate::config::Config;
 use crate::ingress::{self, Ingress, Limits, Protocols, Seats};
 use crate::protocol::client::Trust;
 use crate::tls::Certificates;
 
 /// After the drain, connections get so long to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// Connections of the admin listener: probes and a few collectors.
-pub(super) const ADMIN_CONNECTIONS: usize = 256;
+/// The least and the most connections of the admin listener: probes and a few collectors.
+const ADMIN_CONNECTIONS: (usize, usize) = (16, 256);
+
+/// Connections of the admin listener: a quarter as many as there may be of clients, so that they fit in the reserve of descriptors.
+pub(super) fn admin_connections(config: &Config) -> usize {
+    let (least, most) = ADMIN_CONNECTIONS;
+    (config.limits.connections / 4).clamp(least, most)
+}
 
 /// What a sidecar has beside its data listener.
 #[derive(Default)]
@@ -108,12 +115,8 @@ async fn run_admin(
     stopped: impl Future<Output = ()>,
 ) {
     let header_bytes = ingress.config.limits.header_bytes;
-    let limits = Limits {
-        protocols: Protocols::Http1,
-        header_bytes,
-        seats: Seats::new(ADMIN_CONNECTIONS),
-        trust: Trust::default(),
-    };
+    let seats = Seats::new(admin_connections(&ingress.config));
+    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats, trust: Trust::default() };
     let metrics = ingress.metrics.clone();
     let admin = Arc::new(Admin {
         metrics: metrics.clone(),

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
-use super::running::{ADMIN_CONNECTIONS, stopped};
+use super::running::{admin_connections, stopped};
 use super::{Bound, Error, Rest};
 use crate::admin;
 use crate::clock;
@@ -106,7 +106,7 @@ impl Room {
             let answer = move |_, request: Request<Incoming>| {
                 std::future::ready(admin::waiting::answer(&request, &hosts, &counted))
             };
-            spawn(lent, limits(Protocols::Http1, ADMIN_CONNECTIONS), metrics, answer, until());
+            spawn(lent, limits(Protocols::Http1, admin_connections(config)), metrics, answer, until());
             back
         });
         Self { stop, data: back, admin, rest: (local_addr, admin_addr, monitored, certificates) }

@@ -1,4 +1,4 @@
-//! The binary where it is given little: output that nobody reads.
+//! The binary where it is given little: few descriptors, and output that nobody reads.
 
 #![cfg(target_os = "linux")]
 
@@ -8,6 +8,23 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use tokio::process::Command;
 
+/// The same command, begun by a shell that first does `setup`.
+fn after(setup: &str, command: &Command) -> Command {
+    let command = command.as_std();
+    let mut shell = Command::new("sh");
+    shell.arg("-c").arg(format!("{setup} && exec \"$0\" \"$@\"")).arg(command.get_program()).args(command.get_args());
+    shell.stderr(Stdio::null());
+    shell
+}
+
+/// The soft and the hard limit of open files.
+fn open_files(pid: u32) -> (String, String) {
+    let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).expect("it runs");
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files")).expect("a limit");
+    let mut values = line.split_whitespace().map(str::to_owned);
+    (values.next().expect("a soft limit"), values.next().expect("a hard limit"))
+}
+
 /// A request on another path, of which the log has several lines at the level `trace`.
 async fn passes(proxy: &Proxy) {
     assert_eq!(Request::new("GET", "/other").send(proxy.addr).await.status, 404);
@@ -15,6 +32,38 @@ async fn passes(proxy: &Proxy) {
 
 async fn is_live(admin: SocketAddr) -> bool {
     Request::new("GET", "/livez").send(admin).await.status == 200
+}
+
+#[tokio::test]
+async fn the_limit_of_open_files_is_raised_as_far_as_it_goes() {
+    let upstream = Upstream::start().await;
+    let proxy = Proxy::process(after("ulimit -S -n 64", &command(&upstream))).await;
+    let (soft, hard) = open_files(proxy.pid());
+    assert_eq!(soft, hard);
+    assert_ne!(soft, "64");
+    proxy.stop().await;
+}
+
+#[tokio::test]
+async fn more_clients_than_descriptors_leave_room_for_probes_and_calls() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::process(after("ulimit -n 128", &command(&upstream))).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    let mut idle = Vec::new();
+    for _ in 0..200 {
+        idle.push(Client::connect(proxy.addr).await);
+    }
+    until("those beyond are refused", async || {
+        metric(&proxy, "mcp_resume_rejects_total{reason=\"too_many_connections\"}").await > 0.0
+    })
+    .await;
+    assert!(is_live(proxy.admin.expect("an admin listener")).await);
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    response.ends().await;
+    proxy.kill().await;
 }
 
 #[tokio::test]

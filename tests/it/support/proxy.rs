@@ -137,6 +137,11 @@ impl Proxy {
         signal(self.pid, name).await;
     }
 
+    /// The process that it is.
+    pub(crate) fn pid(&self) -> u32 {
+        self.pid.expect("a process that runs")
+    }
+
     fn end(self, how: Ending) -> impl Future<Output = ()> {
         assert!(self.shutdown.send(how).is_ok(), "the server runs");
         async { within("the server stops", self.running).await.expect("the server ends well") }
