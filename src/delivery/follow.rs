@@ -77,6 +77,8 @@ pub struct Follow {
     /// Events of the piece that is being made.
     written: u64,
     ended: bool,
+    /// The rest of an event that was begun is gone.
+    is_cut: bool,
     /// An id was written on this connection: the client can be closed on.
     has_id: bool,
     closes_at: Option<Instant>,
@@ -102,6 +104,7 @@ impl Follow {
             Start::After(cursor) => cursor,
         };
         metrics.observe_attach();
+        receipts.begin_reading(&attachment);
         let mut follow = Self {
             attachment,
             receipt: Some(receipt),
@@ -111,6 +114,7 @@ impl Follow {
             cursor,
             written: 0,
             ended: false,
+            is_cut: false,
             has_id: plan.primes,
             closes_at: plan.max_connection.map(|after| now + after),
             turn_at: None,
@@ -166,13 +170,21 @@ impl Follow {
                     waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
                     self.cursor = last;
                     self.written += written;
-                    if !self.has_id {
+                    if !self.has_id && written > 0 {
                         self.has_id = true;
                         self.set_alarm();
                     }
                     if is_full {
                         return Poll::Ready(());
                     }
+                }
+                Poll::Ready(ReadOutcome::Part { waited }) => {
+                    waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
+                    return Poll::Ready(());
+                }
+                Poll::Ready(ReadOutcome::Cut) => {
+                    self.is_cut = true;
+                    return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Ended) => {
                     self.end(out);
@@ -240,7 +252,7 @@ impl Follow {
 
     /// The time for a result is over: true when the response ends without one.
     fn end_with_interim(&mut self, out: &mut BytesMut) -> bool {
-        if self.ended || !self.is_interim_due() {
+        if self.ended || self.attachment.is_within_event() || !self.is_interim_due() {
             return false;
         }
         let Some(interim) = self.plan.interim.take() else { return false };
@@ -331,13 +343,19 @@ impl Body for Follow {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
         // A stream that is never silent is closed on as well, once there is an id to come back with.
-        this.ended |= this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
+        let is_due = this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
+        this.ended |= is_due && !this.attachment.is_within_event();
         if this.ended {
             return Poll::Ready(None);
         }
         let mut out = BytesMut::new();
         this.write_start(&mut out);
         let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
+        if this.is_cut {
+            // What was begun must not look like an event: the response breaks off.
+            this.ended = true;
+            return Poll::Ready(Some(Err("an event was dropped while it was sent".into())));
+        }
         let ready = this.end_with_interim(&mut out) || ready;
         if !ready {
             this.note_turn();
@@ -350,13 +368,14 @@ impl Body for Follow {
         }
         this.last_write = clock::now();
         this.metrics.observe_delivery(std::mem::take(&mut this.written), out.len());
-        Poll::Ready(Some(Ok(Frame::data(out.freeze()))))
+        Poll::Ready(Some(Ok(Frame::data(this.attachment.counted(out)))))
     }
 }
 
 impl Drop for Follow {
     fn drop(&mut self) {
         self.metrics.observe_detach();
+        self.receipts.end_reading(self.attachment.id());
         if !self.ended {
             self.note_break();
         }

@@ -9,11 +9,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::clock;
-use crate::event_log::{Attachment, BoxError, EventLog, Stream};
+use crate::event_log::{Attachment, BoxError, EventLog, Holding, Stream};
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::stream::Phase;
 
@@ -27,6 +27,8 @@ const PIECE: usize = 64 * 1024;
 #[derive(Default)]
 pub struct Receipts {
     waiting: Mutex<Vec<(Instant, Waiting)>>,
+    /// Whose body goes out now: of HTTP/1.1, which writes one at a time.
+    reading: Mutex<Option<(AttachId, Arc<Stream>)>>,
 }
 
 impl Receipts {
@@ -67,6 +69,27 @@ impl Receipts {
         let (stream, attach) = (attachment.stream().clone(), attachment.id());
         stream.note_interim(attach, upto);
         self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
+    }
+
+    /// The response of `attachment` begins.
+    pub(super) fn begin_reading(&self, attachment: &Attachment) {
+        *self.lock_reading() = Some((attachment.id(), attachment.stream().clone()));
+    }
+
+    /// The response of `attach` is over.
+    pub(super) fn end_reading(&self, attach: AttachId) {
+        self.lock_reading().take_if(|(reading, _)| *reading == attach);
+    }
+
+    /// Whether another connection reads the stream that is written to this one.
+    pub fn is_taken_over(&self) -> bool {
+        self.lock_reading().as_ref().is_some_and(|(attach, stream)| {
+            stream.look(|machine| machine.reader().attached().is_some_and(|reader| reader != *attach))
+        })
+    }
+
+    fn lock_reading(&self) -> std::sync::MutexGuard<'_, Option<(AttachId, Arc<Stream>)>> {
+        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn wait_for(&self, waiting: Waiting) {
@@ -146,6 +169,10 @@ impl Drop for Receipt {
 /// The body of an answer that is kept for a retry until it has arrived.
 pub struct Kept {
     bytes: Option<Bytes>,
+    /// A large body goes out in copies of its pieces: a slice of it that hyper still has would keep the whole.
+    is_large: bool,
+    /// What the body counts for, where only this connection has it.
+    held: Option<Holding>,
     // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
@@ -155,7 +182,18 @@ pub struct Kept {
 impl Kept {
     /// `bytes`, the answer of the stream that `attachment` holds.
     pub fn new(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
-        Self { bytes: Some(bytes), attachment: Some(attachment), receipt: Some(receipt), receipts }
+        receipts.begin_reading(&attachment);
+        let is_large = bytes.len() > PIECE;
+        let (attachment, receipt) = (Some(attachment), Some(receipt));
+        Self { bytes: Some(bytes), is_large, held: None, attachment, receipt, receipts }
+    }
+
+    /// The same with bytes that nobody else has: they count in the name of the stream's principal as long as this lives.
+    pub fn alone(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
+        let held = attachment.hold(bytes.len());
+        let mut kept = Self::new(bytes, attachment, receipt, receipts);
+        kept.held = Some(held);
+        kept
     }
 }
 
@@ -169,6 +207,10 @@ impl Body for Kept {
         if bytes.is_empty() {
             self.bytes = None;
         }
+        let piece = match &self.attachment {
+            Some(attachment) if self.is_large => attachment.counted(BytesMut::from(&piece[..])),
+            Some(_) | None => piece,
+        };
         Poll::Ready(Some(Ok(Frame::data(piece))))
     }
 
@@ -183,7 +225,10 @@ impl Body for Kept {
 
 impl Drop for Kept {
     fn drop(&mut self) {
-        drop(self.attachment.take());
+        if let Some(attachment) = self.attachment.take() {
+            self.receipts.end_reading(attachment.id());
+        }
+        self.held = None;
         if let Some(receipt) = self.receipt.take()
             && self.bytes.is_none()
         {

@@ -4,16 +4,20 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::Stream;
 use super::head::Head;
+use super::in_flight;
+use super::inner::{Large, Written};
+use super::share::Holding;
 use super::slices::Slice;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Phase, Place};
 use crate::simulation::{self, Bug};
+use crate::store::memory::ID_LINE;
 
 /// What a reader finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +33,13 @@ pub enum ReadOutcome {
         /// Since the first of them was stored, where this reader was waiting for it: what the proxy adds to an event.
         waited: Option<Duration>,
     },
+    /// A part of a large event was written; the rest is to be read next, before anything else is written.
+    Part {
+        /// As in `Events`.
+        waited: Option<Duration>,
+    },
+    /// The rest of the event that was begun is gone: the response cannot go on.
+    Cut,
     /// At the tail of a sealed stream: there will be no more.
     Ended,
     /// A newer connection took over; tell the client to wait this long before it comes back.
@@ -45,11 +56,22 @@ pub struct Attachment {
     attach: AttachId,
     /// The call that reads, where the stream is read in slices.
     slice: Option<Arc<Slice>>,
+    /// Boxed, because few events are large.
+    begun: Option<Box<Begun>>,
+}
+
+/// An event that goes out in pieces.
+struct Begun {
+    seq: Seq,
+    /// Bytes of it that were written.
+    at: usize,
+    /// The event as this reader gets it and what that counts for, where that is not what is stored.
+    changed: Option<(Bytes, Holding)>,
 }
 
 impl Attachment {
     pub(super) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
-        Self { stream, attach, slice: None }
+        Self { stream, attach, slice: None, begun: None }
     }
 
     /// The same as `slice` reads the stream.
@@ -121,11 +143,36 @@ impl Attachment {
         Poll::Pending
     }
 
-    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail.
-    pub fn poll_read(&self, cx: &mut Context<'_>, cursor: Seq, out: &mut BytesMut, budget: usize) -> Poll<ReadOutcome> {
+    /// Whether a part of an event was written and the rest was not.
+    pub fn is_within_event(&self) -> bool {
+        self.begun.is_some()
+    }
+
+    /// Counts `bytes` of memory in the name of the stream's principal.
+    pub fn hold(&self, bytes: usize) -> Holding {
+        self.stream.share().hold(bytes)
+    }
+
+    /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
+    pub fn counted(&self, bytes: BytesMut) -> Bytes {
+        in_flight::counted(self.stream.share(), bytes)
+    }
+
+    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail. An event larger
+    /// than that is written in parts. A reader that was taken over finishes the event it has begun.
+    pub fn poll_read(
+        &mut self,
+        cx: &mut Context<'_>,
+        cursor: Seq,
+        out: &mut BytesMut,
+        budget: usize,
+    ) -> Poll<ReadOutcome> {
+        if self.begun.is_some() {
+            return Poll::Ready(self.write_part(out, budget, None));
+        }
         let handle = self.handle();
-        let mut inner = self.stream.lock();
-        let inner = &mut *inner;
+        let mut guard = self.stream.lock();
+        let inner = &mut *guard;
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
             return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
         }
@@ -147,16 +194,44 @@ impl Attachment {
         out.reserve(inner.tail.byte_len_after(cursor, budget));
         let adopted_after = self.stream.adopted_after();
         let slice = self.slice.as_deref();
-        let (last, written, is_full) = inner.write_events(handle, adopted_after, slice, cursor, out, budget);
-        let was_full = inner.machine.is_paused();
-        let now = clock::now();
-        let waited = inner.stored_at.take().map(|at| now.saturating_duration_since(at));
-        inner.machine.handle_written(last, now);
-        if was_full {
-            inner.fit(self.stream.bounds);
-            self.stream.pump.notify_one();
+        let written = inner.write_events(handle, adopted_after, slice, cursor, out, budget);
+        let waited = inner.stored_at.take().map(|at| clock::now().saturating_duration_since(at));
+        self.stream.note_written(inner, written.last);
+        let Written { last, events: written, is_full, large } = written;
+        let Some(Large { seq, changed }) = large else {
+            return Poll::Ready(ReadOutcome::Events { last, written, is_full, waited });
+        };
+        drop(guard);
+        let changed = changed.map(|event| (event.clone(), self.stream.share().hold(event.len())));
+        self.begun = Some(Box::new(Begun { seq, at: 0, changed }));
+        Poll::Ready(self.write_part(out, budget, waited))
+    }
+
+    /// Writes the next part of the event that was begun.
+    fn write_part(&mut self, out: &mut BytesMut, budget: usize, waited: Option<Duration>) -> ReadOutcome {
+        let Some(begun) = &mut self.begun else { return ReadOutcome::Cut };
+        let mut inner = self.stream.lock();
+        let inner = &mut *inner;
+        let changed = begun.changed.as_ref().map(|(event, _)| &event[..]);
+        let Some(event) = changed.or_else(|| inner.tail.event(begun.seq)) else { return ReadOutcome::Cut };
+        let room = budget.saturating_sub(out.len()).max(ID_LINE);
+        let end = event.len().min(begun.at.saturating_add(room));
+        out.extend_from_slice(&event[begun.at..end]);
+        begun.at = end;
+        let (seq, is_over) = (begun.seq, end == event.len());
+        // Whoever reads instead has a place of its own.
+        if inner.machine.reader().is(self.attach) {
+            if is_over {
+                self.stream.note_written(inner, seq);
+            } else {
+                inner.machine.handle_taking(clock::now());
+            }
         }
-        Poll::Ready(ReadOutcome::Events { last, written, is_full, waited })
+        if !is_over {
+            return ReadOutcome::Part { waited };
+        }
+        self.begun = None;
+        ReadOutcome::Events { last: seq, written: 1, is_full: true, waited }
     }
 
     /// What its client names the place behind the event at `cursor` by; with `attach` where that is not what the event is called.

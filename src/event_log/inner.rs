@@ -3,7 +3,7 @@
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 
 use super::head::Head;
 use super::recorder::Recorded;
@@ -25,6 +25,25 @@ pub struct Bounds {
     pub max_bytes: usize,
     /// Events.
     pub max_events: usize,
+}
+
+/// What one read has written.
+pub(super) struct Written {
+    /// The last number that was dealt with.
+    pub(super) last: Seq,
+    /// How many events were written.
+    pub(super) events: u64,
+    /// The next event would have been too much.
+    pub(super) is_full: bool,
+    /// The event that follows goes out in pieces; its id line is written.
+    pub(super) large: Option<Large>,
+}
+
+/// An event that is larger than one piece.
+pub(super) struct Large {
+    pub(super) seq: Seq,
+    /// The event as this reader gets it, where that is not what is stored.
+    pub(super) changed: Option<Bytes>,
 }
 
 #[derive(Debug)]
@@ -87,8 +106,8 @@ impl Inner {
         self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
     }
 
-    /// The last number that was dealt with, how many events were written, and whether the next one would have been too much.
-    /// Answered server→client requests are passed over: a cursor may stand on them all the same.
+    /// Writes the events after `cursor` to `out` until that holds about `budget` bytes. Answered server→client requests are passed
+    /// over: a cursor may stand on them all the same. An event larger than `budget` is left to the caller, who writes it in pieces.
     pub(super) fn write_events(
         &self,
         handle: &Handle,
@@ -97,16 +116,11 @@ impl Inner {
         cursor: Seq,
         out: &mut BytesMut,
         budget: usize,
-    ) -> (Seq, u64, bool) {
-        let mut last = cursor;
-        let mut written = 0;
-        let mut is_full = false;
+    ) -> Written {
+        let mut done = Written { last: cursor, events: 0, is_full: false, large: None };
         for (seq, event) in self.tail.events_after(cursor) {
-            is_full = last != cursor && out.len() + ID_LINE + event.len() > budget;
-            if is_full {
-                break;
-            }
-            if seq > self.machine.tail() {
+            done.is_full = !out.is_empty() && out.len() + ID_LINE + event.len() > budget;
+            if done.is_full || seq > self.machine.tail() {
                 break;
             }
             if !self.machine.asks().is_answered(seq) {
@@ -117,14 +131,19 @@ impl Inner {
                     Told::Unwanted => None,
                 };
                 if let Some(event) = event {
+                    let is_large = out.is_empty() && ID_LINE + event.len() > budget;
                     write_id_line(out, handle, seq, adopted_after.is_some_and(|after| seq > after));
+                    if is_large {
+                        done.large = Some(Large { seq, changed: told.into_changed() });
+                        break;
+                    }
                     out.extend_from_slice(event);
-                    written += 1;
+                    done.events += 1;
                 }
             }
-            last = seq;
+            done.last = seq;
         }
-        (last, written, is_full)
+        done
     }
 
     /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,

@@ -9,6 +9,7 @@ mod attachment;
 mod binding;
 mod head;
 mod heard;
+mod in_flight;
 mod inner;
 mod mirror;
 mod principal;

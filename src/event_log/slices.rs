@@ -50,6 +50,16 @@ pub(super) enum Told {
     Unwanted,
 }
 
+impl Told {
+    /// The event, where that is not what is stored.
+    pub(super) fn into_changed(self) -> Option<Bytes> {
+        match self {
+            Self::Changed(event) => Some(event.freeze()),
+            Self::AsItIs | Self::Unwanted => None,
+        }
+    }
+}
+
 impl Slice {
     /// What its client calls it.
     pub fn names(&self) -> &Names {

@@ -301,6 +301,16 @@ impl Stream {
         Attachment::new(self.clone(), attach)
     }
 
+    /// The reader was given the events up to `last`: there may be room.
+    pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
+        let was_full = inner.machine.is_paused();
+        inner.machine.handle_written(last, clock::now());
+        if was_full {
+            inner.fit(self.bounds);
+            self.pump.notify_one();
+        }
+    }
+
     /// A client came back by GET with `cursor`: it has everything up to there.
     pub fn note_return(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_return(cursor, now));

@@ -2,6 +2,7 @@
 
 mod claims;
 mod framing;
+mod large;
 mod mirroring;
 mod property;
 mod reading;

@@ -500,7 +500,7 @@ impl Ingress {
         headers.remove(http::header::CONTENT_TYPE);
         headers::expose_ours(&mut headers);
         response.headers_mut().extend(headers);
-        *response.body_mut() = Kept::new(body, attachment, receipt, receipts).boxed_unsync();
+        *response.body_mut() = Kept::alone(body, attachment, receipt, receipts).boxed_unsync();
         response
     }
 }

@@ -10,6 +10,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
+use std::time::Instant;
 
 use bytes::BytesMut;
 use http::HeaderMap;
@@ -87,11 +88,23 @@ struct Socket<Io> {
     hyper_waits: bool,
     /// It failed, and did not just end.
     is_broken: bool,
+    /// Since when it has taken nothing of what hyper writes.
+    blocked_since: Option<Instant>,
+}
+
+impl<Io> Socket<Io> {
+    fn note_written<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match written {
+            Poll::Pending => drop(self.blocked_since.get_or_insert_with(clock::now)),
+            Poll::Ready(_) => self.blocked_since = None,
+        }
+        written
+    }
 }
 
 /// Both ends of the watch. What was read of `io` before is `ahead`.
 pub(super) fn watched<Io>(io: Io, ahead: BytesMut) -> (Watched<Io>, Watch<Io>) {
-    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false, is_broken: false }));
+    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false, is_broken: false, blocked_since: None }));
     (Watched(socket.clone()), Watch(socket))
 }
 
@@ -117,6 +130,11 @@ impl<Io: AsyncRead + Unpin> Watch<Io> {
             }
         }
         Poll::Pending
+    }
+
+    /// Since when the client has taken nothing of what is written to it.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        lock(&self.0).blocked_since
     }
 
     /// Whether the connection failed. hyper takes a reset between two requests for an end.
@@ -151,7 +169,9 @@ impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
 
 impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut lock(&self.0).io).poll_write(cx, bytes)
+        let mut socket = lock(&self.0);
+        let written = Pin::new(&mut socket.io).poll_write(cx, bytes);
+        socket.note_written(written)
     }
 
     fn poll_write_vectored(
@@ -159,7 +179,9 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut lock(&self.0).io).poll_write_vectored(cx, pieces)
+        let mut socket = lock(&self.0);
+        let written = Pin::new(&mut socket.io).poll_write_vectored(cx, pieces);
+        socket.note_written(written)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -167,7 +189,9 @@ impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
     }
 
     fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut lock(&self.0).io).poll_flush(cx)
+        let mut socket = lock(&self.0);
+        let flushed = Pin::new(&mut socket.io).poll_flush(cx);
+        socket.note_written(flushed)
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -189,6 +213,10 @@ impl Settling {
 
     pub(super) fn new(receipts: Arc<Receipts>) -> Self {
         Self { receipts, alarm: Alarm::new() }
+    }
+
+    pub(super) fn receipts(&self) -> &Arc<Receipts> {
+        &self.receipts
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) {

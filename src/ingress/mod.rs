@@ -21,6 +21,7 @@ mod resume;
 mod seats;
 mod serve;
 mod slices;
+mod stall;
 mod stream_url;
 mod trace;
 mod well_known;

@@ -20,11 +20,12 @@ use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tracing::{debug, warn};
+use tracing::{debug, info, warn};
 
 use super::connection::{Connection, Settling, watched};
 use super::http2;
 use super::seats::{Seats, refuse};
+use super::stall::Stall;
 use crate::clock;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
@@ -295,6 +296,7 @@ where
 {
     let header_bytes = visit.header_bytes;
     let (answer, mut settling, stop) = visit.begin();
+    let mut stall = Stall::new(settling.receipts().clone());
     let (socket, watch) = watched(io, ahead);
     let service = service_fn(move |request| {
         let answer = answer(request);
@@ -310,7 +312,7 @@ where
             .serve_connection(TokioIo::new(socket), service)
     );
     let mut stop = pin!(stop);
-    let mut is_stopping = false;
+    let (mut is_stopping, mut is_stalled) = (false, false);
     let ended = poll_fn(|cx| {
         if !is_stopping && stop.as_mut().poll(cx).is_ready() {
             is_stopping = true;
@@ -321,11 +323,16 @@ where
             return Poll::Ready(ended);
         }
         settling.poll(cx);
+        if stall.poll(cx, watch.blocked_since()).is_ready() {
+            info!("a connection ends whose client takes nothing");
+            is_stalled = true;
+            return Poll::Ready(Ok(()));
+        }
         watch.poll_left(cx).map(Ok)
     })
     .await;
     match ended {
-        Ok(()) if !watch.is_broken() => settling.end(),
+        Ok(()) if !is_stalled && !watch.is_broken() => settling.end(),
         Ok(()) => {}
         Err(error) => debug!(%error, "connection ended"),
     }
@@ -441,6 +448,29 @@ mod tests {
             assert!(answer.is_empty());
             assert!(took >= HEAD_TIMEOUT && took < HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_has_its_connection_ended() {
+        const ROOM: usize = 1024;
+        let (mut client, server) = tokio::io::duplex(ROOM);
+        let metrics = Arc::new(Metrics::new().expect("metrics"));
+        let handle =
+            |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::from(vec![b'x'; 100_000]))) };
+        let limits =
+            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1), trust: Trust::default() };
+        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending(), pending()));
+        client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
+        // Slow is not nothing.
+        let mut some = [0; ROOM];
+        for _ in 0..10 {
+            clock::sleep_until(clock::now() + Duration::from_secs(59)).await;
+            client.read_exact(&mut some).await.expect("the answer goes on");
+        }
+        clock::sleep_until(clock::now() + Duration::from_secs(61)).await;
+        let mut rest = Vec::new();
+        client.read_to_end(&mut rest).await.expect("a pipe");
+        assert!(rest.len() <= ROOM, "{} bytes", rest.len());
     }
 
     #[tokio::test]

@@ -28,7 +28,7 @@ fn result() -> String {
 
 /// The data of every event that can be read.
 fn events(stream: &Arc<Stream>) -> Vec<String> {
-    let attachment = stream.attach(new_attach(), Seq(0));
+    let mut attachment = stream.attach(new_attach(), Seq(0));
     let mut out = BytesMut::new();
     let _ = attachment.poll_read(&mut Context::from_waker(Waker::noop()), Seq(0), &mut out, 1 << 16);
     let text = String::from_utf8(out.to_vec()).unwrap();

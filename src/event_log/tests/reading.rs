@@ -37,7 +37,7 @@ fn a_piece_stays_within_its_budget_and_its_buffer_does_not_grow() {
     let log = log_with(None);
     let (stream, writer) = open(&log);
     say_notes(&writer, 1..=100);
-    let attachment = stream.attach(new_attach(), Seq(0));
+    let mut attachment = stream.attach(new_attach(), Seq(0));
     let (mut cursor, mut pieces) = (Seq(0), 0);
     loop {
         let mut out = BytesMut::new();
@@ -55,6 +55,8 @@ fn a_piece_stays_within_its_budget_and_its_buffer_does_not_grow() {
 
 #[test]
 fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
+    /// Room for one of the events, and not for two.
+    const ONE_EVENT: usize = 256;
     let log = log_with(None);
     let (stream, writer) = open(&log);
     say_notes(&writer, 1..=10);
@@ -64,7 +66,7 @@ fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
         let next = Seq(client.cursor.0 + 1);
         let is_full = next.0 < said as u64;
         let outcome = ReadOutcome::Events { last: next, written: 1, is_full, waited: None };
-        assert_eq!(client.read(1), Poll::Ready(outcome));
+        assert_eq!(client.read(ONE_EVENT), Poll::Ready(outcome));
         say_notes(&writer, said + 1..=said + 2);
         said += 2;
     }

@@ -231,10 +231,15 @@ impl Machine {
     /// Events up to `upto` were written to the reader.
     pub fn handle_written(&mut self, upto: Seq, now: Instant) {
         // Somebody takes something: a replay counts as well.
+        self.handle_taking(now);
+        self.reader.write(upto);
+    }
+
+    /// The reader took a part of the event that follows: the stream is read, however slowly.
+    pub fn handle_taking(&mut self, now: Instant) {
         if self.full_since.is_some() {
             self.full_since = Some(now);
         }
-        self.reader.write(upto);
     }
 
     /// A client came back for the stream, by GET or by a token; see [`Self::handle_confirmed`].

@@ -7,6 +7,7 @@ mod calls;
 mod connections;
 mod heads;
 mod held;
+mod large;
 mod memory;
 mod resumes;
 pub(crate) mod sessions;

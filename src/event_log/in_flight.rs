@@ -1,0 +1,33 @@
+//! What was copied for a connection and is not yet taken by the kernel, counted in the share of the stream's principal.
+//!
+//! A piece counts until hyper drops it, which is when the socket has taken its last byte. Absent: a count of small pieces. hyper keeps
+//! sixteen pieces at most, so that small ones are a fixed part of each connection, and an event of ordinary size costs no allocation here.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::share::{Holding, Share};
+
+/// A piece that is smaller is not counted.
+const COUNTED: usize = 4 * 1024;
+
+struct InFlight {
+    bytes: BytesMut,
+    _held: Holding,
+}
+
+impl AsRef<[u8]> for InFlight {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+/// Returns `bytes` as a piece of a body. A large piece counts in `share` until it is dropped.
+pub(super) fn counted(share: &Arc<Share>, bytes: BytesMut) -> Bytes {
+    if bytes.len() < COUNTED {
+        return bytes.freeze();
+    }
+    let held = share.hold(bytes.capacity());
+    Bytes::from_owner(InFlight { bytes, _held: held })
+}

@@ -1,0 +1,89 @@
+//! Events and answers far larger than a socket takes at once, before clients that take nothing of them.
+
+use super::*;
+use std::process::Stdio;
+use std::time::Duration;
+
+const MIB: usize = 1024 * 1024;
+const EVENT: usize = 8 * MIB;
+
+/// A client that reads no more than the head of its answer.
+async fn reads_nothing(proxy: &Proxy, request: &Request) -> Client {
+    let client = request.start(proxy.addr).await.stop_after(1024);
+    let (head, client) = client.head_only().await;
+    assert!(head.first.contains("200"), "{}", head.first);
+    client
+}
+
+/// Kilobytes of memory that the process has.
+#[cfg(target_os = "linux")]
+fn memory_kib(pid: u32) -> usize {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a size");
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn resumes_of_a_large_event_that_nobody_reads_take_no_copies_of_it() {
+    let mut upstream = Upstream::start().await;
+    let mut command = command(&upstream);
+    command.stderr(Stdio::null());
+    let proxy = Proxy::process(command).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(sized(1, EVENT)).await;
+    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let pid = proxy.pid();
+    let before = memory_kib(pid);
+    let mut unread = Vec::new();
+    for _ in 0..30 {
+        unread.push(reads_nothing(&proxy, &session.resume(&place.at(0))).await);
+    }
+    let more = memory_kib(pid).saturating_sub(before);
+    assert!(more < 30 * 1024, "{more} KiB for {} clients", unread.len());
+    sse.finish(result(1)).await;
+    proxy.kill().await;
+}
+
+#[tokio::test]
+async fn what_is_under_way_to_a_client_is_counted_and_bounded() {
+    let (mut upstream, proxy, session) = bounded(|_| ()).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(sized(1, EVENT)).await;
+    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let held = || metric(&proxy, "mcp_resume_held_bytes");
+    let before = held().await;
+    let unread = reads_nothing(&proxy, &session.resume(&place.at(0))).await;
+    until("the socket is full", async || held().await - before >= 64.0 * 1024.0).await;
+    assert!(held().await - before < 256.0 * 1024.0);
+    drop(unread);
+    until("it is given back", async || held().await <= before).await;
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn a_takeover_ends_a_connection_whose_client_reads_nothing() {
+    let (mut upstream, proxy, session) = bounded(|_| ()).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(sized(1, EVENT)).await;
+    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let mut unread = reads_nothing(&proxy, &session.resume(&place.at(0))).await;
+    let mut newer = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    newer.prime().await;
+    within("the older connection ends", async {
+        while unread.try_send(b"x").await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+    sse.finish(result(1)).await;
+    assert_eq!(newer.event().await.bytes(), result(1).as_bytes());
+    newer.ends().await;
+}
