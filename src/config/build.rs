@@ -266,7 +266,7 @@ fn streams(reader: &mut Reader) -> Streams {
         max_bytes: s.count("max_bytes", 1).unwrap_or(32 * MIB),
         max_bytes_per_principal: s.count("max_bytes_per_principal", 1).unwrap_or(256 * MIB),
         max_bytes_total: s.count("max_bytes_total", 1).unwrap_or(1024 * MIB),
-        delivered_retention: s.secs("delivered_retention_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
+        delivered_retention: s.secs("delivered_retention_secs", 0..=YEAR).unwrap_or(Duration::from_secs(60)),
     };
     if streams.max_bytes <= streams.max_event_bytes {
         let Streams { max_bytes, max_event_bytes, .. } = streams;

@@ -177,7 +177,7 @@ pub struct Streams {
     pub max_bytes_per_principal: usize,
     /// Most bytes held for all; at least `max_bytes_per_principal`.
     pub max_bytes_total: usize,
-    /// How long a stream that has arrived is kept at least, however short room is.
+    /// How long a call whose answer is proven to have arrived keeps that, and how long one is a retry's whose arrival is in doubt.
     pub delivered_retention: Duration,
 }
 

@@ -1,11 +1,15 @@
 //! Whether a response has arrived.
 //!
 //! "Written" is not "received": the kernel and hyper take a quarter of a megabyte for a client that reads nothing. A response
-//! counts as delivered when it ended and its connection then carried a request begun after that, or stayed open without an
-//! error for two seconds.
+//! counts as delivered when it ended and its connection then carried a request of the same caller begun after that, or stayed open
+//! without an error for two seconds.
+//!
+//! How much that says depends on the connection. One whose peer is a trusted proxy, or that has carried several callers, may be a load
+//! balancer's, which takes a response whether or not its client is still there: what arrived on such a one is doubtful. On a
+//! connection of one caller alone a later POST that comes back to no stream proves that the client has read what precedes it.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -13,12 +17,15 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::clock;
-use crate::event_log::{Attachment, BoxError, EventLog, Holding, Stream};
+use crate::event_log::{Attachment, Binding, BoxError, Delivery, EventLog, Holding, Principal, Stream};
+use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
-use crate::protocol::stream::Phase;
 
 /// A connection that is open so long after a response ended has delivered it.
 const SETTLED: Duration = Duration::from_secs(2);
+
+/// So many streams of a connection wait for a proof that they have arrived.
+const SETTLED_MAX: usize = 16;
 
 /// An answer is handed over in pieces of this size, each when there is room for it, so that its end means more than its beginning.
 const PIECE: usize = 64 * 1024;
@@ -26,42 +33,140 @@ const PIECE: usize = 64 * 1024;
 /// The responses of one connection that ended and are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
-    waiting: Mutex<Vec<(Instant, Waiting)>>,
+    state: Mutex<State>,
     /// Whose body goes out now: of HTTP/1.1, which writes one at a time.
     reading: Mutex<Option<(AttachId, Arc<Stream>)>>,
 }
 
+#[derive(Default)]
+struct State {
+    waiting: Vec<(Instant, Waiting)>,
+    /// Streams whose responses have arrived for all that is known, which a later request may prove: the latest of them.
+    settled: Vec<Weak<Stream>>,
+    callers: Callers,
+    /// A request says nothing of another's response.
+    is_multiplexed: bool,
+}
+
+impl State {
+    fn note_settled(&mut self, arrived: &[(Instant, Waiting)]) {
+        if self.is_multiplexed || !self.callers.can_prove() {
+            return;
+        }
+        let streams = arrived.iter().filter_map(|(_, waiting)| waiting.stream());
+        self.settled.extend(streams.map(Arc::downgrade));
+        let old = self.settled.len().saturating_sub(SETTLED_MAX);
+        self.settled.drain(..old);
+    }
+}
+
+/// Whose requests a connection has carried.
+#[derive(Default)]
+enum Callers {
+    #[default]
+    Nobody,
+    One(Principal, Option<SessionId>),
+    /// More than one, or a proxy's.
+    Several,
+}
+
+impl Callers {
+    fn see(&mut self, caller: &Binding) {
+        match self {
+            Self::Nobody => *self = Self::One(caller.principal, caller.session.clone()),
+            Self::One(principal, session) if *principal == caller.principal && *session == caller.session => {}
+            Self::One(..) => *self = Self::Several,
+            Self::Several => {}
+        }
+    }
+
+    /// How certain two quiet seconds make an arrival, or a later request of the same caller.
+    fn by_silence(&self) -> Delivery {
+        match self {
+            Self::Nobody | Self::One(..) => Delivery::Likely,
+            Self::Several => Delivery::Doubtful,
+        }
+    }
+
+    /// Whether what the caller does next can prove an arrival. Callers without a credential and a session look like one, however many
+    /// they are.
+    fn can_prove(&self) -> bool {
+        match self {
+            Self::Nobody | Self::One(Principal::Anonymous, None) | Self::Several => false,
+            Self::One(..) => true,
+        }
+    }
+}
+
 impl Receipts {
-    /// A request began: what ended before it has arrived.
-    pub fn confirm_all(&self) {
-        let arrived = std::mem::take(&mut *self.lock());
-        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm());
+    /// Those of a connection whose peer may speak for many clients.
+    pub fn of_proxy() -> Self {
+        Self { state: Mutex::new(State { callers: Callers::Several, ..State::default() }), reading: Mutex::default() }
+    }
+
+    /// A request of `caller` began: what ended before it has arrived, as far as it is the same caller's. On HTTP/2
+    /// (`is_multiplexed`) it says nothing of other responses.
+    pub fn note_request(&self, caller: &Binding, is_multiplexed: bool) {
+        let mut state = self.lock();
+        state.callers.see(caller);
+        state.is_multiplexed = is_multiplexed;
+        if !state.callers.can_prove() {
+            state.settled.clear();
+        }
+        if is_multiplexed || state.waiting.is_empty() {
+            return;
+        }
+        let delivery = state.callers.by_silence();
+        let is_mixed = delivery == Delivery::Doubtful;
+        let all = std::mem::take(&mut state.waiting).into_iter();
+        let (arrived, left): (Vec<_>, Vec<_>) = all.partition(|(_, waiting)| !is_mixed || waiting.is_of(caller));
+        state.waiting = left;
+        state.note_settled(&arrived);
+        drop(state);
+        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm(delivery));
+    }
+
+    /// That request comes back to no stream: a client that goes on with something else has read what precedes it. Of one that comes
+    /// back nobody knows.
+    pub fn prove(&self, log: &EventLog) {
+        let settled = std::mem::take(&mut self.lock().settled);
+        settled.iter().filter_map(Weak::upgrade).for_each(|stream| log.note_delivered(&stream, Delivery::Proven));
+    }
+
+    /// The response to the connection's first request names the session that it opened, if it opened one: later requests in that are the
+    /// same caller's.
+    pub fn note_opened(&self, opened: impl FnOnce() -> Option<SessionId>) {
+        if let Callers::One(_, session @ None) = &mut self.lock().callers {
+            *session = opened();
+        }
     }
 
     /// The connection is still open at `now`.
     pub fn confirm_settled(&self, now: Instant) {
-        let mut waiting = self.lock();
-        let settled = waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
-        let arrived: Vec<_> = waiting.drain(..settled).collect();
-        drop(waiting);
-        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm());
+        let mut state = self.lock();
+        let settled = state.waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
+        let arrived: Vec<_> = state.waiting.drain(..settled).collect();
+        let delivery = state.callers.by_silence();
+        state.note_settled(&arrived);
+        drop(state);
+        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm(delivery));
     }
 
     /// The connection ended in peace: its client has taken what it was written, as far as anybody can tell. That decides what is
     /// sent again before the next result, and not whether a result is kept.
     pub fn confirm_interims(&self) {
-        let waiting = std::mem::take(&mut *self.lock());
+        let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
             match waiting {
-                Waiting::Answer(_) => self.lock().push((at, waiting)),
-                Waiting::Interim(_) => waiting.confirm(),
+                Waiting::Answer(_) => self.lock().waiting.push((at, waiting)),
+                Waiting::Interim(_) => waiting.confirm(Delivery::Likely),
             }
         }
     }
 
     /// When the oldest will have settled.
     pub fn next_settled(&self) -> Option<Instant> {
-        self.lock().first().map(|(at, _)| *at + SETTLED)
+        self.lock().waiting.first().map(|(at, _)| *at + SETTLED)
     }
 
     /// The response of `attachment` ended with an interim result behind the event at `upto`.
@@ -93,11 +198,11 @@ impl Receipts {
     }
 
     fn wait_for(&self, waiting: Waiting) {
-        self.lock().push((clock::now(), waiting));
+        self.lock().waiting.push((clock::now(), waiting));
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<(Instant, Waiting)>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -108,10 +213,25 @@ enum Waiting {
 }
 
 impl Waiting {
-    fn confirm(self) {
+    fn confirm(self, delivery: Delivery) {
         match self {
-            Self::Answer(receipt) => receipt.confirm(),
+            Self::Answer(receipt) => receipt.confirm(delivery),
             Self::Interim(mut receipt) => receipt.has_arrived = true,
+        }
+    }
+
+    /// Whether the response answered `caller`, in the same session.
+    fn is_of(&self, caller: &Binding) -> bool {
+        let (Self::Answer(Receipt { stream, .. }) | Self::Interim(InterimReceipt { stream, .. })) = self;
+        let binding = stream.binding();
+        binding.principal == caller.principal && binding.session == caller.session
+    }
+
+    /// The stream whose last message the response carried.
+    fn stream(&self) -> Option<&Arc<Stream>> {
+        match self {
+            Self::Answer(receipt) => Some(&receipt.stream),
+            Self::Interim(_) => None,
         }
     }
 }
@@ -143,13 +263,9 @@ impl Receipt {
         Self { log, stream, confirmed: false }
     }
 
-    fn confirm(mut self) {
+    fn confirm(mut self, delivery: Delivery) {
         self.confirmed = true;
-        self.stream.note_delivered();
-        let passed = self.stream.look(|machine| machine.phase() == Phase::Passed && !machine.policy().keyed);
-        if passed {
-            self.log.forget(&self.stream);
-        }
+        self.log.note_delivered(&self.stream, delivery);
     }
 
     /// The response ended on this connection: from here on it decides.

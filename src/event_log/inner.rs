@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
+use super::delivered::Delivered;
 use super::head::Head;
 use super::recorder::Recorded;
 use super::share::Part;
@@ -65,6 +66,8 @@ pub(super) struct Inner {
     pub(super) head: Head,
     /// What it takes of its principal's share.
     pub(super) part: Part,
+    /// How certain it is that its last message has arrived.
+    pub(super) delivered: Delivered,
     /// When its last message was known to have arrived, once it is over: its place in the row of those that may go.
     pub(super) delivered_at: Option<Instant>,
     /// The one reader's task: waiting for the head, or at the tail.
@@ -88,6 +91,7 @@ impl Inner {
             moved: false,
             head: Head::Waiting,
             part,
+            delivered: Delivered::default(),
             delivered_at: None,
             reader: None,
             stored_at: None,

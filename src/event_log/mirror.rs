@@ -95,7 +95,7 @@ impl Mirror {
                 Err(error) => debug!(stream.id = %self.stream.id(), %error, "a mirror cannot look"),
             }
         }
-        log.room.streams.remove_if(&self.stream.id(), |_, known| Arc::ptr_eq(known, &self.stream));
+        log.room.forget(&self.stream);
         // Somebody may have come in the meantime: it finds another one.
         self.stream.leave();
     }

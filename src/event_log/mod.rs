@@ -7,6 +7,7 @@
 mod answers;
 mod attachment;
 mod binding;
+mod delivered;
 mod head;
 mod heard;
 mod in_flight;
@@ -26,6 +27,7 @@ mod sessions;
 mod share;
 mod slices;
 mod stream;
+mod stub;
 mod summary;
 mod sweeper;
 #[cfg(test)]
@@ -39,6 +41,7 @@ use bytes::Bytes;
 
 pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
+pub use delivered::Delivery;
 pub use head::{Head, Plain};
 pub use heard::Heard;
 pub use inner::Bounds;
@@ -71,6 +74,7 @@ use crate::{clock, random};
 use readers::Readers;
 use room::Room;
 use runs::Released;
+use stub::Known;
 use sweeper::{Sweeper, Verdict};
 
 /// How often idle sessions are looked for.
@@ -200,7 +204,7 @@ impl EventLog {
     /// Lets resumes find the stream, from its first id on.
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
-            self.room.streams.insert(stream.id(), stream.clone());
+            self.room.insert(stream);
             // Where another replica has taken it before, or just now, it was not there to be left.
             if stream.has_moved() {
                 self.room.leave(stream);
@@ -211,15 +215,17 @@ impl EventLog {
     /// The stream is over: keeps it until its retention ends.
     pub fn retain(&self, stream: &Arc<Stream>) {
         self.publish_once(stream);
-        let until = stream.look(|machine| machine.readable_until());
+        let until = stream.kept_until();
         let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
+        // Its client may have been faster than its end.
+        self.shorten(stream);
     }
 
     /// Forgets the stream now.
     pub fn forget(&self, stream: &Arc<Stream>) {
         if stream.is_published() {
-            self.room.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
+            self.room.forget(stream);
         }
     }
 
@@ -257,13 +263,15 @@ impl EventLog {
     fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
-        let stream = self.room.streams.get(&name).map(|entry| entry.value().clone());
-        match (stream, verified) {
-            (Some(stream), Some(verified)) if admits(stream.binding()) || simulation::has(Bug::AdmitsAnyone) => {
+        let is_admitted = |known: &Known| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
+        let is_callers = self.room.streams.get(&name).is_some_and(|known| is_admitted(known.value()));
+        match (is_callers, verified) {
+            (true, Some(verified)) => {
+                let stream = self.whole(name)?;
                 let cursor = stream.settled_cursor(verified.seq, verified.is_adopted);
                 Some((stream, cursor))
             }
-            (Some(_), _) | (None, _) => None,
+            (true, None) | (false, _) => None,
         }
     }
 
@@ -308,8 +316,8 @@ impl EventLog {
     pub async fn fetched(&self, patience: Duration) {
         loop {
             let now = clock::now();
-            let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now));
-            if !self.room.streams.iter().any(|entry| expects(entry.value()).is_some()) {
+            let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now).is_some());
+            if !self.room.streams.iter().any(|entry| entry.value().stream().is_some_and(|stream| expects(stream))) {
                 return;
             }
             clock::sleep_until(now + FETCH_LOOK).await;
@@ -319,14 +327,12 @@ impl EventLog {
     /// Asks every connection that reads now to end, so that its client finds the stream at another replica; see
     /// [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
-        let streams: Vec<_> = self.room.streams.iter().map(|entry| entry.value().clone()).collect();
-        streams.iter().for_each(|stream| stream.close_reader(retry));
+        self.room.all().iter().for_each(|stream| stream.close_reader(retry));
     }
 
     /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
     pub fn end_all(&self, code: ErrorCode) {
-        let streams: Vec<_> = self.room.streams.iter().map(|entry| entry.value().clone()).collect();
-        streams.iter().for_each(|stream| stream.expire(code));
+        self.room.all().iter().for_each(|stream| stream.expire(code));
     }
 
     /// How many streams can be found.
@@ -345,16 +351,20 @@ impl EventLog {
     }
 
     fn judge(&self, id: StreamId, now: Instant) -> Verdict {
-        let Some(stream) = self.room.streams.get(&id).map(|entry| entry.value().clone()) else {
-            return Verdict::Gone;
+        if simulation::has(Bug::KeepsForEver) {
+            return Verdict::Until(None);
+        }
+        let Some(stream) = self.room.get(id) else {
+            return self.judge_stub(id, now).unwrap_or(Verdict::Gone);
         };
-        match stream.look(|machine| machine.readable_until()) {
-            _ if simulation::has(Bug::KeepsForEver) => Verdict::Until(None),
+        match stream.kept_until() {
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
-                self.room.streams.remove(&id);
+                self.room.forget(&stream);
                 Verdict::Gone
             }
             until => {
+                // One that came out of its stub for a client goes back.
+                self.shorten(&stream);
                 self.keep_for(id, until, now);
                 Verdict::Until(until)
             }

@@ -44,7 +44,7 @@ impl Readers {
 impl EventLog {
     /// What another replica says of a reader there. Returns the readers that it displaces, or itself where it was displaced before.
     pub fn note_reader(&self, said: &Reader) -> Vec<Displaced> {
-        let Some(stream) = self.room.streams.get(&said.stream).map(|entry| entry.value().clone()) else {
+        let Some(stream) = self.room.get(said.stream) else {
             return Vec::new();
         };
         let now = clock::now();
@@ -101,7 +101,7 @@ impl EventLog {
         let mut displaced = Vec::new();
         let mut gone = Vec::new();
         self.readers.lock().retain(|id, known| {
-            let stream = self.room.streams.get(id).map(|entry| entry.value().clone());
+            let stream = self.room.get(*id);
             for known in known.iter_mut().filter(|known| known.reads) {
                 let is_reader =
                     stream.as_ref().is_some_and(|stream| stream.look(|machine| machine.reader().is(known.attach)));
@@ -123,7 +123,7 @@ impl EventLog {
 
     /// The writer of a stream says that a reader here is not the newest.
     pub fn displace(&self, stream: StreamId, attach: AttachId) {
-        if let Some(stream) = self.room.streams.get(&stream).map(|entry| entry.value().clone()) {
+        if let Some(stream) = self.room.get(stream) {
             stream.detach_elsewhere(attach);
         }
     }

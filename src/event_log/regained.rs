@@ -136,7 +136,7 @@ impl EventLog {
 
     /// The streams that can be found, and that no other replica wrote.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
-        self.room.streams.iter().map(|entry| entry.value().clone()).filter(|stream| !stream.is_mirror())
+        self.room.all().into_iter().filter(|stream| !stream.is_mirror())
     }
 }
 

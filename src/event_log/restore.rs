@@ -16,6 +16,7 @@ use super::record::{About, State};
 use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use super::share::{Part, Sharer};
 use super::stream::Restored;
+use super::stub::Known;
 use super::{EventLog, Principal, Stream, Writer};
 use crate::clock;
 use crate::config::OnUnreachable;
@@ -61,7 +62,7 @@ impl EventLog {
     pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.recall_stream(&backing, id, LastEvent::default()).await?;
-        let found = self.room.streams.get(&id).map(|entry| entry.value().clone());
+        let found = self.room.get(id);
         Ok(found.filter(|stream| !stream.has_moved()))
     }
 
@@ -73,7 +74,7 @@ impl EventLog {
     ) -> Result<(), Unreachable> {
         let seq = last.seq;
         let is_unreachable = backing.store.standing() == Standing::Unreachable;
-        let here = self.room.streams.get(&id).map(|entry| entry.value().clone());
+        let here = self.room.get(id);
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
@@ -97,8 +98,13 @@ impl EventLog {
             }
         }
         if is_unreachable {
-            return Err(Unreachable);
+            // Only the store has what a stub lacks.
+            let has_rest = |known: &Known| matches!(known, Known::Stub(stub) if stub.has_after(seq));
+            let is_here = self.room.streams.get(&id).is_some_and(|known| has_rest(known.value()));
+            let stands = is_here && backing.on_unreachable == OnUnreachable::Degrade;
+            return if stands { Ok(()) } else { Err(Unreachable) };
         }
+        // The store may have more of it than a stub that is here.
         match self.restore(backing, id).await {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -125,7 +131,7 @@ impl EventLog {
     pub fn may_be_ahead(&self, id: &EventId) -> Option<(Owner, StreamId, Seq)> {
         let verified = id.verify(&self.identity.keys).filter(|verified| verified.owner != self.identity.owner)?;
         // The map's guard ends before the stream's lock is waited for.
-        let here = self.room.streams.get(&verified.stream).map(|entry| entry.value().clone());
+        let here = self.room.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
             !here.is_written_here() && here.look(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
         });
@@ -134,7 +140,13 @@ impl EventLog {
 
     /// The last event that a client may have of a stream of this process.
     pub fn written_upto(&self, id: StreamId) -> Option<Seq> {
-        let stream = self.room.streams.get(&id).map(|entry| entry.value().clone())?;
+        let known = self.room.streams.get(&id)?;
+        let stream = match known.value() {
+            Known::Stream(stream) => stream.clone(),
+            Known::Stub(stub) => return Some(stub.tail),
+        };
+        // The map's guard ends before the stream's lock is waited for.
+        drop(known);
         Some(stream.last_kept())
     }
 
@@ -154,11 +166,9 @@ impl EventLog {
             return Ok(());
         }
         // Of two that restore it at once, one is enough.
-        let entry = self.room.streams.entry(id).or_insert_with(|| stream.clone());
-        if !Arc::ptr_eq(entry.value(), &stream) {
+        if !self.room.insert_first(&stream) {
             return Ok(());
         }
-        drop(entry);
         stream.publish_first();
         backing.metrics.observe_restored();
         debug!(stream.id = %id, is_over, "stream restored");
@@ -327,8 +337,8 @@ impl EventLog {
 
     /// The streams that can be found, are not over, and are written here.
     fn open_here(&self) -> Vec<(StreamId, Arc<Stream>)> {
-        let open = self.room.streams.iter().filter(|entry| entry.value().is_written_here());
-        open.map(|entry| (*entry.key(), entry.value().clone())).collect()
+        let open = self.room.all().into_iter().filter(|stream| stream.is_written_here());
+        open.map(|stream| (stream.id(), stream)).collect()
     }
 
     /// Keeps the unsealed streams of this process in the store, for as long as it runs. Until dropped.

@@ -210,9 +210,10 @@ impl Stream {
     /// connection that is half open counts as attached, and a request id is used once in a session. A call that ended before its bytes
     /// went upstream is none to come back to.
     pub fn may_return(&self, keyed: bool) -> bool {
+        let has_arrived = self.has_arrived();
         self.look(|machine| {
             let never_ran = machine.is_sealed() && !self.is_sent();
-            !machine.is_cancelled() && !never_ran && (keyed || !machine.is_delivered())
+            !machine.is_cancelled() && !never_ran && (keyed || !has_arrived)
         })
     }
 

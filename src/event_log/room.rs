@@ -1,10 +1,9 @@
-//! Making room when a bound is reached, and refusing what finds none.
+//! The streams that can be found, and making room among them when a bound is reached.
 //!
-//! Room is made first from streams that are over and have arrived, the oldest first: those of the principal that is over its
-//! share, or, where the process is full, of whoever holds most. None goes before `delivered_retention`: "arrived" is what the
-//! connection said, and a proxy on the way may have lost the last of it still. Until then they give up all but their end. What
-//! else a full share gives up is the front of the stream that is being written (`inner.rs`). Nothing that a client has yet to
-//! get is ever dropped for want of room.
+//! Room is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
+//! from those streams, the oldest first in each case. They are those of the principal that is over its share, or, where the process
+//! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`inner.rs`).
+//! Nothing that a client has yet to get is ever dropped for want of room.
 
 use std::sync::Arc;
 use std::sync::{Mutex, TryLockError};
@@ -15,20 +14,21 @@ use tracing::warn;
 
 use super::Stream;
 use super::share::{Part, Share, Shares};
+use super::stub::{Known, Stub};
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
 /// A full process that found nothing to give up is searched again so much later.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
-/// What a stream that arrived keeps until its time has come: more than sockets and a proxy on the way hold, and so can lose.
+/// What a stream that arrived keeps for as long as that makes room enough: more than sockets and a proxy on the way hold, and so can lose.
 const KEPT_DELIVERED: usize = 512 * 1024;
 /// One search makes so much room beyond what is needed: a part of the total.
 const SPARE: usize = 16;
 
 /// The streams that can be found, and what they take.
 pub(super) struct Room {
-    pub(super) streams: DashMap<StreamId, Arc<Stream>>,
+    pub(super) streams: DashMap<StreamId, Known>,
     pub(super) shares: Shares,
     search_after: Mutex<Option<Instant>>,
 }
@@ -38,10 +38,56 @@ impl Room {
         Self { streams: DashMap::new(), shares, search_after: Mutex::default() }
     }
 
+    /// The stream of that name, unless only its stub is left.
+    pub(super) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.streams.get(&id)?.stream().cloned()
+    }
+
+    /// Whether `stream` is the one of its name.
+    pub(super) fn has(&self, stream: &Arc<Stream>) -> bool {
+        self.streams.get(&stream.id()).is_some_and(|known| known.is(stream))
+    }
+
+    /// Every stream of which more is left than a stub.
+    pub(super) fn all(&self) -> Vec<Arc<Stream>> {
+        self.streams.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
+    }
+
+    /// Lets `stream` be found.
+    pub(super) fn insert(&self, stream: &Arc<Stream>) {
+        drop(self.streams.insert(stream.id(), Known::Stream(stream.clone())));
+    }
+
+    /// The same unless a stream of that name is there already. Takes the place of a stub.
+    pub(super) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
+        let mut known = self.streams.entry(stream.id()).or_insert_with(|| Known::Stream(stream.clone()));
+        if known.stream().is_some() {
+            return known.is(stream);
+        }
+        let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
+        drop(known);
+        drop(stub);
+        true
+    }
+
+    /// Puts `stub` in the place of its stream; false where that is not there.
+    pub(super) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
+        let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
+        let before = std::mem::replace(known.value_mut(), Known::Stub(stub));
+        drop(known);
+        drop(before);
+        true
+    }
+
+    /// Forgets `stream`, where it is the one of its name.
+    pub(super) fn forget(&self, stream: &Arc<Stream>) {
+        drop(self.streams.remove_if(&stream.id(), |_, known| known.is(stream)));
+    }
+
     /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
     pub(super) fn leave(&self, stream: &Arc<Stream>) {
         // First out of the map: nobody is to find what is over here and goes on elsewhere.
-        self.streams.remove_if(&stream.id(), |_, known| Arc::ptr_eq(known, stream));
+        self.forget(stream);
         if stream.leave() {
             warn!(stream.id = %stream.id(), "another replica has taken the stream");
             stream.share().whole().metrics.observe_fenced();
@@ -115,24 +161,36 @@ impl Room {
 
     /// One step; false when there is none left.
     fn free_some(&self, share: &Share, now: Instant) -> bool {
-        self.evict_one(share, now) || self.shorten_one(share)
+        self.evict_stub(share) || self.shorten_one(share) || self.evict_one(share, now)
     }
 
     /// Takes from a stream of `share` that arrived what no client can be missing; false when all have been seen to.
     fn shorten_one(&self, share: &Share) -> bool {
         let Some(id) = share.next_to_shorten() else { return false };
-        if let Some(stream) = self.streams.get(&id).map(|entry| entry.value().clone()) {
+        if let Some(stream) = self.get(id) {
             stream.shorten(KEPT_DELIVERED);
         }
         true
     }
 
-    /// Forgets the stream of `share` that arrived first; false when none has been kept long enough.
+    /// Forgets the oldest stub of `share`; false when it has none.
+    fn evict_stub(&self, share: &Share) -> bool {
+        while let Some(id) = share.take_proven() {
+            if self.streams.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
+                share.whole().metrics.observe_eviction();
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Forgets the stream of `share` that arrived first; false when there is none but those that are read.
     fn evict_one(&self, share: &Share, now: Instant) -> bool {
-        while let Some(id) = share.take_delivered(now) {
-            let Some(stream) = self.streams.get(&id).map(|entry| entry.value().clone()) else { continue };
+        // One that is read goes to the end of the row: each is looked at once.
+        for _ in 0..share.delivered_len() {
+            let Some(stream) = share.take_delivered().and_then(|id| self.get(id)) else { continue };
             if stream.evict(now) {
-                self.streams.remove(&id);
+                self.forget(&stream);
                 if stream.body().is_some() {
                     // A key finds what the store has of it.
                     stream.leave_holds();

@@ -48,7 +48,7 @@ pub struct Allowance {
     pub max_detached: usize,
     /// Resumes of one principal in a second.
     pub resumes_per_sec: u32,
-    /// A delivered stream stays at least so long.
+    /// A stub keeps its last response for so long, and a delivery that is in doubt is a retry's for so long.
     pub delivered_retention: Duration,
     /// Sessions that are remembered.
     pub max_sessions: usize,
@@ -108,6 +108,8 @@ pub struct Share {
     /// The queue of those that wait. Nothing is owed for them before it is their turn, so whoever leaves it gives up its place.
     resumes_queue: tokio::sync::Mutex<()>,
     delivered: Mutex<Delivered>,
+    /// The stubs of a share, by when they became that: they go before all else.
+    proven: Mutex<BTreeSet<(Instant, StreamId)>>,
 }
 
 /// The streams of a share that are over and have arrived, by when they did: the first to go.
@@ -194,6 +196,7 @@ impl Share {
             resumes_paid: Mutex::default(),
             resumes_queue: tokio::sync::Mutex::default(),
             delivered: Mutex::default(),
+            proven: Mutex::default(),
         }
     }
 
@@ -293,14 +296,27 @@ impl Share {
         self.delivered().row.remove(&(at, stream));
     }
 
-    /// Its stream that was delivered first, if it has been kept long enough.
-    pub(super) fn take_delivered(&self, now: Instant) -> Option<StreamId> {
-        let mut delivered = self.delivered();
-        let (at, _) = *delivered.row.first()?;
-        if at + self.whole.allowance.delivered_retention > now {
-            return None;
-        }
-        delivered.row.pop_first().map(|(_, stream)| stream)
+    /// How many of its streams were delivered and are there.
+    pub(super) fn delivered_len(&self) -> usize {
+        self.delivered().row.len()
+    }
+
+    /// Its stream that was delivered first.
+    pub(super) fn take_delivered(&self) -> Option<StreamId> {
+        self.delivered().row.pop_first().map(|(_, stream)| stream)
+    }
+
+    pub(super) fn note_proven(&self, at: Instant, stream: StreamId) {
+        self.proven().insert((at, stream));
+    }
+
+    pub(super) fn forget_proven(&self, at: Instant, stream: StreamId) {
+        self.proven().remove(&(at, stream));
+    }
+
+    /// Its oldest stub.
+    pub(super) fn take_proven(&self) -> Option<StreamId> {
+        self.proven().pop_first().map(|(_, stream)| stream)
     }
 
     /// Its stream that was delivered first of those that this has not handed out yet. They stay in the row.
@@ -324,6 +340,10 @@ impl Share {
 
     pub(super) fn whole(&self) -> &Whole {
         &self.whole
+    }
+
+    fn proven(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
+        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn delivered(&self) -> MutexGuard<'_, Delivered> {

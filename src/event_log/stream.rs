@@ -8,6 +8,7 @@ mod elsewhere;
 mod recorded;
 mod responses;
 mod retried;
+mod shortened;
 mod sliced;
 
 use std::fmt;
@@ -352,21 +353,7 @@ impl Stream {
         .await;
     }
 
-    /// The response that carried its last message has arrived: it is the first to go when room is needed.
-    pub fn note_delivered(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_delivered();
-        let stays = match inner.machine.phase() {
-            Phase::Sealed { .. } => true,
-            Phase::Passed => inner.machine.policy().keyed,
-            Phase::Waiting | Phase::Open => false,
-        };
-        if stays && inner.delivered_at.is_none() {
-            self.line_up(&mut inner, clock::now());
-        }
-    }
-
-    fn line_up(&self, inner: &mut Inner, at: Instant) {
+    pub(super) fn line_up(&self, inner: &mut Inner, at: Instant) {
         inner.delivered_at = Some(at);
         self.share.note_delivered(at, self.id);
     }

@@ -12,6 +12,7 @@ mod sessions;
 mod sharing;
 mod slow;
 mod storing;
+mod stubs;
 
 use std::future::Future;
 use std::pin::Pin;

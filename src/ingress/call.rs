@@ -198,7 +198,7 @@ impl Ingress {
         let Retry { fingerprint, body } = retry_of(asked, elder, call, body);
         let stream = self.log.retries().find(&fingerprint?)?;
         // Its client may be about to leave.
-        let may_match = body.is_some() || stream.look(|machine| !machine.is_delivered());
+        let may_match = body.is_some() || !stream.has_arrived();
         may_match.then_some(stream)
     }
 

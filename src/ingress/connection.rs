@@ -41,7 +41,8 @@ impl Connection {
         let (peer, is_secure) = (peer.ip(), scheme == "https");
         let is_behind_trusted = trust.holds(peer);
         let forwarded = Forwarded::new(peer, scheme, is_behind_trusted);
-        Self { peer, trust, is_behind_trusted, is_secure, forwarded, receipts: Arc::default() }
+        let receipts = Arc::new(if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() });
+        Self { peer, trust, is_behind_trusted, is_secure, forwarded, receipts }
     }
 
     /// Who is at the other end.

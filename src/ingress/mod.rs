@@ -106,10 +106,7 @@ struct Asked {
 impl Ingress {
     /// Answers one request. Never fails: every error is a response.
     pub async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
-        // On HTTP/2 a request says nothing of another's response.
-        if request.version() < Version::HTTP_2 {
-            connection.receipts().confirm_all();
-        }
+        let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
         let is_marked = elsewhere::is_marked(request.headers());
         let span = trace::span(request.headers());
@@ -117,6 +114,7 @@ impl Ingress {
             None => self.clone().dispatch(connection, request).await,
             Some(span) => Box::pin(self.clone().dispatch(connection, request)).instrument(span.clone()).await,
         };
+        receipts.note_opened(|| SessionId::from_headers(response.headers()));
         if self.drain.sends_away() {
             // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -161,6 +159,8 @@ impl Ingress {
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
         let mut asked = self.identify(parts, connection);
+        // On HTTP/2 a request says nothing of another's response.
+        asked.connection.receipts().note_request(&asked.binding, asked.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()
             || asked.session.as_ref().is_some_and(|session| session.is_known())
             || Box::pin(self.recall_session(&mut asked)).await.is_ok();
@@ -230,11 +230,17 @@ impl Ingress {
         let version = asked.session.as_deref().and_then(Session::version);
         match self.classify(&asked, &body, version) {
             Route::Call(call) => match self.token_of(&call, &body) {
-                Said::Nothing => self.call(asked, call, body).await,
+                Said::Nothing => {
+                    asked.connection.receipts().prove(&self.log);
+                    self.call(asked, call, body).await
+                }
                 said => Box::pin(self.call_with_token(asked, call, body, said)).await,
             },
             Route::Dialect(request) => Box::pin(self.dialect(asked, request, body)).await,
-            Route::Answers(messages) => Box::pin(self.answers(asked, messages, body)).await,
+            Route::Answers(messages) => {
+                asked.connection.receipts().prove(&self.log);
+                Box::pin(self.answers(asked, messages, body)).await
+            }
             Route::Refuse(code) => self.refuse(code),
             Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match self.elsewhere(&asked) {
                 Some(code) => self.refuse_post(code, &asked, &body),

@@ -22,6 +22,8 @@ pub const ID_LINE: usize = 128;
 const SEGMENT_MIN: usize = 512;
 /// Segments double up to this; an event larger than a segment has one of its own.
 const SEGMENT_MAX: usize = 8 * 1024;
+/// As many bytes of events as this are not copied to save the room around them.
+const COPIED_MAX: usize = 64 * 1024;
 
 /// The events of one stream that are in memory.
 #[derive(Debug, Default)]
@@ -214,6 +216,36 @@ impl Tail {
             self.bytes -= front.size();
             self.segments.pop_front();
         }
+    }
+
+    /// The events after `after`, as a tail that takes no more memory than they need. Small ones are copied; large ones move, and none are
+    /// left here then.
+    pub fn cut_after(&mut self, after: Seq) -> Tail {
+        let after = after.max(self.trimmed).min(self.tail);
+        if self.byte_len_after(after, COPIED_MAX) < COPIED_MAX {
+            return self.copy_after(after);
+        }
+        self.trim(after);
+        let last = self.tail;
+        let mut cut = std::mem::replace(self, Tail::starting_at(last));
+        cut.segments.shrink_to_fit();
+        cut
+    }
+
+    /// The same events in one segment.
+    fn copy_after(&self, after: Seq) -> Tail {
+        let live = self.events_after(after).map(|(_, event)| event.len()).sum();
+        let mut copy =
+            Tail { tail: self.tail, live, epoch: self.epoch, sealed: self.sealed, ..Tail::starting_at(after) };
+        if live > 0 {
+            let mut segment = Segment::new(Seq(after.0 + 1), live);
+            segment.ends.reserve_exact((self.tail.0 - after.0) as usize);
+            self.events_after(after).for_each(|(_, event)| segment.push(event));
+            copy.bytes = segment.size();
+            copy.segments = VecDeque::with_capacity(1);
+            copy.segments.push_back(segment);
+        }
+        copy
     }
 
     /// Whether the events of `batch` stand directly after `after`, byte for byte.

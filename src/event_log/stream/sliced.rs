@@ -51,21 +51,20 @@ impl Stream {
     /// A client came back with the token of an interim result, and with `cursor` where it named one: it has what either says, and
     /// that goes. Returns where it goes on; `None` where it has everything, or there is no stream to go on with.
     pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
-        let mut inner = self.lock();
+        let inner = &mut *self.lock();
         let machine = &mut inner.machine;
         let cursor = cursor.filter(|cursor| *cursor <= machine.tail()).unwrap_or_default();
         let has = machine.reader().told().max(cursor);
         let has_everything = machine.is_answered() && machine.debts().last_response().is_none_or(|last| last <= has);
-        if machine.is_delivered() || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
+        let has_arrived = machine.is_delivered() && !inner.delivered.is_doubted(clock::now());
+        if has_arrived || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
             return None;
         }
         machine.handle_confirmed(Some(has), clock::now());
         inner.let_go(has);
         inner.fit_paused(self.bounds);
-        let after = inner.machine.undelivered_after();
-        drop(inner);
         self.pump.notify_one();
-        Some(after)
+        Some(inner.machine.undelivered_after())
     }
 
     /// The connection `attach` ends with an interim result behind the event at `upto`.

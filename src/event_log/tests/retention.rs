@@ -11,20 +11,25 @@ fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
         machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now);
     }));
     log.retain(&stream);
-    let mut text = String::new();
-    ids::write_event_id(&mut text, stream.handle(), Seq(0), None).unwrap();
-    let id = EventId::parse(text.as_bytes()).unwrap();
+    let id = cursor_of(&stream, Seq(0));
     (stream, id)
 }
 
+/// What a client sends back that has everything up to `seq`.
+pub(super) fn cursor_of(stream: &Stream, seq: Seq) -> EventId {
+    let mut text = String::new();
+    ids::write_event_id(&mut text, stream.handle(), seq, None).unwrap();
+    EventId::parse(text.as_bytes()).unwrap()
+}
+
 /// Lets the sweeper do what is due.
-async fn settle() {
+pub(super) async fn settle() {
     for _ in 0..4 {
         tokio::task::yield_now().await;
     }
 }
 
-fn sweeping(log: &Arc<EventLog>) -> tokio::task::JoinHandle<()> {
+pub(super) fn sweeping(log: &Arc<EventLog>) -> tokio::task::JoinHandle<()> {
     let log = log.clone();
     tokio::spawn(async move { log.sweep().await })
 }

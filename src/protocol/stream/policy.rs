@@ -45,3 +45,28 @@ pub struct Policy {
     /// Whether an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
     pub announces_cancel: bool,
 }
+
+impl Policy {
+    /// The policy of a call that is over: what only a running one needs is left out.
+    pub fn of_ended(era: Era, retention: Duration, pauses: bool) -> Self {
+        Self {
+            kind: StreamKind::Request,
+            era,
+            max_wait: None,
+            modern_grace: None,
+            keyed: false,
+            retention,
+            call_timeout: None,
+            cancel_grace: Duration::ZERO,
+            full_wait: Duration::ZERO,
+            linger: Duration::ZERO,
+            input_grace: Duration::ZERO,
+            commit_after: None,
+            retry: Duration::ZERO,
+            pauses,
+            resume_hard_cuts: false,
+            refuses_asks: false,
+            announces_cancel: false,
+        }
+    }
+}

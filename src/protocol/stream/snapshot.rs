@@ -171,6 +171,22 @@ impl Machine {
         }
     }
 
+    /// A stream that ended at `at` with `outcome`, and that nobody has read since `since`. Without a snapshot nothing is known of it but
+    /// that.
+    pub fn ended(
+        policy: Policy,
+        snapshot: Option<Snapshot>,
+        (outcome, at): (Outcome, Instant),
+        since: Instant,
+        (tail, trimmed): (Seq, Seq),
+    ) -> Self {
+        let mut machine = Self::restore(policy, Vec::new(), snapshot, tail, trimmed, since);
+        machine.sealing = Some(outcome);
+        machine.phase = Phase::Sealed { outcome, at };
+        machine.delivered = true;
+        machine
+    }
+
     /// The stream's writer is elsewhere and has logged up to `tail` (behind what is known here, or as far) and trimmed up to `trimmed`. Who
     /// reads it here is as it was.
     pub fn handle_elsewhere(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {

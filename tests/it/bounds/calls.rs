@@ -243,3 +243,62 @@ async fn standalone_streams_that_were_left_are_no_calls() {
     let states: Vec<_> = list["streams"].as_array().expect("a list").iter().map(|stream| &stream["state"]).collect();
     assert_eq!(states, vec!["ended"; SESSIONS], "{list}");
 }
+
+/// Sends `request` on the client's connection, and reads the answer of a call that the server ends at once: so many bytes of it.
+async fn run(
+    proxy: &Proxy,
+    upstream: &mut Upstream,
+    client: Option<Client>,
+    request: &Request,
+    id: usize,
+) -> (EventId, Client) {
+    let mut client = match client {
+        Some(client) => client,
+        None => Client::connect(proxy.addr).await,
+    };
+    client.send(&request.bytes(proxy.addr)).await;
+    upstream.expect("tools/call").await.sse().await.finish(result(id)).await;
+    let mut response = client.response().await.sse();
+    let place = EventId::of(response.prime().await.id());
+    assert_eq!(response.event().await.bytes(), result(id).as_bytes());
+    response.ends().await;
+    (place, response.into_client())
+}
+
+#[tokio::test]
+async fn short_calls_whose_answers_are_proven_to_have_arrived_become_stubs() {
+    const CALLS: usize = 200;
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.limits.streams_per_principal = 2;
+        c.streams.delivered_retention = std::time::Duration::from_secs(60);
+    })
+    .await;
+    let before = metric(&proxy, "mcp_resume_held_bytes").await;
+    let (mut client, mut places) = (None, Vec::new());
+    for id in 0..CALLS {
+        let (place, kept) = run(&proxy, &mut upstream, client, &session.post(call(id)), id).await;
+        client = Some(kept);
+        places.push(place);
+    }
+    let a_call = (metric(&proxy, "mcp_resume_held_bytes").await - before) / CALLS as f64;
+    assert!(a_call < 1100.0, "{a_call} bytes a call");
+    // Each can still be asked for: by its end, and for its response.
+    let mut at_end = session.resume(&places[7].at(1)).send(proxy.addr).await;
+    assert_eq!((at_end.status, at_end.body().await.len()), (204, 0));
+    let mut back = session.resume(&places[9].at(0)).send(proxy.addr).await.sse();
+    assert_eq!(EventId::of(back.prime().await.id()).seq, "0");
+    let event = back.event().await;
+    assert_eq!((event.id(), event.bytes()), (places[9].at(1).as_str(), result(9).as_bytes()));
+    back.ends().await;
+    pass(std::time::Duration::from_secs(61)).await;
+    settle(&proxy, &mut upstream).await;
+    let a_call = (metric(&proxy, "mcp_resume_held_bytes").await - before) / CALLS as f64;
+    assert!(a_call < 560.0, "{a_call} bytes a call");
+    let mut lost = session.resume(&places[11].at(0)).send(proxy.addr).await.sse();
+    assert_fault(&lost.event().await.json(), 11, GONE, "client");
+    lost.ends().await;
+    let mut at_end = session.resume(&places[11].at(1)).send(proxy.addr).await;
+    assert_eq!((at_end.status, at_end.body().await.len()), (204, 0));
+    drop(client);
+    is_empty(&proxy).await;
+}

@@ -9,7 +9,6 @@ fn small(c: &mut Config) {
     c.streams.max_event_bytes = 64 * 1024;
     c.streams.max_bytes = 256 * 1024;
     c.streams.max_bytes_per_principal = 256 * 1024;
-    c.streams.delivered_retention = Duration::ZERO;
 }
 
 fn sized(n: usize) -> String {
@@ -25,11 +24,11 @@ pub(super) async fn a_delivered_stream_that_makes_room(evicted: &Meter) {
         response.event().await;
     }
     finish(sse, &mut response).await;
-    // On the same connection, which says that the first answer has arrived.
-    let mut client = response.into_client();
-    client.send(&session.post(call(2)).bytes(proxy.addr)).await;
-    let sse = upstream.expect("tools/call").await.sse().await;
-    let mut response = client.response().await.sse();
+    // Its connection stays open and quiet: the answer has arrived for all that is known.
+    let _open = response.into_client();
+    pass(Duration::from_secs(3)).await;
+    settle(&proxy, &mut upstream).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
     for n in 1..=15 {
         sse.event(sized(n)).await;
         response.event().await;

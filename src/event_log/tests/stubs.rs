@@ -1,0 +1,224 @@
+//! Calls that are over and proven to have arrived: what is left of them, for how long, and that it refuses nobody.
+
+use super::retention::{cursor_of, settle, sweeping};
+use super::sharing::{finish, is_kept, open_of, tight, write};
+use super::*;
+use crate::event_log::stub::{Known, Stub};
+use crate::protocol::ids::EventId;
+use crate::protocol::stream::Place;
+
+/// A call that is over: `notes` events and its response, all read by its client.
+fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
+    let (stream, writer) = open_of(log, caller);
+    (0..notes).for_each(|n| ready(writer.update(says(&note(n)))));
+    finish(log, &stream, &writer);
+    let mut client = Client::attach(&stream, Seq(0));
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    stream
+}
+
+/// The same, proven to have arrived. The ids of its events from 0 on, and nothing else that knows it.
+fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
+    let stream = ended(log, caller, notes);
+    let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();
+    log.note_delivered(&stream, Delivery::Proven);
+    ids
+}
+
+fn place(log: &EventLog, id: &EventId) -> Option<Place> {
+    log.find(id, &binding()).map(|(stream, cursor)| stream.look(|machine| machine.place(cursor)))
+}
+
+fn stubs(log: &EventLog) -> usize {
+    log.room.streams.iter().filter(|entry| matches!(entry.value(), Known::Stub(_))).count()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let ids = proven(&log, 0, 3);
+    assert_eq!((stubs(&log), log.len()), (1, 1));
+    assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
+    assert_eq!(place(&log, &ids[2]), Some(Place::Lost));
+    let (stream, cursor) = log.find(&ids[3], &binding()).unwrap();
+    let mut back = Client::attach(&stream, cursor);
+    assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(
+        back.text().contains(RESPONSE) && back.text().contains(&format!("id: {}", stream.handle().as_str())),
+        "{}",
+        back.text()
+    );
+    assert_eq!(back.text().matches("\n\n").count(), 1);
+    drop((back, stream));
+    assert_eq!(stubs(&log), 0);
+    settle().await;
+    tokio::time::advance(Duration::from_secs(31)).await;
+    settle().await;
+    assert_eq!(stubs(&log), 1, "it went back");
+    assert_eq!(place(&log, &ids[3]), Some(Place::After(Seq(3))));
+    tokio::time::advance(RETENTION * 2).await;
+    settle().await;
+    assert!(log.is_empty());
+    assert_eq!(share(&log, 0).bytes(), 0);
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_last_response_goes_when_its_time_is_over() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let ids = proven(&log, 0, 3);
+    settle().await;
+    let before = share(&log, 0).bytes();
+    tokio::time::advance(Duration::from_secs(31)).await;
+    settle().await;
+    assert!(share(&log, 0).bytes() <= 512 && share(&log, 0).bytes() < before);
+    assert_eq!(place(&log, &ids[3]), Some(Place::Lost));
+    assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
+    assert_eq!(stubs(&log), 1, "it stays what it is");
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
+    let log = Arc::new(log_with(None));
+    let sweeper = sweeping(&log);
+    let ids = proven(&log, 0, 0);
+    settle().await;
+    tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
+    settle().await;
+    assert_eq!(place(&log, &ids[1]), Some(Place::AtEnd));
+    tokio::time::advance(RETENTION - Duration::from_secs(1)).await;
+    settle().await;
+    assert_eq!(log.len(), 1);
+    tokio::time::advance(Duration::from_secs(2)).await;
+    settle().await;
+    assert!(log.is_empty());
+    sweeper.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_is_its_callers_alone() {
+    let log = log_with(None);
+    let ids = proven(&log, 0, 1);
+    let other = Binding { principal: Principal::Known([9; 16]), ..binding() };
+    assert!(ids.iter().all(|id| log.find(id, &other).is_none()));
+    assert_eq!(stubs(&log), 1, "and is not touched by another");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_is_as_small_as_it_is_counted() {
+    let log = log_with(None);
+    let text = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[{"type":"text","text":"TEXT"}]}}"#;
+    let text = text.replace("TEXT", &"x".repeat(250 - text.len()));
+    let (stream, writer) = open_of(&log, 0);
+    (0..10).for_each(|n| ready(writer.update(says(&note(n)))));
+    ready(writer.update(says(&text)));
+    ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
+    log.retain(&stream);
+    log.note_delivered(&stream, Delivery::Proven);
+    drop((stream, writer));
+    assert_eq!(stubs(&log), 1);
+    assert!(share(&log, 0).bytes() <= 512 + 450 + text.len(), "{} bytes", share(&log, 0).bytes());
+    // A stub in its box, the name of its session, its place in a map that has just grown, and in the lists by time.
+    const ALLOCATION: usize = 16;
+    let places = 2 * (size_of::<(StreamId, Known)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;
+    let session = 16 + 36 + ALLOCATION;
+    assert!(size_of::<Stub>() + ALLOCATION + session + places <= 512, "{} bytes", size_of::<Stub>());
+}
+
+#[tokio::test(start_paused = true)]
+async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
+    let log = tight(|allowance| {
+        allowance.max_streams = 2;
+        allowance.max_bytes = 100_000;
+    });
+    for _ in 0..20_000 {
+        drop(proven(&log, 1, 1));
+    }
+    assert!(log.len() > 50, "{} are kept", log.len());
+    assert!(share(&log, 1).bytes() <= 100_000);
+    // What arrived without a proof does not either.
+    for _ in 0..2000 {
+        let stream = ended(&log, 1, 1);
+        log.note_delivered(&stream, Delivery::Likely);
+    }
+    assert!(share(&log, 1).bytes() <= 100_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first() {
+    let log = tight(|allowance| allowance.max_bytes = 60_000);
+    let likely = ended(&log, 1, 10);
+    log.note_delivered(&likely, Delivery::Likely);
+    let mut ids = Vec::new();
+    for _ in 0..20 {
+        tokio::time::advance(Duration::from_secs(1)).await;
+        ids.push(proven(&log, 1, 0).remove(1));
+    }
+    let (_stream, writer) = open_of(&log, 1);
+    while stubs(&log) == 20 {
+        write(&writer, 1000);
+    }
+    let kept: Vec<bool> = ids.iter().map(|id| log.find(id, &binding()).is_some()).collect();
+    assert!(!kept[0] && kept[19], "{kept:?}");
+    assert!(kept.is_sorted(), "{kept:?}");
+    assert!(is_kept(&log, &likely));
+    while is_kept(&log, &likely) {
+        write(&writer, 1000);
+    }
+    assert_eq!(stubs(&log), 0);
+    // Then it is its turn, without waiting for its time.
+    assert!(writer.agenda().1, "that was room enough");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_stub_could_not_answer_stays_whole() {
+    let log = log_with(None);
+    // Only known to have arrived.
+    let likely = ended(&log, 0, 1);
+    log.note_delivered(&likely, Delivery::Likely);
+    // May be asked for by its key.
+    let part = log.admit(&share(&log, 0), 0).unwrap();
+    let policy = Policy { keyed: true, ..spec().policy };
+    let keyed = log.create(Spec { policy, ..spec() }, part);
+    let keyed_writer = log.writer(&keyed);
+    ready(keyed_writer.update(|machine, _| machine.handle_stream_head()));
+    log.publish_once(&keyed);
+    finish(&log, &keyed, &keyed_writer);
+    log.note_delivered(&keyed, Delivery::Proven);
+    // Its question may be answered once more.
+    let (asked, asked_writer) = open_of(&log, 0);
+    ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
+    finish(&log, &asked, &asked_writer);
+    log.note_delivered(&asked, Delivery::Proven);
+    // Is being read again.
+    let read = ended(&log, 0, 1);
+    let reader = Client::attach(&read, Seq(0));
+    log.note_delivered(&read, Delivery::Proven);
+    for stream in [&likely, &keyed, &asked, &read] {
+        assert!(is_kept(&log, stream));
+    }
+    assert_eq!(stubs(&log), 0);
+    drop(reader);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_response_moves_into_its_stub() {
+    let log = log_with(None);
+    let (stream, writer) = open_of(&log, 0);
+    let large = format!(r#"{{"jsonrpc":"2.0","id":1,"result":"{}"}}"#, "x".repeat(200_000));
+    ready(writer.update(says(&note(1))));
+    ready(writer.update(says(&large)));
+    ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
+    log.retain(&stream);
+    let before = cursor_of(&stream, Seq(1));
+    log.note_delivered(&stream, Delivery::Proven);
+    assert!(stream.look(|machine| machine.trimmed()) == Seq(2), "it is in one place");
+    drop((stream, writer));
+    let (stream, cursor) = log.find(&before, &binding()).unwrap();
+    let mut back = Client::attach(&stream, cursor);
+    assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(back.text().contains(&large));
+}
