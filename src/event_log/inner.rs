@@ -66,6 +66,8 @@ pub(super) struct Inner {
     pub(super) head: Head,
     /// What it takes of its principal's share.
     pub(super) part: Part,
+    /// The rest of an event waits for room.
+    pub(super) is_held_up: bool,
     /// How certain it is that its last message has arrived.
     pub(super) delivered: Delivered,
     /// When its last message was known to have arrived, once it is over: its place in the row of those that may go.
@@ -91,6 +93,7 @@ impl Inner {
             moved: false,
             head: Head::Waiting,
             part,
+            is_held_up: false,
             delivered: Delivered::default(),
             delivered_at: None,
             reader: None,
@@ -160,7 +163,13 @@ impl Inner {
         self.machine.handle_trimmed(self.tail.trimmed());
         let has_unread = self.machine.tail() > self.machine.releasable();
         let was_paused = self.machine.is_paused();
-        self.machine.handle_full(!fits || (has_unread && self.part.share().is_over()), clock::now());
+        let waits_for_reader = !fits || (has_unread && self.part.share().is_over());
+        if waits_for_reader && self.machine.policy().pauses {
+            self.part.give_turn_back();
+        } else {
+            self.is_held_up = self.part.must_wait();
+        }
+        self.machine.handle_full(waits_for_reader || self.is_held_up, clock::now());
         let trimmed = self.tail.trimmed().0 - before.0;
         self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
     }
@@ -243,7 +252,7 @@ impl Inner {
 
     /// Whether it wants room that may be had elsewhere, or now.
     pub(super) fn is_short(&self) -> bool {
-        self.machine.is_paused() || self.part.share().is_over()
+        self.machine.is_paused() || self.is_held_up || self.part.share().is_over()
     }
 
     /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another

@@ -13,11 +13,12 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
+use tokio::sync::Notify;
 
 use super::Principal;
 use crate::clock;
@@ -29,6 +30,9 @@ use crate::protocol::ids::StreamId;
 const STREAM_COST: usize = 2048;
 /// This part of the total is kept for those who hold little.
 const RESERVE: usize = 8;
+/// What is read of an event that has not come whole, however full the share is: the piece that a gather takes at once. To read on with it
+/// where there is no room is a turn, of one call at a time.
+const ARRIVING_FREE: usize = 64 * 1024;
 /// Resumes that may come at once, in seconds' worth of their rate: all clients of a site are cut together and come back
 /// together.
 const RESUME_BURST: Duration = Duration::from_secs(10);
@@ -95,6 +99,8 @@ pub(super) struct Whole {
     pub(super) metrics: Arc<Metrics>,
     /// Shares that hold anything.
     holders: AtomicUsize,
+    /// That of the calls of all shares, where the process is full.
+    turn: Turn,
 }
 
 /// One principal's share.
@@ -110,6 +116,27 @@ pub struct Share {
     delivered: Mutex<Delivered>,
     /// The stubs of a share, by when they became that: they go before all else.
     proven: Mutex<BTreeSet<(Instant, StreamId)>>,
+    /// That of its calls, where it is full.
+    turn: Turn,
+}
+
+/// The right to read on with a large event although there is no room: one call has it at a time, so that what is full gets on, and is
+/// exceeded by one event.
+#[derive(Default)]
+struct Turn {
+    is_taken: AtomicBool,
+    freed: Notify,
+}
+
+impl Turn {
+    fn take(&self) -> bool {
+        !self.is_taken.swap(true, Ordering::Relaxed)
+    }
+
+    fn free(&self) {
+        self.is_taken.store(false, Ordering::Relaxed);
+        self.freed.notify_waiters();
+    }
 }
 
 /// The streams of a share that are over and have arrived, by when they did: the first to go.
@@ -129,7 +156,7 @@ impl fmt::Debug for Share {
 impl Shares {
     /// None yet.
     pub fn new(allowance: Allowance, metrics: Arc<Metrics>) -> Self {
-        let whole = Arc::new(Whole { allowance, metrics, holders: AtomicUsize::new(0) });
+        let whole = Arc::new(Whole { allowance, metrics, holders: AtomicUsize::new(0), turn: Turn::default() });
         Self { whole, shares: DashMap::new(), sweep_at: AtomicUsize::new(SHARES_MIN) }
     }
 
@@ -197,6 +224,15 @@ impl Share {
             resumes_queue: tokio::sync::Mutex::default(),
             delivered: Mutex::default(),
             proven: Mutex::default(),
+            turn: Turn::default(),
+        }
+    }
+
+    /// Resolves when a call that had the turn to read on has given it back.
+    pub(super) async fn turn_freed(&self) {
+        tokio::select! {
+            () = self.turn.freed.notified() => {}
+            () = self.whole.turn.freed.notified() => {}
         }
     }
 
@@ -250,7 +286,17 @@ impl Share {
     pub(super) fn take_part(self: &Arc<Self>, request_bytes: usize) -> Part {
         self.whole.metrics.observe_stream();
         let base = STREAM_COST + request_bytes;
-        Part { holding: self.hold(base), base, asks: 0, running: false, detached: false }
+        Part {
+            holding: self.hold(base),
+            base,
+            asks: 0,
+            events: 0,
+            arriving: 0,
+            has_turn: false,
+            has_turn_of_whole: false,
+            running: false,
+            detached: false,
+        }
     }
 
     /// Whether a resume may go on at once: none waits, and the rate allows one more. Counts it then.
@@ -403,6 +449,11 @@ pub struct Part {
     base: usize,
     /// What is remembered of the server's questions.
     asks: usize,
+    events: usize,
+    /// What has come of an event that is not whole.
+    arriving: usize,
+    has_turn: bool,
+    has_turn_of_whole: bool,
     running: bool,
     detached: bool,
 }
@@ -414,26 +465,62 @@ impl Part {
 
     /// Its events take so many bytes.
     pub(super) fn set_events(&mut self, bytes: usize) {
-        self.holding.set(self.base + self.asks + bytes);
+        self.events = bytes;
+        self.count();
+    }
+
+    /// So many bytes have come of an event that is not whole.
+    pub(super) fn set_arriving(&mut self, bytes: usize) {
+        self.arriving = bytes;
+        self.count();
+        if bytes == 0 {
+            self.give_turn_back();
+        }
+    }
+
+    /// Whether the rest of an event that is arriving is to wait, because there is no room and it is not this call's turn.
+    pub(super) fn must_wait(&mut self) -> bool {
+        if self.arriving <= ARRIVING_FREE {
+            return false;
+        }
+        let share = self.holding.share();
+        self.has_turn = self.has_turn || (share.own_excess() > 0 && share.turn.take());
+        self.has_turn_of_whole = self.has_turn_of_whole || (share.excess_of_total() > 0 && share.whole.turn.take());
+        (share.own_excess() > 0 && !self.has_turn) || (share.excess_of_total() > 0 && !self.has_turn_of_whole)
+    }
+
+    /// Another call may read on.
+    pub(super) fn give_turn_back(&mut self) {
+        if std::mem::take(&mut self.has_turn) {
+            self.share().turn.free();
+        }
+        if std::mem::take(&mut self.has_turn_of_whole) {
+            self.share().whole.turn.free();
+        }
     }
 
     /// What is remembered of the server's questions takes so many bytes. Nothing to do for most events: they ask nothing.
     pub(super) fn set_asks(&mut self, bytes: usize) {
         if bytes != self.asks {
-            self.holding.set(self.holding.bytes - self.asks + bytes);
             self.asks = bytes;
+            self.count();
         }
+    }
+
+    fn count(&mut self) {
+        self.holding.set(self.base + self.asks + self.events + self.arriving);
     }
 
     /// It keeps so many bytes beside its events, for a retry.
     pub(super) fn keep_beside(&mut self, bytes: usize) {
         self.base += bytes;
-        self.holding.set(self.holding.bytes + bytes);
+        self.count();
     }
 
     /// Its call is over, the request is gone; its events take so many bytes.
     pub(super) fn forget_request(&mut self, events: usize) {
         self.base = STREAM_COST;
+        self.set_arriving(0);
         self.set_events(events);
     }
 
@@ -467,6 +554,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
+        self.set_arriving(0);
         self.set_detached(false);
         self.set_running(false);
         self.share().whole.metrics.observe_stream_end();

@@ -101,7 +101,7 @@ impl Writer {
         let inner = self.stream.lock();
         let deadline = inner.machine.poll_timeout();
         let is_behind = inner.recorded.as_ref().is_some_and(|recorded| recorded.is_behind && !recorded.is_local);
-        let is_paused = inner.machine.is_paused();
+        let is_paused = inner.machine.is_paused() || inner.is_held_up;
         if !is_paused && !is_behind {
             return (deadline, true);
         }
@@ -110,7 +110,22 @@ impl Writer {
     }
 
     /// Resolves when another task changed the stream.
-    pub async fn changed(&self) {
-        self.stream.pump.notified().await;
+    pub async fn changed(&self, may_read: bool) {
+        let changed = self.stream.pump.notified();
+        if may_read {
+            return changed.await;
+        }
+        // What keeps it from reading may be another call of its share.
+        tokio::select! {
+            biased;
+            () = changed => {}
+            () = self.stream.share().turn_freed() => {}
+        }
+    }
+
+    /// So many bytes have come of an event, or of an answer that becomes one, that is not whole. Counts from now on; whether there is room
+    /// for the rest is decided with the next [`Self::update`].
+    pub fn note_arriving(&self, bytes: usize) {
+        self.stream.lock().part.set_arriving(bytes);
     }
 }

@@ -111,6 +111,11 @@ impl Decoder {
         polled
     }
 
+    /// Bytes of memory that it holds of an event that has begun.
+    pub fn bytes_held(&self) -> usize {
+        self.input.rest().len() + self.block.held()
+    }
+
     /// Whether an event has begun that no blank line has ended, or bytes are held that may begin one. When the
     /// stream ends now they are lost. Comments do not count.
     pub fn has_partial(&self) -> bool {
@@ -402,6 +407,12 @@ impl Block {
             retry: None,
             cut_value: Vec::new(),
         }
+    }
+
+    /// Bytes of memory, those that are reserved included.
+    fn held(&self) -> usize {
+        let id = self.id.as_ref().map_or(0, Bytes::len);
+        self.name.len() + self.data.capacity() + id + self.cut_value.capacity()
     }
 
     /// A line with this field begins.

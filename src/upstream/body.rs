@@ -15,13 +15,21 @@ use crate::event_log::{BoxBody, BoxError};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
-/// Collects until the end or the limit: true when it is complete.
-pub(super) async fn keep(body: &mut Received, kept: &mut BytesMut, limit: usize) -> Result<bool, Ending> {
+/// Collects until the end or the limit: true when it is complete. What comes in several pieces is told as it `grows`.
+pub(super) async fn keep(
+    body: &mut Received,
+    kept: &mut BytesMut,
+    limit: usize,
+    grows: impl Fn(usize),
+) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
         match frame.map_err(|_| Ending::Broken)?.into_data() {
             // Most come in one piece. Our own client's is as large as what is in it; hyper's is a slice of its read buffer.
             Ok(data) if kept.is_empty() && body.is_gathered() => *kept = data.into(),
-            Ok(data) => kept.extend_from_slice(&data),
+            Ok(data) => {
+                kept.extend_from_slice(&data);
+                grows(kept.len());
+            }
             Err(_) => {}
         }
         if kept.len() > limit {

@@ -82,6 +82,8 @@ pub struct Pump {
     opened_session: Option<SessionId>,
     /// What its result says, until the store has it.
     unsaved: Option<Opened>,
+    /// Bytes of an event, or of an answer that becomes one, that is not whole.
+    arriving: usize,
     began: Instant,
     alarm: Alarm,
 }
@@ -113,6 +115,7 @@ impl Pump {
             source: Source::Idle,
             opened_session: None,
             unsaved: None,
+            arriving: 0,
             began,
             alarm: Alarm::new(),
         });
@@ -134,7 +137,7 @@ impl Pump {
                 // without end.
                 biased;
                 // Another task may have staged events.
-                () = self.writer.changed() => self.writer.update(|_, _| ()).await,
+                () = self.writer.changed(may_read) => self.writer.update(|_, _| ()).await,
                 () = self.alarm.ring() => self.take_timeout().await,
                 input = self.source.next(), if may_read => self.take(input).await,
             }
@@ -280,18 +283,35 @@ impl Pump {
             Input::Head { answer: Err(failure), again } => self.take_failure(failure, again).await,
             Input::Piece(piece) => self.take_piece(piece).await,
             Input::End(ending) => self.end(ending).await,
+            Input::Grown(bytes) => self.take_growth(bytes).await,
             Input::Body(collected) => self.log_answer(collected).await,
+        }
+    }
+
+    /// More of an answer has come, which is not whole.
+    async fn take_growth(&mut self, bytes: usize) {
+        self.note_arriving(bytes);
+        self.writer.update(|_, _| ()).await;
+    }
+
+    /// Counts what has come of an event that is not whole. Most events come whole, so that there is nothing to be told.
+    fn note_arriving(&mut self, bytes: usize) {
+        if std::mem::replace(&mut self.arriving, bytes) != bytes {
+            self.writer.note_arriving(bytes);
         }
     }
 
     async fn end(&mut self, ending: Ending) {
         self.source = Source::Idle;
+        self.note_arriving(0);
         self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
     }
 
     async fn take_piece(&mut self, piece: Bytes) {
         let Source::Reading(reader) = &mut self.source else { return };
         let Gathered { mut events, error, ending } = reader.gather(piece).await;
+        let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
+        self.note_arriving(held);
         if self.call.teaches.is_any() {
             events.iter_mut().for_each(|event| event.data = self.be_taught(std::mem::take(&mut event.data)));
             Box::pin(self.save_session()).await;
@@ -442,6 +462,7 @@ impl Pump {
     /// After a commit a JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
     async fn log_answer(&mut self, Collected { status, body }: Collected) {
         self.source = Source::Idle;
+        self.note_arriving(0);
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_answer(body).ok_or(refused)).map(|body| self.be_taught(body));
         Box::pin(self.save_session()).await;
@@ -497,8 +518,11 @@ impl Pump {
             false if self.is_keyed() => (KEPT_ANSWER_MAX, LESSON_WAIT),
             false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
         };
-        let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit)).await;
+        let complete =
+            tokio::time::timeout(wait, keep(&mut body, &mut kept, limit, |bytes| self.writer.note_arriving(bytes)))
+                .await;
         let kept = kept.freeze();
+        self.writer.note_arriving(0);
         let plain = match complete {
             Ok(Ok(true)) => {
                 let body = match self.call.teaches.is_any() && !is_compressed(&parts.headers) {

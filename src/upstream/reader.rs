@@ -29,6 +29,11 @@ impl EventReader {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
     }
 
+    /// Bytes it holds of an event that has not come whole.
+    pub(super) fn held(&self) -> usize {
+        self.decoder.bytes_held()
+    }
+
     /// The next piece of the body, or how it ended. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
         loop {

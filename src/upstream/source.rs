@@ -3,11 +3,11 @@
 use std::future::Future;
 use std::pin::Pin;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{Response, StatusCode};
+use http_body_util::BodyExt;
 
 use super::Received;
-use super::body::collect;
 use super::pump::refused_by;
 use super::reader::EventReader;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -22,15 +22,20 @@ pub(super) enum Source {
     },
     Reading(Box<EventReader>),
     /// The body of a JSON answer that becomes a message.
-    Collecting(Pin<Box<dyn Future<Output = Collected> + Send>>),
+    Collecting(Box<Collecting>),
     /// Nothing is expected until the machine says so.
     Idle,
 }
 
 pub(super) enum Input {
-    Head { answer: Result<Box<Response<Received>>, Failure>, again: bool },
+    Head {
+        answer: Result<Box<Response<Received>>, Failure>,
+        again: bool,
+    },
     Piece(Bytes),
     End(Ending),
+    /// The answer that is collected has grown to so many bytes.
+    Grown(usize),
     Body(Collected),
 }
 
@@ -40,16 +45,42 @@ pub(super) struct Collected {
     pub(super) body: Result<Bytes, ErrorCode>,
 }
 
+/// One on its way.
+pub(super) struct Collecting {
+    status: StatusCode,
+    /// `None`: it can be no message.
+    body: Option<Received>,
+    kept: BytesMut,
+    limit: usize,
+}
+
+impl Collecting {
+    /// The next piece of it. Dropping the future loses nothing.
+    async fn next(&mut self) -> Input {
+        let status = self.status;
+        let Some(body) = &mut self.body else {
+            return Input::Body(Collected { status, body: Err(refused_by(status)) });
+        };
+        let failed = match body.frame().await {
+            Some(Ok(frame)) => {
+                let data = frame.into_data().unwrap_or_default();
+                self.kept.extend_from_slice(&data);
+                if self.kept.len() <= self.limit {
+                    return Input::Grown(self.kept.capacity());
+                }
+                ErrorCode::EventTooLarge
+            }
+            Some(Err(_)) => ErrorCode::UpstreamBroke,
+            None => return Input::Body(Collected { status, body: Ok(std::mem::take(&mut self.kept).freeze()) }),
+        };
+        Input::Body(Collected { status, body: Err(failed) })
+    }
+}
+
 impl Source {
     /// The body of an answer that becomes a message; `None` for one that can be none.
     pub(super) fn collecting(status: StatusCode, json: Option<Received>, limit: usize) -> Self {
-        Source::Collecting(Box::pin(async move {
-            let body = match json {
-                Some(body) => collect(body, limit).await,
-                None => Err(refused_by(status)),
-            };
-            Collected { status, body }
-        }))
+        Source::Collecting(Box::new(Collecting { status, body: json, kept: BytesMut::new(), limit }))
     }
 
     /// The next thing the upstream does. Dropping the future loses nothing.
@@ -63,7 +94,7 @@ impl Source {
                 Ok(piece) => Input::Piece(piece),
                 Err(ending) => Input::End(ending),
             },
-            Source::Collecting(collecting) => Input::Body(collecting.await),
+            Source::Collecting(collecting) => collecting.next().await,
             Source::Idle => std::future::pending().await,
         }
     }

@@ -1,6 +1,8 @@
 //! Bytes: of a stream, of a caller, of the process.
 
 use super::*;
+use std::sync::Arc;
+use tokio::task::JoinSet;
 
 const KIB: usize = 1024;
 
@@ -211,5 +213,57 @@ async fn a_full_process_refuses_whoever_holds_much_and_nobody_else() {
         () = watch => {}
     }
     assert_eq!(metric(&proxy, &rejects("proxy_full")).await, 1.0);
+    neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn events_count_while_they_arrive_and_a_full_share_takes_them_one_by_one() {
+    const CALLS: usize = 12;
+    const EVENT: usize = 900 * KIB;
+    const SHARE: usize = 4096 * KIB;
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.streams.max_event_bytes = 1024 * KIB;
+        c.streams.max_bytes = 2048 * KIB;
+        c.streams.max_bytes_per_principal = SHARE;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let text: Arc<str> = "x".repeat(EVENT).into();
+    let (go, may_end) = tokio::sync::watch::channel(false);
+    let mut begun = Vec::new();
+    for id in 0..CALLS {
+        begun.push((id, begin(&proxy, &mut upstream, &session.post(call(id))).await));
+    }
+    let mut calls = JoinSet::new();
+    for (id, (sse, mut response)) in begun {
+        let (text, mut may_end) = (text.clone(), may_end.clone());
+        let serve = async move {
+            // All of the event but its end: nothing has come whole.
+            sse.bytes(format!("data: {text}")).await;
+            may_end.wait_for(|may| *may).await.expect("a sender");
+            sse.bytes("\n\n").await;
+            sse.finish(result(id)).await;
+        };
+        let read = async move {
+            assert!(response.event().await.bytes().len() == EVENT, "{id}");
+            assert_eq!(response.event().await.bytes(), result(id).as_bytes());
+            response.ends().await;
+        };
+        calls.spawn(async move { tokio::join!(serve, read) });
+    }
+    let held = "mcp_resume_held_bytes";
+    within("the share is full", async { while metric(&proxy, held).await < 0.95 * SHARE as f64 {} }).await;
+    // Beyond it: one event, and of every other call what one look at its connection brings.
+    let most = (SHARE + EVENT * 2 + CALLS * 192 * KIB) as f64;
+    for _ in 0..20 {
+        neighbour.hears().await;
+        let held = metric(&proxy, held).await;
+        assert!(held <= most, "{held} bytes");
+    }
+    // Every call gets its event and its end.
+    go.send(true).expect("calls that wait");
+    while let Some(ended) = calls.join_next().await {
+        ended.expect("no panic");
+    }
     neighbour.moves_out().await;
 }
