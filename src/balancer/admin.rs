@@ -72,7 +72,11 @@ impl Admin {
         if self.table.replicas().iter().any(takes_calls) {
             return text(StatusCode::OK, "ready\n");
         }
-        text(StatusCode::SERVICE_UNAVAILABLE, "no replica takes calls\n")
+        // Whoever has a running call there comes by way of this one, and nobody else would know better.
+        if self.table.replicas().iter().any(|replica| replica.condition == Condition::Closing) {
+            return text(StatusCode::OK, "ready for what runs: no replica takes new calls\n");
+        }
+        text(StatusCode::SERVICE_UNAVAILABLE, "no replica answers\n")
     }
 }
 

@@ -1,8 +1,9 @@
 //! Where the sidecars are: addresses, names and services, of the configuration and of a file, as backends.
 //!
 //! Invariant: an error takes nothing away. A name that cannot be resolved just now and a file that is bad just now leave what was known of
-//! them; only an answer that says there is nothing, or a target that is listed no more, does. Each is warned of once until it is well
-//! again. Nothing is cached beside that: every discovery asks anew.
+//! them. An answer that says there is nothing, where there was something, is doubted: what was known stays and is marked
+//! ([`Endpoint::is_doubtful`]). An answer with other records, or a target that is listed no more, takes away the rest. Each failure is
+//! warned of once until it is well again. Nothing is cached beside that: every discovery asks anew.
 //!
 //! Absent: when to discover (the caller does, every refresh interval and when [`Discovery::changed`] says so), and whether anybody is
 //! there (health checks).
@@ -60,6 +61,8 @@ pub struct Endpoint {
     pub name: Arc<str>,
     /// What it is to get.
     pub standing: Standing,
+    /// The DNS has no records of it any more, nor of anything else by its name: to be kept only as long as it answers.
+    pub is_doubtful: bool,
 }
 
 /// What a replica is to get of new calls (RFC 2782), as far as anything was said of it.
@@ -157,6 +160,8 @@ type Answers = HashMap<Question, Kept<Vec<Record>>>;
 struct Kept<T> {
     value: T,
     is_failing: bool,
+    /// The last answer said that there is nothing.
+    is_doubtful: bool,
 }
 
 impl Discovery {
@@ -226,7 +231,7 @@ impl<L: Lookups> Discovery<L> {
             asking.spawn(async move {
                 let _permit = at_once.acquire().await;
                 let answer = timeout(LOOKUP_TIMEOUT, lookups.lookup(question.clone())).await;
-                kept.keep(answer.unwrap_or(Err(LookupError::TimedOut)), &question.name);
+                kept.keep_records(answer.unwrap_or(Err(LookupError::TimedOut)), &question.name);
                 // Servers rotate their answers.
                 kept.value.sort();
                 (question, kept)
@@ -280,6 +285,24 @@ impl<T> Kept<T> {
     }
 }
 
+impl Kept<Vec<Record>> {
+    /// Takes an answer of the DNS as [`Self::keep`] does, but doubts one that is empty where there were records.
+    fn keep_records(&mut self, found: Result<Vec<Record>, LookupError>, name: &str) {
+        if found.as_ref().is_ok_and(Vec::is_empty) && !self.value.is_empty() {
+            if !std::mem::replace(&mut self.is_doubtful, true) {
+                warn!(
+                    source = name,
+                    "the DNS has no replicas any more; those known before stay as long as they answer"
+                );
+            }
+            self.is_failing = false;
+            return;
+        }
+        self.is_doubtful &= found.is_err();
+        self.keep(found, &name);
+    }
+}
+
 fn digest(bytes: &[u8]) -> u64 {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
@@ -304,15 +327,16 @@ fn hosts(targets: &[Target], answers: &Answers) -> HashSet<Question> {
 }
 
 fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
-    let mut backends = BTreeMap::new();
+    let mut endpoints: BTreeMap<SocketAddr, Endpoint> = BTreeMap::new();
     for target in targets {
         let name: Arc<str> = target.certified().into();
-        for (addr, standing) in addresses(target.place(), answers) {
-            let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), standing };
-            backends.entry(addr).or_insert_with(|| backend(addr, endpoint));
+        for Found { addr, standing, is_doubtful } in addresses(target.place(), answers) {
+            let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), standing, is_doubtful };
+            let known = endpoints.entry(addr).or_insert(endpoint);
+            known.is_doubtful &= is_doubtful;
         }
     }
-    backends.into_values().collect()
+    endpoints.into_iter().map(|(addr, endpoint)| backend(addr, endpoint)).collect()
 }
 
 fn backend(addr: SocketAddr, endpoint: Endpoint) -> Backend {
@@ -321,25 +345,41 @@ fn backend(addr: SocketAddr, endpoint: Endpoint) -> Backend {
     Backend { addr: PingoraAddr::Inet(addr), weight: 1, ext }
 }
 
-fn addresses(place: &Place, answers: &Answers) -> Vec<(SocketAddr, Standing)> {
-    let hosts = match place {
-        Place::Address(addr) => return vec![(*addr, Standing::EQUAL)],
-        Place::Name { name, port } => vec![Host { name: name.clone(), port: *port, standing: Standing::EQUAL }],
-        Place::Service(name) => hosts_of(name, answers),
+/// One address of a target.
+struct Found {
+    addr: SocketAddr,
+    standing: Standing,
+    is_doubtful: bool,
+}
+
+fn addresses(place: &Place, answers: &Answers) -> Vec<Found> {
+    let (hosts, is_doubtful) = match place {
+        Place::Address(addr) => return vec![Found { addr: *addr, standing: Standing::EQUAL, is_doubtful: false }],
+        Place::Name { name, port } => {
+            (vec![Host { name: name.clone(), port: *port, standing: Standing::EQUAL }], false)
+        }
+        Place::Service(name) => (hosts_of(name, answers), records(name, Kind::Service, answers).1),
     };
-    let of_host = |host: Host| {
-        let both = [Kind::V4, Kind::V6].map(|kind| records(&host.name, kind, answers));
-        let ips = both.into_iter().flatten().filter_map(|record| match record {
+    let of_kind = |host: &Host, kind: Kind| {
+        let (records, is_doubted) = records(&host.name, kind, answers);
+        let ips = records.iter().filter_map(|record| match record {
             Record::Address(ip) => Some(*ip),
             Record::Service { .. } => None,
         });
-        ips.map(|ip| (SocketAddr::new(ip, host.port), host.standing)).collect::<Vec<_>>()
+        let found = |ip| Found {
+            addr: SocketAddr::new(ip, host.port),
+            standing: host.standing,
+            is_doubtful: is_doubtful || is_doubted,
+        };
+        ips.map(found).collect::<Vec<_>>()
     };
-    hosts.into_iter().flat_map(of_host).collect()
+    hosts.iter().flat_map(|host| [of_kind(host, Kind::V4), of_kind(host, Kind::V6)]).flatten().collect()
 }
 
-fn records<'a>(name: &str, kind: Kind, answers: &'a Answers) -> &'a [Record] {
-    answers.get(&Question { name: name.to_owned(), kind }).map_or(&[], |kept| &kept.value)
+/// What is known of a question, and whether that is doubted.
+fn records<'a>(name: &str, kind: Kind, answers: &'a Answers) -> (&'a [Record], bool) {
+    let kept = answers.get(&Question { name: name.to_owned(), kind });
+    kept.map_or((&[], false), |kept| (&kept.value, kept.is_doubtful))
 }
 
 struct Host {
@@ -351,7 +391,7 @@ struct Host {
 /// The hosts of the service, those of the lowest priority first. One named `.` says that there is none.
 fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
-    for record in records(service, Kind::Service, answers) {
+    for record in records(service, Kind::Service, answers).0 {
         if let Record::Service { priority, host, port, weight } = record
             && host != "."
         {

@@ -4,7 +4,6 @@
 //! Which addresses there are comes from discovery; both go through Pingora's [`Backends`]. What was heard goes into the [`Table`].
 //! Absent: what follows from it.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,11 +19,12 @@ use pingora_http::RequestHeader;
 use pingora_load_balancing::health_check::HealthCheck;
 use pingora_load_balancing::{Backend, Backends};
 use serde::Deserialize;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, Notify};
 use tracing::{debug, warn};
 
-use super::discovery::{Discovery, Endpoint, Standing};
+use super::discovery::{Discovery, Dns, Endpoint, Lookups, Standing};
 use super::metrics::Metrics;
+use super::owner::Condition;
 use super::peer::Peers;
 use super::table::{Listed, Report, Table, Way};
 use crate::clock;
@@ -37,6 +37,8 @@ pub const PATH: &str = WELL_KNOWN;
 const REPORT_MAX: usize = 16 * 1024;
 /// Rounds for owners that nobody knew are at least so far apart: anybody can make one up.
 const ROUND_PAUSE: Duration = Duration::from_millis(200);
+/// Least time between two lookups because a replica is down, which may be there again by another address.
+const LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 
 /// How often, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -52,29 +54,32 @@ pub struct Intervals {
 }
 
 /// What keeps the table true.
-pub struct Health {
+pub struct Health<L = Dns> {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
-    discovery: Discovery,
+    discovery: Discovery<L>,
     backends: Backends,
     intervals: Intervals,
     /// When the last round for an unknown owner began.
     last_round: Mutex<Option<Instant>>,
+    /// Told when a replica is down.
+    is_missing: Notify,
 }
 
-impl Health {
+impl<L: Lookups> Health<L> {
     /// Nothing is asked yet.
     pub fn new(
         table: Arc<Table>,
         metrics: Arc<Metrics>,
-        discovery: Discovery,
+        discovery: Discovery<L>,
         peers: Arc<Peers>,
         intervals: Intervals,
     ) -> Self {
         let mut backends = Backends::new(Box::new(discovery.clone()));
         let connector = Connector::new(Some(ConnectorOptions::from_server_conf(peers.server_conf())));
         backends.set_health_check(Box::new(Question { table: table.clone(), peers, connector, intervals }));
-        Self { table, metrics, discovery, backends, intervals, last_round: Mutex::new(None) }
+        let (last_round, is_missing) = (Mutex::new(None), Notify::new());
+        Self { table, metrics, discovery, backends, intervals, last_round, is_missing }
     }
 
     /// Looks for replicas, and asks each, once.
@@ -87,18 +92,26 @@ impl Health {
     pub async fn run(&self) {
         let discovering = async {
             loop {
-                let due = clock::sleep_until(clock::now() + self.intervals.refresh);
+                let now = clock::now();
+                let missing = async {
+                    clock::sleep_until(now + LOOKUP_PAUSE).await;
+                    self.is_missing.notified().await;
+                };
                 tokio::select! {
                     biased;
                     () = self.discovery.changed() => {}
-                    () = due => {}
+                    () = clock::sleep_until(now + self.intervals.refresh) => {}
+                    () = missing => {}
                 }
                 self.discover().await;
             }
         };
         let asking = async {
+            let mut due = clock::now() + self.intervals.health;
             loop {
-                clock::sleep_until(clock::now() + self.intervals.health).await;
+                // From its beginning: a round takes as long as the slowest answer.
+                clock::sleep_until(due).await;
+                due = clock::now() + self.intervals.health;
                 self.ask().await;
             }
         };
@@ -116,7 +129,13 @@ impl Health {
         }
         *last = Some(clock::now());
         self.metrics.observe_round();
-        self.round().await;
+        let known = self.table.unknown();
+        // The DNS may be silent for longer than a client is to wait.
+        let looking = tokio::time::timeout(self.intervals.timeout, self.discover());
+        let _ = tokio::join!(self.ask(), looking);
+        if self.table.unknown().iter().any(|address| !known.contains(address)) {
+            self.ask().await;
+        }
     }
 
     async fn discover(&self) {
@@ -125,13 +144,20 @@ impl Health {
             warn!(%error, "the replicas could not be looked up");
         }
         let found = self.discovery.found();
-        let found: HashMap<_, _> = found.iter().filter_map(|found| Some((*inet(found)?, listed(found)))).collect();
-        self.table.set(&found);
+        let answers = |address| self.table.find(address).is_some_and(|entry| entry.is_up());
+        let kept = found.iter().filter_map(|found| {
+            let address = *inet(found)?;
+            (!is_doubtful(found) || answers(address)).then(|| (address, listed(found)))
+        });
+        self.table.set(&kept.collect());
     }
 
     async fn ask(&self) {
         self.backends.run_health_check(true).await;
         let conditions: Vec<_> = self.table.replicas().iter().map(|replica| replica.condition).collect();
+        if conditions.contains(&Condition::Down) {
+            self.is_missing.notify_one();
+        }
         self.metrics.observe_replicas(&conditions, self.table.unknown().len(), self.table.find_doubled());
     }
 }
@@ -207,6 +233,10 @@ fn listed(backend: &Backend) -> Listed {
     Listed { way: Way { tls }, standing: endpoint.map_or(Standing::EQUAL, |endpoint| endpoint.standing) }
 }
 
+fn is_doubtful(backend: &Backend) -> bool {
+    backend.ext.get::<Endpoint>().is_some_and(|endpoint| endpoint.is_doubtful)
+}
+
 /// A report as it comes; what a later sidecar adds is passed over.
 #[derive(Deserialize)]
 struct Said {
@@ -244,20 +274,93 @@ fn read(body: &[u8]) -> Option<Report> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::discovery::Sources;
+    use std::future::pending;
+
+    use super::super::discovery::{LookupError, Question, Record, Sources};
     use super::super::table::Rules;
     use super::*;
     use crate::config::BalanceTls;
 
+    const WAIT: Duration = Duration::from_secs(1);
+    const UNHEALTHY_AFTER: usize = 3;
+
+    /// The DNS as a test wants it; `None`: it says nothing.
+    #[derive(Clone, Default)]
+    struct Names(Arc<std::sync::Mutex<Option<Vec<Record>>>>);
+
+    impl Lookups for Names {
+        async fn lookup(&self, question: Question) -> std::result::Result<Vec<Record>, LookupError> {
+            let answer = self.0.lock().unwrap().clone();
+            match answer {
+                Some(records) if question.kind == super::super::discovery::Kind::V4 => Ok(records),
+                Some(_) => Ok(Vec::new()),
+                None => pending().await,
+            }
+        }
+    }
+
+    fn health_of(target: Option<&str>, names: &Names) -> (Arc<Health<Names>>, Arc<Table>, Arc<Metrics>) {
+        let intervals = Intervals { refresh: WAIT * 5, health: WAIT, timeout: WAIT, unhealthy_after: UNHEALTHY_AFTER };
+        let table = Arc::new(Table::new(Rules { eject_after: 1, eject: WAIT, slow_start: None }));
+        let metrics = Arc::new(Metrics::new().unwrap());
+        let peers = Arc::new(Peers::new(&BalanceTls::default(), WAIT).unwrap());
+        let listed = target.into_iter().map(|target| target.parse().unwrap()).collect();
+        let discovery = Discovery::with_lookups(Sources { listed, file: None }, names.clone());
+        (Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers, intervals)), table, metrics)
+    }
+
+    fn well(owner: u32) -> Report {
+        let (is_ready, is_shared, is_durable) = (true, false, false);
+        Report { owner: Owner(owner), instance: "a".to_owned(), is_ready, is_shared, is_durable }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_says_nothing_any_more_is_down_in_time() {
+        // Connections wait to be accepted.
+        let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = silent.local_addr().unwrap();
+        let (health, table, _) = health_of(Some(&format!("http://{address}")), &Names::default());
+        health.discover().await;
+        let entry = table.find(address).unwrap();
+        entry.note_report(well(7));
+        let down = entry.enter();
+        let began = clock::now();
+        let running = tokio::spawn(async move { health.run().await });
+        down.down().cancelled().await;
+        let took = clock::now() - began;
+        assert!(took <= WAIT * UNHEALTHY_AFTER as u32 + WAIT, "{took:?}");
+        running.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_silent_dns_does_not_hold_up_whoever_asks_for_an_owner() {
+        let (health, ..) = health_of(Some("http://mcp.svc:80"), &Names::default());
+        let began = clock::now();
+        health.learn(began).await;
+        assert_eq!(clock::now() - began, WAIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_empty_answer_of_the_dns_takes_nobody_away_who_answers() {
+        let names = Names::default();
+        let (health, table, _) = health_of(Some("http://mcp.svc:80"), &names);
+        let addresses = ["10.0.0.7", "10.0.0.8"].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
+        *names.0.lock().unwrap() = Some(addresses.iter().map(|address| Record::Address(address.ip())).collect());
+        health.discover().await;
+        addresses.iter().for_each(|address| table.find(*address).unwrap().note_report(well(7)));
+        *names.0.lock().unwrap() = Some(Vec::new());
+        health.discover().await;
+        assert!(addresses.iter().all(|address| table.find(*address).is_some()));
+        table.find(addresses[0]).unwrap().note_down();
+        for _ in 0..2 {
+            health.discover().await;
+            assert!(table.find(addresses[0]).is_none() && table.find(addresses[1]).is_some());
+        }
+    }
+
     #[tokio::test(start_paused = true)]
     async fn those_who_ask_for_unknown_owners_together_share_a_round() {
-        let wait = Duration::from_secs(1);
-        let intervals = Intervals { refresh: wait, health: wait, timeout: wait, unhealthy_after: 1 };
-        let table = Arc::new(Table::new(Rules { eject_after: 1, eject: wait, slow_start: None }));
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let peers = Arc::new(Peers::new(&BalanceTls::default(), wait).unwrap());
-        let discovery = Discovery::new(Sources::default());
-        let health = Arc::new(Health::new(table, metrics.clone(), discovery, peers, intervals));
+        let (health, _, metrics) = health_of(None, &Names::default());
         let rounds = || String::from_utf8(metrics.render()).unwrap();
         let began = clock::now();
         for expected in 1..=3 {

@@ -89,7 +89,8 @@ fn owned<'a>(owner: Owner, wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Choi
     if let Some(replica) = up.min_by_key(|replica| replica.address) {
         return Choice::Owner(replica);
     }
-    if !wanted.has_learned {
+    // One that is down is asked all the time: asking it once more would only let this request wait for it.
+    if !wanted.has_learned && !named().any(|replica| replica.condition == Condition::Down) {
         return Choice::Learn;
     }
     // What is on its disk comes back with it, and nobody else can say anything of it.
@@ -197,7 +198,7 @@ mod tests {
             ("behind, and of no weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
             ("requests broke", 2, false, of(Ejected), "owner 2"),
             ("draining", 2, false, of(Closing), "owner 2"),
-            ("one that does not answer is asked for once more", 2, false, of(Down), "learn"),
+            ("one that does not answer is not waited for", 2, false, of(Down), "any 1"),
             ("nobody of that name", 7, false, of(Ready), "learn"),
             ("gone with its memory: the honest answer", 2, true, of(Down), "any 1"),
             ("never heard of: the honest answer", 7, true, of(Ready), "any 1"),

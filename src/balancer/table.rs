@@ -93,9 +93,22 @@ struct State {
     up_since: Instant,
     /// Cancelled when it goes down; another one when it comes up.
     down: CancellationToken,
+    /// Requests that broke, in a row.
     broken: usize,
+    /// Requests that were answered with a failure, in a row.
+    failed: usize,
+    /// When the last of either did.
+    failed_at: Option<Instant>,
     ejections: u32,
     ejected_until: Option<Instant>,
+}
+
+impl State {
+    /// Returns the requests that broke or failed since the last good one, unless that was longer ago than `window`.
+    fn recent_failures(&self, now: Instant, window: Duration) -> usize {
+        let is_recent = self.failed_at.is_some_and(|at| now.saturating_duration_since(at) < window);
+        if is_recent { self.broken + self.failed } else { 0 }
+    }
 }
 
 /// A request on its way through a replica, for as long as this lives.
@@ -199,6 +212,8 @@ impl Entry {
             up_since: clock::now(),
             down: CancellationToken::new(),
             broken: 0,
+            failed: 0,
+            failed_at: None,
             ejections: 0,
             ejected_until: None,
         };
@@ -212,7 +227,7 @@ impl Entry {
         if !state.is_up || is_new {
             info!(address = %self.address, owner = %report.owner, "a replica is up");
             state.up_since = clock::now();
-            (state.broken, state.ejections, state.ejected_until) = (0, 0, None);
+            (state.broken, state.failed, state.ejections, state.ejected_until) = (0, 0, 0, None);
         }
         if !state.is_up {
             state.down = CancellationToken::new();
@@ -238,21 +253,43 @@ impl Entry {
             return false;
         }
         state.broken += 1;
-        if state.broken < self.rules.eject_after {
-            return false;
-        }
+        state.failed_at = Some(clock::now());
+        state.broken >= self.rules.eject_after && self.eject(&mut state)
+    }
+
+    /// Notes that it answered a call with a failure: it cannot reach its server, or that cannot answer. Returns whether it is
+    /// ejected from now on.
+    pub fn note_failed(&self) -> bool {
+        let mut state = self.lock();
         state.broken = 0;
+        state.failed += 1;
+        state.failed_at = Some(clock::now());
+        state.failed >= self.rules.eject_after && self.eject(&mut state)
+    }
+
+    fn eject(&self, state: &mut State) -> bool {
+        (state.broken, state.failed) = (0, 0);
         state.ejections = (state.ejections + 1).min(EJECT_MOST);
         let pause = self.rules.eject * state.ejections;
         state.ejected_until = Some(clock::now() + pause);
-        warn!(address = %self.address, ?pause, "requests to a replica broke: it gets no new calls for a while");
+        warn!(address = %self.address, ?pause, "requests to a replica broke or failed: it gets no new calls for a while");
         true
     }
 
-    /// It answered a request.
+    /// It answered a request that says nothing of its server: it may have answered from its log.
     pub fn note_answered(&self) {
+        self.lock().broken = 0;
+    }
+
+    /// It answered a call without a failure.
+    pub fn note_served(&self) {
         let mut state = self.lock();
-        state.broken = 0;
+        (state.broken, state.failed) = (0, 0);
+    }
+
+    /// Returns whether it answers the questions who it is.
+    pub fn is_up(&self) -> bool {
+        self.lock().is_up
     }
 
     /// A request goes through it.
@@ -286,7 +323,8 @@ impl Entry {
             condition,
             is_shared: report.is_shared,
             is_durable: report.is_durable,
-            load: self.load(),
+            // A request that fails at once would look like little load, and draw the next.
+            load: self.load() + state.recent_failures(now, self.rules.eject),
             part: part * state.standing.percent as f64 / 100.0,
             rank: state.standing.rank,
         })
@@ -385,6 +423,40 @@ mod tests {
         assert!(!entry.note_broken() && !entry.note_broken() && entry.note_broken());
         tokio::time::advance(RULES.eject).await;
         assert_eq!(condition(&entry), Some(Condition::Ready));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_answers_with_failures_is_out_as_well_and_answers_from_its_log_change_nothing() {
+        let table = table(&[1]);
+        let entry = table.find(address(1)).unwrap();
+        entry.note_report(report(7, "a"));
+        assert!(!entry.note_failed() && !entry.note_failed());
+        entry.note_served();
+        assert!(!entry.note_failed() && !entry.note_failed());
+        entry.note_answered();
+        assert_eq!(condition(&entry), Some(Condition::Ready));
+        assert!(entry.note_failed());
+        assert_eq!(condition(&entry), Some(Condition::Ejected));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_failed_at_once_is_no_little_load() {
+        let table = table(&[1]);
+        let entry = table.find(address(1)).unwrap();
+        entry.note_report(report(7, "a"));
+        let load = || entry.replica(clock::now()).unwrap().load;
+        let passage = entry.enter();
+        entry.note_failed();
+        drop(passage);
+        assert_eq!((entry.load(), load()), (0, 1));
+        entry.note_broken();
+        entry.note_failed();
+        assert_eq!(load(), 2);
+        entry.note_served();
+        assert_eq!(load(), 0, "one that serves again is as good as any");
+        entry.note_failed();
+        tokio::time::advance(RULES.eject).await;
+        assert_eq!(load(), 0, "it is tried again after a while");
     }
 
     #[tokio::test(start_paused = true)]

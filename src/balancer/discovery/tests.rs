@@ -65,9 +65,12 @@ fn standing(backend: &Backend) -> Standing {
 async fn found(discovery: &Discovery<Table>) -> Vec<String> {
     let (backends, enabled) = discovery.discover().await.unwrap();
     assert!(enabled.is_empty());
-    let said = |backend: &Backend| match standing(backend) {
-        Standing { rank: 0, percent } => format!("{}*{percent}", backend.addr),
-        Standing { rank, percent } => format!("{}*{percent} in rank {rank}", backend.addr),
+    let said = |backend: &Backend| {
+        let doubt = if backend.ext.get::<Endpoint>().unwrap().is_doubtful { " if it answers" } else { "" };
+        match standing(backend) {
+            Standing { rank: 0, percent } => format!("{}*{percent}{doubt}", backend.addr),
+            Standing { rank, percent } => format!("{}*{percent} in rank {rank}{doubt}", backend.addr),
+        }
     };
     backends.iter().map(said).collect()
 }
@@ -128,12 +131,17 @@ async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
     let (tls, plain) = (("mcp.svc", true), ("10.0.0.8", false));
     assert_eq!(
         endpoints,
-        [tls, plain].map(|(name, is_https)| Endpoint { is_https, name: name.into(), standing: Standing::EQUAL })
+        [tls, plain].map(|(name, is_https)| Endpoint {
+            is_https,
+            name: name.into(),
+            standing: Standing::EQUAL,
+            is_doubtful: false
+        })
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_takes_nothing_away_and_an_answer_does() {
+async fn an_error_takes_nothing_away_and_an_answer_with_records_does() {
     let table = Table::default();
     table.host("mcp", "10.0.0.7");
     let discovery = of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
@@ -146,8 +154,27 @@ async fn an_error_takes_nothing_away_and_an_answer_does() {
     assert_eq!(found(&discovery).await, both);
     table.v4("mcp", &["10.0.0.9"]);
     assert_eq!(found(&discovery).await, ["10.0.0.1:1*100", "10.0.0.9:80*100"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_without_records_where_there_were_some_is_doubted() {
+    let table = Table::default();
+    table.host("mcp", "10.0.0.7");
+    table.service("svc", &[(0, 0, 80, "a.")]);
+    table.host("a.", "10.0.0.1");
+    let discovery = of(&["http://mcp:80", "srv+http://svc"], None, &table);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.7:80*100"]);
+    let doubted = ["10.0.0.1:80*100 if it answers", "10.0.0.7:80*100 if it answers"];
     table.v4("mcp", &[]);
-    assert_eq!(found(&discovery).await, both[..1]);
+    table.service("svc", &[]);
+    for _ in 0..3 {
+        assert_eq!(found(&discovery).await, doubted);
+    }
+    table.set("mcp", Kind::V4, None);
+    assert_eq!(found(&discovery).await, doubted, "an error says nothing new");
+    table.host("mcp", "10.0.0.8");
+    table.service("svc", &[(0, 0, 80, "a.")]);
+    assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.8:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
