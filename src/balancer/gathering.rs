@@ -21,6 +21,9 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
 /// So much is gathered: a head with a short body. Every connection has it.
 const GATHERED: usize = 4 * 1024;
 
+/// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps of it. See [`super::proxy`].
+pub const READ_MAX: usize = 32 * 1024;
+
 /// A connection whose writes are gathered until they are flushed, or are too many.
 #[derive(Debug)]
 pub struct Gathering<S: IO>(BufWriter<S>);
@@ -34,7 +37,14 @@ impl<S: IO> Gathering<S> {
 
 impl<S: IO> AsyncRead for Gathering<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(self.0.get_mut()).poll_read(cx, buf)
+        if buf.remaining() <= READ_MAX {
+            return Pin::new(self.0.get_mut()).poll_read(cx, buf);
+        }
+        let mut part = ReadBuf::new(buf.initialize_unfilled_to(READ_MAX));
+        let polled = Pin::new(self.0.get_mut()).poll_read(cx, &mut part);
+        let read = part.filled().len();
+        buf.advance(read);
+        polled
     }
 }
 

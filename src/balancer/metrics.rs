@@ -34,15 +34,18 @@ pub enum Again {
     Misdirected,
     /// It takes no new calls.
     Closing,
+    /// It cannot reach its server.
+    Unreachable,
 }
 
 /// What a balancer answers itself.
-const OWN: [ErrorCode; 5] = [
+const OWN: [ErrorCode; 6] = [
     ErrorCode::NoReplica,
     ErrorCode::ReplicaBroke,
     ErrorCode::TooManyRequests,
     ErrorCode::BadRequest,
     ErrorCode::BodyTooSlow,
+    ErrorCode::BodyTooLarge,
 ];
 
 /// Whose files of TLS a balancer has.
@@ -145,6 +148,7 @@ impl Metrics {
             Again::Stale => "stale",
             Again::Misdirected => "misdirected",
             Again::Closing => "closing",
+            Again::Unreachable => "unreachable",
         };
         self.again.with_label_values(&[why]).inc();
     }

@@ -24,6 +24,7 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::gathering::READ_MAX;
 use super::health::{self, Health};
 use super::metrics::{Again, Metrics};
 use super::owner::{Choice, Wanted, choose};
@@ -42,6 +43,9 @@ use crate::protocol::owner;
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
 const PEEK_MAX: usize = 64 * 1024;
+/// A body of unknown length is read no further once it has so much: another piece may not fit, and what Pingora does not keep is
+/// lost.
+const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
 /// A body that is looked into has so long to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A request is sent so often at most.
@@ -97,12 +101,16 @@ impl Phases {
     /// The whole body, if it is one to be looked into.
     async fn peek(session: &mut Session) -> Result<Bytes> {
         let head = session.req_header();
-        let length = head.headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse::<usize>().ok());
-        let is_known = length.is_some_and(|length| length <= PEEK_MAX);
+        let length = head.headers.get(CONTENT_LENGTH).map(|length| length.to_str().ok()?.parse::<usize>().ok());
+        let most = match length {
+            None => PEEK_UNKNOWN_MAX,
+            Some(Some(length)) if length <= PEEK_MAX => PEEK_MAX,
+            Some(_) => 0,
+        };
         // Whoever waits for a word before it sends the body waits for the sidecar's.
         if head.method != Method::POST
             || !headers::is_json(&head.headers)
-            || !is_known
+            || most == 0
             || head.headers.contains_key(EXPECT)
         {
             return Ok(Bytes::new());
@@ -110,10 +118,37 @@ impl Phases {
         // What is read from now on is kept, to be sent on.
         session.as_mut().enable_retry_buffering();
         let mut body = BytesMut::new();
-        while let Some(piece) = session.read_request_body().await? {
+        while body.len() <= most
+            && let Some(piece) = session.read_request_body().await?
+        {
             body.extend_from_slice(&piece);
         }
         Ok(body.freeze())
+    }
+
+    /// Whether another replica than those that were tried may take a new call.
+    fn has_another(&self, request: &Request) -> bool {
+        let mut tried = request.tried.clone();
+        tried.extend(request.passage.as_ref().map(|passage| passage.entry.address));
+        let wanted = Wanted { key: request.key.as_deref(), tried: &tried, ..Wanted::default() };
+        matches!(choose(&wanted, &self.table.replicas()), Choice::Owner(_))
+    }
+
+    /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
+    /// names the replica says nothing of the server.
+    fn note_answer(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
+        let Some(passage) = &request.passage else { return };
+        match status {
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE if *method == Method::POST && !is_refusal => {
+                if passage.entry.note_failed() {
+                    self.metrics.observe_ejection();
+                }
+            }
+            status if *method == Method::POST && !status.is_server_error() && !is_refusal => {
+                passage.entry.note_served()
+            }
+            _ => passage.entry.note_answered(),
+        }
     }
 
     fn is_too_often(&self, client: Option<IpAddr>) -> bool {
@@ -164,22 +199,38 @@ impl Phases {
         }
     }
 
-    /// A sidecar says that nothing of the request has run, and why: it is not the one that was meant, or takes no new calls.
-    async fn misdirected(&self, session: &mut Session, request: &mut Request, status: StatusCode) -> Result<()> {
+    /// A sidecar, `own` by name, says that nothing of the request has run, and why: it is not the one that was meant, takes no new
+    /// calls, or cannot reach its server.
+    async fn misdirected(
+        &self,
+        session: &mut Session,
+        request: &mut Request,
+        status: StatusCode,
+        own: Option<Owner>,
+    ) -> Result<()> {
+        let is_other = status == StatusCode::MISDIRECTED_REQUEST;
+        // It is the one that was meant: its body names another, and was not looked into.
+        let is_by_body = is_other && own == request.mark;
+        if is_by_body {
+            match owner::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
+                Some(named) => request.named = Some(named),
+                // What was not kept is not there the next time either.
+                None => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooLarge))),
+            }
+        }
         if request.tries >= TRIES || session.as_ref().retry_buffer_truncated() {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
-        }
-        let is_other = status == StatusCode::MISDIRECTED_REQUEST;
-        if is_other && request.named.is_none() {
-            // By what it has read of the body, where that was not looked into.
-            request.named = owner::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default());
         }
         if is_other && !std::mem::replace(&mut request.has_learned, true) {
             self.health.learn(clock::now()).await;
         } else if let Some(passage) = &request.passage {
             request.tried.push(passage.entry.address);
         }
-        request.again = Some(if is_other { Again::Misdirected } else { Again::Closing });
+        request.again = Some(match status {
+            StatusCode::MISDIRECTED_REQUEST => Again::Misdirected,
+            StatusCode::BAD_GATEWAY => Again::Unreachable,
+            _ => Again::Closing,
+        });
         let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of it ran");
         error.set_retry(true);
         Err(error)
@@ -340,18 +391,24 @@ impl ProxyHttp for Phases {
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
-        let is_marked = response.remove_header(&names::MCP_RESUME_OWNER).is_some();
-        if let Some(passage) = &request.passage {
-            passage.entry.note_answered();
-        }
+        let said = response.remove_header(&names::MCP_RESUME_OWNER);
+        let is_marked = said.is_some() && request.mark.is_some();
+        let method = &session.req_header().method;
+        self.note_answer(request, method, response.status, is_marked && response.status != StatusCode::BAD_GATEWAY);
         let has_not_run = match response.status {
             StatusCode::MISDIRECTED_REQUEST => true,
             // Whoever named it has nobody else to go to.
             StatusCode::SERVICE_UNAVAILABLE => request.named.is_none(),
+            // Where nobody else can take it, its own words say most.
+            StatusCode::BAD_GATEWAY => {
+                let may_go_on = request.tries < TRIES && !session.as_ref().retry_buffer_truncated();
+                request.named.is_none() && may_go_on && self.has_another(request)
+            }
             _ => false,
         };
-        if is_marked && has_not_run && request.mark.is_some() {
-            return self.misdirected(session, request, response.status).await;
+        if is_marked && has_not_run {
+            let own = said.and_then(|own| Owner::parse(own.to_str().ok()?));
+            return self.misdirected(session, request, response.status, own).await;
         }
         request.is_answered = true;
         serve::note_answered();

@@ -26,7 +26,9 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
         // What is left of the body is not read: the connection cannot go on.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
-    if matches!(failure.code, ErrorCode::Misdirected | ErrorCode::Draining) && !failure.may_have_run {
+    let may_go_elsewhere =
+        matches!(failure.code, ErrorCode::Misdirected | ErrorCode::Draining | ErrorCode::Unreachable);
+    if may_go_elsewhere && !failure.may_have_run {
         response.extensions_mut().insert(ForAnother);
     }
     response

@@ -19,7 +19,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use support::{Answer, Sidecar, answer, balance, get, header, ok, post, post_chunked, report};
+use support::{Answer, Sidecar, answer, balance, get, header, ok, post, post_chunked, post_chunked_with, report};
 
 const CALL: &str = r#"{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{"name":"t"}}"#;
 
@@ -122,6 +122,104 @@ async fn a_token_that_nobody_could_look_for_leads_to_its_owner_all_the_same() {
 }
 
 #[tokio::test]
+async fn a_token_leads_to_its_owner_from_within_another_replicas_session() {
+    let [one, two, three] = three().await;
+    let balancer = balance(&[&one, &two, &three], &[]).await;
+    let session = format!("Mcp-Session-Id: {}~s\r\n", one.owner);
+    let body = resume(&two.token());
+    for request in [post(&body, &session), post_chunked_with(&body, &session)] {
+        let seen = balancer.ask(&request).await;
+        assert!(seen.ends_with("sidecar 2"), "{seen}");
+    }
+}
+
+#[tokio::test]
+async fn a_long_body_of_unknown_length_arrives_whole_and_its_token_is_found_as_far_as_it_is_kept() {
+    let [one, two, three] = three().await;
+    let balancer = balance(&[&one, &two, &three], &[]).await;
+    let names_two = two.owner.to_string();
+    for sidecar in [&one, &three] {
+        let misdirected = answer("421 Misdirected Request", &format!("Mcp-Resume-Owner: {}\r\n", sidecar.owner), "{}");
+        sidecar.answers(move |request| match request.contains("resumeToken") {
+            true => Answer::Whole(misdirected.clone()),
+            false => Answer::Whole(ok("no token")),
+        });
+    }
+    two.answers(move |request| match header(request, "mcp-resume-owner") {
+        Some(mark) if mark == names_two => Answer::Whole(ok("it is here")),
+        _ => Answer::Whole(ok("no token")),
+    });
+    let session = format!("Mcp-Session-Id: {}~s\r\n", one.owner);
+    let padded = |length: usize, rest: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":5,"method":"tools/call","params":{{"name":"t","arguments":{{"a":"{}"{rest}}}}}}}"#,
+            "x".repeat(length)
+        )
+    };
+    let seen = balancer.ask(&post_chunked_with("", &session).replace("0\r\n\r\n0\r\n\r\n", "0\r\n\r\n")).await;
+    assert!(seen.ends_with("no token"), "{seen}");
+    one.next().await;
+    for length in [100, 20_000, 33_000, 60_000, 70_000, 300_000] {
+        let body = padded(length, "");
+        let seen = balancer.ask(&post_chunked_with(&body, &session)).await;
+        assert!(seen.ends_with("no token"), "{length}: {seen}");
+        assert!(one.next().await.contains(&body), "{length}");
+    }
+    let token = format!(r#","resumeToken":"{}""#, two.token());
+    for length in [100, 20_000, 33_000, 60_000] {
+        let seen = balancer.ask(&post_chunked_with(&padded(length, &token), &session)).await;
+        assert!(seen.ends_with("it is here"), "{length}: {seen}");
+    }
+    // Beyond that it is said once and for all: to come back later would change nothing.
+    for request in [post_chunked_with(&padded(300_000, &token), &session), post(&padded(300_000, &token), &session)] {
+        let seen = balancer.ask(&request).await;
+        assert!(seen.starts_with("HTTP/1.1 413") && seen.contains("\"mayHaveRun\":false"), "{seen}");
+        assert_eq!(header(&seen, "retry-after"), None);
+    }
+}
+
+#[tokio::test]
+async fn a_call_whose_sidecar_cannot_reach_its_server_goes_to_another() {
+    let [one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "86400000")]).await;
+    let unreachable = answer("502 Bad Gateway", "Mcp-Resume-Owner: 00000001\r\n", "unreachable");
+    one.answers(move |_| Answer::Whole(unreachable.clone()));
+    for _ in 0..8 {
+        let seen = balancer.ask(&post(CALL, "")).await;
+        assert!(seen.ends_with("sidecar 2"), "{seen}");
+    }
+    assert!(one.take_seen().len() < 5, "one that fails at once draws no more than others");
+    let session = "Mcp-Session-Id: 00000001~s\r\n";
+    let seen = balancer.ask(&post(CALL, session)).await;
+    assert!(seen.starts_with("HTTP/1.1 502") && seen.ends_with("unreachable"), "{seen}");
+    assert_eq!(header(&seen, "mcp-resume-owner"), None);
+    // Where nobody else is, its own words are passed on.
+    let alone = balance(&[&one], &[]).await;
+    let seen = alone.ask(&post(CALL, "")).await;
+    assert!(seen.starts_with("HTTP/1.1 502") && seen.ends_with("unreachable"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_sidecar_whose_server_only_fails_gets_no_more_new_calls() {
+    let [one, two, _] = three().await;
+    let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];
+    let balancer = balance(&[&one, &two], &settings).await;
+    let broken = answer("502 Bad Gateway", "", "broke off");
+    one.answers(move |_| Answer::Whole(broken.clone()));
+    let mut failed = 0;
+    for _ in 0..40 {
+        failed += usize::from(balancer.ask(&post(CALL, "")).await.starts_with("HTTP/1.1 502"));
+    }
+    assert!(failed <= 2, "{failed} of 40");
+    // What names it still goes there; a few of those, and it is out.
+    let session = "Mcp-Session-Id: 00000001~s\r\n";
+    while balancer.metric("ejections_total").await == 0 {
+        assert!(balancer.ask(&post(CALL, session)).await.starts_with("HTTP/1.1 502"));
+    }
+    balancer.until(&one, "ejected").await;
+}
+
+#[tokio::test]
 async fn a_servers_own_421_and_503_are_its_own() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
@@ -163,6 +261,32 @@ async fn one_that_drains_gets_what_it_has_and_no_new_calls() {
     }
     let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
     assert!(seen.ends_with("sidecar 1"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_balancer_is_ready_as_long_as_calls_run_behind_it() {
+    let mut one = Sidecar::start(1).await;
+    one.reports(Some(report(one.owner, "memory", false)));
+    let balancer = balance(&[&one], &[("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")]).await;
+    balancer.until(&one, "closing").await;
+    let said = balancer.page("/readyz").await;
+    assert!(said.starts_with("HTTP/1.1 200") && said.contains("no replica takes new calls"), "{said}");
+    one.stop().await;
+    balancer.until(&one, "down").await;
+    assert!(balancer.page("/readyz").await.starts_with("HTTP/1.1 503"));
+}
+
+#[tokio::test]
+async fn whoever_names_one_that_is_down_does_not_wait_for_it() {
+    let [mut one, two, _] = three().await;
+    let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")]).await;
+    one.stop().await;
+    balancer.until(&one, "down").await;
+    for _ in 0..3 {
+        let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
+        assert!(seen.ends_with("sidecar 2"), "{seen}");
+    }
+    assert_eq!(balancer.metric("rounds_total").await, 0);
 }
 
 #[tokio::test]
@@ -359,7 +483,7 @@ async fn what_sidecars_answer_is_no_failure_of_the_balancers() {
     let balancer = balance(&[&one], &[]).await;
     one.answers(|_| Answer::Whole(answer("503 Service Unavailable", "", "{}")));
     assert!(balancer.ask(&post(CALL, "")).await.starts_with("HTTP/1.1 503"));
-    for code in ["no_replica", "replica_broke", "too_many_requests", "bad_request", "body_too_slow"] {
+    for code in ["no_replica", "replica_broke", "too_many_requests", "bad_request", "body_too_slow", "body_too_large"] {
         assert_eq!(balancer.metric(&format!("failures_total{{code=\"{code}\"}}")).await, 0, "there, and 0");
     }
 }

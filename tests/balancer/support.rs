@@ -176,7 +176,7 @@ pub(crate) fn answer(status: &str, head: &str, body: &str) -> String {
     format!("HTTP/1.1 {status}\r\nContent-Type: application/json\r\n{head}Content-Length: {}\r\n\r\n{body}", body.len())
 }
 
-/// One message of HTTP/1.1: its head, and its body with or without chunks.
+/// One message of HTTP/1.1: its head, and its body out of its chunks.
 pub(crate) async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     let mut text = Vec::new();
     let head = loop {
@@ -187,9 +187,14 @@ pub(crate) async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
     };
     let lower = String::from_utf8_lossy(&text[..head]).to_ascii_lowercase();
     if lower.contains("transfer-encoding: chunked") {
-        while find(&text[head..], b"0\r\n\r\n").is_none() {
-            more(io, &mut text).await?;
-        }
+        let body = loop {
+            match chunks(&text[head..]) {
+                Some(body) => break body,
+                None => more(io, &mut text).await?,
+            }
+        };
+        text.truncate(head);
+        text.extend(body);
     } else {
         let length = lower.split("content-length: ").nth(1).and_then(|rest| rest.split("\r\n").next()?.parse().ok());
         while text.len() < head + length.unwrap_or(0) {
@@ -197,6 +202,20 @@ pub(crate) async fn read(io: &mut (impl AsyncRead + Unpin)) -> Option<String> {
         }
     }
     Some(String::from_utf8_lossy(&text).into_owned())
+}
+
+/// The data of chunks, once all of them are there.
+fn chunks(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut data = Vec::new();
+    loop {
+        let begin = find(rest, b"\r\n")? + 2;
+        let length = usize::from_str_radix(std::str::from_utf8(&rest[..begin - 2]).ok()?, 16).ok()?;
+        data.extend_from_slice(rest.get(begin..begin + length)?);
+        rest = rest.get(begin + length + 2..)?;
+        if length == 0 {
+            return Some(data);
+        }
+    }
 }
 
 async fn more(io: &mut (impl AsyncRead + Unpin), text: &mut Vec<u8>) -> Option<()> {
@@ -293,9 +312,14 @@ pub(crate) fn post(body: &str, head: &str) -> String {
 
 /// The same in one chunk.
 pub(crate) fn post_chunked(body: &str) -> String {
+    post_chunked_with(body, "")
+}
+
+/// The same with more lines of the head.
+pub(crate) fn post_chunked_with(body: &str, head: &str) -> String {
     format!(
         "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-         Accept: application/json, text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+         Accept: application/json, text/event-stream\r\nTransfer-Encoding: chunked\r\n{head}\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
         body.len()
     )
 }
