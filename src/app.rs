@@ -205,6 +205,14 @@ impl Server {
         self.bound.addresses().admin
     }
 
+    /// Connects to the upstream once, so that the log says whether it accepts connections.
+    pub fn look_for_upstream(&self) -> impl Future<Output = ()> + use<> {
+        let upstream = self.ingress.upstream.clone();
+        async move {
+            upstream.reachability().await;
+        }
+    }
+
     /// Serves on the caller's runtime until `shutdown` resolves; then accepts nothing more and gives what still runs a while to
     /// end.
     ///
@@ -385,6 +393,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         metrics,
         replicas: None,
         instance: u64::from_be_bytes(random::bytes()),
+        has_told_unprotected: Arc::default(),
         config: Arc::new(config),
     }
 }

@@ -117,7 +117,7 @@ pub(crate) struct Serve {
     /// The configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The MCP server's endpoint; without a path, /mcp is meant [required here or elsewhere].
+    /// The MCP server's endpoint; without a path, not even `/`, /mcp is meant [required here or elsewhere].
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
     /// Where clients connect; port 0 takes a free one [default: 127.0.0.1:8080].
@@ -152,7 +152,7 @@ pub(crate) struct Check {
     /// The configuration file (TOML), read with the environment as `serve` reads it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// The MCP server to ask; without a path, /mcp is meant.
+    /// The MCP server to ask; without a path, not even `/`, /mcp is meant.
     #[arg(long, value_name = "URL")]
     pub(crate) upstream: Option<String>,
     /// A header for every request, as 'Authorization: Bearer …'; may be repeated.

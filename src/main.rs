@@ -24,7 +24,7 @@ use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
 use mcp_resume::log::{self, Lines};
-use tracing::error;
+use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
 use cli::{Balance, Check, Cli, Command, Demo, Health, Process};
@@ -107,6 +107,13 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
+    info!(
+        version = env!("CARGO_PKG_VERSION"),
+        upstream = %config.upstream.url,
+        store = %config.store,
+        endpoint = path,
+        "starting"
+    );
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
     let said = Cell::new(false);
     let say_where = |at: Addresses| {
@@ -126,6 +133,7 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
         () = first.next() => return Ok(()),
     };
     say_where(server.addresses());
+    tokio::spawn(server.look_for_upstream());
     tokio::select! {
         result = server.run_on_threads(workers(), async move { first.next().await }) => Ok(result?),
         // Whoever asks twice does not want to wait for what still runs.

@@ -33,6 +33,7 @@ pub struct Metrics {
     streams_sealed: IntCounterVec,
     detached_seals: IntCounter,
     abandoned: IntCounter,
+    unprotected: IntCounter,
     streams_open: IntGauge,
     attached: IntGauge,
     events_in: IntCounter,
@@ -156,6 +157,10 @@ impl Metrics {
                 "resumes_total",
                 "Requests that came back to a stream, by what they named it by and by outcome.",
                 [("dialect", &DIALECTS), ("outcome", &["served", "at_end", "lost"])],
+            )?,
+            unprotected: add.counter(
+                "unprotected_requests_total",
+                "Requests of MCP on other paths than the endpoint, which pass without protection.",
             )?,
             retries: add.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
             takeovers: add.counter("takeovers_total", "Connections whose stream a newer one took over.")?,
@@ -294,6 +299,11 @@ impl Metrics {
     /// Nobody came back in time.
     pub fn observe_abandoned(&self) {
         self.abandoned.inc();
+    }
+
+    /// A request of MCP passed without protection.
+    pub fn observe_unprotected(&self) {
+        self.unprotected.inc();
     }
 
     /// Events were read from the upstream.

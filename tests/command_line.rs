@@ -102,12 +102,16 @@ fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
     let address = listener.local_addr().expect("an address");
     let (has_left, left) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
-        for connection in listener.incoming() {
+        'connections: for connection in listener.incoming() {
             let mut connection = connection.expect("a connection");
             let mut request = Vec::new();
             while !request.ends_with(CALL.as_bytes()) {
                 let mut piece = [0; 1024];
                 let read = connection.read(&mut piece).expect("a request");
+                if read == 0 {
+                    // Only a look whether somebody is there.
+                    continue 'connections;
+                }
                 request.extend_from_slice(&piece[..read]);
             }
             let head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 1000\r\n\r\n";

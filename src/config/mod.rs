@@ -325,6 +325,17 @@ pub enum Store {
     Redis(RedisStore),
 }
 
+/// The kind, and where it is; no password.
+impl fmt::Display for Store {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Memory => f.write_str("memory"),
+            Self::Disk(disk) => write!(f, "disk:{}", disk.path.display()),
+            Self::Redis(_) => f.write_str("redis"),
+        }
+    }
+}
+
 /// A directory that survives the process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskStore {

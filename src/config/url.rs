@@ -65,7 +65,7 @@ impl UpstreamUrl {
         &self.authority
     }
 
-    /// The path as configured, `/mcp` if there was none. It may end in a slash:
+    /// The path as configured, `/mcp` if there was none, not even a slash. It may end in a slash:
     /// [`is_endpoint`](Self::is_endpoint) compares without.
     pub fn endpoint_path(&self) -> &str {
         &self.path
@@ -137,10 +137,9 @@ impl FromStr for UpstreamUrl {
         let uri: Uri = text.parse().map_err(|_| UrlError::Malformed)?;
         let authority = uri.authority().ok_or(UrlError::Malformed)?.clone();
         check_authority(&authority)?;
-        let path = match uri.path() {
-            "" | "/" => DEFAULT_PATH,
-            path => path,
-        };
+        // `Uri` makes a slash of no path; one that was written is meant.
+        let is_written = rest.split(['?']).next().is_some_and(|rest| rest.contains('/'));
+        let path = if is_written { uri.path() } else { DEFAULT_PATH };
         Ok(Self {
             is_https,
             authority,
@@ -191,12 +190,21 @@ mod tests {
 
     #[test]
     fn a_url_without_a_path_means_mcp() {
-        for text in ["http://h:1", "http://h:1/", "http://h:1/mcp", "HTTP://h:1/mcp?"] {
+        for text in ["http://h:1", "http://h:1?", "http://h:1/mcp", "HTTP://h:1/mcp?"] {
             assert_eq!(parse(text).endpoint_path(), "/mcp", "{text}");
             assert_eq!(parse(text).query(), None, "{text}");
         }
         let url = parse("http://h:1?key=1");
         assert_eq!((url.endpoint_path(), url.query()), ("/mcp", Some("key=1")));
+    }
+
+    #[test]
+    fn a_slash_alone_means_the_root() {
+        for text in ["http://h:1/", "http://h:1/?"] {
+            let url = parse(text);
+            assert_eq!(url.endpoint_path(), "/", "{text}");
+            assert!(url.is_endpoint("/") && !url.is_endpoint("/mcp"));
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ use http::header::ORIGIN;
 use http::request::Parts;
 use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
+use tracing::warn;
 
 use super::{Asked, Ingress, respond};
 use crate::event_log::BoxBody;
@@ -16,7 +17,38 @@ use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, Received, Template};
 
+/// Where clients look for what a server says of itself, with the headers of MCP and without a call.
+const WELL_KNOWN: &str = "/.well-known/";
+
 impl Ingress {
+    /// A request for another path than the endpoint. One that is MCP all the same passes without protection, which is counted and
+    /// told of once.
+    pub(super) async fn forward_elsewhere(
+        &self,
+        parts: Parts,
+        body: Incoming,
+        client: &Forwarded,
+    ) -> Response<BoxBody> {
+        let has_told = self.has_told_unprotected.load(Ordering::Relaxed);
+        let path = (!has_told).then(|| parts.uri.path().to_owned());
+        let is_mcp = speaks_mcp(&parts);
+        let response = self.forward(parts, body, client).await;
+        let streams = response.status().is_success() && headers::is_sse(response.headers());
+        if is_mcp || streams {
+            self.metrics.observe_unprotected();
+            if let Some(path) = path
+                && !self.has_told_unprotected.swap(true, Ordering::Relaxed)
+            {
+                let endpoint = self.upstream.endpoint_path();
+                warn!(
+                    path,
+                    endpoint, streams, "MCP traffic passes unprotected: clients are to use the endpoint's path"
+                );
+            }
+        }
+        response
+    }
+
     /// Another path of the origin, unbuffered both ways.
     pub(super) async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
         let broken = Arc::new(AtomicBool::new(false));
@@ -102,4 +134,10 @@ impl Ingress {
         }
         respond::failure(failure, &[], false)
     }
+}
+
+/// Whether a request for another path says that it is MCP.
+fn speaks_mcp(parts: &Parts) -> bool {
+    let names = [headers::names::MCP_SESSION_ID, headers::names::MCP_PROTOCOL_VERSION];
+    !parts.uri.path().contains(WELL_KNOWN) && names.iter().any(|name| parts.headers.contains_key(name))
 }

@@ -27,6 +27,7 @@ mod trace;
 mod well_known;
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use bytes::Bytes;
 use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
@@ -82,6 +83,8 @@ pub struct Ingress {
     pub replicas: Option<Arc<Replicas>>,
     /// Tells this process from others that were, or are, called the same.
     pub instance: u64,
+    /// Whether the log has told of MCP traffic that passes unprotected.
+    pub has_told_unprotected: Arc<AtomicBool>,
 }
 
 /// One request's head with what is known of its sender. Boxed wherever it is owned: each future on a request's way would have it
@@ -155,7 +158,7 @@ impl Ingress {
             return self.refuse(ErrorCode::UpgradeRefused);
         }
         if !self.config.upstream.url.is_endpoint(parts.uri.path()) {
-            return Box::pin(self.forward(parts, body, connection.forwarded())).await;
+            return Box::pin(self.forward_elsewhere(parts, body, connection.forwarded())).await;
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
         let mut asked = self.identify(parts, connection);

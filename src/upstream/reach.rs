@@ -36,6 +36,8 @@ struct State {
     accepted: Option<Instant>,
     /// Beginning of the first attempt of those that failed since then.
     failing_since: Option<Instant>,
+    /// Whether the log has told that a server accepts nothing that was never reached.
+    has_told: bool,
 }
 
 /// Judgement of a server's reachability.
@@ -95,6 +97,7 @@ impl Reach {
         let mut state = self.lock();
         if state.standing == Reachability::Unknown {
             state.standing = Reachability::Accepting;
+            info!(upstream.addr = self.address, "the MCP server accepts connections");
         }
     }
 
@@ -108,6 +111,9 @@ impl Reach {
             state.standing = Reachability::Lost;
             let error = in_full(error);
             warn!(upstream.addr = self.address, error, "the MCP server accepts no connections: not ready");
+        }
+        if state.standing == Reachability::Unknown && !std::mem::replace(&mut state.has_told, true) {
+            warn!(upstream.addr = self.address, error = in_full(error), "the MCP server accepts no connections yet");
         }
     }
 

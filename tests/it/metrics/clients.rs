@@ -32,6 +32,31 @@ pub(super) async fn every_answer_to_a_resume(resumes: &Meter) {
     }
 }
 
+pub(super) async fn mcp_on_another_path(unprotected: &Meter) {
+    let (mut upstream, proxy, _) = observed().await;
+    let mut so_far = 0.0;
+    let named = |target: &str| Request::get().target(target).with("mcp-protocol-version", "2025-11-25");
+    for (request, is_stream, counts) in [
+        (Request::get().target("/health"), false, false),
+        // What a client asks before it has a token.
+        (named("/.well-known/oauth-protected-resource"), false, false),
+        (named("/deep"), false, true),
+        (Request::get().target("/sse"), true, true),
+    ] {
+        assert_eq!(unprotected.read(&proxy).await, so_far);
+        let pending = request.start(proxy.addr).await;
+        let asked = upstream.next().await;
+        if is_stream {
+            asked.sse().await.end().await;
+        } else {
+            asked.status(200).await;
+        }
+        pending.response().await.body().await;
+        so_far += f64::from(u8::from(counts));
+        assert_eq!(unprotected.read(&proxy).await, so_far);
+    }
+}
+
 pub(super) async fn a_post_sent_again(retries: &Meter) {
     let (mut upstream, proxy, session) = observed().await;
     let (sse, _) = left(&proxy, &mut upstream, &session).await;

@@ -86,6 +86,7 @@ every_metric! {
     "delivered_events_total" is moved by events_that_are_written_and_written_again;
     "delivered_bytes_total" is moved by the_bytes_of_a_response;
     "resumes_total" is moved by every_answer_to_a_resume;
+    "unprotected_requests_total" is moved by mcp_on_another_path;
     "retries_total" is moved by a_post_sent_again;
     "takeovers_total" is moved by a_newer_connection;
     "gaps_total" is moved by a_reader_that_comes_too_late;
