@@ -89,6 +89,19 @@ pub enum Dialect {
     StreamUrl,
 }
 
+impl Dialect {
+    /// The way in a word, for metrics and log.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::LastEventId => "last_event_id",
+            Self::ResumableRequests => "resumable_requests",
+            Self::ResumableStreams => "resumable_streams",
+            Self::ResumeTokens => "resume_tokens",
+            Self::StreamUrl => "stream_url",
+        }
+    }
+}
+
 /// How a resume was answered.
 #[derive(Clone, Copy, Debug)]
 pub enum Resumed {
@@ -284,13 +297,7 @@ impl Metrics {
 
     /// A stream was sealed, with or without a client there.
     pub fn observe_seal(&self, outcome: Outcome, attached: bool) {
-        let outcome = match outcome {
-            Outcome::Completed => "completed",
-            Outcome::Failed => "failed",
-            Outcome::Cancelled => "cancelled",
-            Outcome::Expired => "expired",
-        };
-        self.streams_sealed.with_label_values(&[outcome]).inc();
+        self.streams_sealed.with_label_values(&[outcome.label()]).inc();
         if !attached {
             self.detached_seals.inc();
         }
@@ -345,19 +352,12 @@ impl Metrics {
 
     /// A client came back to a stream.
     pub fn observe_resume(&self, dialect: Dialect, outcome: Resumed) {
-        let dialect = match dialect {
-            Dialect::LastEventId => "last_event_id",
-            Dialect::ResumableRequests => "resumable_requests",
-            Dialect::ResumableStreams => "resumable_streams",
-            Dialect::ResumeTokens => "resume_tokens",
-            Dialect::StreamUrl => "stream_url",
-        };
         let outcome = match outcome {
             Resumed::Served => "served",
             Resumed::AtEnd => "at_end",
             Resumed::Lost => "lost",
         };
-        self.resumes.with_label_values(&[dialect, outcome]).inc();
+        self.resumes.with_label_values(&[dialect.label(), outcome]).inc();
     }
 
     /// A client left early.

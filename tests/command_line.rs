@@ -158,7 +158,7 @@ fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 2] {
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map(|line| line.expect("text"));
     let left = lines.find(|line| line.contains("client disconnected")).expect("a line");
     has_left.send(()).expect("the server runs");
-    let failed = lines.find(|line| line.contains("stream failed")).expect("a line");
+    let failed = lines.find(|line| line.contains("call ended")).expect("a line");
     child.kill().expect("it runs");
     child.wait().expect("a status");
     [left, failed]
@@ -184,6 +184,55 @@ fn log_lines_name_the_trace_of_their_request() {
             }
         }
     }
+}
+
+#[test]
+#[cfg(unix)]
+fn one_line_tells_what_became_of_a_call() {
+    let [left, ended] = lines_of_a_call("json", None);
+    let line = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON")["fields"].clone();
+    let (left, ended) = (line(&left), line(&ended));
+    assert_eq!(left["stream.id"], ended["stream.id"]);
+    for (field, value) in [("method", "tools/call"), ("tool", "t"), ("outcome", "failed"), ("error", "upstream_broke")]
+    {
+        assert_eq!(ended[field], value, "{ended}");
+    }
+    assert_eq!((&ended["connections"], &ended["attached"]), (&1.into(), &false.into()), "{ended}");
+    assert!(ended["duration_ms"].is_u64() && ended["events"].is_u64(), "{ended}");
+}
+
+#[test]
+fn a_start_says_what_it_serves_and_a_dead_upstream_is_told_once_and_when_it_is_back() {
+    let address = TcpListener::bind(FREE).expect("a port").local_addr().expect("an address");
+    let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
+        .args(["serve", "--upstream", &format!("http://{address}/"), "--listen", FREE, "--admin", FREE])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the binary runs");
+    let mut told = BufReader::new(child.stderr.take().expect("it is piped")).lines().map(|line| line.expect("text"));
+    let mut line = |what: &str| told.find(|line| line.contains(what)).expect("a line");
+    let start = line("starting");
+    let version = concat!("version=\"", env!("CARGO_PKG_VERSION"), "\"");
+    for part in [version, &format!("upstream=http://{address}/"), "store=memory", "endpoint=\"/\""] {
+        assert!(start.contains(part), "{part}: {start}");
+    }
+    let dead = line("accepts no connections yet");
+    assert!(dead.contains("WARN") && dead.contains(&address.to_string()) && dead.contains("refused"), "{dead}");
+    let lines = BufReader::new(child.stdout.take().expect("its stdout is piped")).lines();
+    let admin =
+        lines.map(|line| line.expect("text")).find_map(|line| Some(line.split_once("admin on http://")?.1.into()));
+    let admin: String = admin.expect("it has an admin listener");
+    assert_eq!(health(&["--admin", &admin]).status.code(), Some(1));
+    let _server = TcpListener::bind(address).expect("the port is free again");
+    while health(&["--admin", &admin]).status.code() != Some(0) {}
+    let back = line("the MCP server accepts");
+    assert!(
+        back.contains("INFO") && back.contains("accepts connections") && back.contains(&address.to_string()),
+        "{back}"
+    );
+    child.kill().expect("it runs");
+    child.wait().expect("a status");
 }
 
 #[test]

@@ -19,8 +19,9 @@ function time(secs) {
   return `${Math.floor(secs / 3600)} h ${Math.floor((secs % 3600) / 60)} min`;
 }
 
-function cell(row, text, classes) {
+function cell(row, label, text, classes) {
   const made = row.insertCell();
+  made.dataset.label = label;
   made.className = classes;
   made.textContent = text;
   return made;
@@ -29,16 +30,24 @@ function cell(row, text, classes) {
 function show(row, stream) {
   row.replaceChildren();
   row.dataset.stream = stream.id;
-  const name = cell(row, stream.id, "stream");
-  const kind = document.createElement("small");
-  kind.textContent = stream.kind === "request" ? `call, ${stream.era}` : "the session's own";
-  name.append(kind);
-  cell(row, stream.state, `state ${stream.state.split(" ")[0]}`);
-  const client = stream.attached ? "attached" : "detached";
-  cell(row, `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
-  cell(row, time(stream.ageSecs), "age number");
-  cell(row, stream.events, "events number");
-  cell(row, bytes(stream.bufferedBytes), "buffered number");
+  const call = stream.tool ?? stream.method ?? (stream.kind === "request" ? "call" : "the session's own");
+  const name = cell(row, "call", call, "call");
+  const small = document.createElement("small");
+  small.textContent = stream.id;
+  name.append(small);
+  const outcome = cell(row, "state", stream.state, `state ${stream.state.split(" ")[0]}`);
+  if (stream.error) {
+    const error = document.createElement("small");
+    error.textContent = stream.error.replaceAll("_", " ");
+    outcome.append(error);
+  }
+  // Of a call that has ended nobody waits for a client.
+  const client = stream.attached ? "attached" : stream.ended ? "gone" : "detached";
+  cell(row, "client", `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
+  cell(row, "resumes", stream.resumes, "resumes number");
+  cell(row, "age", time(stream.ageSecs), "age number");
+  cell(row, "events", stream.events, "events number");
+  cell(row, "buffered", bytes(stream.bufferedBytes), "buffered number");
 }
 
 async function refresh() {

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use crate::event_log::Summary;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::StreamKind;
-use crate::protocol::stream::{Outcome, Phase};
+use crate::protocol::stream::Phase;
 
 /// More are not listed, the youngest first: a page is for people.
 const LISTED_MAX: usize = 500;
@@ -44,7 +44,13 @@ fn entry(stream: &Summary) -> Value {
         "id": stream.id.to_string(),
         "kind": kind,
         "era": era,
+        "method": stream.name.as_ref().map(|name| &*name.method),
+        "tool": stream.name.as_ref().and_then(|name| name.tool.as_deref()),
+        "connections": stream.connections,
+        "resumes": stream.connections.saturating_sub(1),
+        "error": stream.failure.map(|code| code.label()),
         "state": state(stream),
+        "ended": matches!(stream.phase, Phase::Sealed { .. } | Phase::Passed),
         "attached": stream.is_attached,
         "ageSecs": secs(stream.age),
         "attachedOrDetachedSecs": secs(stream.reader_for),
@@ -59,10 +65,7 @@ fn state(stream: &Summary) -> &'static str {
     match stream.phase {
         // No call, so it neither fails nor expires.
         Phase::Sealed { .. } if stream.kind == StreamKind::Standalone => "ended",
-        Phase::Sealed { outcome: Outcome::Completed, .. } => "completed",
-        Phase::Sealed { outcome: Outcome::Failed, .. } => "failed",
-        Phase::Sealed { outcome: Outcome::Cancelled, .. } => "cancelled",
-        Phase::Sealed { outcome: Outcome::Expired, .. } => "expired",
+        Phase::Sealed { outcome, .. } => outcome.label(),
         Phase::Passed => "passed",
         Phase::Waiting => "waiting",
         Phase::Open if stream.awaits_input => "awaiting input",

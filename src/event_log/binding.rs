@@ -1,6 +1,7 @@
 //! Who a stream belongs to.
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
 
 use super::principal::{Principal, Subject};
 use crate::protocol::headers::SessionId;
@@ -20,6 +21,12 @@ impl Binding {
     /// The session's name, empty without one.
     pub fn session_text(&self) -> &str {
         self.session.as_ref().map_or("", |session| session.as_str())
+    }
+
+    /// A word for the session in logs: the same for the same session, and no name that opens it. `None` without one.
+    pub fn session_hash(&self) -> Option<String> {
+        let hash = Sha256::digest(self.session.as_ref()?.as_str());
+        Some(hash.iter().take(4).map(|byte| format!("{byte:02x}")).collect())
     }
 
     /// Whether `caller` may have what belongs to this: the same principal, in the same session where it belongs to one.

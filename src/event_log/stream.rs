@@ -31,6 +31,7 @@ use super::share::{Part, Share};
 use super::slices::{Slices, Slicing};
 use super::summary::Summary;
 use crate::clock;
+use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
@@ -77,6 +78,8 @@ pub struct Stream {
     origin: (Owner, StoreEpoch),
     handle: OnceLock<Handle>,
     secret: OnceLock<Secret>,
+    /// What its call is. Boxed, because a prompt JSON answer has no use for it.
+    name: OnceLock<Box<CallName>>,
     /// The last event of a writer that is gone, where another one ended the stream.
     adopted_after: OnceLock<Seq>,
     binding: Binding,
@@ -128,6 +131,7 @@ impl Stream {
             batch: spec.batch,
             handle: OnceLock::new(),
             secret: OnceLock::new(),
+            name: OnceLock::new(),
             adopted_after: OnceLock::new(),
             binding: spec.binding,
             bounds,
@@ -162,6 +166,20 @@ impl Stream {
         let (owner, epoch) = self.origin;
         let kind = self.look(|machine| machine.policy().kind);
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
+    }
+
+    /// Says what its call is, by the body of its POST. Once is enough.
+    pub fn name_call(&self, body: &[u8]) {
+        if self.name.get().is_none()
+            && let Some(name) = CallName::of(body)
+        {
+            let _ = self.name.set(Box::new(name));
+        }
+    }
+
+    /// What its call is, where that was said.
+    pub fn call_name(&self) -> Option<&CallName> {
+        self.name.get().map(|name| &**name)
     }
 
     /// What is to stand around its messages. To be told before its pump begins.
@@ -450,6 +468,9 @@ impl Stream {
             id: self.id,
             kind: machine.policy().kind,
             era: machine.policy().era,
+            name: self.call_name().cloned(),
+            connections: machine.reader().connections(),
+            failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),
             awaits_input: machine.asks().has_outstanding() && !machine.is_sealed(),

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::protocol::call_name::CallName;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{StreamId, StreamKind};
 use crate::protocol::stream::Phase;
@@ -15,6 +17,12 @@ pub struct Summary {
     pub kind: StreamKind,
     /// The era of its POST.
     pub era: Era,
+    /// What its call is, where that is known.
+    pub name: Option<CallName>,
+    /// Connections that have read it in this process.
+    pub connections: u32,
+    /// What its call failed of.
+    pub failure: Option<ErrorCode>,
     /// Where it stands.
     pub phase: Phase,
     /// Whether every response it owes is there.

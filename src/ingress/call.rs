@@ -13,6 +13,7 @@ use tracing::Instrument;
 
 use super::refreshed::Unproven;
 use super::repeated::{Elsewhere, Place};
+use super::told::tell_return;
 use super::{Asked, Connection, Ingress, handed, head_bytes, respond, unpinned};
 use crate::clock;
 use crate::config::{self, Mode};
@@ -355,6 +356,7 @@ impl Ingress {
             self.metrics.observe_gap();
         }
         let cursor = wanted.max(first_kept);
+        tell_return(stream, "retry", cursor);
         let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         Claimed { attachment, beginning, pump: Running::default() }

@@ -6,6 +6,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 
 use super::refreshed::Unproven;
+use super::told::tell_return;
 use super::{Asked, Ingress, respond};
 use crate::config::Turns;
 use crate::delivery::Start;
@@ -119,6 +120,7 @@ impl Ingress {
     ) -> Response<BoxBody> {
         let Resumption { stream, after, has_gap, closing, slice } = resumption;
         self.metrics.observe_resume(by, Resumed::Served);
+        tell_return(&stream, by.label(), after);
         if has_gap {
             self.metrics.observe_gap();
         }

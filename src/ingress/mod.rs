@@ -23,6 +23,7 @@ mod serve;
 mod slices;
 mod stall;
 mod stream_url;
+mod told;
 mod trace;
 mod well_known;
 
@@ -112,6 +113,7 @@ impl Ingress {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
         let is_marked = elsewhere::is_marked(request.headers());
+        let access = told::Access::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
         let mut response = match &span {
             None => self.clone().dispatch(connection, request).await,
@@ -121,6 +123,9 @@ impl Ingress {
         if self.drain.sends_away() {
             // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        if let Some(access) = access {
+            access.end(&response);
         }
         if is_marked {
             self.sign(&mut response);

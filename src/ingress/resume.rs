@@ -9,6 +9,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::refreshed::Unproven;
+use super::told::tell_return;
 use super::{Asked, Ingress, head_bytes, respond};
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, Binding, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
@@ -128,6 +129,7 @@ impl Ingress {
             false => cursor,
         };
         stream.note_return(Some(cursor));
+        tell_return(stream, Dialect::LastEventId.label(), cursor);
         if let Some(session) = &asked.session {
             session.note_return();
         }

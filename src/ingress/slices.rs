@@ -8,6 +8,7 @@ use http::Response;
 
 use super::call::{Beginning, Reply};
 use super::refreshed::Unproven;
+use super::told::tell_return;
 use super::{Asked, Ingress};
 use crate::clock;
 use crate::config::ResumeTokens;
@@ -144,6 +145,7 @@ impl Ingress {
             return self.refuse_call(ErrorCode::TokenRefused, &call);
         };
         self.metrics.observe_resume(Dialect::ResumeTokens, Resumed::Served);
+        tell_return(&stream, Dialect::ResumeTokens.label(), after);
         if has_gap {
             self.metrics.observe_gap();
         }

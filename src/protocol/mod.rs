@@ -5,6 +5,7 @@
 //! that every protocol bug can be replayed by a short synchronous test.
 
 pub mod access;
+pub mod call_name;
 pub mod classify;
 pub mod client;
 pub mod dialect;

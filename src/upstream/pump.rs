@@ -149,9 +149,16 @@ impl Pump {
         // One reading of the clock: the stream must be there before its first id is out.
         let now = clock::now();
         if self.writer.stream().look(|machine| machine.commits_by(now)) {
-            self.log.publish_once(self.writer.stream());
+            self.publish();
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
+    }
+
+    /// Lets the stream be found, and says what it is.
+    fn publish(&self) {
+        let stream = self.writer.stream();
+        stream.name_call(self.call.template.body());
+        self.log.publish_once(stream);
     }
 
     fn is_over(&self) -> bool {
@@ -199,13 +206,26 @@ impl Pump {
         if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
             self.metrics.observe_abandoned();
         }
-        debug!(stream.id = %stream.id(), ?outcome, ?failure, attached, "stream sealed");
-        if let Some(failure) = failure {
-            if failure.code.side() == Side::Upstream {
-                self.metrics.observe_upstream_failure(failure.code);
-            }
-            info!(stream.id = %stream.id(), error = failure.code.label(), attached, "stream failed");
+        if let Some(failure) = failure
+            && failure.code.side() == Side::Upstream
+        {
+            self.metrics.observe_upstream_failure(failure.code);
         }
+        stream.name_call(self.call.template.body());
+        let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
+        info!(
+            stream.id = %stream.id(),
+            session = stream.binding().session_hash(),
+            method = name.map(|name| &*name.method),
+            tool = name.and_then(|name| name.tool.as_deref()),
+            duration_ms = summary.age.as_millis() as u64,
+            events = summary.events,
+            connections = summary.connections,
+            outcome = outcome.label(),
+            error = failure.map(|failure| failure.code.label()),
+            attached,
+            "call ended"
+        );
     }
 
     // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -419,7 +439,7 @@ impl Pump {
         headers::sse_downstream(&mut parts.headers);
         self.source = Source::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
-            self.log.publish_once(self.writer.stream());
+            self.publish();
             self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
         }
     }
@@ -447,7 +467,7 @@ impl Pump {
         headers::sse_downstream(&mut parts.headers);
         parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
         if self.writer.update(|machine, _| machine.handle_stream_head()).await {
-            self.log.publish_once(self.writer.stream());
+            self.publish();
             self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
         }
         self.collect_answer(parts.status, true, body);

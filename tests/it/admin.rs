@@ -29,6 +29,8 @@ async fn the_streams_page_follows_a_call_and_holds_no_secret() {
     assert_eq!((&stream["state"], &stream["attached"]), (&"working".into(), &true.into()));
     assert_eq!((&stream["events"], &stream["kind"], &stream["era"]), (&1.into(), &"request".into(), &"legacy".into()));
     assert!(stream["bufferedBytes"].as_u64() > Some(0));
+    assert_eq!((&stream["method"], &stream["tool"]), (&"tools/call".into(), &"slow".into()), "{stream}");
+    assert_eq!((&stream["resumes"], &stream["ended"], &stream["error"]), (&0.into(), &false.into(), &Value::Null));
     for secret in [place.handle.as_str(), "s-secret", "hidden", "request-id"] {
         assert!(!list.to_string().contains(secret), "{secret}: {list}");
     }
@@ -45,6 +47,11 @@ async fn the_streams_page_follows_a_call_and_holds_no_secret() {
     sse.finish(result("request-id")).await;
     while streams(&proxy).await["streams"][0]["state"] != "completed" {}
     assert_eq!(streams(&proxy).await["open"], 0);
+    let again = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    let list = streams(&proxy).await;
+    let stream = &list["streams"][0];
+    assert_eq!((&stream["resumes"], &stream["ended"]), (&1.into(), &true.into()), "{stream}");
+    drop(again);
 }
 
 #[tokio::test]

@@ -71,7 +71,7 @@ async fn the_endpoint_is_the_path_of_the_upstream_url() {
     for (url, endpoint) in [
         (format!("http://{}/deep/api", upstream.addr()), "/deep/api"),
         (format!("http://{}", upstream.addr()), "/mcp"),
-        (format!("http://{}/", upstream.addr()), "/mcp"),
+        (format!("http://{}/", upstream.addr()), "/"),
     ] {
         let proxy = Proxy::to_url(&url, |_| {}).await;
         let pending = modern(1).target(endpoint).start(proxy.addr).await;

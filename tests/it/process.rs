@@ -205,7 +205,7 @@ async fn the_log_holds_no_secret_at_any_level() {
         r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"secret-payload"}}"#;
 
     // A call, a cut, a resume, a retry under a key.
-    let request = post(call_tool("secret-id", "secret-tool")).with("Idempotency-Key", "secret-idempotency");
+    let request = post(call_tool("secret-id", "told-tool")).with("Idempotency-Key", "secret-idempotency");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     sse.event_id("secret-upstream-id", secret).await;
     let place = EventId::of(response.event().await.id());
@@ -232,7 +232,7 @@ async fn the_log_holds_no_secret_at_any_level() {
         assert_eq!(request.send(proxy.addr).await.status, status);
     }
     // What passes through.
-    let pending = post("secret-form".to_owned()).target("/secret-path?code=secret-code").start(proxy.addr).await;
+    let pending = post("secret-form".to_owned()).target("/told-path?code=secret-code").start(proxy.addr).await;
     upstream.next().await.json_with(401, "www-authenticate: Bearer secret-realm\r\n", "secret-page").await;
     assert_eq!(pending.response().await.status, 401);
     // Failures of the upstream: before a head, in mid-stream, no JSON-RPC, nobody there.
@@ -248,7 +248,7 @@ async fn the_log_holds_no_secret_at_any_level() {
     proxy.stop().await;
 
     let log = std::fs::read_to_string(&path).expect("a log");
-    for line in ["TRACE", "DEBUG", "client disconnected", "stopping"] {
+    for line in ["TRACE", "DEBUG", "client disconnected", "told-tool", "stopping"] {
         assert!(log.contains(line), "no {line:?} in\n{log}");
     }
     let mac = &place.handle[place.handle.len() - 20..];

@@ -28,6 +28,8 @@ pub struct Reader {
     told: Seq,
     /// The same of one whose connection is still open, and who read that.
     telling: Option<(AttachId, Seq)>,
+    /// Connections that were ever attached here.
+    connections: u32,
     chases: u32,
     last_takeover: Option<Instant>,
 }
@@ -46,6 +48,7 @@ impl Reader {
             has_told: false,
             told: Seq(0),
             telling: None,
+            connections: 0,
             chases: 0,
             last_takeover: None,
         }
@@ -102,6 +105,11 @@ impl Reader {
         self.returned
     }
 
+    /// Connections that were ever attached in this process.
+    pub fn connections(&self) -> u32 {
+        self.connections
+    }
+
     /// Whether a client has named this stream by its URL before.
     pub fn has_used_url(&self) -> bool {
         self.by_url
@@ -152,6 +160,7 @@ impl Reader {
 
     pub(super) fn attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.position = cursor;
+        self.connections = self.connections.saturating_add(1);
         if self.attached.is_some() {
             let chasing = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < CHASE_WINDOW);
             self.chases = if chasing { self.chases.saturating_add(1) } else { 1 };

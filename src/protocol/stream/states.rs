@@ -21,6 +21,18 @@ pub enum Outcome {
     Expired,
 }
 
+impl Outcome {
+    /// The outcome in a word, for metrics, log and page.
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::Expired => "expired",
+        }
+    }
+}
+
 /// Where a stream stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
