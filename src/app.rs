@@ -33,7 +33,7 @@ use crate::key_file;
 use crate::metrics::Metrics;
 use crate::random;
 use crate::replicas::{BeginError, Replicas};
-use crate::shutdown::Drain;
+use crate::shutdown::{Drain, Times};
 use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
@@ -383,9 +383,10 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         Mode::Poll => config.delivery.poll_retry,
     };
     let elsewhere = log.shared().map(|_| config.delivery.drain_retry);
-    let patience = retry * 2 + Duration::from_secs(1);
+    let (delay, timeout) = (config.drain_delay(), config.replica.drain_timeout);
+    let times = Times { delay, timeout, patience: retry * 2 + Duration::from_secs(1) };
     Ingress {
-        drain: Arc::new(Drain::new(log.clone(), config.replica.drain_timeout, patience, elsewhere)),
+        drain: Arc::new(Drain::new(log.clone(), times, elsewhere)),
         log,
         upstream: Arc::new(upstream),
         principals: Principals::new(config.auth.principal.clone(), principal_key),

@@ -55,8 +55,9 @@ Exit codes:
   1  it cannot, or that could not be found out    2  wrong configuration or command line";
 
 const DRAIN_NOTES: &str = "\
-From then on new calls are refused with 503, and /readyz says 503; running calls, resumes, answers and
-cancels go on. The command returns when nothing is left to wait for, at the latest after
+From then on /readyz says 503. New calls are taken for replica.drain_delay_secs more, so that load
+balancers notice first, and then refused with 503; running calls, resumes, answers and cancels go on.
+The command returns when nothing is left to wait for, at the latest after
 replica.drain_timeout_secs, when what still runs ends with an error. The process itself goes on: a
 SIGTERM afterwards finds nothing to wait for. A drain cannot be taken back.
 

@@ -442,6 +442,7 @@ fn replica(s: &mut Section<'_>) -> Replica {
         key_file: s.text("key_file", file).flatten(),
         wrap_sessions: s.boolean("wrap_sessions").unwrap_or(false),
         lease: s.secs("lease_secs", 2..=3600).unwrap_or(Duration::from_secs(15)),
+        drain_delay: s.secs("drain_delay_secs", 0..=YEAR),
         drain_timeout: s.secs("drain_timeout_secs", 0..=YEAR).unwrap_or(Duration::from_secs(30)),
     }
 }

@@ -399,6 +399,9 @@ pub struct Replica {
     pub wrap_sessions: bool,
     /// A replica that was not heard of for so long is gone, for those that share a store with it.
     pub lease: Duration,
+    /// How long new calls are still taken once the process was asked to end; `None`: by the listener, see
+    /// [`Config::drain_delay`].
+    pub drain_delay: Option<Duration>,
     /// How long calls may run on once the process was asked to end.
     pub drain_timeout: Duration,
 }
@@ -460,7 +463,17 @@ pub struct Call {
     pub mode: Mode,
 }
 
+/// Time during which a drain still takes new calls, where nothing else is said and others may route to the proxy.
+const DRAIN_DELAY: Duration = Duration::from_secs(5);
+
 impl Config {
+    /// Returns how long a drain still takes new calls: what was said, else nothing on a loopback listener, to which no load balancer
+    /// routes that would have to notice.
+    pub fn drain_delay(&self) -> Duration {
+        let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { DRAIN_DELAY };
+        self.replica.drain_delay.unwrap_or(by_listener)
+    }
+
     /// Makes the configuration of `serve` from its layers.
     ///
     /// `file` is its name, for messages only, and its text. Of `env` only names that begin with

@@ -52,6 +52,7 @@ fn the_example_has_every_key_and_is_read() {
     let config = build::config(&mut reader).unwrap();
     assert_eq!(config.tools["long-report"].mode, Some(Mode::Poll));
     assert_eq!(config.streams.modern_grace, Some(Duration::from_secs(3)));
+    assert_eq!(config.replica.drain_delay, Some(Duration::from_secs(5)));
 
     let keys = |(section, keys): (&String, &Vec<&str>)| {
         keys.iter().map(|key| (section.clone(), (*key).to_owned())).collect::<Vec<_>>()
@@ -60,6 +61,18 @@ fn the_example_has_every_key_and_is_read() {
     known.sort();
     assert!(known.len() > 30, "{known:?}");
     assert_eq!(given, known);
+}
+
+#[test]
+fn a_drain_waits_for_load_balancers_where_there_may_be_some() {
+    for (file, expected) in [
+        ("", 0),
+        ("[listen]\naddress = \"0.0.0.0:8080\"", 5),
+        ("[listen]\naddress = \"0.0.0.0:8080\"\n[replica]\ndrain_delay_secs = 0", 0),
+        ("[replica]\ndrain_delay_secs = 7", 7),
+    ] {
+        assert_eq!(from_file(file).unwrap().drain_delay(), Duration::from_secs(expected), "{file}");
+    }
 }
 
 #[test]

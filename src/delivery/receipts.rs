@@ -153,12 +153,15 @@ impl Receipts {
     }
 
     /// The connection ended in peace: its client has taken what it was written, as far as anybody can tell. That decides what is
-    /// sent again before the next result, and not whether a result is kept.
+    /// sent again before the next result and whether a drain waits for the client, and not whether a result is kept.
     pub fn confirm_interims(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
             match waiting {
-                Waiting::Answer(_) => self.lock().waiting.push((at, waiting)),
+                Waiting::Answer(receipt) => {
+                    receipt.stream.note_parted();
+                    self.lock().waiting.push((at, Waiting::Answer(receipt)));
+                }
                 Waiting::Interim(_) => waiting.confirm(Delivery::Likely),
             }
         }

@@ -311,16 +311,18 @@ impl EventLog {
         self.room.streams.iter().map(|entry| entry.value().summary(now)).collect()
     }
 
+    /// Returns how many streams that are over have an answer that a client may still come for; see [`Self::fetched`].
+    pub fn unfetched(&self, patience: Duration) -> usize {
+        let now = clock::now();
+        let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now)).is_some();
+        self.room.streams.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
+    }
+
     /// Waits until nobody can be expected to come for the answer of a stream that is over, if clients take at most `patience` to
     /// come back.
     pub async fn fetched(&self, patience: Duration) {
-        loop {
-            let now = clock::now();
-            let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now).is_some());
-            if !self.room.streams.iter().any(|entry| entry.value().stream().is_some_and(|stream| expects(stream))) {
-                return;
-            }
-            clock::sleep_until(now + FETCH_LOOK).await;
+        while self.unfetched(patience) > 0 {
+            clock::sleep_until(clock::now() + FETCH_LOOK).await;
         }
     }
 

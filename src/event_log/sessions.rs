@@ -32,6 +32,8 @@ use crate::protocol::stream::{Answer, Phase};
 const IDLE: Duration = Duration::from_secs(3600);
 /// The same for one that was opened elsewhere: without a stream there is nothing in its record, and anybody can name a session.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
+/// Time after the end of a call within which its session counts as busy.
+const BUSY_AFTER: Duration = Duration::from_secs(5);
 /// Records of sessions that were opened elsewhere, beside those that are in use, as a part of those that may be opened here. A record has
 /// up to 1.5 KiB.
 const UNOPENED: usize = 4;
@@ -48,6 +50,19 @@ pub struct Session {
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
+    /// Calls that run.
+    calls: AtomicUsize,
+}
+
+/// A running call of a session, counted for as long as this lives.
+#[derive(Debug)]
+pub struct RunningCall(Arc<Session>);
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        self.0.lock().call_ended = Some(clock::now());
+        self.0.calls.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 /// What an `initialize` and its answer say.
@@ -69,6 +84,7 @@ struct State {
     looked_up: bool,
     joined: bool,
     used: Instant,
+    call_ended: Option<Instant>,
 }
 
 impl Session {
@@ -81,6 +97,7 @@ impl Session {
             looked_up: false,
             joined: false,
             used: clock::now(),
+            call_ended: None,
         };
         Arc::new(Self {
             principal,
@@ -91,7 +108,20 @@ impl Session {
             state: Mutex::new(state),
             turns: Arc::default(),
             held: Arc::default(),
+            calls: AtomicUsize::new(0),
         })
+    }
+
+    /// Counts a call that begins.
+    pub fn begin_call(self: &Arc<Self>) -> RunningCall {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        RunningCall(self.clone())
+    }
+
+    /// Whether a call of it runs, or ended less than five seconds before `now`.
+    pub fn is_busy(&self, now: Instant) -> bool {
+        let has_just_ended = |at| now.saturating_duration_since(at) < BUSY_AFTER;
+        self.calls.load(Ordering::Relaxed) > 0 || self.lock().call_ended.is_some_and(has_just_ended)
     }
 
     /// Whose record it is.

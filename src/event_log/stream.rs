@@ -371,6 +371,11 @@ impl Stream {
         .await;
     }
 
+    /// The connection that carried its last message ended in peace.
+    pub fn note_parted(&self) {
+        self.lock().machine.handle_parted();
+    }
+
     pub(super) fn line_up(&self, inner: &mut Inner, at: Instant) {
         inner.delivered_at = Some(at);
         self.share.note_delivered(at, self.id);

@@ -211,7 +211,7 @@ impl Ingress {
             let is_same = stream.body() == body;
             return if is_same { Ok(self.return_to(&posted.asked, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
-        if self.drain.has_begun() {
+        if !self.takes(posted) {
             return self.rejoin(posted);
         }
         let request_bytes = head_bytes(&posted.asked.parts) + posted.body.len();
@@ -236,6 +236,14 @@ impl Ingress {
             Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
             Match::Same(_) => Err(ErrorCode::KeyReused),
         }
+    }
+
+    /// Whether the POST may begin a call. In a drain only what a session asks may, while a call of it runs or has just ended: some
+    /// clients ask for the tools before they use a result, and lose it where they are refused.
+    pub(super) fn takes(&self, posted: &Posted) -> bool {
+        let Posted { asked, call, .. } = posted;
+        let is_busy = || asked.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
+        !self.drain.refuses_calls() || (!call.calls_tool && !call.opens && is_busy())
     }
 
     /// In a drain a POST can only come back to a call that was begun before.
@@ -338,7 +346,14 @@ impl Ingress {
         let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
         let running = pump.run().in_current_span();
         match stream.look(|machine| machine.policy().kind) {
-            StreamKind::Request => Running::new(self.drain.calls().track_future(running)),
+            StreamKind::Request => {
+                let of_session = asked.session.as_ref().map(Session::begin_call);
+                let running = async move {
+                    let _of_session = of_session;
+                    running.await;
+                };
+                Running::new(self.drain.calls().track_future(running))
+            }
             // It never ends by itself, so that nothing can wait for it.
             StreamKind::Standalone => Running::new(running),
         }

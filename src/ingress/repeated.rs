@@ -145,7 +145,7 @@ impl Search<'_> {
         let log = &self.ingress.log;
         let claim = Claim { retention: self.ingress.limits(self.posted).retention, body: self.body };
         let claimed = match log.store_standing() {
-            Standing::Ready => log.claim(&self.call, claim, self.ingress.drain.has_begun()).await,
+            Standing::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.posted)).await,
             Standing::Full | Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
         };
         claimed.map_err(|error| {

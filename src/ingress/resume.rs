@@ -224,7 +224,7 @@ impl Ingress {
         if let Some(code) = self.elsewhere(asked) {
             return self.refuse(code);
         }
-        if self.drain.has_begun() {
+        if self.drain.refuses_calls() {
             return self.refuse(ErrorCode::Draining);
         }
         if self.replicas.is_some() {

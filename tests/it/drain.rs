@@ -3,6 +3,7 @@
 use crate::answers::{answer, question};
 use crate::support::*;
 use mcp_resume::config::Config;
+use std::time::Duration;
 
 const SHUTTING_DOWN: &str = "the proxy is shutting down";
 
@@ -66,6 +67,65 @@ async fn what_runs_goes_on_and_what_is_new_is_refused() {
 
     let mut drained = draining.response().await;
     assert_eq!((drained.status, drained.body().await), (200, b"drained\n".to_vec()));
+}
+
+#[tokio::test]
+async fn new_calls_are_taken_until_load_balancers_have_noticed() {
+    let (mut upstream, proxy, session) = observed(|c| {
+        c.replica.drain_delay = Some(Duration::from_secs(3600));
+        c.replica.drain_timeout = Duration::from_secs(7200);
+    })
+    .await;
+    let _draining = begin_drain(&proxy).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    sse.finish(result(1)).await;
+    assert_eq!(response.event().await.bytes(), result(1).as_bytes());
+    assert_eq!(admin(&proxy, get("/readyz")).await, (503, "draining\n".to_owned()));
+}
+
+fn list_tools(id: u64) -> String {
+    format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/list"}}"#)
+}
+
+#[tokio::test]
+async fn what_a_session_asks_is_answered_while_its_call_runs_and_right_after() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let other = Session::open_as(&proxy, &mut upstream, V2025_11, "another", None).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    begin_drain(&proxy).await;
+    let answered = async |upstream: &mut Upstream, id: u64| {
+        let asked = session.post(list_tools(id)).start(proxy.addr).await;
+        upstream.expect("tools/list").await.json(200, &result(id)).await;
+        assert_eq!(asked.response().await.status, 200);
+    };
+    answered(&mut upstream, 2).await;
+    assert_eq!(session.post(call(3)).send(proxy.addr).await.status, 503);
+    assert_eq!(other.post(list_tools(4)).send(proxy.addr).await.status, 503, "no call of it runs");
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    answered(&mut upstream, 5).await;
+    assert_eq!(session.post(call(6)).send(proxy.addr).await.status, 503);
+}
+
+#[tokio::test]
+async fn a_client_that_took_everything_and_left_in_peace_is_not_waited_for() {
+    let (mut upstream, proxy, session) = observed(|c| {
+        // Clients would be waited for by twice as much.
+        c.delivery.retry = Duration::from_secs(3600);
+        c.replica.drain_timeout = Duration::from_secs(7200);
+    })
+    .await;
+    let request = session.post(call(1)).with("Connection", "close");
+    let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
+    response.prime().await;
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    drop(response);
+    proxy.stop().await;
 }
 
 #[tokio::test]

@@ -124,12 +124,12 @@ impl Machine {
     }
 
     /// Until when somebody may be expected to come for what a stream that is over holds, if a client takes at most `patience` to
-    /// come back. `None` where nobody is: it was delivered, cancelled, or nobody has an id of it. While it is read: now.
+    /// come back. `None` where nobody is: it was delivered, cancelled, its client left in peace, or nobody has an id of it. While it is read: now.
     pub fn expects_reader(&self, patience: Duration, now: Instant) -> Option<Instant> {
         let Phase::Sealed { outcome, at } = self.phase else { return None };
         let wanted = self.policy.kind == StreamKind::Request && outcome != Outcome::Cancelled && !self.delivered;
         match self.reader.is_attached() {
-            _ if !wanted || !self.reader.is_primed() => None,
+            _ if !wanted || !self.reader.is_primed() || self.reader.has_parted() => None,
             true => Some(now),
             false => Some(at.max(self.reader.since()) + patience).filter(|until| *until > now),
         }

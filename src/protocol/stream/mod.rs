@@ -274,6 +274,11 @@ impl Machine {
         self.delivered = true;
     }
 
+    /// The connection that carried the last event ended in peace.
+    pub fn handle_parted(&mut self) {
+        self.reader.part();
+    }
+
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
         // Where nothing else announces the token, whoever has it has it from an interim result: no later one than the first.

@@ -32,6 +32,8 @@ pub struct Reader {
     connections: u32,
     chases: u32,
     last_takeover: Option<Instant>,
+    /// The last connection ended in peace after it had carried everything.
+    has_parted: bool,
 }
 
 impl Reader {
@@ -51,6 +53,7 @@ impl Reader {
             connections: 0,
             chases: 0,
             last_takeover: None,
+            has_parted: false,
         }
     }
 
@@ -88,6 +91,16 @@ impl Reader {
     /// Whether any connection reads now.
     pub fn is_attached(&self) -> bool {
         self.attached.is_some()
+    }
+
+    /// Whether the last connection ended in peace after it had carried everything. That proves nothing, but its client is not
+    /// expected to come back.
+    pub fn has_parted(&self) -> bool {
+        self.has_parted
+    }
+
+    pub(super) fn part(&mut self) {
+        self.has_parted = self.attached.is_none();
     }
 
     /// Since when it has been attached or detached.
@@ -167,6 +180,7 @@ impl Reader {
             self.last_takeover = Some(now);
         }
         self.attached = Some(attach);
+        self.has_parted = false;
         self.since = now;
     }
 
