@@ -474,7 +474,7 @@ impl Stream {
             kind: machine.policy().kind,
             era: machine.policy().era,
             name: self.call_name().cloned(),
-            connections: machine.reader().connections(),
+            connections: Some(machine.reader().connections()),
             failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),

@@ -19,8 +19,8 @@ pub struct Summary {
     pub era: Era,
     /// What its call is, where that is known.
     pub name: Option<CallName>,
-    /// Connections that have read it in this process.
-    pub connections: u32,
+    /// Connections that have read it in this process, where that is known.
+    pub connections: Option<u32>,
     /// What its call failed of.
     pub failure: Option<ErrorCode>,
     /// Where it stands.
