@@ -56,6 +56,7 @@ use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
+use crate::protocol::http1::unify_length;
 use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
 
@@ -252,7 +253,10 @@ impl Upstream {
         let code = match answered {
             // Nobody asked for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
-            Ok(Ok(response)) => return Ok(response),
+            Ok(Ok(mut response)) => match unify_length(response.headers_mut()) {
+                Ok(()) => return Ok(response),
+                Err(_) => ErrorCode::UpstreamGarbage,
+            },
             Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {
                 let timed_out = source_is_timeout(&error);
                 let code = if timed_out { ErrorCode::UpstreamTimeout } else { ErrorCode::Unreachable };
@@ -296,10 +300,14 @@ impl Upstream {
         self.path_within_origin(response.headers().get(LOCATION)?)
     }
 
-    /// A `Location` that names the upstream becomes a reference that is good at the proxy as well.
+    /// A `Location` that names the upstream becomes a reference that is good at the proxy as well. One whose path begins as the name
+    /// of a host would begin is written so that it stays a path ([RFC 3986 §4.2]).
+    ///
+    /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
     pub fn rewrite_location(&self, headers: &mut HeaderMap) {
         let within = headers.get(LOCATION).and_then(|location| self.path_within_origin(location));
-        if let Some(value) = within.and_then(|path| HeaderValue::from_str(&path).ok()) {
+        let reference = within.map(|path| if names_host(&path) { format!("/.{path}") } else { path });
+        if let Some(value) = reference.and_then(|path| HeaderValue::from_str(&path).ok()) {
             headers.insert(LOCATION, value);
         }
     }
@@ -319,7 +327,12 @@ impl Upstream {
     }
 
     fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
-        let uri: Uri = location.to_str().ok()?.parse().ok()?;
+        let location = location.to_str().ok()?;
+        let uri: Uri = if location.starts_with("//") {
+            format!("{}:{location}", self.config.url.scheme()).parse().ok()?
+        } else {
+            location.parse().ok().filter(|_| !names_host(location))?
+        };
         let ours = match uri.authority() {
             Some(authority) => uri.scheme_str() == Some(self.config.url.scheme()) && self.is_own(authority),
             None => uri.path().starts_with('/'),
@@ -327,6 +340,11 @@ impl Upstream {
         let path = uri.path_and_query()?.as_str();
         ours.then(|| path.to_owned())
     }
+}
+
+/// Whether a reference that begins with `/` goes to a host that it names. Browsers take `\` for `/`.
+fn names_host(reference: &str) -> bool {
+    reference.starts_with("//") || reference.starts_with("/\\")
 }
 
 fn origin(url: &UpstreamUrl) -> Uri {

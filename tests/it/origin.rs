@@ -112,6 +112,65 @@ async fn a_redirect_to_another_origin_is_not_followed() {
     assert_eq!(other.connections(), 0);
 }
 
+/// `//other` names a host, and for browsers `/\other` does.
+#[tokio::test]
+async fn a_redirect_that_names_a_host_without_a_scheme_is_not_taken_for_a_path() {
+    let (mut upstream, proxy, session) = stage().await;
+    for location in ["//other.example/mcp", "//other.example", "/\\other.example/mcp", "//127.0.0.1:1/mcp"] {
+        let pending = session.post(call(1)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.status_with(307, &format!("location: {location}\r\n")).await;
+        let response = pending.response().await;
+        assert_eq!((response.status, response.header("location")), (307, Some(location)));
+        settle(&proxy, &mut upstream).await;
+    }
+    // The same form may name the upstream itself.
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    let location = format!("location: //{}//mcp\r\n", upstream.addr());
+    upstream.expect("tools/call").await.status_with(307, &location).await;
+    let again = upstream.expect("tools/call").await;
+    assert_eq!(again.target, "//mcp");
+    again.json(200, result(2)).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
+#[tokio::test]
+async fn a_path_that_looks_like_a_host_stays_a_path() {
+    let (mut upstream, proxy, _session) = stage().await;
+    for (path, received) in [
+        ("//evil.example/a?b=c", "/.//evil.example/a?b=c"),
+        ("/\\evil.example", "/./\\evil.example"),
+        ("///evil.example", "/.///evil.example"),
+        ("/a//b", "/a//b"),
+    ] {
+        for origin in [format!("http://{}", upstream.addr()), format!("HTTP://{}", upstream.addr())] {
+            let pending = Request::new("GET", "/page").start(proxy.addr).await;
+            upstream.next().await.status_with(302, &format!("location: {origin}{path}\r\n")).await;
+            assert_eq!(pending.response().await.header("location"), Some(received));
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_length_reaches_the_client_whatever_the_path() {
+    let (mut upstream, proxy, session) = stage().await;
+    let answers = [
+        ("content-length: 2\r\nContent-Length: 2\r\n", 200),
+        ("content-length: 2\r\ncontent-length: 3\r\n", 502),
+        ("content-length: 2, 2\r\n", 502),
+        ("content-length: +2\r\n", 502),
+    ];
+    for (id, (lengths, status)) in answers.into_iter().enumerate() {
+        for request in [Request::new("GET", "/page"), session.post(call(id)), session.delete()] {
+            let pending = request.start(proxy.addr).await;
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n{lengths}\r\n{{}}");
+            upstream.next().await.whole(answer).await;
+            let response = pending.response().await;
+            assert_eq!(response.status, status, "{lengths:?} {:?}", request.line());
+            assert_eq!(response.head.all("content-length").len(), 1, "{lengths:?}");
+        }
+    }
+}
+
 #[tokio::test]
 async fn three_redirects_are_followed_and_no_more() {
     let (mut upstream, proxy, session) = stage().await;

@@ -89,6 +89,24 @@ async fn what_is_not_http_is_502() {
     }
 }
 
+/// Its connection stays open: only what is wrong with it says that no end will come.
+#[tokio::test]
+async fn a_head_with_lone_line_feeds_is_502_at_once() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (id, garbage) in ["HTTP/1.1 200 OK\ncontent-length: 2\n\n{}", "HTTP/1.1 200 OK\r\ncontent-length: 2\n\n", "\n"]
+        .into_iter()
+        .enumerate()
+    {
+        let pending = session.post(call(id)).start(proxy.addr).await;
+        let upstream_call = upstream.expect("tools/call").await;
+        upstream_call.write(garbage).await;
+        let mut response = pending.response().await;
+        assert_eq!(response.status, 502, "{garbage:?}");
+        assert_fault(&response.json().await, id, UPSTREAM_FAILED, "upstream");
+        upstream_call.closed().await;
+    }
+}
+
 #[tokio::test]
 async fn a_stream_that_breaks_ends_with_an_error() {
     let (mut upstream, proxy, session) = stage().await;

@@ -67,6 +67,10 @@ impl HeadReader {
         let mut rest = piece;
         loop {
             let Some(length) = self.end_of_head(rest) else {
+                // Nothing that follows could end a head with one: it would be waited for for ever.
+                if has_lone_line_feed(self.begun.last().copied(), rest) {
+                    return Err(Error::Head);
+                }
                 self.begun.extend_from_slice(rest);
                 return if self.begun.len() > MAX_HEAD_BYTES { Err(Error::Head) } else { Ok(None) };
             };
@@ -106,7 +110,7 @@ impl HeadReader {
 
 /// A whole head; `None`: an interim one.
 fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
-    if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(bytes) {
+    if bytes.len() > MAX_HEAD_BYTES || has_lone_line_feed(None, bytes) {
         return Err(Error::Head);
     }
     let mut lines = [httparse::EMPTY_HEADER; MAX_HEADERS];
@@ -128,8 +132,10 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
     Ok(Some(Head { status, headers, framing, keeps }))
 }
 
-fn has_lone_line_feed(bytes: &[u8]) -> bool {
-    memchr::memchr_iter(b'\n', bytes).any(|at| at == 0 || bytes[at - 1] != b'\r')
+/// Whether a line of `bytes`, behind the byte `before`, ends without a carriage return.
+fn has_lone_line_feed(before: Option<u8>, bytes: &[u8]) -> bool {
+    let ahead_of = |at: usize| if at == 0 { before } else { Some(bytes[at - 1]) };
+    memchr::memchr_iter(b'\n', bytes).any(|at| ahead_of(at) != Some(b'\r'))
 }
 
 fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap, Error> {
@@ -159,6 +165,21 @@ fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &Header
         Some(length) => Framing::Length(length),
         None => Framing::UntilClose,
     })
+}
+
+/// Leaves one of several equal lengths, whoever read the head: a second line is for the next reader to misunderstand
+/// ([RFC 9110 §8.6]).
+///
+/// # Errors
+/// [`Error::Framing`] for lengths that differ, and for what is no length.
+///
+/// [RFC 9110 §8.6]: https://www.rfc-editor.org/rfc/rfc9110#section-8.6
+pub fn unify_length(headers: &mut HeaderMap) -> Result<(), Error> {
+    let length = content_length(headers)?;
+    if let Some(length) = length.filter(|_| headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()) {
+        headers.insert(CONTENT_LENGTH, length.into());
+    }
+    Ok(())
 }
 
 /// One number; the same number several times is said once.

@@ -54,6 +54,22 @@ fn a_request_is_written_with_its_headers_and_one_host() {
 }
 
 #[test]
+fn a_lone_line_feed_is_told_as_soon_as_it_is_there() {
+    for pieces in [
+        &[b"HTTP/1.1 200 OK\n".as_slice()][..],
+        &[b"HTTP/1.1 200 OK\r\nA: b\n"],
+        &[b"HTTP/1.1 200 OK", b"\n"],
+        &[b"HTTP/1.1 200 OK\r", b"\n\n"],
+        &[b"\n"],
+    ] {
+        assert_eq!(read(&Method::POST, pieces.iter().copied()), Err(Error::Head), "{pieces:?}");
+    }
+    for pieces in [&[b"HTTP/1.1 200 OK\r".as_slice(), b"\n"][..], &[b"HTTP/1.1 200 OK\r\n"]] {
+        assert_eq!(read(&Method::POST, pieces.iter().copied()), Ok(None), "{pieces:?}");
+    }
+}
+
+#[test]
 fn a_length_ends_a_body() {
     let read = response(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nX-A: b\r\n\r\nabcHTTP/1.1");
     assert_eq!((read.head.status, read.head.framing, read.head.keeps), (StatusCode::OK, Framing::Length(3), true));
