@@ -46,7 +46,7 @@ pub use head::{Head, Plain};
 pub use heard::Heard;
 pub use inner::Bounds;
 pub use mirror::READER_HOLD;
-pub use principal::{Principal, Principals, Subject};
+pub use principal::{Principal, Principals, Shown, Subject};
 pub use readers::Displaced;
 pub use recalled::session_group;
 pub use recorder::Backing;

@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 use sha2::Sha256;
 
 use crate::config::PrincipalSource;
+use crate::protocol::certificate::CertificateNames;
+use crate::protocol::headers::names::X_API_KEY;
 use crate::protocol::jwt::Claims;
 
-const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 /// The subjects of so many tokens are remembered. One more, and all are looked for anew.
 const SUBJECTS_MAX: usize = 4096;
 
@@ -21,8 +22,68 @@ const SUBJECTS_MAX: usize = 4096;
 pub enum Principal {
     /// No credential: a stream's event ID is its only key.
     Anonymous,
-    /// A hash of the credential and of where it stood.
+    /// No credential, but a query in the URL, of which this is a hash. It may be a key, so it keeps streams apart; but many may use
+    /// one URL, so that these callers are as good as anonymous.
+    AnonymousAt([u8; 16]),
+    /// A hash of all credentials and of where they stood.
     Known([u8; 16]),
+}
+
+impl Principal {
+    /// Whether the caller showed no credential.
+    pub fn is_anonymous(&self) -> bool {
+        match self {
+            Principal::Anonymous | Principal::AnonymousAt(_) => true,
+            Principal::Known(_) => false,
+        }
+    }
+
+    /// What it is told from others by.
+    pub(super) fn digest(&self) -> Option<&[u8; 16]> {
+        match self {
+            Principal::Anonymous => None,
+            Principal::AnonymousAt(hash) | Principal::Known(hash) => Some(hash),
+        }
+    }
+}
+
+/// What a request shows of its caller.
+#[derive(Clone, Copy, Debug)]
+pub struct Shown<'a> {
+    /// Its headers.
+    pub headers: &'a HeaderMap,
+    /// The query of its URL, without the parameter that names a stream.
+    pub query: Option<&'a str>,
+    /// The names in the certificate that its client showed; `None` as well for a certificate of a proxy in front.
+    pub certificate: Option<CertificateNames>,
+}
+
+impl Shown<'_> {
+    /// The credentials with the places they stand in. An empty header shows nothing; where a header comes several times, all count.
+    fn credentials(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        let certificate = self.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
+        let authorization = said(self.headers, AUTHORIZATION).map(|value| ("authorization", value));
+        authorization.chain(self.api_keys()).chain(certificate)
+    }
+
+    fn api_keys(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        said(self.headers, X_API_KEY).map(|value| ("x-api-key", value))
+    }
+
+    fn query(&self) -> Option<(&'static str, &[u8])> {
+        self.query.filter(|query| !query.is_empty()).map(|query| ("query", query.as_bytes()))
+    }
+
+    /// Whether it shows more than `Authorization`, cookies included.
+    pub fn has_other_credentials(&self) -> bool {
+        let has_header = |name: HeaderName| said(self.headers, name).next().is_some();
+        self.certificate.is_some() || self.query().is_some() || has_header(X_API_KEY) || has_header(COOKIE)
+    }
+}
+
+/// The values of a header that are not empty.
+fn said(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
+    headers.get_all(name).into_iter().map(|value| value.as_bytes().trim_ascii()).filter(|value| !value.is_empty())
 }
 
 /// Whom a caller's token says it speaks for: a hash of a JWT's issuer and subject. Anybody can claim any.
@@ -57,35 +118,34 @@ impl Principals {
         self.source == PrincipalSource::Auto
     }
 
+    /// Whether the operator says who a caller is: by a header that nobody else can set.
+    pub fn are_named(&self) -> bool {
+        matches!(self.source, PrincipalSource::Header(_))
+    }
+
     /// The principal of a request.
-    pub fn of(&self, headers: &HeaderMap) -> Principal {
+    pub fn of(&self, shown: &Shown<'_>) -> Principal {
         match &self.source {
-            PrincipalSource::Auto => {
-                let credential =
-                    |name: HeaderName| headers.get(&name).map(|value| self.known(name.as_str(), value.as_bytes()));
-                credential(AUTHORIZATION).or_else(|| credential(X_API_KEY)).unwrap_or(Principal::Anonymous)
-            }
+            PrincipalSource::Auto => match (shown.credentials().next(), shown.query()) {
+                (Some(_), query) => Principal::Known(self.hash(shown.credentials().chain(query))),
+                (None, Some(query)) => Principal::AnonymousAt(self.hash([query])),
+                (None, None) => Principal::Anonymous,
+            },
             PrincipalSource::Header(name) => {
-                headers.get(name).map_or(Principal::Anonymous, |value| self.known(name.as_str(), value.as_bytes()))
+                self.known(said(shown.headers, name.clone()).map(|value| (name.as_str(), value)))
             }
-            PrincipalSource::Cookie(name) => {
-                cookie(headers, name).map_or(Principal::Anonymous, |value| self.known("cookie", value.as_bytes()))
-            }
+            PrincipalSource::Cookie(name) => self.known(cookies(shown.headers, name).map(|value| ("cookie", value))),
             PrincipalSource::None => Principal::Anonymous,
         }
     }
 
-    /// What a query shows, which some servers take keys in.
-    pub fn of_query(&self, query: Option<&str>) -> Principal {
-        query.map_or(Principal::Anonymous, |query| self.known("query", query.as_bytes()))
-    }
-
-    /// The subject a request of `principal` claims, where that is the principal of an `Authorization` and that is a JWT.
-    pub fn subject_of(&self, principal: &Principal, headers: &HeaderMap) -> Option<Subject> {
+    /// The subject a request of `principal` claims, where its one `Authorization` is a JWT. What else the request shows is a part of
+    /// it: only the token may change.
+    pub fn subject_of(&self, principal: &Principal, shown: &Shown<'_>) -> Option<Subject> {
         if !self.is_auto() {
             return None;
         }
-        let mut said = headers.get_all(AUTHORIZATION).iter();
+        let mut said = shown.headers.get_all(AUTHORIZATION).iter();
         let (authorization, second) = (said.next()?, said.next());
         if second.is_some() {
             return None;
@@ -93,7 +153,7 @@ impl Principals {
         if let Some(known) = self.subjects.get(principal) {
             return Some(*known);
         }
-        let subject = self.claimed(authorization)?;
+        let subject = self.claimed(authorization, shown)?;
         if self.subjects.len() >= SUBJECTS_MAX {
             self.subjects.clear();
         }
@@ -101,20 +161,31 @@ impl Principals {
         Some(subject)
     }
 
-    fn claimed(&self, authorization: &HeaderValue) -> Option<Subject> {
+    fn claimed(&self, authorization: &HeaderValue, shown: &Shown<'_>) -> Option<Subject> {
         let Claims { iss, sub } = Claims::of(authorization)?;
-        let issuer_bytes = (iss.len() as u64).to_be_bytes();
-        // No place has such a name.
-        Some(Subject(self.hash(&[b"\0subject\0", &issuer_bytes, iss.as_bytes(), sub.as_bytes()])))
+        // No header has such a name.
+        let claims = [("\0issuer", iss.as_bytes()), ("\0subject", sub.as_bytes())];
+        let certificate = shown.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
+        let others = shown.api_keys().chain(certificate).chain(shown.query());
+        Some(Subject(self.hash(claims.into_iter().chain(others))))
     }
 
-    fn known(&self, place: &str, credential: &[u8]) -> Principal {
-        Principal::Known(self.hash(&[place.as_bytes(), &[0], credential]))
+    /// Whoever shows these credentials.
+    fn known<'p, 'v>(&self, mut credentials: impl Iterator<Item = (&'p str, &'v [u8])>) -> Principal {
+        match credentials.next() {
+            Some(first) => Principal::Known(self.hash([first].into_iter().chain(credentials))),
+            None => Principal::Anonymous,
+        }
     }
 
-    fn hash(&self, parts: &[&[u8]]) -> [u8; 16] {
+    fn hash<'p, 'v>(&self, parts: impl IntoIterator<Item = (&'p str, &'v [u8])>) -> [u8; 16] {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.key).expect("HMAC takes a key of any length");
-        parts.iter().for_each(|part| mac.update(part));
+        for (place, value) in parts {
+            for part in [place.as_bytes(), value] {
+                mac.update(&(part.len() as u64).to_be_bytes());
+                mac.update(part);
+            }
+        }
         let hash: [u8; 32] = mac.finalize().into_bytes().into();
         let mut short = [0; 16];
         short.copy_from_slice(&hash[..16]);
@@ -122,13 +193,12 @@ impl Principals {
     }
 }
 
-fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let values = headers.get_all(COOKIE).into_iter().filter_map(|value: &HeaderValue| value.to_str().ok());
-    values
-        .flat_map(|line| line.split(';'))
-        .filter_map(|pair| pair.trim().split_once('='))
-        .find(|(key, _)| *key == name)
-        .map(|(_, value)| value)
+/// The values of all cookies of this name: which of several counts is the server's to say.
+fn cookies<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
+    let pairs = said(headers, COOKIE).flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
+    pairs
+        .filter_map(move |pair| pair.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+        .filter(|value| !value.is_empty())
 }
 
 #[cfg(test)]
@@ -139,14 +209,69 @@ mod tests {
         pairs.iter().map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_static(value))).collect()
     }
 
+    /// Headers alone.
+    fn shown(headers: &HeaderMap) -> Shown<'_> {
+        Shown { headers, query: None, certificate: None }
+    }
+
     #[test]
-    fn auto_prefers_authorization_and_tells_credentials_apart() {
+    fn every_credential_counts_and_none_is_taken_for_another() {
         let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
-        let a = principals.of(&headers(&[("authorization", "Bearer a"), ("x-api-key", "k")]));
-        assert_eq!(a, principals.of(&headers(&[("authorization", "Bearer a")])));
-        assert_ne!(a, principals.of(&headers(&[("authorization", "Bearer b")])));
-        assert_ne!(a, principals.of(&headers(&[("x-api-key", "Bearer a")])));
-        assert_eq!(Principal::Anonymous, principals.of(&headers(&[("cookie", "sid=1")])));
+        let names = [None, Some(CertificateNames::of(b"a")), Some(CertificateNames::of(b"b"))];
+        let mut seen = Vec::new();
+        for pairs in [
+            &[][..],
+            &[("authorization", "a")],
+            &[("authorization", "b")],
+            &[("authorization", "ab")],
+            &[("authorization", "a"), ("authorization", "b")],
+            &[("authorization", "b"), ("authorization", "a")],
+            &[("authorization", "a, b")],
+            &[("x-api-key", "a")],
+            &[("authorization", "a"), ("x-api-key", "a")],
+            &[("authorization", "a"), ("x-api-key", "b")],
+        ] {
+            let headers = headers(pairs);
+            for query in [None, Some("a"), Some("key=a"), Some("key=b")] {
+                for certificate in names {
+                    let principal = principals.of(&Shown { headers: &headers, query, certificate });
+                    assert_eq!(principal.is_anonymous(), pairs.is_empty() && certificate.is_none());
+                    assert_eq!(principal == Principal::Anonymous, principal.is_anonymous() && query.is_none());
+                    assert!(!seen.contains(&principal), "{pairs:?} {query:?} {certificate:?}");
+                    seen.push(principal);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_empty_shows_nothing_and_bytes_beyond_ascii_count() {
+        let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
+        let empty = headers(&[("authorization", ""), ("x-api-key", " "), ("cookie", "sid=1")]);
+        assert_eq!(principals.of(&Shown { query: Some(""), ..shown(&empty) }), Principal::Anonymous);
+        let odd = |byte: u8| HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_bytes(&[b'a', byte]).unwrap())]);
+        assert_ne!(principals.of(&shown(&odd(0xE9))), principals.of(&shown(&odd(0xEA))));
+        assert!(!principals.of(&shown(&odd(0xE9))).is_anonymous());
+    }
+
+    #[test]
+    fn a_subject_is_claimed_along_with_everything_else_that_is_shown() {
+        use base64::Engine;
+        let payload = base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(r#"{"iss":"i","sub":"u"}"#);
+        let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
+        let subject = |signature: &str, key: Option<&'static str>, query, certificate| {
+            let token = HeaderValue::from_str(&format!("Bearer e30.{payload}.{signature}")).unwrap();
+            let mut headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
+            headers.extend(key.map(|key| (X_API_KEY, HeaderValue::from_static(key))));
+            let shown = Shown { headers: &headers, query, certificate };
+            principals.subject_of(&principals.of(&shown), &shown).unwrap()
+        };
+        let names = Some(CertificateNames::of(b"a"));
+        assert_eq!(subject("a", Some("k"), Some("q"), names), subject("b", Some("k"), Some("q"), names));
+        let alone = subject("a", None, None, None);
+        for (key, query, certificate) in [(Some("k"), None, None), (None, Some("q"), None), (None, None, names)] {
+            assert_ne!(alone, subject("b", key, query, certificate));
+        }
     }
 
     #[test]
@@ -159,8 +284,8 @@ mod tests {
                 all.append(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer e30.{payload}.c2ln")).unwrap());
             }
             let principals = Principals::new(source, [7; 32]);
-            let found = principals.subject_of(&principals.of(&all), &all);
-            assert_eq!(found, principals.subject_of(&principals.of(&all), &all), "the same each time");
+            let found = principals.subject_of(&principals.of(&shown(&all)), &shown(&all));
+            assert_eq!(found, principals.subject_of(&principals.of(&shown(&all)), &shown(&all)), "the same each time");
             found
         };
         let of = |payload: &str| subject(PrincipalSource::Auto, &[payload]);
@@ -194,7 +319,7 @@ mod tests {
                 base64::engine::general_purpose::URL_SAFE_NO_PAD.encode(format!(r#"{{"iss":"i","sub":"{sub}"}}"#));
             let token = HeaderValue::from_str(&format!("Bearer e30.{payload}.c{signature}")).unwrap();
             let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
-            principals.subject_of(&principals.of(&headers), &headers)
+            principals.subject_of(&principals.of(&shown(&headers)), &shown(&headers))
         };
         let first: Vec<_> = (0..10).map(|sub| subject(sub, 0)).collect();
         for sub in 0..2 * SUBJECTS_MAX {
@@ -210,8 +335,16 @@ mod tests {
     #[test]
     fn a_cookie_is_found_among_others() {
         let principals = Principals::new(PrincipalSource::Cookie("sid".into()), [7; 32]);
-        let one = principals.of(&headers(&[("cookie", "AWSALB=x; sid=1")]));
-        assert_eq!(one, principals.of(&headers(&[("cookie", "sid=1; AWSALB=y")])));
-        assert_ne!(one, principals.of(&headers(&[("cookie", "sid=2")])));
+        let of = |cookie: &[u8]| {
+            let headers = HeaderMap::from_iter([(COOKIE, HeaderValue::from_bytes(cookie).unwrap())]);
+            principals.of(&shown(&headers))
+        };
+        let one = of(b"AWSALB=x; sid=1");
+        assert_eq!(one, of(b"sid=1; AWSALB=y"));
+        assert_eq!(one, of(b"name=\xE9;sid=1"), "another cookie may hold anything");
+        assert_ne!(one, of(b"sid=2"));
+        assert_ne!(one, of(b"sid=2; sid=1"));
+        assert_ne!(one, of(b"sid=1; sid=2"));
+        assert_eq!(of(b"xsid=1; sid; sid=; SID=1"), Principal::Anonymous);
     }
 }

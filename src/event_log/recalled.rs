@@ -112,9 +112,6 @@ pub fn session_group(id: &SessionId) -> Vec<u8> {
 }
 
 fn key(id: &SessionId, principal: &Principal) -> Vec<u8> {
-    let whose: &[u8] = match principal {
-        Principal::Anonymous => &[],
-        Principal::Known(known) => known,
-    };
+    let whose = principal.digest().map_or(&[][..], |digest| digest);
     [b"session\0".as_slice(), whose, b"\0", id.as_str().as_bytes()].concat()
 }

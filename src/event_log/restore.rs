@@ -207,8 +207,10 @@ impl EventLog {
     fn part_of_restored(&self, about: &About) -> Part {
         let sharer = match (&about.binding.principal, &about.binding.session) {
             (Principal::Known(known), _) => Sharer::Known(*known),
-            (Principal::Anonymous, Some(session)) => Sharer::Session(session.clone()),
-            (Principal::Anonymous, None) => Sharer::Peer(std::net::Ipv4Addr::UNSPECIFIED.into()),
+            (Principal::Anonymous | Principal::AnonymousAt(_), Some(session)) => Sharer::Session(session.clone()),
+            (Principal::Anonymous | Principal::AnonymousAt(_), None) => {
+                Sharer::Peer(std::net::Ipv4Addr::UNSPECIFIED.into())
+            }
         };
         self.share(sharer).take_part(0)
     }

@@ -71,6 +71,10 @@ impl Fingerprint {
                 hash.update([1]);
                 hash.update(known);
             }
+            Principal::AnonymousAt(query) => {
+                hash.update([2]);
+                hash.update(query);
+            }
         }
         for place in places {
             hash.update((place.len() as u64).to_be_bytes());

@@ -70,17 +70,16 @@ pub enum Sharer {
 }
 
 impl Sharer {
-    /// A principal's share is its own. An anonymous one's is its session's, if the session was opened here: anybody can make up
-    /// the name of one. Else its address's; of IPv6 the network's, because a host has as many addresses as it likes.
-    pub fn of(principal: &Principal, opened: Option<&SessionId>, peer: IpAddr) -> Self {
+    /// The share of a principal that `is_proven` is its own. Anybody can make up a credential: any other shares with those who show
+    /// none. That is its session's share, if the session was opened here: anybody can make up the name of one. Else its address's; of
+    /// IPv6 the network's, because a host has as many addresses as it likes.
+    pub fn of(principal: &Principal, is_proven: bool, opened: Option<&SessionId>, address: IpAddr) -> Self {
         const HOST: u128 = u64::MAX as u128;
-        match (principal, opened, peer.to_canonical()) {
-            (Principal::Known(known), _, _) => Sharer::Known(*known),
-            (Principal::Anonymous, Some(session), _) => Sharer::Session(session.clone()),
-            (Principal::Anonymous, None, IpAddr::V6(v6)) => {
-                Sharer::Peer(Ipv6Addr::from_bits(v6.to_bits() & !HOST).into())
-            }
-            (Principal::Anonymous, None, v4) => Sharer::Peer(v4),
+        match (principal, opened, address.to_canonical()) {
+            (Principal::Known(known), _, _) if is_proven => Sharer::Known(*known),
+            (_, Some(session), _) => Sharer::Session(session.clone()),
+            (_, None, IpAddr::V6(v6)) => Sharer::Peer(Ipv6Addr::from_bits(v6.to_bits() & !HOST).into()),
+            (_, None, v4) => Sharer::Peer(v4),
         }
     }
 }

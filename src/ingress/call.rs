@@ -19,9 +19,7 @@ use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
 use crate::dialect;
-use crate::event_log::{
-    self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Principal, Session, Spec, Stream,
-};
+use crate::event_log::{self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Session, Spec, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::Renamed;
 use crate::protocol::dialect::{Declared, Waits};
@@ -306,8 +304,7 @@ impl Ingress {
 
     fn may_begin(&self, Posted { asked, .. }: &Posted) -> bool {
         let learned = self.upstream.learned();
-        let credentials = self.credentials(asked);
-        learned.accepts(&credentials, clock::now()) && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
+        learned.accepts(&asked.credentials, clock::now()) && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
     }
 
     fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
@@ -337,7 +334,7 @@ impl Ingress {
         let call = upstream::Call {
             template: Arc::new(template),
             accept,
-            credentials: self.credentials(asked),
+            credentials: asked.credentials,
             subject: asked.binding.subject,
             teaches,
             max_event_bytes: self.config.streams.max_event_bytes,
@@ -544,7 +541,7 @@ pub(super) struct Retry {
 fn retry_of(asked: &Asked, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
     let parts = &asked.parts;
     let query = parts.uri.query().unwrap_or_default();
-    let may_have_key = binding.session.is_some() || binding.principal != Principal::Anonymous;
+    let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
     let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.opens);
     match key {
         Some(key) => Retry {

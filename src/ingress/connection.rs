@@ -18,6 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
+use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client::Trust;
 use crate::upstream::Forwarded;
 
@@ -31,18 +32,21 @@ pub struct Connection {
     trust: Trust,
     is_behind_trusted: bool,
     is_secure: bool,
+    certificate: Option<CertificateNames>,
     forwarded: Forwarded,
     receipts: Arc<Receipts>,
 }
 
 impl Connection {
-    /// A connection from `peer`, which speaks `scheme`. The proxies in `trust` speak for other clients.
-    pub fn new(peer: SocketAddr, scheme: &'static str, trust: Trust) -> Self {
+    /// A connection from `peer`, which speaks `scheme` and has shown a certificate with these names. The proxies in `trust` speak for
+    /// other clients: their certificates are none of a client's.
+    pub fn new(peer: SocketAddr, scheme: &'static str, certificate: Option<CertificateNames>, trust: Trust) -> Self {
         let (peer, is_secure) = (peer.ip(), scheme == "https");
         let is_behind_trusted = trust.holds(peer);
         let forwarded = Forwarded::new(peer, scheme, is_behind_trusted);
         let receipts = Arc::new(if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() });
-        Self { peer, trust, is_behind_trusted, is_secure, forwarded, receipts }
+        let certificate = certificate.filter(|_| !is_behind_trusted);
+        Self { peer, trust, is_behind_trusted, is_secure, certificate, forwarded, receipts }
     }
 
     /// Who is at the other end.
@@ -63,6 +67,11 @@ impl Connection {
     /// Whether what it carries is encrypted.
     pub fn is_secure(&self) -> bool {
         self.is_secure
+    }
+
+    /// The names in the client's certificate.
+    pub fn certificate(&self) -> Option<CertificateNames> {
+        self.certificate
     }
 
     /// What the upstream is told of who is at the other end.

@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use tracing::warn;
 
 use super::{Asked, Ingress, respond};
+use crate::clock;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure, Side};
@@ -123,7 +124,7 @@ impl Ingress {
     /// paths have rules of their own and teach nothing.
     fn learn_cors(&self, origin: Option<&HeaderValue>, answer: &HeaderMap) {
         if let Some(origin) = origin {
-            self.upstream.learned().note_cors(origin, answer);
+            self.upstream.learned().note_cors(origin, answer, clock::now());
         }
     }
 

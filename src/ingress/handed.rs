@@ -246,7 +246,7 @@ impl Ingress {
         };
         let trust = self.config.listen.trusted_proxies.clone();
         let scheme = if handed.is_secure { "https" } else { "http" };
-        let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme, trust));
+        let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme, handed.certificate, trust));
         let mut asked = self.identify(parts, connection);
         asked.is_handed = true;
         Some((asked, stream, handed.body.0.into()))
@@ -298,6 +298,7 @@ fn hand(asked: &Asked, target: String, body: &Bytes) -> Handed {
         line: format!("{} {target}", parts.method),
         peer: connection.peer(),
         is_secure: connection.is_secure(),
+        certificate: connection.certificate(),
         headers,
         body: Base64(body.to_vec()),
         to: Recipient::Any,

@@ -302,7 +302,15 @@ mod tests {
         tokio::spawn(serve(
             far,
             BytesMut::new(),
-            Visit { peer, scheme: "http", trust: Default::default(), header_bytes: 65_536, handle, stopping },
+            Visit {
+                peer,
+                scheme: "http",
+                certificate: None,
+                trust: Default::default(),
+                header_bytes: 65_536,
+                handle,
+                stopping,
+            },
         ));
         (near, stop)
     }

@@ -45,7 +45,9 @@ pub use serve::{Accept, Handle, Limits, Protocols, serve};
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
 use crate::dialect;
-use crate::event_log::{Attachment, Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer};
+use crate::event_log::{
+    Attachment, Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown,
+};
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::access;
@@ -93,6 +95,8 @@ pub struct Ingress {
 struct Asked {
     parts: Parts,
     binding: Binding,
+    /// What the upstream may judge its sender by.
+    credentials: Credentials,
     session: Option<Arc<Session>>,
     /// Whether the session is one of the proxy's own.
     is_issued: bool,
@@ -105,6 +109,14 @@ struct Asked {
     /// What its sender holds.
     share: Arc<Share>,
     connection: Arc<Connection>,
+}
+
+impl Asked {
+    /// What it shows of its sender.
+    fn shown(&self) -> Shown<'_> {
+        let Parts { headers, uri, .. } = &self.parts;
+        Shown { headers, query: uri.query(), certificate: self.connection.certificate() }
+    }
 }
 
 impl Ingress {
@@ -264,8 +276,13 @@ impl Ingress {
     }
 
     fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<Asked> {
-        let principal = self.principals.of(&parts.headers);
-        let subject = self.principals.subject_of(&principal, &parts.headers);
+        let shown = Shown { headers: &parts.headers, query: parts.uri.query(), certificate: connection.certificate() };
+        let principal = self.principals.of(&shown);
+        let subject = self.principals.subject_of(&principal, &shown);
+        // A credential is hashed once: whom it makes its caller, where the operator does not tell them by something else.
+        let shown = if self.principals.is_auto() { principal } else { self.credentials.of(&shown) };
+        let credentials = Credentials { shown, principal };
+        let is_proven = self.principals.are_named() || self.upstream.learned().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
         let is_issued = issued.is_some();
         let is_marked = elsewhere::is_marked(&parts.headers);
@@ -280,11 +297,13 @@ impl Ingress {
             (None, _) => None,
         };
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
-        let sharer = Sharer::of(&principal, id.as_ref().filter(|_| is_open), connection.client(&parts.headers));
+        let address = connection.client(&parts.headers);
+        let sharer = Sharer::of(&principal, is_proven, id.as_ref().filter(|_| is_open), address);
         let share = self.log.share(sharer);
         Box::new(Asked {
             parts,
             binding: Binding { principal, subject, session: id },
+            credentials,
             session,
             is_issued,
             is_marked,
@@ -326,16 +345,6 @@ impl Ingress {
     /// Room for a request that is kept for a while: its head, and so many bytes of body.
     fn hold(&self, asked: &Asked, body: usize) -> Holding {
         asked.share.hold(head_bytes(&asked.parts) + body)
-    }
-
-    fn credentials(&self, asked: &Asked) -> Credentials {
-        let principal = asked.binding.principal;
-        Credentials {
-            // A credential is hashed once: whom it makes its caller, where the operator does not tell them by something else.
-            headers: if self.principals.is_auto() { principal } else { self.credentials.of(&asked.parts.headers) },
-            principal,
-            query: self.credentials.of_query(asked.parts.uri.query()),
-        }
     }
 
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {

@@ -3,7 +3,8 @@
 //! A caller is known by its credential. One that is a JWT also claims a subject (`iss` and `sub`), which anybody can write.
 //! So the claim only tells where to look; where something is found there, and only then, the upstream is asked about the token
 //! ([`Upstream::probe`](crate::upstream::Upstream::probe)). What a caller begins always belongs to its own credential and to
-//! its claim, never to an older credential, whose holder may have claimed anything.
+//! its claim, never to an older credential, whose holder may have claimed anything. What else a request shows may not change: it is a
+//! part of the claim, and the upstream is asked about the token alone.
 
 use std::sync::Arc;
 
@@ -114,8 +115,8 @@ impl Ingress {
             return Ok(false);
         }
         let tokens = self.upstream.learned().tokens();
-        let caller = asked.binding.principal;
-        let asking = match tokens.ask(caller) {
+        let used = (asked.binding.principal, asked.binding.session.clone());
+        let asking = match tokens.ask(used.clone()) {
             Ok(asking) => Some(asking),
             Err(theirs) => {
                 if !theirs.is_answered().await {
@@ -124,7 +125,7 @@ impl Ingress {
                 None
             }
         };
-        if let Some(is_genuine) = tokens.shown(&caller, clock::now()) {
+        if let Some(is_genuine) = tokens.shown(&used, clock::now()) {
             return Ok(is_genuine);
         }
         let probed = self.upstream.probe(&asked.parts, asked.connection.forwarded(), era).await;
@@ -133,6 +134,8 @@ impl Ingress {
             Probed::Genuine => true,
             Probed::Foreign => false,
             Probed::Inconclusive => return Ok(false),
+            // The probe went without them, which may be what the refusal is for.
+            Probed::Refused(_) if asked.shown().has_other_credentials() => return Ok(false),
             Probed::Refused(refusal) => {
                 let (question, response) = *refusal;
                 return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
@@ -142,7 +145,7 @@ impl Ingress {
                 return Err(Unproven::Unasked(ErrorCode::TokenUnproven));
             }
         };
-        tokens.note_shown(caller, is_genuine, clock::now());
+        tokens.note_shown(used, is_genuine, clock::now());
         Ok(is_genuine)
     }
 

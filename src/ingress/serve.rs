@@ -30,6 +30,7 @@ use crate::clock;
 use crate::event_log::BoxBody;
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
+use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::tls::{self, Certificates};
@@ -176,7 +177,7 @@ pub async fn serve<A, H, F>(
                 let (metrics, handle) = (metrics.clone(), handle.clone());
                 let header_bytes = limits.header_bytes;
                 let (trust, stopping) = (limits.trust.clone(), stopping.clone());
-                let visit = Visit { peer, scheme: "http", trust, header_bytes, handle, stopping };
+                let visit = Visit { peer, scheme: "http", certificate: None, trust, header_bytes, handle, stopping };
                 let protocols = limits.protocols.clone();
                 tokio::spawn(async move {
                     metrics.observe_connection();
@@ -208,6 +209,7 @@ impl<F, H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static>
 pub(super) struct Visit<H> {
     pub(super) peer: SocketAddr,
     pub(super) scheme: &'static str,
+    pub(super) certificate: Option<CertificateNames>,
     pub(super) trust: Trust,
     pub(super) header_bytes: usize,
     pub(super) handle: H,
@@ -220,8 +222,8 @@ impl<H> Visit<H> {
     where
         H: Handle<F>,
     {
-        let Self { peer, scheme, trust, handle, mut stopping, .. } = self;
-        let connection = Arc::new(Connection::new(peer, scheme, trust));
+        let Self { peer, scheme, certificate, trust, handle, mut stopping, .. } = self;
+        let connection = Arc::new(Connection::new(peer, scheme, certificate, trust));
         let settling = Settling::new(connection.receipts().clone());
         let is_new = Arc::new(AtomicBool::new(true));
         let was_new = is_new.clone();
@@ -259,6 +261,8 @@ where
     };
     drop(certificates);
     visit.scheme = "https";
+    let shown = shaken.as_ref().ok().and_then(|shaken| shaken.as_ref().ok()?.get_ref().1.peer_certificates()?.first());
+    visit.certificate = shown.map(|certificate| CertificateNames::of(certificate));
     match shaken {
         Ok(Ok(io)) if io.get_ref().1.alpn_protocol() == Some(tls::HTTP2) => {
             http2::serve(io, BytesMut::new(), visit).await;
@@ -437,7 +441,15 @@ mod tests {
             let (_stop, stopping) = watch::channel(Ending::None);
             let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
             let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-            let visit = Visit { peer, scheme: "http", trust: Trust::default(), header_bytes: 65_536, handle, stopping };
+            let visit = Visit {
+                peer,
+                scheme: "http",
+                certificate: None,
+                trust: Trust::default(),
+                header_bytes: 65_536,
+                handle,
+                stopping,
+            };
             let begin = clock::now();
             let serving = tokio::spawn(serve_plain(far, visit));
             near.write_all(begun).await.expect("room");

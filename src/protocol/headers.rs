@@ -36,6 +36,8 @@ pub mod names {
     pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
     /// The owner that a balancer believes it sends a request to; the owner that a sidecar is which it was not meant for.
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
+    /// What many servers take in place of `Authorization`, or beside it.
+    pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Tells nginx and its kin not to buffer an answer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// Parameters of one connection, from before HTTP/1.1.

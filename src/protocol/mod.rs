@@ -6,6 +6,7 @@
 
 pub mod access;
 pub mod call_name;
+pub mod certificate;
 pub mod classify;
 pub mod client;
 pub mod dialect;

@@ -10,6 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use http::{HeaderMap, HeaderValue, StatusCode};
 use serde::{Deserialize, Serialize};
 
+use super::certificate::CertificateNames;
 use super::error::Failure;
 use super::ids::{AttachId, Owner, Seq, StreamId};
 
@@ -127,6 +128,9 @@ pub struct Handed {
     pub peer: IpAddr,
     /// Of a request: whether that connection is encrypted.
     pub is_secure: bool,
+    /// Of a request: the names in the certificate that its client showed there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<CertificateNames>,
     /// Names and values.
     pub headers: Vec<(String, Base64)>,
     /// The whole body.
@@ -158,6 +162,7 @@ impl Handed {
             line: status.as_str().to_owned(),
             peer: std::net::Ipv4Addr::UNSPECIFIED.into(),
             is_secure: false,
+            certificate: None,
             headers: headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect(),
             body: Base64(body),
             to: Recipient::Any,
@@ -207,6 +212,7 @@ mod tests {
             line: "POST /mcp".to_owned(),
             peer: std::net::Ipv6Addr::LOCALHOST.into(),
             is_secure: true,
+            certificate: None,
             headers: vec![("x".to_owned(), Base64(vec![0xff, 0]))],
             body: Base64(b"{}".to_vec()),
             to: Recipient::Concerned,

@@ -1,36 +1,53 @@
 //! What the upstream's answers have taught the proxy, needed before it may write a response head of its own.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
-use http::{HeaderMap, HeaderValue};
+use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::Tokens;
+use super::eviction::make_room;
 use crate::event_log::Principal;
-use crate::protocol::headers;
+use crate::protocol::headers::{self, Lines};
 
 /// For so long after a 2xx the upstream is believed to accept the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// More callers or origins than this are not remembered: those get the upstream's own heads, late or not.
-const MAX_REMEMBERED: usize = 65_536;
+/// So many credentials are remembered. Those that the upstream judged longest ago go first; their callers get its own heads, late or
+/// not, until it has judged them again.
+const MAX_CREDENTIALS: usize = 65_536;
+/// So many origins are remembered, with the CORS headers for their pages.
+const MAX_ORIGINS: usize = 4096;
+/// An origin and its CORS headers are remembered up to this size. Real ones have a few hundred bytes.
+const MAX_ORIGIN_BYTES: usize = 4096;
 
 /// What a caller shows, as the upstream may judge it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
-    /// The usual headers.
-    pub headers: Principal,
+    /// All that usually is one.
+    pub shown: Principal,
     /// Whatever the operator tells callers by.
     pub principal: Principal,
-    /// Its query.
-    pub query: Principal,
+}
+
+/// What the upstream said of credentials that it has accepted.
+#[derive(Clone, Copy, Debug)]
+struct Judged {
+    /// When it last answered 2xx or refused them.
+    at: Instant,
+    /// What it said then.
+    is_accepted: bool,
 }
 
 /// Credentials that were accepted, CORS headers by origin, and which tools have results with a schema.
 #[derive(Debug, Default)]
 pub struct Learned {
-    accepted: DashMap<Credentials, Instant>,
-    cors: DashMap<HeaderValue, HeaderMap>,
+    /// No credential is here that the upstream has never accepted.
+    judged: DashMap<Credentials, Judged>,
+    /// Whether the upstream has refused anything since the start.
+    refuses: AtomicBool,
+    cors: DashMap<HeaderValue, (HeaderMap, Instant)>,
     tokens: Tokens,
     /// Of tools that somebody wants to know it of: whether a list ever showed an `outputSchema`.
     structured: DashMap<String, bool>,
@@ -42,28 +59,37 @@ impl Learned {
         &self.tokens
     }
 
-    /// The upstream answered 2xx to these credentials.
-    pub fn note_accepted(&self, credentials: Credentials, now: Instant) {
-        if let Some(mut known) = self.accepted.get_mut(&credentials) {
-            *known = now;
+    /// The upstream answered a request with these credentials.
+    pub fn note_status(&self, credentials: Credentials, status: StatusCode, now: Instant) {
+        let is_accepted = status.is_success();
+        if !is_accepted && !is_refusal(status) {
             return;
         }
-        if self.accepted.len() >= MAX_REMEMBERED {
-            self.accepted.retain(|_, at| now.saturating_duration_since(*at) < TRUST);
-        }
-        if self.accepted.len() < MAX_REMEMBERED {
-            self.accepted.insert(credentials, now);
+        let judged = Judged { at: now, is_accepted };
+        if let Some(mut known) = self.judged.get_mut(&credentials) {
+            *known = judged;
+        } else if is_accepted {
+            make_room(&self.judged, MAX_CREDENTIALS, |judged| judged.at);
+            self.judged.insert(credentials, judged);
         }
     }
 
-    /// The upstream refused these credentials.
-    pub fn note_refused(&self, credentials: &Credentials) {
-        self.accepted.remove(credentials);
+    /// The upstream answered anything at all with this status.
+    pub fn note_any_status(&self, status: StatusCode) {
+        if is_refusal(status) {
+            self.refuses.store(true, Ordering::Relaxed);
+        }
     }
 
-    /// Whether it accepted them lately.
+    /// Whether it accepted them lately, and has not refused them since.
     pub fn accepts(&self, credentials: &Credentials, now: Instant) -> bool {
-        self.accepted.get(credentials).is_some_and(|at| now.saturating_duration_since(*at) < TRUST)
+        let is_fresh = |at| now.saturating_duration_since(at) < TRUST;
+        self.judged.get(credentials).is_some_and(|judged| judged.is_accepted && is_fresh(judged.at))
+    }
+
+    /// Whether it has ever accepted them, and is known to refuse others: then they were not made up.
+    pub fn has_proven(&self, credentials: &Credentials) -> bool {
+        self.refuses.load(Ordering::Relaxed) && self.judged.contains_key(credentials)
     }
 
     /// A list shows these tools, each with whether it has an `outputSchema`. Once one had it, to any caller, it has.
@@ -84,24 +110,34 @@ impl Learned {
     }
 
     /// Keeps the CORS headers of an answer to `origin`.
-    pub fn note_cors(&self, origin: &HeaderValue, answer: &HeaderMap) {
+    pub fn note_cors(&self, origin: &HeaderValue, answer: &HeaderMap, now: Instant) {
         // An error made in front of the server's CORS layer says nothing.
-        let has_room = self.cors.len() < MAX_REMEMBERED || self.cors.contains_key(origin);
-        if has_room && answer.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
-            let origin = HeaderValue::from_bytes(origin.as_bytes());
-            if let Ok(origin) = origin {
-                self.cors.insert(origin, headers::unpinned(&headers::cors_of(answer)));
-            }
+        if !answer.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+            return;
         }
+        let cors = headers::cors_of(answer);
+        let bytes: usize = cors.iter().map(|(name, value)| Lines::len_of(name, value)).sum();
+        let Ok(origin) = HeaderValue::from_bytes(origin.as_bytes()) else { return };
+        if origin.len() + bytes > MAX_ORIGIN_BYTES {
+            return;
+        }
+        if !self.cors.contains_key(&origin) {
+            make_room(&self.cors, MAX_ORIGINS, |(_, at)| *at);
+        }
+        self.cors.insert(origin, (headers::unpinned(&cors), now));
     }
 
     /// The CORS headers to repeat for `origin`: empty without an origin, `None` where they are not known.
     pub fn cors(&self, origin: Option<&HeaderValue>) -> Option<HeaderMap> {
         match origin {
             None => Some(HeaderMap::new()),
-            Some(origin) => self.cors.get(origin).map(|known| known.clone()),
+            Some(origin) => self.cors.get(origin).map(|known| known.0.clone()),
         }
     }
+}
+
+fn is_refusal(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
 }
 
 #[cfg(test)]
@@ -109,20 +145,97 @@ mod tests {
     use super::*;
     use crate::clock;
 
+    fn known(number: usize) -> Credentials {
+        let shown = Principal::Known((number as u128).to_be_bytes());
+        Credentials { shown, principal: shown }
+    }
+
+    const SECOND: Duration = Duration::from_secs(1);
+
     #[test]
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
         let (learned, now) = (Learned::default(), clock::now());
-        let other = Principal::Anonymous;
-        let known = |byte| Credentials { headers: Principal::Known([byte; 16]), principal: other, query: other };
         assert!(!learned.accepts(&known(1), now));
-        learned.note_accepted(known(1), now);
+        learned.note_status(known(1), StatusCode::ACCEPTED, now);
         assert!(learned.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));
         assert!(!learned.accepts(&known(1), now + TRUST));
         assert!(!learned.accepts(&known(2), now), "another caller's");
 
-        learned.note_accepted(known(1), now + TRUST);
+        learned.note_status(known(1), StatusCode::OK, now + TRUST);
         assert!(learned.accepts(&known(1), now + TRUST), "each 2xx is a new beginning");
-        learned.note_refused(&known(1));
+        for says_nothing in [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::BAD_GATEWAY] {
+            learned.note_status(known(1), says_nothing, now + TRUST);
+            assert!(learned.accepts(&known(1), now + TRUST), "{says_nothing}");
+        }
+        learned.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST);
         assert!(!learned.accepts(&known(1), now + TRUST));
+    }
+
+    #[test]
+    fn credentials_are_proven_by_one_2xx_of_a_server_that_refuses_others() {
+        let (learned, now) = (Learned::default(), clock::now());
+        learned.note_status(known(1), StatusCode::OK, now);
+        assert!(!learned.has_proven(&known(1)), "the server may take anything");
+        learned.note_any_status(StatusCode::NOT_FOUND);
+        assert!(!learned.has_proven(&known(1)));
+        learned.note_any_status(StatusCode::UNAUTHORIZED);
+        learned.note_status(known(2), StatusCode::UNAUTHORIZED, now);
+        assert!(learned.has_proven(&known(1)));
+        assert!(!learned.has_proven(&known(2)));
+        learned.note_status(known(1), StatusCode::FORBIDDEN, now);
+        assert!(learned.has_proven(&known(1)), "one tool less does not make it another caller");
+    }
+
+    #[test]
+    fn a_flood_of_credentials_pushes_out_no_caller_that_comes_back() {
+        let (learned, start) = (Learned::default(), clock::now());
+        let good = known(usize::MAX);
+        learned.note_status(good, StatusCode::OK, start);
+        for number in 0..3 * MAX_CREDENTIALS {
+            let now = start + Duration::from_micros(number as u64);
+            learned.note_status(known(number), StatusCode::OK, now);
+            if number % 10_000 == 0 {
+                assert!(learned.accepts(&good, now), "after {number}");
+                learned.note_status(good, StatusCode::OK, now);
+            }
+            if number % 1000 == 0 {
+                assert!(learned.judged.len() <= MAX_CREDENTIALS);
+            }
+        }
+        assert!(learned.accepts(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
+        // Credentials that were never accepted take no room.
+        let taken = learned.judged.len();
+        (0..100).for_each(|number| learned.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start));
+        assert_eq!(learned.judged.len(), taken);
+    }
+
+    #[test]
+    fn a_flood_of_origins_pushes_out_no_page_that_comes_back_and_takes_no_memory() {
+        let (learned, start) = (Learned::default(), clock::now());
+        let answer = |size: usize| {
+            let value = HeaderValue::from_bytes(&vec![b'a'; size]).unwrap();
+            HeaderMap::from_iter([(ACCESS_CONTROL_ALLOW_ORIGIN, value)])
+        };
+        let good = HeaderValue::from_static("https://good.example");
+        for number in 0..3 * MAX_ORIGINS {
+            let now = start + Duration::from_micros(number as u64);
+            if number % 1000 == 0 {
+                learned.note_cors(&good, &answer(10), now);
+            }
+            learned.note_cors(&HeaderValue::from(number as u64), &answer(10), now);
+            assert!(learned.cors.len() <= MAX_ORIGINS);
+            assert!(learned.cors(Some(&good)).is_some(), "after {number}");
+        }
+        let last = HeaderValue::from(3 * MAX_ORIGINS as u64 - 1);
+        assert!(learned.cors(Some(&last)).is_some());
+        let long = HeaderValue::from_bytes(&[b'o'; MAX_ORIGIN_BYTES]).unwrap();
+        learned.note_cors(&long, &answer(10), start + SECOND);
+        assert!(learned.cors(Some(&long)).is_none());
+        learned.note_cors(
+            &HeaderValue::from_static("https://other.example"),
+            &answer(MAX_ORIGIN_BYTES),
+            start + SECOND,
+        );
+        assert!(learned.cors(Some(&HeaderValue::from_static("https://other.example"))).is_none());
     }
 }

@@ -6,6 +6,7 @@
 
 mod body;
 mod connect;
+mod eviction;
 mod forwarded;
 mod http1;
 mod lanes;
@@ -50,7 +51,7 @@ use request::Taken;
 pub use request::{Body, Template};
 pub use running::Running;
 use sessions::Sessions;
-pub use tokens::{Asking, Tokens, Waiting};
+pub use tokens::{Asking, Tokens, Used, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
@@ -254,7 +255,10 @@ impl Upstream {
             // Nobody asked for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match unify_length(response.headers_mut()) {
-                Ok(()) => return Ok(response),
+                Ok(()) => {
+                    self.learned.note_any_status(response.status());
+                    return Ok(response);
+                }
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
             Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {

@@ -1,6 +1,7 @@
 //! The question whether a token is what it claims to be, asked of the only one who can tell: the upstream.
 //!
-//! It is a harmless request with the caller's own head. Accepted as it is, refused with a corrupted signature, and accepted
+//! It is a harmless request with the caller's own head, but without credentials beside the token: they may be what the upstream
+//! accepts. Accepted as it is, refused with a corrupted signature, and accepted
 //! again: then the upstream verifies signatures, and this one is good. The third answer is there because between two something
 //! else could have changed: a cookie that ended, a limit that was reached.
 
@@ -64,7 +65,7 @@ impl Upstream {
     }
 
     fn question(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
-        let call = self.call(parts, client, bytes::Bytes::new());
+        let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
         // Ids are used once in a session, and the client chooses its own.
         let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
         match era {

@@ -573,16 +573,12 @@ impl Pump {
 
     fn learn(&mut self, response: &Response<Received>) {
         let learned = self.upstream.learned();
-        if response.status().is_success() {
-            learned.note_accepted(self.call.credentials, clock::now());
-            if let Some(subject) = self.call.subject {
-                learned.tokens().note_accepted(subject, self.call.credentials.principal, clock::now());
-            }
-        } else if matches!(response.status(), StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN) {
-            learned.note_refused(&self.call.credentials);
+        learned.note_status(self.call.credentials, response.status(), clock::now());
+        if let Some(subject) = self.call.subject.filter(|_| response.status().is_success()) {
+            learned.tokens().note_accepted(subject, self.call.credentials.principal, clock::now());
         }
         if let Some(origin) = self.call.template.origin() {
-            learned.note_cors(origin, response.headers());
+            learned.note_cors(origin, response.headers(), clock::now());
         }
     }
 

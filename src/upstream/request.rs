@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, ORIGIN};
+use http::header::{CONTENT_LENGTH, COOKIE, ORIGIN};
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
@@ -85,6 +85,13 @@ impl Template {
         headers.remove(headers::names::MCP_METHOD);
         headers.remove(headers::names::MCP_NAME);
         headers
+    }
+
+    /// The same without the credentials that stand beside `Authorization`: API keys, cookies and the query.
+    pub(super) fn with_token_alone(self) -> Self {
+        let mut headers = self.lines.to_map();
+        [headers::names::X_API_KEY, COOKIE].iter().for_each(|name| drop(headers.remove(name)));
+        Self { lines: Lines::from(&headers), query: None, ..self }
     }
 
     /// The same with this header, in place of any of that name.

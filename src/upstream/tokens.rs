@@ -1,7 +1,7 @@
 //! Which tokens speak for one subject, as far as the upstream's answers tell.
 //!
 //! Owned here: by subject, the principals whose calls the upstream accepted while they claimed it, which is where to look for
-//! what a refreshed token's caller began with an older one; and for a short while, what a probe showed of a token. The first
+//! what a refreshed token's caller began with an older one; and for a short while, what a probe showed of a token in a session. The first
 //! is a hint and grants nothing; the second does. Of many requests with one token, one asks at a time. Absent: the probe, and
 //! whose a stream is.
 
@@ -11,32 +11,35 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::watch;
 
+use super::eviction::make_room;
 use crate::event_log::{Principal, Subject};
+use crate::protocol::headers::SessionId;
 
 /// What a probe showed of a token is believed for so long.
 const SHOWN: Duration = Duration::from_secs(60);
-/// When room is needed, a subject whose tokens were accepted no later than this ago makes it.
-const RECENT: Duration = Duration::from_secs(3600);
-/// Subjects beyond this are not remembered: their refreshed tokens are other callers'.
+/// So many subjects are remembered. Those whose tokens were accepted longest ago go first: their refreshed tokens are other callers'.
 const MAX_SUBJECTS: usize = 65_536;
 /// Of one subject, so many principals, the latest: a few clients with a few tokens each.
 const MAX_PRINCIPALS: usize = 8;
-/// Probes beyond this are not remembered, and made again.
+/// So many probes are remembered. The oldest go first, and are made again.
 const MAX_SHOWN: usize = 16_384;
+
+/// A token in the session that it is used in: a server may take a token in one session and not in another.
+pub type Used = (Principal, Option<SessionId>);
 
 /// What is known of tokens.
 #[derive(Debug, Default)]
 pub struct Tokens {
     accepted: DashMap<Subject, Vec<(Principal, Instant)>>,
-    shown: DashMap<Principal, (bool, Instant)>,
+    shown: DashMap<Used, (bool, Instant)>,
     /// The tokens that the upstream is being asked about: as many as there are requests at most.
-    asking: DashMap<Principal, watch::Receiver<()>>,
+    asking: DashMap<Used, watch::Receiver<()>>,
 }
 
 /// A question about a token that is under way. Dropped, it is over, and those who wait for it go on.
 pub struct Asking<'a> {
     tokens: &'a Tokens,
-    principal: Principal,
+    used: Used,
     over: watch::Sender<()>,
 }
 
@@ -49,7 +52,7 @@ impl Asking<'_> {
 
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
-        self.tokens.asking.remove(&self.principal);
+        self.tokens.asking.remove(&self.used);
     }
 }
 
@@ -66,12 +69,9 @@ impl Waiting {
 impl Tokens {
     /// The upstream answered 2xx to `principal`, whose token claims `subject`.
     pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
-        if self.accepted.len() >= MAX_SUBJECTS && !self.accepted.contains_key(&subject) {
-            let is_recent = |at: Instant| now.saturating_duration_since(at) < RECENT;
-            self.accepted.retain(|_, principals| principals.iter().any(|(_, at)| is_recent(*at)));
-            if self.accepted.len() >= MAX_SUBJECTS {
-                return;
-            }
+        if !self.accepted.contains_key(&subject) {
+            // The last of them is the latest.
+            make_room(&self.accepted, MAX_SUBJECTS, |principals| principals.last().map_or(now, |(_, at)| *at));
         }
         let mut principals = self.accepted.entry(subject).or_default();
         principals.retain(|(known, _)| *known != principal);
@@ -87,31 +87,29 @@ impl Tokens {
         principals.iter().rev().map(|(principal, _)| *principal).filter(|principal| principal != than).collect()
     }
 
-    /// A probe showed whether the token of `principal` is what it claims to be.
-    pub fn note_shown(&self, principal: Principal, is_genuine: bool, now: Instant) {
-        if self.shown.len() >= MAX_SHOWN {
-            self.shown.retain(|_, (_, at)| now.saturating_duration_since(*at) < SHOWN);
+    /// A probe showed whether a token, as it is used, is what it claims to be.
+    pub fn note_shown(&self, used: Used, is_genuine: bool, now: Instant) {
+        if !self.shown.contains_key(&used) {
+            make_room(&self.shown, MAX_SHOWN, |(_, at)| *at);
         }
-        if self.shown.len() < MAX_SHOWN {
-            self.shown.insert(principal, (is_genuine, now));
-        }
+        self.shown.insert(used, (is_genuine, now));
     }
 
     /// What one showed lately.
-    pub fn shown(&self, principal: &Principal, now: Instant) -> Option<bool> {
-        let shown = self.shown.get(principal)?;
+    pub fn shown(&self, used: &Used, now: Instant) -> Option<bool> {
+        let shown = self.shown.get(used)?;
         let (is_genuine, at) = *shown;
         (now.saturating_duration_since(at) < SHOWN).then_some(is_genuine)
     }
 
-    /// The turn to ask about the token of `principal`, unless somebody is at it.
-    pub fn ask(&self, principal: Principal) -> Result<Asking<'_>, Waiting> {
-        match self.asking.entry(principal) {
+    /// The turn to ask about a token as it is used, unless somebody is at it.
+    pub fn ask(&self, used: Used) -> Result<Asking<'_>, Waiting> {
+        match self.asking.entry(used.clone()) {
             Entry::Occupied(theirs) => Err(Waiting(theirs.get().clone())),
             Entry::Vacant(vacant) => {
                 let (over, waiting) = watch::channel(());
                 vacant.insert(waiting);
-                Ok(Asking { tokens: self, principal, over })
+                Ok(Asking { tokens: self, used, over })
             }
         }
     }
@@ -142,42 +140,50 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_bounded_and_old_ones_make_room() {
+    fn subjects_are_bounded_and_those_of_long_ago_make_room() {
         let tokens = Tokens::default();
-        let now = clock::now();
+        let start = clock::now();
         let subject = |number: usize| Subject::from_hash((number as u128).to_be_bytes());
         for number in 0..MAX_SUBJECTS {
-            tokens.note_accepted(subject(number), principal(1), now);
+            tokens.note_accepted(subject(number), principal(1), start + Duration::from_micros(number as u64));
         }
+        let later = start + Duration::from_secs(1);
+        tokens.note_accepted(subject(0), principal(1), later);
         let late = subject(MAX_SUBJECTS);
-        tokens.note_accepted(late, principal(1), now);
-        assert_eq!((tokens.accepted.len(), tokens.others(&late, &principal(2)).len()), (MAX_SUBJECTS, 0));
-        tokens.note_accepted(subject(0), principal(1), now + RECENT);
-        tokens.note_accepted(late, principal(1), now + RECENT);
-        assert_eq!(tokens.accepted.len(), 2);
+        tokens.note_accepted(late, principal(1), later);
+        assert!(tokens.accepted.len() < MAX_SUBJECTS);
+        let is_known = |subject: Subject| !tokens.others(&subject, &principal(2)).is_empty();
+        assert!(is_known(late) && is_known(subject(0)) && is_known(subject(MAX_SUBJECTS - 1)));
+        assert!(!is_known(subject(1)), "the oldest");
+    }
+
+    /// The token with this number, without a session.
+    fn used(number: usize) -> Used {
+        (Principal::Known((number as u128).to_be_bytes()), None)
     }
 
     #[test]
-    fn a_probe_is_believed_for_a_while() {
+    fn a_probe_is_believed_for_a_while_and_in_its_session() {
         let tokens = Tokens::default();
         let now = clock::now();
-        tokens.note_shown(principal(1), true, now);
-        tokens.note_shown(principal(2), false, now);
+        tokens.note_shown(used(1), true, now);
+        tokens.note_shown(used(2), false, now);
         let just_before = now + SHOWN - Duration::from_nanos(1);
-        assert_eq!(tokens.shown(&principal(1), just_before), Some(true));
-        assert_eq!(tokens.shown(&principal(2), just_before), Some(false));
-        assert_eq!(tokens.shown(&principal(1), now + SHOWN), None);
-        assert_eq!(tokens.shown(&principal(3), now), None);
+        assert_eq!(tokens.shown(&used(1), just_before), Some(true));
+        assert_eq!(tokens.shown(&used(2), just_before), Some(false));
+        assert_eq!(tokens.shown(&used(1), now + SHOWN), None);
+        assert_eq!(tokens.shown(&used(3), now), None);
+        assert_eq!(tokens.shown(&(used(1).0, SessionId::parse("s")), now), None, "a server may judge by the session");
     }
 
     #[test]
     fn probes_are_bounded_and_old_ones_make_room() {
         let tokens = Tokens::default();
-        let now = clock::now();
-        let number = |number: usize| Principal::Known((number as u128).to_be_bytes());
-        (0..=MAX_SHOWN).for_each(|at| tokens.note_shown(number(at), true, now));
-        assert_eq!((tokens.shown.len(), tokens.shown(&number(MAX_SHOWN), now)), (MAX_SHOWN, None));
-        tokens.note_shown(number(MAX_SHOWN), true, now + SHOWN);
-        assert_eq!(tokens.shown.len(), 1);
+        let start = clock::now();
+        let at = |number: usize| start + Duration::from_micros(number as u64);
+        (0..=MAX_SHOWN).for_each(|number| tokens.note_shown(used(number), true, at(number)));
+        assert!(tokens.shown.len() <= MAX_SHOWN);
+        assert_eq!(tokens.shown(&used(MAX_SHOWN), at(MAX_SHOWN)), Some(true), "the last one is remembered");
+        assert_eq!(tokens.shown(&used(0), at(MAX_SHOWN)), None, "the first one made room");
     }
 }

@@ -1,8 +1,15 @@
 //! A stream belongs to who opened it.
 
+use crate::support::pki::Pki;
 use crate::support::*;
 use http::HeaderName;
-use mcp_resume::config::PrincipalSource;
+use mcp_resume::config::{ListenTls, PrincipalSource};
+use mcp_resume::protocol::client::{Network, Trust};
+use std::str::FromStr;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::ServerName;
 
 async fn stage_of(source: PrincipalSource) -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
@@ -45,7 +52,8 @@ async fn it_is_the_authorization_unless_said_otherwise() {
     let mine = ("Authorization", "Bearer mine");
     let place = finished(&proxy, &mut upstream, &modern(1).with(mine.0, mine.1)).await;
     assert!(reads(&proxy, &place, &[mine]).await);
-    assert!(reads(&proxy, &place, &[mine, ("Cookie", "lb=2"), ("X-API-Key", "any")]).await);
+    assert!(reads(&proxy, &place, &[mine, ("Cookie", "lb=2"), ("X-API-Key", "")]).await);
+    assert!(!reads(&proxy, &place, &[mine, ("X-API-Key", "any")]).await);
     assert!(!reads(&proxy, &place, &[("Authorization", "Bearer other")]).await);
     assert!(!reads(&proxy, &place, &[("X-API-Key", "Bearer mine")]).await);
     assert!(!reads(&proxy, &place, &[]).await);
@@ -60,6 +68,80 @@ async fn an_api_key_names_a_caller_too() {
     assert!(!reads(&proxy, &place, &[("X-API-Key", "other")]).await);
     assert!(!reads(&proxy, &place, &[("Authorization", "mine")]).await);
     assert!(!reads(&proxy, &place, &[]).await);
+}
+
+/// Many share one `Authorization`, of a gateway for instance.
+#[tokio::test]
+async fn an_api_key_beside_a_shared_authorization_tells_callers_apart() {
+    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (shared, mine) = (("Authorization", "Bearer shared"), ("X-API-Key", "mine"));
+    let request = modern(1).with(shared.0, shared.1).with(mine.0, mine.1);
+    let place = finished(&proxy, &mut upstream, &request).await;
+    assert!(reads(&proxy, &place, &[mine, shared]).await);
+    for others in [&[shared, ("X-API-Key", "other")][..], &[shared], &[mine]] {
+        assert!(!reads(&proxy, &place, others).await, "{others:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_key_in_the_query_is_a_part_of_it() {
+    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-1", None);
+    let pending = session.get().target("/mcp?key=mine").start(proxy.addr).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    let place = EventId::of(response.prime().await.id());
+    sse.event(progress(1)).await;
+    response.event().await;
+    response.reset();
+    // Whoever has the session's name and no key is the server's to judge, and so is every other key.
+    for target in ["/mcp", "/mcp?", "/mcp?key=theirs", "/mcp?key=mine&", "/mcp?key=mine&key=mine"] {
+        for request in [session.get().target(target), session.resume(&place.at(0)).target(target)] {
+            let pending = request.start(proxy.addr).await;
+            upstream.expect("GET").await.status(401).await;
+            assert_eq!(pending.response().await.status, 401, "{target}");
+        }
+    }
+    let mut back = session.resume(&place.at(0)).target("/mcp?key=mine").send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.id(), place.at(1));
+    assert!(upstream.is_quiet());
+}
+
+/// A client with a certificate for `name` asks; what begins the answer, as far as it goes up to `until`.
+async fn asked_with_certificate(proxy: &Proxy, pki: &Pki, name: &str, request: &Request, until: &str) -> String {
+    let connector = TlsConnector::from(pki.client_named(name));
+    let io = TcpStream::connect(proxy.addr).await.expect("a connection");
+    let mut io = connector.connect(ServerName::try_from("localhost").expect("a name"), io).await.expect("a handshake");
+    io.write_all(&request.bytes(proxy.addr)).await.expect("it is written");
+    let mut answer = Vec::new();
+    while !String::from_utf8_lossy(&answer).contains(until) {
+        assert_ne!(within("an answer", io.read_buf(&mut answer)).await.expect("bytes"), 0, "{answer:?}");
+    }
+    String::from_utf8(answer).expect("text")
+}
+
+#[tokio::test]
+async fn the_names_in_a_clients_certificate_are_a_part_of_it_unless_a_proxy_in_front_shows_it() {
+    for is_trusted in [false, true] {
+        let (mut upstream, pki) = (Upstream::start().await, Pki::new());
+        let trusted = is_trusted.then(|| Network::from_str("127.0.0.1").expect("an address").into());
+        let proxy = Proxy::start(&upstream, |c| {
+            c.listen.tls = Some(ListenTls { identity: pki.pair(), client_ca: Some(pki.ca()) });
+            c.listen.trusted_proxies = Trust::new(trusted);
+        })
+        .await;
+        let request = modern(1);
+        let (answer, ()) = tokio::join!(asked_with_certificate(&proxy, &pki, "a", &request, "done"), async {
+            upstream.next().await.sse().await.finish(result(1)).await;
+        });
+        let id = answer.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
+        let resume = modern_resume(&EventId::of(id).at(0));
+        // Each has a certificate of its own, so that this one is renewed.
+        assert!(asked_with_certificate(&proxy, &pki, "a", &resume, "\n\n").await.contains("HTTP/1.1 200"));
+        assert!(asked_with_certificate(&proxy, &pki, "a", &resume, "done").await.contains("done"));
+        let theirs = asked_with_certificate(&proxy, &pki, "b", &resume, if is_trusted { "done" } else { "error" });
+        assert_eq!(theirs.await.contains("done"), is_trusted);
+    }
 }
 
 #[tokio::test]

@@ -134,6 +134,59 @@ async fn a_ping_is_asked_in_the_session_under_an_id_no_client_uses() {
     assert_eq!(asked.header("last-event-id"), None);
 }
 
+/// A server may take a token in one session and not in another.
+#[tokio::test]
+async fn what_was_proven_in_one_session_opens_no_other() {
+    let mut on = Refreshed::start().await;
+    let (_sse, place) = on.left().await;
+    let (first, token) = (bearer("u", OLD), on.token.clone());
+    // In a session of the thief's own the token is as good as it says.
+    let own = Session::open_as(&on.proxy, &mut on.upstream, V2025_11, "s-2", Some(&first)).await;
+    let (sse, mut response) = begin(&on.proxy, &mut on.upstream, &own.post(call(2))).await;
+    let own_place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(progress(1)).await;
+    let own = Session::opened_elsewhere(V2025_11, "s-2", Some(&token));
+    let pending = on.judged(own.resume(&own_place.at(0)), Judge::Verifies).await;
+    pending.response().await.sse().prime().await;
+    // In the other one the server is asked again.
+    let pending = on.new.resume(&place.at(1)).start(on.proxy.addr).await;
+    let asked = on.upstream.question().await;
+    assert_eq!(asked.header("mcp-session-id"), Some("s-1"));
+    asked.status(403).await;
+    assert_eq!(pending.response().await.status, 403);
+}
+
+#[tokio::test]
+async fn the_token_is_judged_without_other_credentials_which_must_be_the_same() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| {}).await;
+    let (first, token) = (bearer("u", OLD), bearer("u", NEW));
+    let with = |request: Request, token: &str, key: &str| {
+        request.target("/mcp?tenant=t").with("Authorization", token).with("X-API-Key", key).with("Cookie", "sid=1")
+    };
+    let (sse, mut response) = begin(&proxy, &mut upstream, &with(modern(1), &first, "k")).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
+    let resume = modern_resume(&place.at(0));
+    // With another key it is another caller, and nothing is asked.
+    lost(&proxy, &mut upstream, &with(resume.clone(), &token, "other")).await;
+    lost(&proxy, &mut upstream, &resume.clone().with("Authorization", &token)).await;
+    // Refused without the others it is foreign: they may be what the refusal is for.
+    let pending = with(resume.clone(), &token, "k").start(proxy.addr).await;
+    upstream.question().await.status(401).await;
+    assert_eq!(pending.response().await.sse().event().await.json()["error"]["code"], GONE);
+    let pending = with(resume, &token, "k").start(proxy.addr).await;
+    for status in [200, 401, 200] {
+        let asked = upstream.question().await;
+        assert_eq!((asked.target.as_str(), asked.header("x-api-key"), asked.header("cookie")), ("/mcp", None, None));
+        asked.status(status).await;
+    }
+    assert_eq!(pending.response().await.sse().event().await.bytes(), result(1).as_bytes());
+}
+
 #[tokio::test]
 async fn a_server_that_takes_any_token_tells_nothing() {
     let mut on = Refreshed::start().await;

@@ -434,12 +434,20 @@ async fn shares_that_nobody_uses_are_forgotten() {
 fn a_sharer_without_a_credential_is_its_session_else_its_network() {
     let session = crate::protocol::headers::SessionId::parse("s").unwrap();
     let peer = |text: &str| text.parse().unwrap();
-    let anonymous = |opened, address| Sharer::of(&Principal::Anonymous, opened, peer(address));
+    let anonymous = |opened, address| Sharer::of(&Principal::Anonymous, true, opened, peer(address));
     assert_eq!(anonymous(Some(&session), "192.0.2.1"), Sharer::Session(session.clone()));
     assert_eq!(anonymous(None, "192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
     assert_eq!(anonymous(None, "::ffff:192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
     assert_eq!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8::ffff:1"));
     assert_ne!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8:0:1::1"));
     let known = Principal::Known([1; 16]);
-    assert_eq!(Sharer::of(&known, Some(&session), peer("192.0.2.1")), Sharer::Known([1; 16]));
+    assert_eq!(Sharer::of(&known, true, Some(&session), peer("192.0.2.1")), Sharer::Known([1; 16]));
+    // A credential that anybody may have made up is as good as none, and so is a query.
+    for (principal, is_proven) in [(known, false), (Principal::AnonymousAt([2; 16]), true)] {
+        let of = |opened| Sharer::of(&principal, is_proven, opened, peer("192.0.2.1"));
+        assert_eq!(
+            (of(Some(&session)), of(None)),
+            (anonymous(Some(&session), "192.0.2.1"), anonymous(None, "192.0.2.1"))
+        );
+    }
 }

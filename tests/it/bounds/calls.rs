@@ -70,6 +70,48 @@ async fn clients_of_a_trusted_proxy_have_bounds_of_their_own() {
     }
 }
 
+/// Each of them would be a caller with bounds of its own.
+#[tokio::test]
+async fn invented_credentials_share_the_bounds_of_their_address_and_a_proven_one_has_its_own() {
+    const MAY: usize = 5;
+    let (mut upstream, proxy, _) = bounded(|c| c.limits.streams_per_principal = MAY).await;
+    let with = |token: &str| Request::post(call(1)).with("Authorization", &format!("Bearer {token}"));
+    // A server that refuses nobody has proven nobody: all are told apart by their address alone.
+    let pending = with("good").start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    let running: Vec<_> = {
+        let mut running = Vec::new();
+        for number in 0..MAY {
+            let pending = with(&format!("invented-{number}")).start(proxy.addr).await;
+            running.push((pending, upstream.expect("tools/call").await));
+        }
+        running
+    };
+    for token in ["invented-200", "good"] {
+        assert_refused(with(token).send(proxy.addr).await, 429, "client").await;
+    }
+    // The first that is refused shows that this one judges, and whom it has accepted.
+    for (pending, upstream_call) in running {
+        upstream_call.status(401).await;
+        assert_eq!(pending.response().await.status, 401);
+    }
+    let mut running = Vec::new();
+    for number in 0..200 {
+        let pending = with(&format!("invented-{number}")).start(proxy.addr).await;
+        if number < MAY {
+            running.push((pending, upstream.expect("tools/call").await));
+        } else {
+            assert_refused(pending.response().await, 429, "client").await;
+        }
+        if number % 50 == 0 {
+            let pending = with("good").start(proxy.addr).await;
+            upstream.expect("tools/call").await.json(200, result(1)).await;
+            assert_eq!(pending.response().await.status, 200);
+        }
+    }
+}
+
 #[tokio::test]
 async fn of_ten_thousand_calls_that_are_left_as_many_run_as_may() {
     const MAY: usize = 200;

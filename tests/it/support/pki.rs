@@ -1,6 +1,6 @@
 //! Certificates made for one test, in a directory that goes with it.
 
-use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -72,6 +72,19 @@ impl Pki {
         let mut config = builder.with_root_certificates(self.roots()).with_no_client_auth();
         config.alpn_protocols = alpn.iter().map(|name| name.as_bytes().to_vec()).collect();
         Arc::new(config)
+    }
+
+    /// A client with a certificate of its own for `name`, another each time.
+    pub(crate) fn client_named(&self, name: &str) -> Arc<ClientConfig> {
+        let key = KeyPair::generate().expect("a key");
+        let mut params = CertificateParams::new(vec![format!("{name}.example.com")]).expect("a good name");
+        params.distinguished_name.push(DnType::CommonName, name);
+        let certificate = params.signed_by(&key, &self.authority).expect("a certificate").der().clone();
+        let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()));
+        let builder = builder.with_safe_default_protocol_versions().expect("versions");
+        let config = builder.with_root_certificates(self.roots()).with_client_auth_cert(vec![certificate], key);
+        Arc::new(config.expect("a pair"))
     }
 
     /// A server with the certificate, that wants one of the authority's from its clients where `asks` says so.
