@@ -68,3 +68,18 @@ pub fn note_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answer
     }
     noted
 }
+
+/// What [`note_answers`] would do. Changes nothing.
+pub fn look_at_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answers {
+    let mut found = Answers::default();
+    for (message, id) in answers {
+        let (waits, is_known) =
+            stream.look(|machine| (machine.asks().outstanding_since(&id).is_some(), machine.asks().knows(&id)));
+        match (waits, is_known) {
+            (true, _) => found.given.push((message, Some(id))),
+            (false, false) => found.given.push((message, None)),
+            (false, true) => found.repeated += 1,
+        }
+    }
+    found
+}

@@ -3,6 +3,9 @@
 //! They are forwarded at once and answered with the upstream's own status. Only while the upstream refuses connections, or has
 //! not answered in time, are they held and answered 202: what was not written is delivered in order, what was written is never
 //! sent again, and later POSTs of the session wait behind them.
+//!
+//! So it is for credentials that the upstream has accepted lately. With any other ones nothing changes here before it has said 2xx: its
+//! refusal must reach the client as a status, and must not end a call or answer a question.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,12 +25,14 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Answer;
 use crate::simulation::{self, Bug};
-use crate::upstream::{Received, Template};
+use crate::upstream::{Credentials, Received, Template};
 
 /// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 /// An answer whose stream is not known is held for so long.
 const HOLD_MAX: Duration = Duration::from_secs(600);
+/// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
+const UNPROVEN_MAX: Duration = Duration::from_secs(20);
 /// A written answer keeps later POSTs waiting for its status for so long.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
@@ -46,9 +51,17 @@ pub(super) struct Delivery {
     pub(super) cancelled: Vec<RequestId>,
     /// Its bytes.
     pub(super) held: Holding,
+    /// What the upstream judges it by.
+    pub(super) credentials: Credentials,
+    /// What it changes here once the upstream has taken it; `None` where the upstream has accepted these credentials lately, and it
+    /// has changed everything already.
+    pub(super) late: Option<Late>,
     /// The statuses of the upstream behind which the client may give its answers again.
     pub(super) is_lost: fn(StatusCode) -> bool,
 }
+
+/// Notes what a POST answers.
+pub(super) type Late = Box<dyn Fn(&Ingress) + Send + Sync>;
 
 /// What became of it, for the client that waits.
 pub(super) enum Told {
@@ -106,19 +119,26 @@ impl Ingress {
             Err(code) => return self.refuse(code),
         };
         let records = std::iter::once(&session).chain(&elders);
-        let (answered, repeated) = note_answers(sessions, id, records, &messages);
+        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let (answered, repeated) = match is_proven {
+            true => note_answers(sessions, id, records, &messages),
+            false => (Vec::new(), repeated_answers(sessions, id, records, &messages)),
+        };
         if !repeated.is_empty() {
             self.metrics.observe_repeated_answer();
         }
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
+        let late =
+            (!is_proven).then(|| note_late(id, std::iter::once(&session).chain(&elders).cloned().collect(), messages));
         let held = self.hold(&asked, body.len());
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(body));
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let is_lost = |status: StatusCode| !status.is_success();
-        let delivery = Delivery { template, session: Some(session), elders, answered, cancelled, held, is_lost };
+        let (session, credentials) = (Some(session), asked.credentials);
+        let delivery = Delivery { template, session, elders, answered, cancelled, held, credentials, late, is_lost };
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
             Ok(Told::Held) => respond::status(StatusCode::ACCEPTED),
@@ -131,13 +151,16 @@ impl Ingress {
         }
     }
 
-    /// A cancel goes up after the bytes of the request it cancels; from here on the stream ends one way or the other.
-    async fn cancel(&self, running: &[Vec<Arc<Stream>>], id: &RequestId) {
-        let Some((stream, id)) = running.iter().find_map(|running| stream_owing(running, id)) else { return };
-        let limit = self.config.upstream.connect_timeout;
-        // A request that never leaves has nothing to be cancelled upstream.
-        let _ = tokio::time::timeout(limit, stream.sent()).await;
-        stream.cancel(&id);
+    /// A cancel goes up after the bytes of the request it cancels. Once it counts the stream ends one way or the other.
+    async fn await_cancelled(&self, delivery: &Delivery) {
+        for (stream, id) in delivery.owing() {
+            let limit = self.config.upstream.connect_timeout;
+            // A request that never leaves has nothing to be cancelled upstream.
+            let _ = tokio::time::timeout(limit, stream.sent()).await;
+            if delivery.late.is_none() {
+                stream.cancel(&id);
+            }
+        }
     }
 
     pub(super) async fn deliver(
@@ -146,11 +169,7 @@ impl Ingress {
         queued: Option<QueuedTurn>,
         reply: oneshot::Sender<Told>,
     ) {
-        let running = if delivery.cancelled.is_empty() { Vec::new() } else { running(delivery.records()) };
-        for id in &delivery.cancelled {
-            self.cancel(&running, id).await;
-        }
-        drop(running);
+        self.await_cancelled(&delivery).await;
         let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
             if let Err(code) = self.log.make_room(&delivery.held) {
@@ -159,7 +178,7 @@ impl Ingress {
             hold.acknowledge();
             hold.turn = Some(queued.await);
         }
-        let until = clock::now() + HOLD_MAX;
+        let until = clock::now() + if delivery.late.is_some() { UNPROVEN_MAX } else { HOLD_MAX };
         let mut pause = BACKOFF.0;
         loop {
             match hold.attempt().await {
@@ -184,6 +203,24 @@ impl Ingress {
 impl Delivery {
     fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
         self.session.iter().chain(&self.elders)
+    }
+
+    /// The calls that it cancels, each with the name that the upstream knows the request by.
+    fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
+        if self.cancelled.is_empty() {
+            return Vec::new();
+        }
+        let running = running(self.records());
+        let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
+        self.cancelled.iter().filter_map(owing).collect()
+    }
+
+    /// The upstream has taken it. What it was to change only then is changed.
+    fn take(&self, ingress: &Ingress) {
+        if let Some(late) = &self.late {
+            late(ingress);
+            self.owing().iter().for_each(|(stream, id)| _ = stream.cancel(id));
+        }
     }
 
     /// It did not arrive: what it answers waits again.
@@ -213,12 +250,13 @@ struct Hold<'a> {
 
 impl Hold<'_> {
     /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_MAX`] nobody waits
-    /// behind it any longer; but it is not taken back.
+    /// behind it any longer; but it is not taken back. With credentials that may be refused there is no 202 of ours.
     async fn attempt(&mut self) -> Result<Response<Received>, Failure> {
         let (ingress, delivery) = (self.ingress, self.delivery);
         let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
         if self.turn.is_none() {
-            let Some(patience) = ingress.config.delivery.commit_after else { return sending.await };
+            let patience = ingress.config.delivery.commit_after.filter(|_| delivery.late.is_none());
+            let Some(patience) = patience else { return sending.await };
             if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
                 return answered;
             }
@@ -240,8 +278,12 @@ impl Hold<'_> {
         sending.await
     }
 
-    /// From here on it is held: later POSTs of the session wait, and the client goes on. False where there is no room to hold it.
+    /// From here on it is held: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it. False
+    /// where there is no room to hold it.
     async fn begin(&mut self) -> bool {
+        if self.delivery.late.is_some() {
+            return true;
+        }
         if self.reply.is_some() && self.ingress.log.make_room(&self.delivery.held).is_err() {
             return false;
         }
@@ -257,7 +299,9 @@ impl Hold<'_> {
     }
 
     fn acknowledge(&mut self) {
-        if let Some(reply) = self.reply.take() {
+        if self.delivery.late.is_none()
+            && let Some(reply) = self.reply.take()
+        {
             self.ingress.metrics.observe_held_answer();
             info!("an answer of the client is held until the upstream takes it");
             let _ = reply.send(Told::Held);
@@ -266,8 +310,11 @@ impl Hold<'_> {
 
     fn finish(self, response: Response<Received>) {
         let status = response.status();
+        self.ingress.upstream.learned().note_status(self.delivery.credentials, status, clock::now());
         if (self.delivery.is_lost)(status) {
             self.delivery.lose();
+        } else {
+            self.delivery.take(self.ingress);
         }
         match self.reply {
             // The client may have left; its answer has arrived all the same.
@@ -320,6 +367,32 @@ fn note_answers<'a>(
 /// The running calls of each record.
 fn running<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<Stream>>> {
     records.map(|session| session.running()).collect()
+}
+
+/// Which of the messages answer a server→client request that has been answered before. Changes nothing.
+fn repeated_answers<'a>(
+    sessions: &Sessions,
+    session_id: &SessionId,
+    records: impl Iterator<Item = &'a Arc<Session>>,
+    messages: &[Message],
+) -> Vec<usize> {
+    if !messages.iter().any(|message| matches!(message, Message::Response { id: Some(_), .. })) {
+        return Vec::new();
+    }
+    let asking: Vec<_> = records.flat_map(|session| sessions.asking(session_id, session)).collect();
+    let is_repeated = |message: &Message| {
+        let Message::Response { id: Some(id), .. } = message else { return false };
+        let waits = |stream: &Arc<Stream>| stream.look(|machine| machine.asks().outstanding_since(id).is_some());
+        let has_answered = |stream: &Arc<Stream>| stream.look(|machine| machine.asks().has_answered(id));
+        asking.iter().any(has_answered) && !asking.iter().any(waits)
+    };
+    (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()
+}
+
+/// Notes the answers of a POST once the upstream has taken it.
+fn note_late(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> Late {
+    let id = id.clone();
+    Box::new(move |ingress| drop(note_answers(ingress.log.sessions(), &id, records.iter(), &messages)))
 }
 
 /// The body with the cancels of later slices under the ids that the upstream knows. The streams are found again when they are

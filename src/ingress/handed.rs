@@ -17,6 +17,7 @@ use tracing::{debug, warn};
 use super::answers::cancelled_ids;
 use super::refreshed::is_concerned;
 use super::{Asked, Connection, Ingress, respond};
+use crate::clock;
 use crate::event_log::{BoxBody, session_group};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
@@ -30,6 +31,8 @@ use crate::upstream::whole;
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// The same with credentials that the server there may refuse: its word is waited for.
+const UNPROVEN_PATIENCE: Duration = Duration::from_secs(60);
 /// An answer that is larger is cut to its head. Answers to answers are empty as a rule.
 const ANSWER_MAX: usize = 1024 * 1024;
 
@@ -69,7 +72,7 @@ impl Ingress {
             for to in recipients {
                 for other in &others {
                     let request = Handed { to: *to, ..hand(asked, target_of(asked), body) };
-                    if let Some(response) = ask(replicas, *other, request).await? {
+                    if let Some(response) = self.ask_other(replicas, *other, asked, request).await? {
                         return Ok(Some(response));
                     }
                 }
@@ -150,7 +153,8 @@ impl Ingress {
             if !replicas.requests().lives(writer).await? {
                 return Ok(None);
             }
-            ask(replicas, writer, hand(asked, stream_url::with(&asked.parts.uri, id.handle_text()), body)).await
+            let request = hand(asked, stream_url::with(&asked.parts.uri, id.handle_text()), body);
+            self.ask_other(replicas, writer, asked, request).await
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "an answer to a stream could not be handed to its writer");
@@ -252,6 +256,24 @@ impl Ingress {
         Some((asked, stream, handed.body.0.into()))
     }
 
+    /// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for, unless the
+    /// server there may refuse the credentials of `asked`: that must stay a status.
+    async fn ask_other(
+        &self,
+        replicas: &Replicas,
+        other: Owner,
+        asked: &Asked,
+        request: Handed,
+    ) -> Result<Option<Response<BoxBody>>, store::Error> {
+        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let limit = if is_proven { PATIENCE } else { UNPROVEN_PATIENCE };
+        match tokio::time::timeout(limit, replicas.requests().ask(other, request)).await {
+            Ok(reply) => Ok(reply?.map(answer_of)),
+            Err(_) if is_proven => Ok(Some(respond::status(StatusCode::ACCEPTED))),
+            Err(_) => Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::UpstreamTimeout)))),
+        }
+    }
+
     /// Whether an answer, a cancel or a notification in the session of `asked` may concern another replica, where it `names_something`
     /// or not.
     pub(super) fn may_concern_others(&self, asked: &Asked, names_something: bool) -> bool {
@@ -269,14 +291,6 @@ fn is_home(asked: &Asked) -> bool {
 /// Returns whether a POST without requests names a call or a question.
 pub(super) fn names_something(messages: &[Message], cancels: bool) -> bool {
     cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
-}
-
-/// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for.
-async fn ask(replicas: &Replicas, other: Owner, request: Handed) -> Result<Option<Response<BoxBody>>, store::Error> {
-    match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
-        Ok(reply) => Ok(reply?.map(answer_of)),
-        Err(_) => Ok(Some(respond::status(StatusCode::ACCEPTED))),
-    }
 }
 
 fn target_of(asked: &Asked) -> String {

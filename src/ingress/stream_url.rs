@@ -9,8 +9,9 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
-use super::answers::{Delivery, Told};
+use super::answers::{Delivery, Late, Told};
 use super::{Asked, Ingress, respond, unpinned};
+use crate::clock;
 use crate::config::Turns;
 use crate::delivery::{Follow, lost_event};
 use crate::dialect::stream_url::{self, Answers, Return};
@@ -159,16 +160,26 @@ impl Ingress {
         stream: &Arc<Stream>,
         answers: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
-        let Answers { given, repeated } = stream_url::note_answers(stream, answers);
+        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let Answers { given, repeated } = match is_proven {
+            true => stream_url::note_answers(stream, answers),
+            false => stream_url::look_at_answers(stream, answers),
+        };
         if repeated > 0 {
             self.metrics.observe_repeated_answer();
         }
+        let late = |id: &Option<RequestId>| -> Option<Late> {
+            let (stream, id) = (stream.clone(), id.clone().filter(|_| !is_proven));
+            (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as Late)
+        };
         let deliveries = given.into_iter().map(|(message, id)| Delivery {
+            credentials: asked.credentials,
+            late: late(&id),
             held: self.hold(asked, message.len()),
             template: self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(message)),
             session: asked.session.clone(),
             elders: Vec::new(),
-            answered: id.map(|id| (stream.clone(), id)).into_iter().collect(),
+            answered: id.filter(|_| is_proven).map(|id| (stream.clone(), id)).into_iter().collect(),
             cancelled: Vec::new(),
             is_lost: is_for_the_client,
         });

@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use serde_json::json;
+use std::time::Duration;
 
 pub(crate) fn question(id: &str) -> String {
     json!({"jsonrpc": "2.0", "id": id, "method": "sampling/createMessage", "params": {"messages": []}}).to_string()
@@ -44,6 +45,56 @@ async fn an_answer_gets_the_upstreams_status() {
         sse.finish(result(status)).await;
         response.events().await;
     }
+}
+
+/// Credentials that the upstream refused since wait for its word, and what it refuses has answered nothing.
+#[tokio::test]
+async fn an_answer_that_may_be_refused_changes_nothing_before_it_is_taken() {
+    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.event(question("q")).await;
+    response.event().await;
+    let pending = session.get().start(proxy.addr).await;
+    upstream.expect("GET").await.status(401).await;
+    assert_eq!(pending.response().await.status, 401);
+    for status in [401, 404] {
+        let pending = session.post(answer("q")).start(proxy.addr).await;
+        let upstream_call = upstream.expect("response").await;
+        let mut answered = std::pin::pin!(pending.response());
+        pass(Duration::from_secs(10)).await;
+        tokio::select! {
+            biased;
+            _ = &mut answered => panic!("it was answered before the upstream was heard"),
+            () = settle(&proxy, &mut upstream) => {}
+        }
+        // It waits for its answer meanwhile: another reader is asked.
+        let mut other = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+        assert_eq!(other.event().await.bytes(), question("q").as_bytes());
+        upstream_call.status(status).await;
+        assert_eq!(answered.await.status, status);
+    }
+    answers(&proxy, &mut upstream, &session, "q").await;
+    // Now it is answered, and nobody is asked again.
+    held(&proxy, &session, answer("q")).await;
+    sse.finish(result(1)).await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    assert!(upstream.is_quiet());
+}
+
+/// Also in a session that somebody made up.
+#[tokio::test]
+async fn a_late_refusal_of_a_notification_reaches_a_client_of_unknown_credentials() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.delivery.commit_after = Some(SOON)).await;
+    let session = Session::opened_elsewhere(V2025_11, "made-up", Some("Bearer t"));
+    let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).start(proxy.addr).await;
+    let upstream_call = upstream.expect("notifications/initialized").await;
+    pass(Duration::from_secs(60)).await;
+    settle(&proxy, &mut upstream).await;
+    upstream_call.status(401).await;
+    assert_eq!(pending.response().await.status, 401);
 }
 
 #[tokio::test]

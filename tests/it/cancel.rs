@@ -2,6 +2,7 @@
 
 use crate::support::*;
 use serde_json::{Value, json};
+use std::time::Duration;
 
 pub(crate) fn cancelled(id: impl Into<Value>) -> String {
     json!({"jsonrpc": "2.0", "method": "notifications/cancelled",
@@ -38,6 +39,58 @@ async fn an_upstream_that_just_ends_is_no_failure_then() {
     sse.end().await;
     response.ends().await;
     assert_eq!(session.resume(&id).send(proxy.addr).await.status, 204);
+}
+
+/// Whoever has the session's name and a credential that ended may say what it likes; the server decides.
+#[tokio::test]
+async fn one_that_the_upstream_refuses_changes_nothing() {
+    for status in [401, 403, 404, 500] {
+        let (mut upstream, proxy, session) = stage().await;
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+        let place = EventId::of(response.prime().await.id());
+        // The credentials end in mid-call.
+        let pending = session.post(call(2)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.status(401).await;
+        assert_eq!(pending.response().await.status, 401);
+        let pending = session.post(cancelled(1)).start(proxy.addr).await;
+        let cancel = upstream.expect("notifications/cancelled").await;
+        // However long that takes.
+        pass(Duration::from_secs(6)).await;
+        settle(&proxy, &mut upstream).await;
+        cancel.status(status).await;
+        assert_eq!(pending.response().await.status, status);
+        assert!(!sse.is_closed());
+        sse.event(progress(1)).await;
+        assert_eq!(response.event().await.id(), place.at(1));
+        // One that it takes counts from then on.
+        self::cancel(&proxy, &mut upstream, session.post(cancelled(1))).await;
+        sse.end().await;
+        response.ends().await;
+        assert_eq!(session.resume(&place.at(1)).send(proxy.addr).await.status, 204);
+    }
+}
+
+/// The request has no answer yet, so that nothing is known of the credentials.
+#[tokio::test]
+async fn one_of_unknown_credentials_is_not_hidden_behind_a_202() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.delivery.commit_after = Some(SOON)).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-1", Some("Bearer t"));
+    let calling = session.post(call(1)).start(proxy.addr).await;
+    let upstream_call = upstream.expect("tools/call").await;
+    let pending = session.post(cancelled(1)).start(proxy.addr).await;
+    let cancel = upstream.expect("notifications/cancelled").await;
+    let mut answer = std::pin::pin!(pending.response());
+    pass(Duration::from_secs(10)).await;
+    tokio::select! {
+        biased;
+        _ = &mut answer => panic!("it was answered before the upstream was heard"),
+        () = settle(&proxy, &mut upstream) => {}
+    }
+    cancel.status(401).await;
+    assert_eq!(answer.await.status, 401);
+    upstream_call.json(200, result(1)).await;
+    assert_eq!(calling.response().await.body().await, result(1).as_bytes());
 }
 
 #[tokio::test]
