@@ -240,8 +240,8 @@ def sidecars_outlive_their_server(mcp_resume, objects):
             admin = int(config["admin"]["address"].rsplit(":", 1)[1])
             require(hook["path"] == "/drain" and hook["port"] == admin, "the server does not wait for the drain")
             require({"name": "X-Drain", "value": "1"} in hook["httpHeaders"], "without X-Drain there is no drain")
-            delay = config["replica"].get("drain_delay_secs", 0)
-            require(work["spec"]["minReadySeconds"] > DNS_CACHE_SECS + LOOKED_UP_SECS, "a rollout is faster than DNS")
+            delay = config["replica"]["drain_delay_secs"]
+            require(min(delay, work["spec"]["minReadySeconds"]) > DNS_CACHE_SECS + LOOKED_UP_SECS, "a rollout is faster than DNS")
             for probe in ("startupProbe", "livenessProbe"):
                 require(probe not in server or server[probe]["httpGet"] == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
             needed = delay + config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
