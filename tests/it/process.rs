@@ -77,7 +77,7 @@ async fn a_server_that_stops_and_comes_back_is_told_by_probes_and_in_the_log() {
     proxy.stop().await;
     let said = std::fs::read_to_string(&log.0).expect("a log");
     let lines: Vec<_> = said.lines().filter(|line| line.contains("the MCP server accepts")).collect();
-    let [lost, back] = lines[..] else { panic!("{said}") };
+    let [_there, lost, back] = lines[..] else { panic!("{said}") };
     let address = format!("upstream.addr=\"{}\"", upstream.addr());
     assert!(lost.contains("WARN") && lost.contains(&address) && lost.contains("Connection refused"), "{lost}");
     assert!(back.contains("INFO") && back.contains(&address), "{back}");
