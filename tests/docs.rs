@@ -138,7 +138,10 @@ fn every_metric_is_explained() {
         let is_kind = matches!(kind, "counter" | "family" | "families" | "gauge" | "histogram" | "info");
         is_kind.then(|| arguments.split('"').nth(1)).flatten()
     });
-    let registered: BTreeSet<&str> = registered.collect();
+    // One is counted where nothing is registered yet.
+    let of_the_log =
+        include_str!("../src/log.rs").split("IntCounter::new(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let registered: BTreeSet<&str> = registered.chain(of_the_log).collect();
     assert!(registered.len() > 20, "{registered:?}");
     for name in &registered {
         let sample = |line: &str| line.starts_with(&format!("mcp_resume_{name}"));

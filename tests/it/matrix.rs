@@ -307,7 +307,8 @@ impl Stage {
         let admin = self.proxy.admin.unwrap();
         let page = Request::new("GET", "/metrics").send(admin).await.body().await;
         let page = String::from_utf8(page).unwrap();
-        let samples = page.lines().filter(|line| !line.starts_with('#'));
+        // The process' memory and descriptors are not the proxy's counts.
+        let samples = page.lines().filter(|line| line.starts_with("mcp_resume_"));
         let steady = samples.filter(|line| !line.contains("_seconds") && !line.contains("_connections"));
         // A session that the caller has not used before has no record yet.
         let steady = steady.filter(|line| !line.contains("sessions_kept"));
