@@ -36,6 +36,7 @@ mod refreshed;
 mod resume;
 mod retry;
 mod session;
+mod shared_connection;
 mod standalone;
 mod starved;
 mod stores;

@@ -1,7 +1,6 @@
 //! The same POST again: the tool runs once.
 
 use crate::support::*;
-use mcp_resume::protocol::client::Trust;
 
 /// A call whose client read one event and left; the proxy knows that it left.
 async fn left(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse, EventId) {
@@ -14,7 +13,7 @@ async fn left(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> (Sse
 }
 
 /// Asserts that this request is a call of its own.
-async fn runs_anew(proxy: &Proxy, upstream: &mut Upstream, request: &Request, what: &str) {
+pub(crate) async fn runs_anew(proxy: &Proxy, upstream: &mut Upstream, request: &Request, what: &str) {
     let pending = request.start(proxy.addr).await;
     let body = upstream.expect("tools/call").await;
     body.json(200, "{\"new\":1}").await;
@@ -120,74 +119,6 @@ async fn a_delivered_call_is_not_given_again() {
         upstream.expect("tools/call").await.json(200, "{}").await;
         let mut second = client.response().await;
         assert_eq!(second.body().await, b"{}");
-    }
-}
-
-/// A call that is answered by a stream or as JSON on `client`'s connection, and read.
-async fn answered(proxy: &Proxy, upstream: &mut Upstream, mut client: Client, request: &Request, sse: bool) -> Client {
-    client.send(&request.bytes(proxy.addr)).await;
-    let upstream_call = upstream.expect("tools/call").await;
-    match sse {
-        true => upstream_call.sse().await.finish(result(1)).await,
-        false => upstream_call.json(200, result(1)).await,
-    }
-    let mut response = client.response().await;
-    assert_eq!(response.status, 200);
-    response.body().await;
-    response.into_client()
-}
-
-/// Asserts that the same request finds the answer that was given before.
-async fn is_repeated(proxy: &Proxy, upstream: &mut Upstream, request: &Request, what: &str) {
-    let mut again = request.send(proxy.addr).await;
-    assert_eq!(again.status, 200, "{what}");
-    match again.is_sse() {
-        true => assert_eq!(again.event().await.bytes(), result(1).as_bytes(), "{what}"),
-        false => assert_eq!(again.body().await, result(1).as_bytes(), "{what}"),
-    }
-    // On a connection that broke, so that this is no proof.
-    again.reset();
-    settle(proxy, upstream).await;
-    assert!(upstream.is_quiet(), "{what}: the tool ran once");
-}
-
-#[tokio::test]
-async fn another_callers_request_on_a_shared_connection_confirms_no_answer() {
-    for sse in [true, false] {
-        let (mut upstream, proxy, session) = stage().await;
-        let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", Some("Bearer b")).await;
-        let request = session.post(call(1));
-        let client = Client::connect(proxy.addr).await;
-        let client = answered(&proxy, &mut upstream, client, &request, sse).await;
-        // The load balancer has taken the answer, and has lost its client. Another one comes.
-        let client = answered(&proxy, &mut upstream, client, &other.post(call(2)), sse).await;
-        is_repeated(&proxy, &mut upstream, &request, "after another caller's request").await;
-        // Nor does the silence that follows, for a while.
-        pass(std::time::Duration::from_secs(3)).await;
-        settle(&proxy, &mut upstream).await;
-        is_repeated(&proxy, &mut upstream, &request, "after two quiet seconds").await;
-        is_repeated(&proxy, &mut upstream, &other.post(call(2)), "the other caller's").await;
-        drop(client);
-    }
-}
-
-#[tokio::test]
-async fn behind_a_trusted_proxy_an_answer_is_found_again_for_delivered_retention() {
-    for sse in [true, false] {
-        let (mut upstream, proxy, session) =
-            stage_with(|c| c.listen.trusted_proxies = Trust::new(["127.0.0.1/32".parse().expect("a network")])).await;
-        let request = session.post(call(1));
-        let client = Client::connect(proxy.addr).await;
-        let client = answered(&proxy, &mut upstream, client, &request, sse).await;
-        // Another call of the same caller says nothing of this one: both came by the proxy.
-        let client = answered(&proxy, &mut upstream, client, &session.post(call(2)), sse).await;
-        pass(std::time::Duration::from_secs(3)).await;
-        settle(&proxy, &mut upstream).await;
-        is_repeated(&proxy, &mut upstream, &request, "behind a proxy").await;
-        pass(std::time::Duration::from_secs(61)).await;
-        settle(&proxy, &mut upstream).await;
-        runs_anew(&proxy, &mut upstream, &request, "after its time").await;
-        drop(client);
     }
 }
 
