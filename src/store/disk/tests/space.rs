@@ -185,8 +185,11 @@ mod full_disk {
             assert!(matches!(error, Error::Full(_)), "{error}");
         }
         fs::remove_file(&ballast).unwrap();
-        while store.standing() != Standing::Ready {
-            assert_eq!(store.standing(), Standing::Full);
+        loop {
+            match store.standing() {
+                Standing::Ready => break,
+                standing => assert_eq!(standing, Standing::Full),
+            }
             tokio::task::yield_now().await;
         }
         // Whether the call took effect that failed is open; the same one again is right either way.
