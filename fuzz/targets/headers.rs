@@ -124,9 +124,10 @@ const OF_ONE_CONNECTION: [&str; 10] = [
 
 /// A client cannot hide what tells who it is by calling that its connection's.
 fn says_who(name: &HeaderName) -> bool {
-    let name = name.as_str().replace('_', "-");
-    matches!(&*name, "authorization" | "cookie" | "x-api-key" | "forwarded" | "x-forwarded" | "x-real-ip")
-        || name.starts_with("x-forwarded-")
+    let told_by_proxies = name.as_str().replace('_', "-");
+    matches!(name.as_str(), "authorization" | "cookie" | "x-api-key")
+        || matches!(&*told_by_proxies, "forwarded" | "x-forwarded" | "x-real-ip")
+        || told_by_proxies.starts_with("x-forwarded-")
 }
 
 /// The head without `gone` and what speaks of one connection.
