@@ -24,6 +24,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tracing::debug;
 
 use super::serve::{HEAD_TIMEOUT, Handle, Visit};
+use super::stall::SEND_TIMEOUT;
 use crate::clock::{self, Alarm};
 use crate::event_log::{BoxBody, BoxError};
 use crate::protocol::headers;
@@ -105,6 +106,7 @@ where
     );
     let mut stop = pin!(stop);
     let mut idle = Alarm::new();
+    let mut stalled = Alarm::new();
     let mut is_stopping = false;
     let ended = poll_fn(|cx| {
         requests.wake_when_one_ends(cx);
@@ -114,6 +116,11 @@ where
             hyper.as_mut().graceful_shutdown();
         }
         let ended = Pin::new(&mut hyper).poll(cx);
+        stalled.set(requests.stalled_since().map(|since| since + SEND_TIMEOUT));
+        if ended.is_pending() && stalled.poll(cx).is_ready() {
+            debug!("connection ended: its client takes nothing");
+            return Poll::Ready(Ok(()));
+        }
         settling.poll(cx);
         ended
     })
@@ -142,7 +149,7 @@ fn as_http1<B>(mut request: Request<B>) -> Request<B> {
 /// Without what HTTP/2 does not know: `Connection` and all that goes with it.
 fn as_http2(mut response: Response<BoxBody>, running: Running) -> Response<BoxBody> {
     headers::remove_hop_by_hop(response.headers_mut());
-    response.map(|body| Held { body, _running: running }.boxed_unsync())
+    response.map(|body| Held { body, running }.boxed_unsync())
 }
 
 /// The requests of a connection that are being answered.
@@ -150,22 +157,35 @@ struct Requests(Mutex<Counted>);
 
 struct Counted {
     running: usize,
-    /// Since when there is none.
-    idle_since: Instant,
+    /// When the last one ended.
+    ended_at: Instant,
+    /// Responses that have written a piece and have no window for the next one.
+    blocked: usize,
+    /// When the last of them was blocked.
+    blocked_at: Instant,
     /// The connection's own.
     waker: Option<Waker>,
 }
 
 impl Default for Requests {
     fn default() -> Self {
-        Self(Mutex::new(Counted { running: 0, idle_since: clock::now(), waker: None }))
+        let now = clock::now();
+        Self(Mutex::new(Counted { running: 0, ended_at: now, blocked: 0, blocked_at: now, waker: None }))
     }
 }
 
 impl Requests {
     fn idle_since(&self) -> Option<Instant> {
         let counted = self.lock();
-        (counted.running == 0).then_some(counted.idle_since)
+        (counted.running == 0).then_some(counted.ended_at)
+    }
+
+    /// Returns since when every response of the connection has been blocked by its client. `None` while one of them can go on: hyper
+    /// offers no end of a single response, and the others are not to suffer for it.
+    fn stalled_since(&self) -> Option<Instant> {
+        let counted = self.lock();
+        let is_stalled = counted.blocked > 0 && counted.blocked == counted.running;
+        is_stalled.then(|| counted.blocked_at.max(counted.ended_at))
     }
 
     fn wake_when_one_ends(&self, cx: &Context<'_>) {
@@ -181,20 +201,37 @@ impl Requests {
 }
 
 /// One of them. Its end wakes the connection, which has no other way to know of a receipt that begins to settle.
-struct Running(Arc<Requests>);
+struct Running {
+    requests: Arc<Requests>,
+    is_blocked: bool,
+}
 
 impl Running {
     fn begin(requests: &Arc<Requests>) -> Self {
         requests.lock().running += 1;
-        Self(requests.clone())
+        Self { requests: requests.clone(), is_blocked: false }
+    }
+
+    fn note_blocked(&mut self, is_blocked: bool) {
+        if std::mem::replace(&mut self.is_blocked, is_blocked) == is_blocked {
+            return;
+        }
+        let mut counted = self.requests.lock();
+        if is_blocked {
+            counted.blocked += 1;
+            counted.blocked_at = clock::now();
+        } else {
+            counted.blocked -= 1;
+        }
     }
 }
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let mut counted = self.0.lock();
+        self.note_blocked(false);
+        let mut counted = self.requests.lock();
         counted.running -= 1;
-        counted.idle_since = clock::now();
+        counted.ended_at = clock::now();
         let waker = counted.waker.take();
         drop(counted);
         waker.into_iter().for_each(Waker::wake);
@@ -205,15 +242,19 @@ impl Drop for Running {
 struct Held {
     // Dropped in this order: what the body leaves behind is there when the connection wakes.
     body: BoxBody,
-    _running: Running,
+    running: Running,
 }
 
 impl Body for Held {
     type Data = Bytes;
     type Error = BoxError;
 
+    /// hyper asks for a piece only when the client has window for it.
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
+        self.running.note_blocked(false);
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        self.running.note_blocked(matches!(frame, Poll::Ready(Some(Ok(_)))));
+        frame
     }
 
     fn is_end_stream(&self) -> bool {
@@ -282,8 +323,6 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::incoming::Incoming;
-    use crate::ingress::Connection;
     use crate::ingress::serve::Ending;
     use crate::upstream::whole;
 
@@ -292,12 +331,19 @@ mod tests {
 
     /// Serves the other end of a pipe; every request is answered after `takes`.
     fn served(takes: Duration) -> (DuplexStream, watch::Sender<Ending>) {
-        let (near, far) = duplex(64 * 1024);
-        let (stop, stopping) = watch::channel(Ending::None);
-        let handle = move |_: Arc<Connection>, _: Request<Incoming>| async move {
+        served_by(move |_, _| async move {
             clock::sleep_until(clock::now() + takes).await;
             Response::new(whole(Bytes::from_static(b"done")))
-        };
+        })
+    }
+
+    fn served_by<H, F>(handle: H) -> (DuplexStream, watch::Sender<Ending>)
+    where
+        H: Handle<F>,
+        F: Future<Output = Response<BoxBody>> + Send + 'static,
+    {
+        let (near, far) = duplex(64 * 1024);
+        let (stop, stopping) = watch::channel(Ending::None);
         let peer = SocketAddr::from(([127, 0, 0, 1], 1));
         tokio::spawn(serve(
             far,
@@ -363,6 +409,51 @@ mod tests {
         assert!(clock::now() - begin >= takes);
         let took = ended.await.expect("it ends well") - begin;
         assert!(took >= takes + HEAD_TIMEOUT && took < takes + HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
+    }
+
+    /// Serves a response whose body never runs out of pieces.
+    fn served_endless_bodies() -> (DuplexStream, watch::Sender<Ending>) {
+        struct Endless;
+
+        impl Body for Endless {
+            type Data = Bytes;
+            type Error = BoxError;
+
+            fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+                Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16 * 1024])))))
+            }
+        }
+
+        served_by(|_, _| async { Response::new(Endless.boxed_unsync()) })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_takes_nothing_of_its_responses_is_gone() {
+        let (pipe, _stop) = served_endless_bodies();
+        let (mut sender, ended) = speaking(pipe).await;
+        let begin = clock::now();
+        let mut responses = Vec::new();
+        for _ in 0..2 {
+            let request = Request::get("http://h/").body(Full::default()).expect("a request");
+            responses.push(sender.send_request(request).await.expect("an answer"));
+        }
+        let ended = tokio::time::timeout(SEND_TIMEOUT * 2, ended).await.expect("it ends in time");
+        let took = ended.expect("it ends well") - begin;
+        assert!(took >= SEND_TIMEOUT && took < SEND_TIMEOUT + Duration::from_secs(2), "{took:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_response_that_is_not_read_does_not_end_another_that_is() {
+        let (pipe, _stop) = served_endless_bodies();
+        let (mut sender, ended) = speaking(pipe).await;
+        let request = || Request::get("http://h/").body(Full::<Bytes>::default()).expect("a request");
+        let _unread = sender.send_request(request()).await.expect("an answer");
+        let mut read = sender.send_request(request()).await.expect("an answer").into_body();
+        for _ in 0..SEND_TIMEOUT.as_secs() * 3 {
+            tokio::time::advance(Duration::from_secs(1)).await;
+            read.frame().await.expect("it goes on").expect("it goes on");
+        }
+        assert!(!ended.is_finished());
     }
 
     #[tokio::test(start_paused = true)]

@@ -1,7 +1,8 @@
 //! Clients that take nothing of what is written to them.
 //!
 //! The kernel ends a connection whose peer acknowledges nothing. A peer that acknowledges with a closed window, and so never makes room,
-//! is ended here. Absent: a least rate. A client that takes a byte now and then keeps its connection, whose memory is bounded.
+//! is ended here. On HTTP/2 that is a peer that gives no window to any of its responses (`http2.rs`). Absent: a least rate. A client that
+//! takes a byte now and then keeps its connection, whose memory is bounded.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -11,7 +12,7 @@ use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
 
 /// A client that takes nothing for this long has its connection ended, as by nginx (`send_timeout`).
-const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same where another connection has taken over the stream that is written. A blocked connection looks so often whether it has.
 const TAKEN_OVER_TIMEOUT: Duration = Duration::from_secs(1);
 
