@@ -1,9 +1,9 @@
 //! How many descriptors the process may have, and how many connections of clients that makes.
 //!
 //! Many systems begin a process with a soft limit of 1,024 and leave it to raise that to the hard one. A process without descriptors
-//! accepts nothing, its probes included, and reaches no server. So connections of clients are bounded by what there is, and
-//! the admin listener, the store and the calls of clients that are away have a reserve. Absent: refusing one connection too many
-//! (`ingress::Seats`).
+//! accepts nothing, its probes included, and reaches no server. So connections of clients and connections to the server are bounded by
+//! what there is, and the admin listener, the store and the calls of clients that are away have a reserve. Absent: refusing one connection
+//! too many (`ingress::Seats`, `upstream::connect`).
 
 use tracing::warn;
 
@@ -43,6 +43,13 @@ pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     possible.max(1)
 }
 
+/// Returns how many connections to the server `limit` descriptors are enough for beside `clients` connections of clients. Half of the
+/// reserve is left to the admin listener and the store.
+pub fn upstream_connections(clients: usize, limit: Option<usize>) -> usize {
+    let Some(limit) = limit else { return usize::MAX };
+    limit.saturating_sub(clients + RESERVE.min(limit / 3) / 2).max(1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,6 +63,16 @@ mod tests {
             assert_eq!(connections(20_480, limit), 20_480, "{limit:?}");
         }
         assert_eq!(connections(10, Some(1024)), 10, "what is asked for is enough");
+    }
+
+    #[test]
+    fn connections_to_the_server_take_what_clients_and_half_of_the_reserve_leave() {
+        for (limit, of_clients, of_the_server) in
+            [(0, 1, 1), (128, 43, 64), (1024, 341, 513), (1 << 20, 20_480, 1_027_840)]
+        {
+            assert_eq!(upstream_connections(of_clients, Some(limit)), of_the_server, "{limit}");
+        }
+        assert_eq!(upstream_connections(341, None), usize::MAX);
     }
 
     #[cfg(unix)]

@@ -104,7 +104,9 @@ fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
 
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Said::begin(&config.log)?;
-    config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
+    let limit = descriptors::raise();
+    config.limits.connections = descriptors::connections(config.limits.connections, limit);
+    config.upstream.connections = descriptors::upstream_connections(config.limits.connections, limit);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
     info!(

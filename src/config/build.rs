@@ -168,6 +168,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
         tls,
         connect_timeout: connect_timeout.unwrap_or(Duration::from_secs(5)),
         unready: unready.unwrap_or(Duration::from_secs(5)),
+        connections: usize::MAX,
         header_timeout: header_timeout.and_then(none_if_zero),
         pool_idle: pool_idle.unwrap_or(Duration::from_secs(4)),
         resume: resume.unwrap_or(false),

@@ -120,6 +120,8 @@ pub struct Upstream {
     pub connect_timeout: Duration,
     /// How long connections have failed before the proxy is not ready.
     pub unready: Duration,
+    /// Most connections to the server at once; at least 1. Follows from the limit of open files and has no key.
+    pub connections: usize,
     /// Longest wait for a response's head; `None` waits for ever.
     pub header_timeout: Option<Duration>,
     /// How long an idle connection may be used again.

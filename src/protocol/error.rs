@@ -94,7 +94,7 @@ pub enum ErrorCode {
     ShareFull,
     /// All together hold `streams.max_bytes_total`, and this principal more than its part.
     ProxyFull,
-    /// There are `limits.connections` connections.
+    /// There are `limits.connections` connections, or as many to the server as the limit of open files allows.
     TooManyConnections,
     /// A resume token, or what was named with it, that opens nothing for this caller.
     TokenRefused,

@@ -13,6 +13,7 @@ use hyper_util::client::legacy::connect::{Connected, Connection, HttpConnector};
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
@@ -67,8 +68,15 @@ pub(super) struct Connector {
     origin: Uri,
     carrier: Carrier,
     timeout: Duration,
+    /// One permit for each connection that there may be.
+    permits: Arc<Semaphore>,
     pub(super) reach: Arc<Reach>,
 }
+
+/// There are as many connections to the server as may be, and none ended while the call waited.
+#[derive(Debug, thiserror::Error)]
+#[error("there are as many connections to the server as the limit of open files allows")]
+pub(super) struct TooMany;
 
 #[derive(Clone)]
 enum Carrier {
@@ -99,7 +107,8 @@ impl Connector {
             }
             Way::Dialed(dialer) => Carrier::Dialed(dialer),
         };
-        Ok(Self { origin, carrier, timeout, reach })
+        let permits = Arc::new(Semaphore::new(config.connections.min(Semaphore::MAX_PERMITS)));
+        Ok(Self { origin, carrier, timeout, permits, reach })
     }
 
     /// What TLS is made with, where it is.
@@ -134,19 +143,19 @@ impl Carrier {
     }
 
     /// The same connection with TLS, where it is spoken.
-    async fn shake(&self, opened: Opened) -> Result<Socket, BoxError> {
+    async fn shake(&self, opened: Opened) -> Result<Transport, BoxError> {
         match (self, opened) {
             (Carrier::Tls(_, tls), Opened::Tcp(tcp)) => {
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| {
                     warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
                 })?;
-                let socket = Socket::Tls(Box::new(stream));
-                tls.is_http2.store(socket.is_http2(), Ordering::Relaxed);
-                Ok(socket)
+                let transport = Transport::Tls(Box::new(stream));
+                tls.is_http2.store(transport.is_http2(), Ordering::Relaxed);
+                Ok(transport)
             }
-            (_, Opened::Tcp(tcp)) => Ok(Socket::Tcp(tcp)),
-            (_, Opened::Dialed(wire)) => Ok(Socket::Dialed(wire)),
+            (_, Opened::Tcp(tcp)) => Ok(Transport::Tcp(tcp)),
+            (_, Opened::Dialed(wire)) => Ok(Transport::Dialed(wire)),
         }
     }
 }
@@ -166,14 +175,19 @@ impl Connector {
         }
     }
 
-    /// A connection to the origin.
+    /// Returns a connection to the origin. Waits for the end of another one where there are as many as may be.
+    ///
+    /// # Errors
+    /// [`TooMany`] when none ended within the time for connecting; otherwise what TCP or TLS says.
     pub(super) async fn connect(&self) -> Result<Socket, BoxError> {
+        let permit = tokio::time::timeout(self.timeout, self.permits.clone().acquire_owned()).await;
+        let permit = permit.map_err(|_| TooMany)??;
         let began = clock::now();
         let opened = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let socket = within(left, self.carrier.shake(opened)).await?;
+        let transport = within(left, self.carrier.shake(opened)).await?;
         self.reach.note_usable();
-        Ok(socket)
+        Ok(Socket { transport, _permit: permit })
     }
 
     /// Returns whether the server can be reached, after a connection attempt if the last check is old enough.
@@ -215,8 +229,13 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection to the upstream.
-pub(super) enum Socket {
+/// A connection to the upstream, one of those that there may be.
+pub(super) struct Socket {
+    transport: Transport,
+    _permit: OwnedSemaphorePermit,
+}
+
+enum Transport {
     Tcp(TcpStream),
     // Boxed: connections without TLS do not pay for its size.
     Tls(Box<TlsStream<TcpStream>>),
@@ -226,18 +245,24 @@ pub(super) enum Socket {
 impl Socket {
     /// Whether the handshake agreed on HTTP/2; without one nothing was agreed on.
     pub(super) fn is_http2(&self) -> bool {
+        self.transport.is_http2()
+    }
+}
+
+impl Transport {
+    fn is_http2(&self) -> bool {
         match self {
-            Socket::Tls(tls) => tls.get_ref().1.alpn_protocol() == Some(tls::HTTP2),
-            Socket::Tcp(_) | Socket::Dialed(_) => false,
+            Transport::Tls(tls) => tls.get_ref().1.alpn_protocol() == Some(tls::HTTP2),
+            Transport::Tcp(_) | Transport::Dialed(_) => false,
         }
     }
 }
 
 /// In TLS an end that was not announced is a cut. It is announced where that can be done at once, and nothing else is sent for it:
 /// what was not written whole is taken for unsent.
-impl Drop for Socket {
+impl Drop for Transport {
     fn drop(&mut self) {
-        if let Socket::Tls(tls) = self
+        if let Transport::Tls(tls) = self
             && !tls.get_ref().1.wants_write()
         {
             let _ = Pin::new(tls).poll_shutdown(&mut Context::from_waker(Waker::noop()));
@@ -247,11 +272,11 @@ impl Drop for Socket {
 
 impl Connection for Socket {
     fn connected(&self) -> Connected {
-        match self {
-            Socket::Tcp(tcp) => tcp.connected(),
-            Socket::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
-            Socket::Tls(tls) => tls.get_ref().0.connected(),
-            Socket::Dialed(_) => Connected::new(),
+        match &self.transport {
+            Transport::Tcp(tcp) => tcp.connected(),
+            Transport::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
+            Transport::Tls(tls) => tls.get_ref().0.connected(),
+            Transport::Dialed(_) => Connected::new(),
         }
     }
 }
@@ -259,10 +284,10 @@ impl Connection for Socket {
 /// The same call for whatever carries the bytes.
 macro_rules! on_socket {
     ($socket:expr, $io:ident => $call:expr) => {
-        match $socket.get_mut() {
-            Socket::Tcp($io) => $call,
-            Socket::Tls($io) => $call,
-            Socket::Dialed($io) => $call,
+        match &mut $socket.get_mut().transport {
+            Transport::Tcp($io) => $call,
+            Transport::Tls($io) => $call,
+            Transport::Dialed($io) => $call,
         }
     };
 }
@@ -287,10 +312,10 @@ impl AsyncWrite for Socket {
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Socket::Tcp(io) => io.is_write_vectored(),
-            Socket::Tls(io) => io.is_write_vectored(),
-            Socket::Dialed(io) => io.is_write_vectored(),
+        match &self.transport {
+            Transport::Tcp(io) => io.is_write_vectored(),
+            Transport::Tls(io) => io.is_write_vectored(),
+            Transport::Dialed(io) => io.is_write_vectored(),
         }
     }
 

@@ -262,8 +262,11 @@ impl Upstream {
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
             Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {
-                let timed_out = source_is_timeout(&error);
-                let code = if timed_out { ErrorCode::UpstreamTimeout } else { ErrorCode::Unreachable };
+                let code = match () {
+                    () if source_is_limit(&error) => ErrorCode::TooManyConnections,
+                    () if source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
+                    () => ErrorCode::Unreachable,
+                };
                 return Err(Failure::before_run(code));
             }
             // The server promises that it did nothing with it.
@@ -359,6 +362,10 @@ fn origin(url: &UpstreamUrl) -> Uri {
 fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {
     let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
     causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
+}
+
+fn source_is_limit(error: &(dyn Error + 'static)) -> bool {
+    causes(error).any(<dyn Error>::is::<connect::TooMany>)
 }
 
 fn is_refused_stream(error: &(dyn Error + 'static)) -> bool {

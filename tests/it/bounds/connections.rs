@@ -1,5 +1,7 @@
 //! Connections.
 
+use std::time::Duration;
+
 use super::*;
 use crate::support::pki::Pki;
 use crate::support::spoken::{Speaker, Speech, Talker, speak};
@@ -47,6 +49,32 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
     let last = held.pop().expect("a connection");
     assert_eq!(last.drain().await, b"");
     neighbour.moves_out().await;
+}
+
+/// The limit of open files bounds connections to the server as well: the calls of HTTP/2 clients and of clients that are away take
+/// one each.
+#[tokio::test]
+async fn a_call_without_a_connection_to_the_server_is_refused_and_the_others_go_on() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.upstream.connections = 2;
+        c.upstream.connect_timeout = Duration::from_millis(100);
+        c.upstream.pool_idle = Duration::ZERO;
+    })
+    .await;
+    let first = session.post(call(1)).start(proxy.addr).await;
+    let first_call = upstream.expect("tools/call").await;
+    let second = session.post(call(2)).start(proxy.addr).await;
+    let second_call = upstream.expect("tools/call").await;
+    let refused = session.post(call(3)).send(proxy.addr).await;
+    assert_refused(refused, 503, "proxy").await;
+    assert_eq!(metric(&proxy, &rejects("too_many_connections")).await, 1.0);
+    first_call.json(200, result(1)).await;
+    assert_eq!(first.response().await.status, 200);
+    let third = session.post(call(4)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(4)).await;
+    assert_eq!(third.response().await.status, 200);
+    second_call.json(200, result(2)).await;
+    assert_eq!(second.response().await.status, 200);
 }
 
 /// A word would have to be said in TLS, and nobody beyond the bound is worth a handshake.
