@@ -65,7 +65,8 @@ soak:
 fuzz:
 	fuzz/run.sh $(FUZZ_SECS)
 
-lint:
+# The balancer is built with cmake, which the set-up brings.
+lint: setup
 	cargo clippy --workspace --all-targets --locked --features mcp-resume/balancer,mcp-resume-bench/pingora -- -D warnings
 	cargo clippy --locked -- -D warnings
 
