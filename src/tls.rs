@@ -232,6 +232,11 @@ impl Side {
     }
 }
 
+/// The files of `source` that cannot be read, each with its reason.
+pub fn unreadable(source: &impl Source) -> Vec<Error> {
+    source.paths().into_iter().filter_map(|path| read(path).err()).collect()
+}
+
 /// What makes files the same as others.
 fn digest(source: &impl Source) -> [u8; 32] {
     let mut seen = Sha256::new();
