@@ -74,12 +74,16 @@ impl Probe<'_> {
     async fn run(&self, config: &Config, tool: Option<&Tool>, facts: &mut Facts) {
         let endpoint = config.upstream.url.endpoint_path();
         self.options.tell("asking for revisions, streams and documents");
-        let (legacy, modern, here, there, is_ours) = tokio::join!(
+        // A sidecar would take a GET of the old path for a client's that passes it by.
+        let ours_or_there = async {
+            let is_ours = self.is_mcp_resume().await;
+            (is_ours, !is_ours && self.is_http_sse(speaker::page(OLD_PATH, true)).await)
+        };
+        let (legacy, modern, here, (is_ours, there)) = tokio::join!(
             self.ask(speaker::initialize(1, LEGACY[0]), 1),
             self.ask(Speaker::Modern.post(Some(1), "server/discover", json!({})), 1),
             self.is_http_sse(Speaker::Opening.get(None)),
-            self.is_http_sse(speaker::page(OLD_PATH, true)),
-            self.is_mcp_resume(),
+            ours_or_there,
         );
         facts.mcp_resume = is_ours;
         facts.http_sse.extend(here.then(|| endpoint.to_owned()));

@@ -569,13 +569,20 @@ async fn a_tool_that_the_server_does_not_list_is_not_run() {
 }
 
 #[tokio::test]
-async fn an_mcp_resume_is_recognised() {
+async fn an_mcp_resume_is_recognised_and_keeps_its_warning_for_clients() {
     let (mut upstream, proxy, _) = stage().await;
     let config = Config::for_upstream(&format!("http://{}/mcp", proxy.addr)).expect("a usable URL");
     let options = options();
     let report = tokio::select! {
         facts = within("the probe ends", check::probe(&config, &options)) => Report::new(facts, &config),
-        () = async { loop { plain(upstream.next().await, SESSION).await } } => unreachable!("a server has no end"),
+        () = async {
+            loop {
+                let call = upstream.next().await;
+                // Anything else would be the traffic past the endpoint that the proxy warns of once.
+                assert!(call.target == "/mcp" || call.target.starts_with("/.well-known/"), "{}", call.target);
+                plain(call, SESSION).await;
+            }
+        } => unreachable!("a server has no end"),
     };
     assert!(report.facts.mcp_resume && report.adds.is_empty(), "{report}");
     assert!(
