@@ -113,7 +113,7 @@ pub enum Resumed {
     Lost,
 }
 
-/// Why a store could not take a batch.
+/// Why a store could not take a write.
 #[derive(Clone, Copy, Debug)]
 pub enum StoreTrouble {
     /// It has no room.
@@ -242,7 +242,7 @@ impl Metrics {
             )?,
             store_failures: add.family(
                 "store_failures_total",
-                "Batches that the store could not take when they came, by reason.",
+                "Writes that the store could not take when they came, by reason.",
                 ("reason", &["full", "unreachable"]),
             )?,
             store_ready: add.gauge("store_ready", "Whether the store takes what is new: 1 or 0.")?,
@@ -498,7 +498,7 @@ impl Metrics {
         self.store_append_seconds.observe(took.as_secs_f64());
     }
 
-    /// It could not.
+    /// Counts a write that the store could not take.
     pub fn observe_store_failure(&self, trouble: StoreTrouble) {
         let reason = match trouble {
             StoreTrouble::Full => "full",

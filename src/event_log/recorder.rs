@@ -61,11 +61,20 @@ impl Backing {
         self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
     }
 
+    /// Counts a write that the store could not take.
+    pub(super) fn note_failure(&self, error: &Error) {
+        self.metrics.observe_store_failure(match error {
+            Error::Full(_) => StoreTrouble::Full,
+            Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
+        });
+    }
+
     /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise.
     pub(super) async fn insist<T>(&self, change: impl Fn() -> Pending<Result<T, Error>>, what: &str) {
         let mut has_warned = false;
         while let Err(error) = change().wait().await {
             let waits = self.waits_out(&error);
+            self.note_failure(&error);
             if !std::mem::replace(&mut has_warned, true) {
                 warn!(%error, waits, "the store could not {what}");
             }
@@ -224,10 +233,7 @@ impl Recorder<'_> {
                 Err(Trouble::Store(error)) => error,
             };
             let waits = self.backing.waits_out(&error);
-            self.backing.metrics.observe_store_failure(match &error {
-                Error::Full(_) => StoreTrouble::Full,
-                Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
-            });
+            self.backing.note_failure(&error);
             if !std::mem::replace(&mut has_warned, true) {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
                 self.warn_once(&error, what);
@@ -423,6 +429,7 @@ impl Recorder<'_> {
             }
             Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(Fate::Moved),
             Err(error) => {
+                self.backing.note_failure(&error);
                 self.warn_once(&error, "the stream is sealed in memory");
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
                 None

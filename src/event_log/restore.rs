@@ -183,7 +183,7 @@ impl EventLog {
     pub(super) async fn keep_restored(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<(), Error> {
         self.retain(stream);
         let retention = stream.look(|machine| machine.policy().retention);
-        backing.store.keep(stream.id(), retention).wait().await
+        backing.store.keep(stream.id(), retention).wait().await.inspect_err(|error| backing.note_failure(error))
     }
 
     /// The stream of a record, without its events; `None` where the record cannot be read.

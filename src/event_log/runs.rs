@@ -196,7 +196,8 @@ impl EventLog {
         }
         // There from before it is asked for: a client that leaves now takes the record with it.
         let hold = Hold::new(self, store, key, claim);
-        match hold.store.claim(&hold.key, &hold.value, hold.keep()).wait().await? {
+        let claimed = hold.store.claim(&hold.key, &hold.value, hold.keep()).wait().await;
+        match claimed.inspect_err(|error| backing.note_failure(error))? {
             None => Ok(Claimed::Here(hold)),
             // It was asked for twice on the way.
             Some(there) if there == hold.value => Ok(Claimed::Here(hold)),
