@@ -10,25 +10,40 @@ use bytes::Bytes;
 use tracing::warn;
 
 use super::head::Head;
+use super::recorder::LOOK_AGAIN;
 use super::{EventLog, Stream};
+use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
 use crate::protocol::replica::{Handed, Known};
-use crate::store::Error;
+use crate::store::{Error, Standing};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
 
 impl EventLog {
     /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
-    /// store that is to be waited for.
+    /// store that is to be waited for; any other has it as soon as it takes it.
     pub async fn keep_answer(&self, stream: &Stream, head: &Head) {
         let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold()) else {
             return;
         };
         if let Some((record, keep)) = record_of(stream, head) {
             let key = key(stream.id());
-            backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await;
+            if backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await {
+                return;
+            }
+            let (backing, until) = (backing.clone(), clock::now() + keep);
+            tokio::spawn(async move {
+                while clock::now() < until {
+                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    let left = until.saturating_duration_since(clock::now());
+                    let is_ready = backing.store.standing() == Standing::Ready;
+                    if is_ready && backing.store.put(&key, &record, left).wait().await.is_ok() {
+                        return;
+                    }
+                }
+            });
         }
     }
 

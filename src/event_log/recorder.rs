@@ -69,8 +69,9 @@ impl Backing {
         });
     }
 
-    /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise.
-    pub(super) async fn insist<T>(&self, change: impl Fn() -> Pending<Result<T, Error>>, what: &str) {
+    /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise. Says
+    /// whether it is made.
+    pub(super) async fn insist<T>(&self, change: impl Fn() -> Pending<Result<T, Error>>, what: &str) -> bool {
         let mut has_warned = false;
         while let Err(error) = change().wait().await {
             let waits = self.waits_out(&error);
@@ -79,10 +80,11 @@ impl Backing {
                 warn!(%error, waits, "the store could not {what}");
             }
             if !waits {
-                return;
+                return false;
             }
             clock::sleep_until(clock::now() + LOOK_AGAIN).await;
         }
+        true
     }
 }
 

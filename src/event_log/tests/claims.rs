@@ -1,7 +1,9 @@
 //! The records of calls that a retry may match elsewhere.
 
 use super::*;
-use crate::event_log::{Claim, Claimed};
+use crate::event_log::head::Head;
+use crate::event_log::{Claim, Claimed, Match};
+use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::replica::Known;
 
 const CLAIM: Claim = Claim { retention: RETENTION, body: None };
@@ -42,4 +44,37 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
         tokio::task::yield_now().await;
         assert_eq!(store.records().len(), usize::from(is_left));
     }
+}
+
+/// A call that is claimed and registered as `log` runs it; `body` is there where it has a key.
+async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, Claim, Arc<Stream>) {
+    let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), Claim { body, ..CLAIM });
+    let Claimed::Here(hold) = log.claim(&call, claim, false).await.unwrap() else { panic!("it is claimed already") };
+    let part = log.admit(&share(log, 0), 0).unwrap();
+    let stream = log.create_as(hold.stream(), Spec { body, ..spec() }, part);
+    let registered = log.retries().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
+    let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
+    stream.keep_registration(registration.under(Some(hold)));
+    (call, claim, stream)
+}
+
+async fn keyed(log: &EventLog) -> (Fingerprint, Claim, Arc<Stream>) {
+    run(log, Some(Fingerprint::of_body("", b"{}"))).await
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
+    let store = Arc::new(Memory::default());
+    let log = log_of(Owner(1), store.clone());
+    let (_, _, stream) = keyed(&log).await;
+    store.set_away(true);
+    log.keep_answer(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
+    tokio::time::sleep(RETENTION / 4).await;
+    store.set_away(false);
+    assert!(log.kept_answer(stream.id()).await.unwrap().is_none());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    let kept = log.kept_answer(stream.id()).await.unwrap();
+    assert!(matches!(kept, Some(Known::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
+    tokio::time::sleep(RETENTION).await;
+    assert!(log.kept_answer(stream.id()).await.unwrap().is_none(), "and no longer than any other");
 }
