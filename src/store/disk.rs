@@ -10,10 +10,13 @@
 //! wanted soon after. Tables of the database with nothing wanted in them are dropped whole; when what is on disk is more than
 //! twice what lives and some, the rest is written anew. Besides that the database takes up to about 200 MiB for its journals.
 //!
-//! Failures: a write that fails answers all calls of its group with the error. The database is then closed and opened again, with
-//! a growing pause, until it has written and done the flushes and compactions that are due; calls are refused meanwhile, and what
-//! they find then is what is on disk. So a disk that is full stays that until there is room for all of this.
+//! Failures: a write that fails answers all calls of its group with the error. The database is then opened again, with a growing
+//! pause, until it has written and done the flushes and compactions that are due; writes are refused meanwhile, and what they find
+//! then is what is on disk. So a disk that is full stays that until there is room for all of this, and one that is full when the
+//! store is opened is so from there on. Reads go on ([`access`]): from the database that failed, and from the one that was opened in
+//! its place.
 
+mod access;
 mod agenda;
 mod database;
 mod directory;
@@ -30,13 +33,14 @@ mod writer;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread;
 use std::time::Duration;
 
 use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
+use self::access::Access;
 use self::database::{Database, Failure};
 use self::directory::Directory;
 use self::followers::Followers;
@@ -168,15 +172,14 @@ struct Shared {
     owner: Owner,
     index: Index,
     followers: Followers,
-    /// `None` while it is closed after a failure.
-    database: RwLock<Option<Arc<Database>>>,
+    access: Access,
     queued_bytes: AtomicUsize,
     /// Groups that were written.
     #[cfg(test)]
     groups: AtomicUsize,
-    /// Attempts to open the database again.
+    /// Attempts to write again after a failure.
     #[cfg(test)]
-    reopened: AtomicUsize,
+    attempts: AtomicUsize,
 }
 
 /// The store. Dropping the last handle waits until all calls are written and the database is closed.
@@ -219,12 +222,12 @@ impl Disk {
             owner: Owner::from_name(&name),
             index: Index::default(),
             followers: Followers::default(),
-            database: RwLock::new(None),
+            access: Access::default(),
             queued_bytes: AtomicUsize::new(0),
             #[cfg(test)]
             groups: AtomicUsize::new(0),
             #[cfg(test)]
-            reopened: AtomicUsize::new(0),
+            attempts: AtomicUsize::new(0),
         });
         let (sender, calls) = mpsc::channel();
         let mut writer = Writer::new(shared.clone(), calls, directory, keys.epoch, &options, sizes);
@@ -272,8 +275,8 @@ impl Disk {
         let shared = self.shared.clone();
         Pending::Later(Box::pin(async move {
             let looked = spawn_blocking(move || {
-                let Some(database) = shared.database() else {
-                    return Err(Error::Unavailable("the database is being opened again".into()));
+                let Some(database) = shared.access.database() else {
+                    return Err(Error::Unavailable("the database cannot be opened".into()));
                 };
                 Ok(look(&shared, &database)?)
             });
@@ -283,14 +286,6 @@ impl Disk {
 }
 
 impl Shared {
-    fn database(&self) -> Option<Arc<Database>> {
-        self.database.read().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    fn set_database(&self, database: Option<Arc<Database>>) {
-        *self.database.write().unwrap_or_else(PoisonError::into_inner) = database;
-    }
-
     fn read(&self, database: &Database, stream: StreamId, after: Seq, max_bytes: usize) -> Result<Read, Failure> {
         self.index.check(stream)?;
         let Some(mut place) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
@@ -428,11 +423,9 @@ impl Store for Disk {
 
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
         let now = now();
-        if self.shared.index.records.get(key).is_none_or(|record| record.0 <= now) {
-            return match self.shared.database() {
-                Some(_) => Pending::Ready(Ok(None)),
-                None => Pending::Ready(Err(Error::Unavailable("the database is being opened again".into()))),
-            };
+        let is_known = self.shared.index.records.get(key).is_some_and(|record| record.0 > now);
+        if !is_known && self.shared.access.is_open() {
+            return Pending::Ready(Ok(None));
         }
         let key = key.to_vec();
         self.look(move |_, database| {

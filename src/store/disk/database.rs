@@ -289,8 +289,8 @@ impl Database {
         Tables { events: self.events.disk_space(), rows: self.streams.disk_space() + self.records.disk_space() }
     }
 
-    /// Frees the tables that hold nothing but unwanted events, without a read or a write of events.
-    pub(super) fn drop_unwanted(&self) -> Result<(), Failure> {
+    /// Frees the tables that hold nothing but unwanted events, without a read or a write of events. False where there are none.
+    pub(super) fn drop_unwanted(&self) -> Result<bool, Failure> {
         let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
         let version = self.events.tree.current_version();
         let spans = version.iter_tables().map(|table| {
@@ -299,14 +299,16 @@ impl Database {
         });
         let spans = spans.collect::<Result<Vec<(u64, u64)>, Failure>>()?;
         drop(version);
+        let mut has_dropped = false;
         for (first, last) in self.wanted.gaps() {
             if !spans.iter().any(|&(min, max)| first <= min && max <= last) {
                 continue;
             }
             let (first, last) = (layout::event_key(first, Seq(0)), layout::event_key(last, Seq(u64::MAX)));
             self.events.tree.drop_range::<[u8; 16], _>(first..=last).map_err(fjall::Error::from)?;
+            has_dropped = true;
         }
-        Ok(())
+        Ok(has_dropped)
     }
 
     /// Writes all events, or all rows, anew without what nobody wants any more. Takes long; appends go on meanwhile.

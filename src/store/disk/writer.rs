@@ -18,6 +18,7 @@ use tracing::{info, warn};
 
 use self::clean::Cleaner;
 use self::group::Group;
+use super::access::State;
 use super::agenda::{Agenda, Item};
 use super::database::{Database, Failure, Record, damaged};
 use super::directory::Directory;
@@ -39,7 +40,7 @@ const LONGEST_REST: Duration = Duration::from_secs(2);
 const SHORTEST_REST: Duration = Duration::from_millis(10);
 /// How often it looks whether the cleaner has ended.
 const CLEANER_REST: Duration = Duration::from_millis(50);
-/// Pauses before the database is opened again after a failure, doubled from one to the other.
+/// Pauses before the next attempt to write after a failure, doubled from one to the other.
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -144,6 +145,8 @@ pub(super) struct Writer {
     room: Room,
     /// `None` for good once there is nobody left to call.
     database: Option<Arc<Database>>,
+    /// Opened on a disk that has no room: not written to yet.
+    starved: Option<(Arc<Database>, Failure)>,
     group: Group,
     agenda: Agenda,
     next_number: u64,
@@ -199,6 +202,7 @@ impl Writer {
             sizes,
             room: Room { max: options.max_bytes, events: 0, rows: 0, full: false },
             database: None,
+            starved: None,
             group: Group::default(),
             agenda: Agenda::default(),
             next_number: 0,
@@ -209,16 +213,37 @@ impl Writer {
         }
     }
 
-    /// Opens the database and reads what lives.
+    /// Opens the database and reads what lives. A disk without room is no error: what is there can be read.
     pub(super) fn open(&mut self) -> Result<(), Failure> {
+        let database = self.open_database()?;
+        match self.probe() {
+            Err(failure) if failure.full => {
+                self.stop(&failure);
+                self.shared.access.set(State::Open(database.clone()));
+                self.starved = Some((database, failure));
+            }
+            Err(failure) => return Err(failure),
+            Ok(()) => self.use_database(database),
+        }
+        Ok(())
+    }
+
+    fn open_database(&mut self) -> Result<Arc<Database>, Failure> {
         let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
         self.read_index(&database)?;
-        self.use_database(Arc::new(database));
-        Ok(())
+        Ok(Arc::new(database))
+    }
+
+    /// Looks for room. Writes of a few bytes succeed on a disk that is as good as full.
+    fn probe(&self) -> Result<(), Failure> {
+        Ok(self.directory.probe(MAX_GROUP_BYTES).map_err(fjall::Error::Io)?)
     }
 
     /// Runs until nobody is left to call.
     pub(super) fn run(mut self) {
+        if let Some((database, failure)) = self.starved.take() {
+            self.heal(failure, Some(database));
+        }
         while self.database.is_some() {
             match self.calls.recv_timeout(self.rest()) {
                 Ok(first) => self.take_all(first),
@@ -234,7 +259,7 @@ impl Writer {
         {
             warn!(error = failure.problem, "the store could not be synced at the end");
         }
-        self.shared.set_database(None);
+        self.shared.access.set(State::Closed);
     }
 
     /// Everything that waits, as far as it fits in a group.
@@ -272,27 +297,26 @@ impl Writer {
             }
             Err(failure) => {
                 // Who hears of it finds the store in the state that it tells of.
-                self.close(&failure);
+                self.stop(&failure);
                 pending.fail(failure.clone());
-                self.heal(failure);
+                self.heal(failure, None);
             }
         }
     }
 
-    /// Lets nobody use the database any more.
-    fn close(&mut self, failure: &Failure) {
+    /// Writes nothing more. Who reads goes on.
+    fn stop(&mut self, failure: &Failure) {
         self.shared.index.stand(if failure.full { Standing::Full } else { Standing::Unreachable });
-        self.shared.set_database(None);
         self.database = None;
     }
 
-    /// Closes the database, and opens it again until it can write. Calls are refused meanwhile.
-    fn heal(&mut self, mut failure: Failure) {
-        warn!(error = failure.problem, "the store cannot write; it is opened again");
+    /// Tries until it can write again. Calls are refused meanwhile. `unused` was opened and not written to yet.
+    fn heal(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
+        warn!(error = failure.problem, "the store cannot write, and tries again until it can");
         let mut pause = FIRST_PAUSE;
-        let mut is_first = true;
+        let mut is_first = unused.is_none();
         loop {
-            self.close(&failure);
+            self.stop(&failure);
             self.cleaner.wait();
             if !std::mem::take(&mut is_first) {
                 if !self.refuse_for(pause, &failure) {
@@ -301,8 +325,8 @@ impl Writer {
                 pause = (pause * 2).min(LAST_PAUSE);
             }
             #[cfg(test)]
-            self.shared.reopened.fetch_add(1, Ordering::Relaxed);
-            match self.reopen(&failure) {
+            self.shared.attempts.fetch_add(1, Ordering::Relaxed);
+            match self.try_again(&mut unused, &failure) {
                 Ok(Some(database)) => break self.use_database(database),
                 Ok(None) => return,
                 Err(again) => failure = again,
@@ -312,13 +336,56 @@ impl Writer {
         self.shared.followers.tell_all();
     }
 
-    /// Opens the database and has it do what is due, which is what a full disk fails. `None` when nobody is left to call.
+    /// Looks for room, and has the database do what is due, which is what a full disk fails. One in which a write has failed is opened
+    /// again before that: it takes no more of them, and what they have left of files goes. `None` when nobody is left to call.
+    fn try_again(
+        &mut self,
+        unused: &mut Option<Arc<Database>>,
+        failure: &Failure,
+    ) -> Result<Option<Arc<Database>>, Failure> {
+        let database = match unused.take().filter(|database| database.check().is_ok()) {
+            Some(database) => database,
+            None => match self.reopen(failure)? {
+                Some(database) => database,
+                None => return Ok(None),
+            },
+        };
+        let has_dropped = self.forget_expired(&database)?;
+        if let Err(failure) = self.probe() {
+            // Files of tables that were dropped go when it is opened again.
+            *unused = (!has_dropped).then_some(database);
+            return Err(failure);
+        }
+        let is_called = self.catch_up(&database, failure)?;
+        Ok(is_called.then_some(database))
+    }
+
+    /// Drops tables in which everything has expired: their space may be all there is to go on with. False where there are none.
+    fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
+        let now = now();
+        self.shared.index.streams.iter().filter(|place| !place.lives(now)).for_each(|place| {
+            database.wanted.forget(place.number);
+        });
+        database.drop_unwanted()
+    }
+
+    /// Opens the database again, first of all for those who read. `None` when nobody is left to call.
     fn reopen(&mut self, failure: &Failure) -> Result<Option<Arc<Database>>, Failure> {
-        let database = Database::open(&self.directory.database(), self.store_epoch, self.fsync, self.sizes)?;
-        let database = Arc::new(database);
-        self.read_index(&database)?;
-        // Writes of a few bytes succeed on a disk that is as good as full.
-        self.directory.probe(MAX_GROUP_BYTES).map_err(fjall::Error::Io)?;
+        let before = self.shared.access.set(State::Opening);
+        // The last reader closes it; it is locked until then.
+        while before.as_ref().is_some_and(|before| Arc::strong_count(before) > 1) {
+            if !self.refuse_for(SHORTEST_REST, failure) {
+                return Ok(None);
+            }
+        }
+        drop(before);
+        let opened = self.open_database();
+        self.shared.access.set(opened.as_ref().map_or(State::Closed, |database| State::Open(database.clone())));
+        opened.map(Some)
+    }
+
+    /// False when nobody is left to call.
+    fn catch_up(&mut self, database: &Arc<Database>, failure: &Failure) -> Result<bool, Failure> {
         let catching_up = database.clone();
         let thread = thread::Builder::new().name("disk-opener".into()).spawn(move || catching_up.catch_up());
         let thread = thread.map_err(fjall::Error::Io)?;
@@ -327,7 +394,7 @@ impl Writer {
             is_called = self.refuse_for(SHORTEST_REST, failure);
         }
         thread.join().unwrap_or_else(|_| Err(damaged("it panicked")))?;
-        Ok(is_called.then_some(database))
+        Ok(is_called)
     }
 
     /// Answers calls with the failure for a while. False when nobody is left to call.
@@ -382,7 +449,7 @@ impl Writer {
     }
 
     fn use_database(&mut self, database: Arc<Database>) {
-        self.shared.set_database(Some(database.clone()));
+        self.shared.access.set(State::Open(database.clone()));
         self.database = Some(database);
         self.show_room();
     }
@@ -399,7 +466,7 @@ impl Writer {
             self.sync();
         }
         if let Some(Err(failure)) = self.database.as_ref().map(|database| database.check()) {
-            self.heal(failure);
+            self.heal(failure, None);
         }
         let now = now();
         if self.agenda.next().is_some_and(|due| due <= now) && now >= self.swept + SWEEP_EVERY {
@@ -415,7 +482,7 @@ impl Writer {
                 self.unsynced = None;
                 self.unwant();
             }
-            Err(failure) => self.heal(failure),
+            Err(failure) => self.heal(failure, None),
         }
     }
 

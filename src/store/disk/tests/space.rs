@@ -166,6 +166,7 @@ mod full_disk {
         let open = || Disk::open_with(directory.options(Fsync::Always), "replica", sizes).unwrap().store;
         let store = open();
         let stream = store.made(KEEP).await;
+        store.put(b"key", b"value", KEEP).wait().await.unwrap();
         let text = "x".repeat(64 << 10);
         let append = |after| store.append(stream, WriterEpoch(0), Seq(after), &batch(after, &[&text]), None);
         let mut tail = 0;
@@ -178,11 +179,14 @@ mod full_disk {
         };
         assert!(tail > 20, "{tail}");
         assert!(matches!(error, Error::Full(_)), "{error}");
-        let attempts = store.shared.reopened.load(Ordering::Relaxed);
-        while store.shared.reopened.load(Ordering::Relaxed) < attempts + 4 {
+        let attempts = store.shared.attempts.load(Ordering::Relaxed);
+        while store.shared.attempts.load(Ordering::Relaxed) < attempts + 4 {
             assert_eq!(store.standing(), Standing::Full);
             let error = append(tail).wait().await.unwrap_err();
             assert!(matches!(error, Error::Full(_)), "{error}");
+            // What is there is read on, while the database is opened again as well.
+            assert_eq!(store.read(stream, Seq(0), 1).wait().await.unwrap(), events(0, &[&text]));
+            assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"value"[..]));
         }
         fs::remove_file(&ballast).unwrap();
         loop {
@@ -198,5 +202,111 @@ mod full_disk {
         assert!(store.all(stream).await == events(0, &expected), "something was lost");
         drop(store);
         assert!(open().all(stream).await == events(0, &expected), "something was lost");
+    }
+
+    /// Takes the last byte of the disk.
+    fn fill(mount: &Mount) -> PathBuf {
+        let rest = mount.0.0.join("rest");
+        let mut file = fs::File::create(&rest).unwrap();
+        for piece in [1 << 20, 1 << 12, 1] {
+            while std::io::Write::write_all(&mut file, &vec![1; piece]).is_ok() {}
+        }
+        rest
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_store_that_is_opened_on_a_full_disk_is_read_and_says_that_it_is_full() {
+        let mount = Mount::new(&DISK.to_string());
+        let directory = TemporaryDirectory(mount.0.0.join("store"));
+        let open = || Disk::open_with(directory.options(Fsync::Always), "replica", SIZES).unwrap().store;
+        let store = open();
+        let (ended, ran) = (store.made(KEEP).await, store.made(KEEP).await);
+        assert_eq!(store.appended(ended, 0, &["a"]).await, Appended::Ok);
+        assert_eq!(store.appended(ran, 0, &["b"]).await, Appended::Ok);
+        assert_eq!(store.seal(ended, WriterEpoch(0), b"end", KEEP).wait().await.unwrap(), Appended::Ok);
+        store.put(b"key", b"value", KEEP).wait().await.unwrap();
+        drop(store);
+        let rest = fill(&mount);
+        let store = open();
+        while store.shared.attempts.load(Ordering::Relaxed) < 4 {
+            assert_eq!(store.standing(), Standing::Full);
+            let kept = store.keep(ended, 2 * KEEP).wait().await;
+            assert!(matches!(kept, Err(Error::Full(_))), "{kept:?}");
+            assert_eq!(store.all(ended).await, events(0, &["a"]));
+            assert!(store.load(ended).wait().await.unwrap().unwrap().sealed);
+            assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"value"[..]));
+            assert_eq!(store.get(b"other").wait().await.unwrap(), None);
+        }
+        fs::remove_file(rest).unwrap();
+        while store.standing() == Standing::Full {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.appended(ran, 1, &["c"]).await, Appended::Ok);
+        drop(store);
+        assert_eq!(open().all(ran).await, events(0, &["b", "c"]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_full_disk_has_room_again_once_what_fills_it_has_expired() {
+        const BRIEF: Duration = Duration::from_secs(60);
+        let mount = Mount::new(&DISK.to_string());
+        let directory = TemporaryDirectory(mount.0.0.join("store"));
+        let store = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES).unwrap().store;
+        let lasting = store.made(KEEP).await;
+        assert_eq!(store.appended(lasting, 0, &["a"]).await, Appended::Ok);
+        let text = "x".repeat(64 << 10);
+        let fill = async || {
+            let stream = name();
+            store.create(stream, b"about", Seq(0), BRIEF).wait().await?;
+            store.append(stream, WriterEpoch(0), Seq(0), &batch(0, &[&text]), None).wait().await
+        };
+        let error = loop {
+            if let Err(error) = fill().await {
+                break error;
+            }
+        };
+        assert!(matches!(error, Error::Full(_)), "{error}");
+        // Opened again before anything has expired, and not after that.
+        let attempts = store.shared.attempts.load(Ordering::Relaxed);
+        while store.shared.attempts.load(Ordering::Relaxed) < attempts + 3 {
+            assert_eq!(store.standing(), Standing::Full);
+            tokio::task::yield_now().await;
+        }
+        tokio::time::advance(2 * BRIEF).await;
+        while store.standing() == Standing::Full {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.appended(lasting, 1, &["b"]).await, Appended::Ok);
+        assert_eq!(store.all(lasting).await, events(0, &["a", "b"]));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_flush_that_finds_the_disk_full_is_noticed_without_a_call() {
+        let mount = Mount::new(&DISK.to_string());
+        let directory = TemporaryDirectory(mount.0.0.join("store"));
+        let sizes = Sizes { memtable: 1 << 20, ..SIZES };
+        let store = Disk::open_with(directory.options(Fsync::Always), "replica", sizes).unwrap().store;
+        let stream = store.made(KEEP).await;
+        let text = "x".repeat(64 << 10);
+        for after in 0..15 {
+            assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
+        }
+        // Enough for what is appended, and not for the memtable that it fills.
+        let rest = fill(&mount);
+        let file = fs::OpenOptions::new().write(true).open(&rest).unwrap();
+        file.set_len(file.metadata().unwrap().len() - (640 << 10)).unwrap();
+        drop(file);
+        for after in 15..18 {
+            assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
+        }
+        while store.standing() == Standing::Ready {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(store.standing(), Standing::Full);
+        fs::remove_file(rest).unwrap();
+        while store.standing() == Standing::Full {
+            tokio::task::yield_now().await;
+        }
+        assert!(store.all(stream).await == events(0, &[&*text; 18]), "something was lost");
     }
 }

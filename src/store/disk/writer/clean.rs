@@ -70,7 +70,7 @@ impl Writer {
         self.cleaner.wait();
         let Some(database) = &self.database else { return };
         if let Err(failure) = database.unlink() {
-            self.heal(failure);
+            self.heal(failure, None);
         }
     }
 

@@ -240,7 +240,7 @@ impl Writer {
             #[cfg(test)]
             Act::Fail { full, reply } => {
                 self.commit();
-                self.heal(Failure { full, problem: "a test says so".into() });
+                self.heal(Failure { full, problem: "a test says so".into() }, None);
                 self.group.answer(reply, Ok(()));
             }
         }
