@@ -162,8 +162,8 @@ impl EventLog {
         let mut mirror = Mirror::new(stream.clone(), backing.clone(), self.identity.owner);
         let is_over = mirror.catch_up(&stored).await? == Found::Over;
         if !is_over && following.is_none() {
-            // Its writer is this process, which has not let anybody know of it yet.
-            return Ok(());
+            // Its writer is gone, and a store without room has not taken its end yet.
+            return Err(Error::Unavailable("the end of the stream is still to be written".into()));
         }
         // Of two that restore it at once, one is enough.
         if !self.room.insert_first(&stream) {
@@ -174,7 +174,12 @@ impl EventLog {
         debug!(stream.id = %id, is_over, "stream restored");
         match following {
             Some(following) if !is_over => drop(tokio::spawn(mirror.run(self.clone(), following))),
-            Some(_) | None => self.keep_restored(backing, &stream).await?,
+            Some(_) | None => {
+                // Here it stays readable in any case.
+                if let Err(error) = self.keep_restored(backing, &stream).await {
+                    warn!(stream.id = %id, %error, "the store could not be told to keep a stream that is read again");
+                }
+            }
         }
         Ok(())
     }
@@ -285,24 +290,53 @@ impl EventLog {
         Ok(())
     }
 
-    /// Ends every stream that this replica left open when it was last running. To be called before anything is served.
+    /// Ends every stream that this replica left open when it was last running, and returns how many were. To be called before anything
+    /// is served. Those that a store without room does not take are ended once it has some: until then clients are told to come again.
     ///
     /// # Errors
     /// When the store cannot do it.
     pub async fn recover(self: &Arc<Self>) -> Result<usize, Error> {
         let Some(backing) = &self.backing else { return Ok(0) };
         let left = backing.store.open_streams(self.identity.owner).wait().await?;
+        let mut waiting = self.adopt_all(&left).await?;
+        let ended = left.len() - waiting.len();
+        if !waiting.is_empty() {
+            warn!(streams = waiting.len(), "the store has no room for the ends of streams that were left open before");
+            let log = self.clone();
+            tokio::spawn(async move {
+                while !waiting.is_empty() {
+                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    // What is open by now otherwise is written by this process.
+                    match log.adopt_all(&waiting).await {
+                        Ok(still) => waiting = still,
+                        Err(error) => debug!(%error, "streams that were left open before cannot be ended yet"),
+                    }
+                }
+                info!("everything that was left open before has ended");
+            });
+        }
+        Ok(ended)
+    }
+
+    /// Ends these streams, whose writer is gone. Returns those for whose ends the store has no room.
+    async fn adopt_all(self: &Arc<Self>, left: &[StreamId]) -> Result<Vec<StreamId>, Error> {
         // Each waits for the disk: together they wait once.
         const AT_ONCE: usize = 64;
+        let mut full = Vec::new();
         for some in left.chunks(AT_ONCE) {
             let mut adopting = JoinSet::new();
             for id in some.iter().copied() {
                 let log = self.clone();
-                adopting.spawn(async move { log.adopt(id).await });
+                adopting.spawn(async move { (id, log.adopt(id).await) });
             }
-            adopting.join_all().await.into_iter().collect::<Result<(), Error>>()?;
+            for (id, adopted) in adopting.join_all().await {
+                match adopted {
+                    Err(Error::Full(_)) => full.push(id),
+                    adopted => adopted?,
+                }
+            }
         }
-        Ok(left.len())
+        Ok(full)
     }
 
     /// Leaves every stream that another replica has taken meanwhile. To be called when this one was not heard of for longer than its lease.
