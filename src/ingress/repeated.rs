@@ -140,13 +140,20 @@ struct Search<'a> {
 }
 
 impl Search<'_> {
-    /// Without the store, `degrade` goes on as if nobody else had the call.
+    /// Without the store, `degrade` goes on as if nobody else had the call. A store without room is read all the same, and takes no new
+    /// call.
     async fn claim(&self) -> Result<Claimed, Elsewhere> {
         let log = &self.ingress.log;
         let claim = Claim { retention: self.ingress.limits(self.posted).retention, body: self.body };
         let claimed = match log.store_standing() {
             Standing::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.posted)).await,
-            Standing::Full | Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
+            Standing::Full => match log.claim(&self.call, claim, true).await {
+                Ok(Claimed::Nowhere) | Err(_) => {
+                    return Err(Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed)));
+                }
+                there => there,
+            },
+            Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
         };
         claimed.map_err(|error| {
             debug!(%error, "the store could not say whether a call is another replica's");

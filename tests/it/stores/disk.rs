@@ -277,3 +277,97 @@ async fn where_it_is_full_new_calls_are_refused_and_what_runs_goes_on() {
     sse.finish(result(1)).await;
     assert_eq!(rest(&mut response).await, [result(1)]);
 }
+
+/// A disk of its own, for tests that run as root on Linux.
+#[cfg(target_os = "linux")]
+struct Volume(Dir);
+
+#[cfg(target_os = "linux")]
+impl Volume {
+    fn new(name: &str) -> Volume {
+        let dir = Dir::new(name);
+        std::fs::create_dir_all(&dir.0).expect("a directory");
+        let mut mount = std::process::Command::new("mount");
+        let mounted = mount.args(["-t", "tmpfs", "-o", "size=24m", "tmpfs"]).arg(&dir.0).status();
+        assert!(mounted.expect("mount runs").success(), "this test mounts a file system, which takes root");
+        Volume(dir)
+    }
+
+    /// Takes the last byte of it, until the file is removed.
+    fn fill(&self) -> PathBuf {
+        let rest = self.0.0.join("rest");
+        let mut file = std::fs::File::create(&rest).expect("a file");
+        for piece in [1 << 20, 1 << 12, 1] {
+            while std::io::Write::write_all(&mut file, &vec![1; piece]).is_ok() {}
+        }
+        rest
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Drop for Volume {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg("-l").arg(&self.0.0).status();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn after_a_crash_on_a_full_disk_what_is_there_is_read_and_new_calls_wait_for_room() {
+    const KEY: &str = "Idempotency-Key";
+    let volume = Volume::new("starved");
+    let store = Dir(volume.0.0.join("store"));
+    let mut upstream = Upstream::start().await;
+    let proxy = store.open(&upstream).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let keyed = |id: u64| session.post(call(id)).with(KEY, &format!("k-{id}"));
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let ended = EventId::of(response.prime().await.id());
+    sse.finish(result(1)).await;
+    response.events().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &keyed(2)).await;
+    sse.finish(result(2)).await;
+    response.events().await;
+    let pending = keyed(3).start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(3)).await;
+    assert_eq!(pending.response().await.body().await, result(3).as_bytes());
+    let (ran, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
+    let running = EventId::of(response.prime().await.id());
+    ran.event(progress(4)).await;
+    assert_eq!(response.event().await.bytes(), progress(4).as_bytes());
+    proxy.kill().await;
+    ran.closed().await;
+    drop(response);
+
+    let rest_of_disk = volume.fill();
+    let proxy = store.open(&upstream).await;
+    let full = (503, "the store is full\n".to_owned());
+    assert_eq!(readiness(&proxy).await, full);
+    for _ in 0..2 {
+        let mut back = session.resume(&ended.at(0)).send(proxy.addr).await.sse();
+        assert_eq!(rest(&mut back).await, [result(1)]);
+        let mut again = keyed(2).send(proxy.addr).await.sse();
+        assert_eq!(rest(&mut again).await, [result(2)]);
+        let mut again = keyed(3).send(proxy.addr).await;
+        assert_eq!((again.status, again.body().await), (200, result(3).as_bytes().to_vec()));
+        // Its end is not written yet.
+        assert_eq!(session.resume(&running.at(0)).send(proxy.addr).await.status, 503);
+        let mut refused = keyed(5).send(proxy.addr).await;
+        assert_eq!((refused.status, refused.header("retry-after")), (503, Some("1")));
+        assert_eq!(refused.json().await["error"]["data"]["mayHaveRun"], false);
+    }
+    assert_eq!(readiness(&proxy).await, full);
+    assert!(metric(&proxy, "mcp_resume_store_failures_total{reason=\"full\"}").await >= 1.0);
+    assert_eq!(metric(&proxy, "mcp_resume_store_failures_total{reason=\"unreachable\"}").await, 0.0);
+    assert!(upstream.is_quiet());
+
+    std::fs::remove_file(rest_of_disk).expect("the file is there");
+    until("there is room", async || readiness(&proxy).await.0 == 200).await;
+    until("what ran has ended", async || session.resume(&running.at(0)).send(proxy.addr).await.status == 200).await;
+    let texts = rest(&mut session.resume(&running.at(0)).send(proxy.addr).await.sse()).await;
+    assert_eq!(texts[0], progress(4));
+    assert_owner_died(&texts[1], 4);
+    let pending = keyed(5).start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(5)).await;
+    assert_eq!(pending.response().await.body().await, result(5).as_bytes());
+}
