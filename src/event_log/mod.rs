@@ -34,7 +34,8 @@ mod sweeper;
 mod tests;
 mod writer;
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -109,6 +110,8 @@ pub struct EventLog {
     released: Arc<Released>,
     sweeper: Sweeper,
     readers: Readers,
+    /// Replicas whose lease has lapsed; see [`EventLog::note_lapsed`].
+    lapsed: Mutex<HashSet<Owner>>,
     nobodys_secret: [u8; 16],
 }
 
@@ -131,6 +134,7 @@ impl EventLog {
             released: Arc::default(),
             sweeper: Sweeper::default(),
             readers: Readers::default(),
+            lapsed: Mutex::default(),
             nobodys_secret: random::bytes(),
         }
     }

@@ -5,7 +5,8 @@
 //! belongs to a replica that writes it: here it is a mirror (`mirror.rs`). Absent: who may have it (as for any stream), and when a replica
 //! counts as gone (`replicas`).
 
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -156,7 +157,15 @@ impl EventLog {
             Some(shared) => Some(shared.follow(id).wait().await?),
             None => None,
         };
-        let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
+        let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
+        if !stored.sealed && self.has_lapsed(backing, stored.owner).await? {
+            // In a task of its own: a stream that was taken is ended, also where the client that asked for it leaves.
+            let log = self.clone();
+            let adopting = tokio::spawn(async move { log.adopt(id).await });
+            adopting.await.map_err(|error| Error::Unavailable(error.to_string()))??;
+            let Some(ended) = backing.store.load(id).wait().await? else { return Ok(()) };
+            stored = ended;
+        }
         let Some(stream) = self.rebuild(backing, id, &stored, stored.trimmed) else { return Ok(()) };
         let stream = Arc::new(stream);
         let mut mirror = Mirror::new(stream.clone(), backing.clone(), self.identity.owner);
@@ -245,6 +254,28 @@ impl EventLog {
             });
         }
         ended
+    }
+
+    /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
+    /// replica may only be cut off from the store, and still serve the clients that it has.
+    pub fn note_lapsed(&self, owners: HashSet<Owner>) {
+        *self.lapsed.lock().unwrap_or_else(PoisonError::into_inner) = owners;
+    }
+
+    /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
+    pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
+        let mirrors = self.room.all().into_iter().filter(|stream| stream.is_elsewhere());
+        let lapsed = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner);
+        mirrors.filter(|stream| lapsed.contains(&stream.begun_by())).map(|stream| stream.id()).collect()
+    }
+
+    /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
+    async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
+        let was_noted = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner).contains(&owner);
+        match &backing.shared {
+            Some(shared) if was_noted => Ok(shared.lapsed().wait().await?.contains(&owner)),
+            Some(_) | None => Ok(false),
+        }
     }
 
     async fn end_taken(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {

@@ -25,7 +25,8 @@ use crate::store::{Error, Renewal, Shared};
 
 /// Readers that were displaced are looked for so often, also where nobody has told of one.
 const LOOK_FOR_READERS: Duration = Duration::from_secs(1);
-/// A replica that was taken for gone may only be cut off from the store, and have what it began since, for so long at least.
+/// A replica whose lease has lapsed may only be cut off from the store. For so long it keeps the streams that no client asks for elsewhere,
+/// and may have others that the store does not know.
 const CUT_OFF: Duration = Duration::from_secs(600);
 /// After the store failed while it was waited for.
 const PAUSE: Duration = Duration::from_millis(250);
@@ -121,6 +122,7 @@ impl Replicas {
     async fn keep_lease(&self) {
         let mut reachable_since: Option<Instant> = None;
         let mut others = Others::default();
+        let mut lapsed = HashMap::new();
         let mut regained = self.shared.regained();
         loop {
             let began = clock::boot();
@@ -142,7 +144,7 @@ impl Replicas {
                         self.log.note_heard(began + self.lease);
                     }
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
-                        self.sweep().await;
+                        self.sweep(&mut lapsed).await;
                     }
                     now + self.lease / 3
                 }
@@ -206,33 +208,43 @@ impl Replicas {
         Ok(())
     }
 
-    async fn sweep(&self) {
-        match self.try_sweep().await {
-            Ok(()) => {}
-            Err(error) => warn!(%error, "the streams of a replica that is gone could not be ended yet"),
+    /// `lapsed` holds the replicas whose lease has lapsed, and since when that is known here.
+    async fn sweep(&self, lapsed: &mut HashMap<Owner, Instant>) {
+        if let Err(error) = self.try_sweep(lapsed).await {
+            warn!(%error, "the streams of a replica that is gone could not be ended yet");
         }
     }
 
-    async fn try_sweep(&self) -> Result<(), Error> {
-        let lapsed = self.shared.lapsed().wait().await?;
+    async fn try_sweep(&self, lapsed: &mut HashMap<Owner, Instant>) -> Result<(), Error> {
+        let mut lapsed_now = self.shared.lapsed().wait().await?;
         // As it was a while ago nobody has renewed.
         if self.log.has_young_contents() {
             return Ok(());
         }
-        for owner in lapsed {
-            if owner == self.owner() {
-                continue;
+        lapsed_now.retain(|owner| *owner != self.owner());
+        lapsed.retain(|owner, _| lapsed_now.contains(owner));
+        for owner in &lapsed_now {
+            if !lapsed.contains_key(owner) {
+                self.shared.put(&cut_off(*owner), b"", CUT_OFF).wait().await?;
+                lapsed.insert(*owner, clock::now());
+                warn!(
+                    owner = owner.0,
+                    "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
+                );
             }
+        }
+        self.log.note_lapsed(lapsed_now.into_iter().collect());
+        for stream in self.log.asked_of_lapsed() {
+            self.log.adopt(stream).await?;
+        }
+        let is_gone = |since: &Instant| clock::now().saturating_duration_since(*since) >= CUT_OFF;
+        let gone: Vec<_> = lapsed.iter().filter(|(_, since)| is_gone(since)).map(|(owner, _)| *owner).collect();
+        for owner in gone {
             let open = self.shared.open_streams(owner).wait().await?;
-            warn!(
-                owner = owner.0,
-                streams = open.len(),
-                "a replica was not heard of for its lease: ending its streams"
-            );
+            info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
             for stream in open {
                 self.log.adopt(stream).await?;
             }
-            self.shared.put(&cut_off(owner), b"", CUT_OFF).wait().await?;
             self.shared.dismiss(owner).wait().await?;
         }
         Ok(())

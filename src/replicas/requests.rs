@@ -158,12 +158,13 @@ impl Requests {
         Ok(replied.await.ok())
     }
 
-    /// Whether `owner` was not heard of for its lease, and nobody has ended yet what it left.
+    /// Returns whether `owner`'s lease has lapsed, and no replica has taken it for gone yet.
     ///
     /// # Errors
     /// When the store cannot be asked.
     pub async fn may_come_back(&self, owner: Owner) -> Result<bool, Error> {
-        Ok(self.shared.lapsed().wait().await?.contains(&owner))
+        let has_lapsed = self.shared.lapsed().wait().await?.contains(&owner);
+        Ok(has_lapsed && self.shared.get(&cut_off(owner)).wait().await?.is_none())
     }
 
     pub(super) fn take_known(&self, number: u64, known: Known) {

@@ -180,6 +180,11 @@ impl Stream {
         inner.is_mirror && !inner.machine.is_sealed()
     }
 
+    /// The replica that began it, and writes it as long as its lease runs.
+    pub(in crate::event_log) fn begun_by(&self) -> Owner {
+        self.origin.0
+    }
+
     /// The last event that is here.
     pub(in crate::event_log) fn last_kept(&self) -> Seq {
         self.lock().tail.last()

@@ -205,7 +205,6 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
     settle().await;
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(client.text().contains("-32011"), "{}", client.text());
-    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
 
     // It was only frozen: nothing of it is in the stream any more, and its own readers are sent away.
     let mut late = Client::attach(&stream, Seq(1));
@@ -214,6 +213,59 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
     assert!(matches!(late.read_all(), Poll::Ready(ReadOutcome::Moved(_))));
     let (text, _) = read_again(&two.log, &event_id(&stream, 1)).await;
     assert!(text.contains("-32011") && !text.contains("result"), "{text}");
+}
+
+/// Returns whether the store has the end of `stream`.
+async fn is_sealed(store: &Memory, stream: &Stream) -> bool {
+    store.load(stream.id()).wait().await.unwrap().expect("the stream is there").sealed
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    tokio::time::sleep(LEASE * 2).await;
+    let (kept, writer) = open(&one.log);
+    let (asked, _) = open(&one.log);
+    let (left, _) = open(&one.log);
+    for stream in [&kept, &asked, &left] {
+        one.log.publish_once(stream);
+        Writer::new(stream.clone(), one.log.room.clone()).update(says(&note(0))).await;
+    }
+    let mut client = Client::attach(&kept, Seq(1));
+    one.kill();
+    tokio::time::sleep(LEASE * 3).await;
+    settle().await;
+    assert!(!is_sealed(&store, &asked).await, "no client has asked for it");
+    // A client that asks has the end at once, and that asking hangs up changes nothing.
+    let id = event_id(&asked, 0);
+    let mut asking = ByHand::new(two.log.recall(&id));
+    let _ = asking.poll();
+    drop(asking);
+    settle().await;
+    assert!(is_sealed(&store, &asked).await);
+    let (text, outcome) = read_again(&two.log, &event_id(&asked, 0)).await;
+    assert!(text.contains("-32011") && outcome == Poll::Ready(ReadOutcome::Ended), "{text}");
+
+    // It is heard of again, as after the heal of its network.
+    one.store.renew(LEASE).wait().await.unwrap();
+    tokio::time::sleep(LEASE / 2).await;
+    one.log.leave_taken().await.unwrap();
+    writer.update(says(RESPONSE)).await;
+    writer.update(ended()).await;
+    writer.seal().await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    let (text, _) = read_again(&two.log, &event_id(&kept, 1)).await;
+    assert!(text.contains("result") && !text.contains("-32011"), "{text}");
+
+    // It is not heard of for good.
+    tokio::time::sleep(LEASE * 3).await;
+    settle().await;
+    assert!(!is_sealed(&store, &left).await);
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    settle().await;
+    assert!(is_sealed(&store, &left).await);
+    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -308,7 +360,6 @@ async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_th
     settle().await;
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(client.text().contains("-32011"), "{}", client.text());
-    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -512,9 +563,11 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     // It says nothing to the store any more, and lives: in the outage of its network, say.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
-    assert_eq!(own.lapsed().wait().await.unwrap(), []);
+    assert_eq!(own.lapsed().wait().await.unwrap(), [Owner(1)]);
+    assert!(!two.requests().may_come_back(Owner(1)).await.unwrap(), "two has noted that");
     assert!(two.requests().place_at(Owner(1), stream).await.is_err(), "it may have the stream");
     tokio::time::sleep(LEASE * 60).await;
+    assert_eq!(own.lapsed().wait().await.unwrap(), []);
     assert_eq!(two.requests().place_at(Owner(1), stream).await.unwrap(), None);
     running.abort();
 }

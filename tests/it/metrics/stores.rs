@@ -39,8 +39,9 @@ pub(super) async fn a_call_of_a_replica_that_died(adopted: &Meter) {
     let redis = Redis::start();
     let mut one = Replica::process(&redis, "one", &[]).await;
     let two = Replica::start(&redis, "two").await;
-    let (_sse, _response, _) = one.begin(&modern(1)).await;
+    let (_sse, _response, place) = one.begin(&modern(1)).await;
     assert_eq!(adopted.read(&two.proxy).await, 0.0);
+    let _waiting = two.send(modern_resume(&place.at(0))).await;
     one.proxy.kill().await;
     until("it is ended", async || adopted.read(&two.proxy).await == 1.0).await;
 }
@@ -49,9 +50,10 @@ pub(super) async fn a_call_of_a_replica_that_was_frozen(fenced: &Meter) {
     let redis = Redis::start();
     let mut one = Replica::process(&redis, "one", &[]).await;
     let two = Replica::start(&redis, "two").await;
-    let (_sse, _response, _) = one.begin(&modern(1)).await;
+    let (_sse, _response, place) = one.begin(&modern(1)).await;
     assert_eq!(fenced.read(&one.proxy).await, 0.0);
     one.proxy.signal("STOP").await;
+    let _waiting = two.send(modern_resume(&place.at(0))).await;
     until("it is ended", async || metric(&two.proxy, "mcp_resume_streams_adopted_total").await == 1.0).await;
     one.proxy.signal("CONT").await;
     until("it finds out", async || fenced.read(&one.proxy).await == 1.0).await;

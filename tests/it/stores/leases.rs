@@ -1,6 +1,7 @@
 //! The end of a replica that says nothing, and its awakening.
 
 use mcp_resume::app;
+use mcp_resume::config::Store;
 use mcp_resume::replicas::BeginError;
 use std::process::Stdio;
 
@@ -29,7 +30,7 @@ async fn the_calls_of_a_replica_that_died_end_for_those_who_wait_elsewhere() {
         let texts = rest(&mut back).await;
         assert_eq!((texts.len(), &texts[0]), (2, &progress(1)));
         assert_owner_died(&texts[1], 1);
-        // One that nobody waits for ends as well.
+        // One that no client waited for ends when it is asked for.
         let mut back = at.send(session.resume(&unread.at(0))).await.sse();
         let texts = rest(&mut back).await;
         assert_eq!(texts.len(), 1);
@@ -52,7 +53,10 @@ async fn one_that_was_frozen_serves_nothing_stale() {
     assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
     // Silent, its owner is told by the lease alone.
     let (silent, mut quiet, second) = one.begin(&session.post(call(2))).await;
+    // No client asks for this one elsewhere.
+    let (unasked, mut kept, _) = one.begin(&session.post(call(4))).await;
     one.proxy.signal("STOP").await;
+    let _waiting = [two.send(session.resume(&place.at(0))).await, two.send(session.resume(&second.at(0))).await];
     until("it is taken for gone", async || two.metric("streams_adopted_total").await == 2.0).await;
     sse.event(progress(2)).await;
     sse.event(result(1)).await;
@@ -65,6 +69,8 @@ async fn one_that_was_frozen_serves_nothing_stale() {
     sse.closed().await;
     silent.closed().await;
     assert_eq!(one.metric("streams_fenced_total").await, 2.0);
+    unasked.finish(result(4)).await;
+    assert_eq!(rest(&mut kept).await, [result(4)]);
     for at in [&one, &two] {
         let mut back = at.send(session.resume(&place.at(1))).await.sse();
         let texts = rest(&mut back).await;
@@ -79,6 +85,37 @@ async fn one_that_was_frozen_serves_nothing_stale() {
     assert_eq!(rest(&mut response).await, [result(3)]);
     let mut back = two.send(session.resume(&place.at(0))).await.sse();
     assert_eq!(rest(&mut back).await, [result(3)]);
+}
+
+#[tokio::test]
+async fn one_that_was_cut_off_from_redis_keeps_the_calls_of_its_clients() {
+    let redis = Redis::start();
+    let relay = redis.relay().await;
+    let mut one = Replica::with(&redis, "one", |config| {
+        let Store::Redis(store) = &mut config.store else { panic!("{:?}", config.store) };
+        store.url = relay.url();
+    })
+    .await;
+    let two = Replica::start(&redis, "two").await;
+    let session = one.open(V2025_11).await;
+    let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+    let (_left, cut, asked) = one.begin(&session.post(call(2))).await;
+    cut.reset();
+    relay.cut(true);
+    let mut back = two.send(session.resume(&asked.at(0))).await.sse();
+    assert_owner_died(&rest(&mut back).await[0], 2);
+    sse.event(progress(2)).await;
+    assert_eq!(response.event().await.bytes(), progress(2).as_bytes(), "memory stands for Redis");
+    relay.cut(false);
+    until("it is back", async || one.metric("store_ready").await == 1.0).await;
+    sse.finish(result(1)).await;
+    assert_eq!(rest(&mut response).await, [result(1)]);
+    let mut back = two.send(session.resume(&place.at(0))).await.sse();
+    assert_eq!(rest(&mut back).await, [progress(1), progress(2), result(1)]);
+    assert_eq!(two.metric("streams_adopted_total").await, 1.0);
+    until("the other one is left", async || one.metric("streams_fenced_total").await == 1.0).await;
 }
 
 #[tokio::test]

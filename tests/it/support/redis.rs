@@ -9,11 +9,37 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
 use std::time::Duration;
 
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
 /// Waits for the end of its input, which comes when the tests end, in whatever way.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
 /// Below the ports that systems hand out by themselves, and beside those that the tests of the store use.
 const PORTS: std::ops::Range<u16> = 21000..31000;
 const TRIES: usize = 20;
+
+/// Where it is cut, connections are taken and end at once.
+pub(crate) struct Relay {
+    port: u16,
+    is_cut: watch::Sender<bool>,
+    running: tokio::task::JoinHandle<()>,
+}
+
+impl Relay {
+    pub(crate) fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub(crate) fn cut(&self, is_cut: bool) {
+        self.is_cut.send_replace(is_cut);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
 
 pub(crate) struct Redis {
     port: u16,
@@ -38,6 +64,28 @@ impl Redis {
 
     pub(crate) fn url(&self) -> String {
         format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// A way to it that can be cut for one replica alone.
+    pub(crate) async fn relay(&self) -> Relay {
+        let listener = TcpListener::bind(("127.0.0.1", 0)).await.expect("a port");
+        let port = listener.local_addr().expect("its address").port();
+        let (is_cut, port_of_redis) = (watch::Sender::new(false), self.port);
+        let cutting = is_cut.subscribe();
+        let running = tokio::spawn(async move {
+            loop {
+                let Ok((mut near, _)) = listener.accept().await else { return };
+                let mut cutting = cutting.clone();
+                tokio::spawn(async move {
+                    let mut far = tokio::net::TcpStream::connect(("127.0.0.1", port_of_redis)).await?;
+                    tokio::select! {
+                        _ = cutting.wait_for(|is_cut| *is_cut) => Ok(()),
+                        copied = tokio::io::copy_bidirectional(&mut near, &mut far) => copied.map(drop),
+                    }
+                });
+            }
+        });
+        Relay { port, is_cut, running }
     }
 
     /// A replica of this name that uses it.
