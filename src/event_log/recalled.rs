@@ -14,6 +14,8 @@ use crate::store::{Error, Shared};
 /// The record of a session stays so long after the session was last opened or looked up elsewhere. A client whose record is gone is served
 /// as one whose `initialize` did not pass here.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
+/// This replica is found by a session that has ended for so long: what was sent before its end may arrive after it.
+const KEEP_ENDED: Duration = Duration::from_secs(60);
 
 impl EventLog {
     /// Whether anything outlives this process.
@@ -102,7 +104,19 @@ impl EventLog {
         {
             warn!(%error, "the store could not forget a session");
         }
-        self.sessions.remove(id, principal)
+        let session = self.sessions.remove(id, principal);
+        if let Some(session) = &session {
+            self.leave_session(id, session).await;
+        }
+        session
+    }
+
+    /// The session has ended: other replicas need not find this one by it any more.
+    pub async fn leave_session(&self, id: &SessionId, session: &Session) {
+        let Some(shared) = self.shared().filter(|_| session.is_found_by()) else { return };
+        if let Err(error) = shared.join(&session_group(id), KEEP_ENDED).wait().await {
+            debug!(%error, "the store could not be told that a session has ended here");
+        }
     }
 }
 

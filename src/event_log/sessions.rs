@@ -139,6 +139,11 @@ impl Session {
         self.opened.as_ref()
     }
 
+    /// Returns whether other replicas find this one by it.
+    pub(super) fn is_found_by(&self) -> bool {
+        self.is_home || self.lock().joined
+    }
+
     /// True the first time: other replicas are to find this one by it.
     pub fn joins_first(&self) -> bool {
         !std::mem::replace(&mut self.lock().joined, true)
@@ -360,7 +365,7 @@ impl Sessions {
 
     /// Those that others find this process by.
     pub(super) fn of_here(&self) -> Vec<(SessionId, Arc<Session>)> {
-        let here = self.sessions.iter().filter(|entry| entry.is_home || entry.lock().joined);
+        let here = self.sessions.iter().filter(|entry| entry.is_found_by());
         here.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
     }
 

@@ -341,7 +341,10 @@ impl Ingress {
         if asked.is_issued {
             let elsewhere = Box::pin(self.hand_to_all(&asked)).await.unwrap_or_default();
             let refusal = elsewhere.filter(|answer| answer.status() == StatusCode::SERVICE_UNAVAILABLE);
-            return refusal.unwrap_or_else(|| self.end_issued(&asked));
+            return match refusal {
+                Some(refusal) => refusal,
+                None => self.end_issued(&asked).await,
+            };
         }
         let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
         let mut unasked = None;
@@ -393,11 +396,12 @@ impl Ingress {
     }
 
     /// DELETE of a session of the proxy's own, of which the upstream knows nothing.
-    fn end_issued(&self, asked: &Asked) -> Response<BoxBody> {
+    async fn end_issued(&self, asked: &Asked) -> Response<BoxBody> {
         let sessions = self.log.sessions();
         if let (Some(id), Some(session)) = (&asked.binding.session, &asked.session) {
             sessions.streams(id, session).iter().for_each(|stream| stream.expire(ErrorCode::Abandoned));
             drop(sessions.remove(id, &asked.binding.principal));
+            self.log.leave_session(id, session).await;
         }
         respond::status(StatusCode::OK)
     }

@@ -61,7 +61,7 @@ pub trait Shared: Store {
     /// abandoned wait had taken may be lost.
     fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>>;
 
-    /// Notes for `keep` that this replica has something to do with `group`.
+    /// Notes for `keep` that this replica has something to do with `group`; the last call counts, also where it is the shorter one.
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
     /// The replicas that joined `group` and were not dismissed since, in no order.

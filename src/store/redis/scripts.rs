@@ -404,11 +404,16 @@ while true do
   redis.call('LTRIM', KEYS[1], #found, -1)
 end
 "
-    /// Key: the group. owner, how often it was dismissed, keep.
+    /// Key: the group. owner, how often it was dismissed, keep. It lasts as long as the last of those who are in it.
     JOIN(1, NOTHING) "
-local keep = tonumber(ARGV[3])
-redis.call('HSET', KEYS[1], ARGV[1], text(now() + keep) .. ' ' .. ARGV[2])
-if redis.call('PTTL', KEYS[1]) < keep then redis.call('PEXPIRE', KEYS[1], keep) end
+local time, latest = now(), 0
+redis.call('HSET', KEYS[1], ARGV[1], text(time + ARGV[3]) .. ' ' .. ARGV[2])
+local all = redis.call('HGETALL', KEYS[1])
+for i = 2, #all, 2 do
+  local space = string.find(all[i], ' ', 1, true)
+  latest = math.max(latest, tonumber(string.sub(all[i], 1, space - 1)))
+end
+redis.call('PEXPIRE', KEYS[1], text(latest - time))
 return 0
 "
     /// Key: the group. Who is in it, and how often each had been dismissed then.

@@ -1,5 +1,7 @@
 //! What a client says at one replica of something at another one.
 
+use std::time::Duration;
+
 use mcp_resume::config::Turns;
 use serde_json::{Value, json};
 
@@ -174,6 +176,24 @@ async fn the_end_of_a_session_ends_its_calls() {
         let code = error(&mut late).await["error"]["code"].as_i64();
         assert!(matches!(code, Some(ABANDONED | GONE)), "{code:?}");
         assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    }
+}
+
+#[tokio::test]
+async fn a_session_that_has_ended_leaves_nothing_for_long() {
+    const SESSIONS: &str = "mcp-resume:group:session*";
+    const MINUTE: Duration = Duration::from_secs(60);
+    for (redis, mut one, two, session) in sessions().await {
+        let (sse, mut response, _) = one.begin(&session.post(call(1))).await;
+        sse.finish(result(1)).await;
+        rest(&mut response).await;
+        assert!(redis.lasts(SESSIONS).is_some_and(|lasts| lasts > MINUTE));
+        let deleted = session.delete().start(two.proxy.addr).await;
+        if !is_own(&session) {
+            one.upstream.expect("DELETE").await.status(204).await;
+        }
+        assert!(matches!(deleted.response().await.status, 200 | 204));
+        until("nothing is left for long", async || redis.lasts(SESSIONS).is_some_and(|lasts| lasts <= MINUTE)).await;
     }
 }
 

@@ -128,6 +128,17 @@ impl Redis {
         assert_eq!(&said, b"+OK\r\n");
     }
 
+    /// How long the last of its keys that `pattern` names is kept; nothing where there is none.
+    pub(crate) fn lasts(&self, pattern: &str) -> Option<Duration> {
+        const SCRIPT: &str = "local last = -1 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do \
+             last = math.max(last, redis.call('PTTL', key)) end return last";
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        write!(connection, "EVAL \"{SCRIPT}\" 0 {pattern}\r\n").expect("it listens");
+        let line = BufReader::new(connection).lines().next().expect("it answers").expect("text");
+        let last: i64 = line.strip_prefix(':').and_then(|last| last.parse().ok()).unwrap_or_else(|| panic!("{line}"));
+        last.try_into().ok().map(Duration::from_millis)
+    }
+
     /// The number of its process, which a frozen one cannot tell.
     pub(crate) fn process_id(&self) -> String {
         let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");

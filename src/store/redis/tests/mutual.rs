@@ -265,3 +265,25 @@ mod clause {
         assert!(two.two.load(stream).wait().await.unwrap().is_some());
     }
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_group_lasts_as_long_as_the_last_of_its_members() {
+    const SHORT: Duration = Duration::from_secs(60);
+    let server = Server::start();
+    let two = Two::at(&server.url()).await;
+    let mut admin = server.admin().await;
+    let ask = format!("PTTL {}group:a", two.options.prefix);
+    let mut lasts = async || {
+        let answer = admin.text(&ask).await;
+        let left = answer.strip_prefix("int(").and_then(|left| left.strip_suffix(')')?.parse().ok());
+        Duration::from_millis(left.unwrap_or_else(|| panic!("{answer}")))
+    };
+    two.one.join(b"a", KEEP).wait().await.unwrap();
+    two.two.join(b"a", SHORT).wait().await.unwrap();
+    assert!(lasts().await > KEEP - SHORT);
+    two.one.join(b"a", SHORT).wait().await.unwrap();
+    assert!(lasts().await <= SHORT);
+    assert_eq!(two.two.members(b"a").wait().await.unwrap().len(), 2);
+    two.two.join(b"a", KEEP).wait().await.unwrap();
+    assert!(lasts().await > KEEP - SHORT);
+}
