@@ -13,10 +13,10 @@ pub(super) fn post(call: &Template, body: Vec<u8>) -> Template {
     call.beside(Method::POST, &headers, body.into())
 }
 
-/// The notification that cancels a request nobody came back for.
+/// The notification that cancels a request whose result no client waits for any more.
 pub(super) fn cancelled(id: &RequestId) -> Vec<u8> {
     let head = r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":"#;
-    format!("{head}{},\"reason\":\"the client did not come back\"}}}}", id.to_json()).into_bytes()
+    format!("{head}{},\"reason\":\"the call was given up\"}}}}", id.to_json()).into_bytes()
 }
 
 /// The error a server gets that asks something of a client which takes no stream.

@@ -17,6 +17,10 @@ async fn a_deleted_session_takes_its_streams_along() {
         assert_eq!(deleted.status, status);
         assert_eq!(deleted.header("x-custom"), Some("1"));
 
+        let told = upstream.expect("notifications/cancelled").await;
+        assert_eq!(told.json_body()["params"]["requestId"], 4);
+        assert_eq!(told.header("mcp-session-id"), Some("s-1"));
+        told.status(404).await;
         sse.closed().await;
         let (events, end) = response.events().await;
         assert_eq!((events.len(), end), (1, End::Complete));

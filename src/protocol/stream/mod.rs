@@ -333,9 +333,12 @@ impl Machine {
     }
 
     /// The stream ends whatever its upstream does, with the error `code` for whatever it owes: its session was deleted, or the
-    /// process ends.
+    /// process ends. The server is told to stop what a deleted session still runs.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
-        self.revoked |= code == ErrorCode::Abandoned;
+        if code == ErrorCode::Abandoned {
+            self.revoked = true;
+            self.announce_cancel();
+        }
         self.give_up(Outcome::Expired, Failure::after_send(code), now);
     }
 

@@ -134,8 +134,12 @@ async fn a_sessionless_servers_client_gets_a_session_of_the_proxys() {
     let mut deleted = session.delete().send(proxy.addr).await;
     assert_eq!((deleted.status, deleted.body().await), (200, Vec::new()));
     assert_eq!(response.event().await.json()["error"]["code"], -32011);
+    let told = upstream.expect("notifications/cancelled").await;
+    assert_eq!(told.json_body()["params"]["requestId"], 7);
+    assert_eq!(told.header("mcp-session-id"), None, "the upstream knows nothing of the session");
+    told.status(202).await;
     sse.closed().await;
-    assert!(upstream.is_quiet(), "the upstream knows nothing of the session");
+    assert!(upstream.is_quiet());
 }
 
 #[tokio::test]

@@ -165,6 +165,7 @@ async fn the_end_of_a_session_ends_its_calls() {
             let deleted = deleted.response().await;
             assert_eq!((deleted.status, deleted.header("x-custom")), (204, Some("1")));
         }
+        one.upstream.expect("notifications/cancelled").await.status(202).await;
         sse.closed().await;
         let error = async |response: &mut Response| {
             let texts = rest(response).await;
@@ -257,6 +258,7 @@ async fn the_end_of_a_session_ends_its_calls_wherever_they_run() {
         let deleted = session.delete().start(at.addr).await;
         one.upstream.expect("DELETE").await.status(204).await;
         assert_eq!(deleted.response().await.status, 204);
+        two.upstream.expect("notifications/cancelled").await.status(202).await;
         sse.closed().await;
         let error: Value = serde_json::from_str(rest(&mut response).await.last().expect("an end")).expect("JSON");
         assert_fault(&error, 1, ABANDONED, "client");

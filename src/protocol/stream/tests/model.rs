@@ -166,7 +166,12 @@ impl Model {
             }
             Input::Touch => self.touch(at),
             Input::AnswerLost(id) => self.answer_lost(id),
-            Input::Expire => self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), at),
+            Input::Expire => {
+                if self.ending.is_none() {
+                    self.announce_cancel();
+                }
+                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), at);
+            }
             Input::Delivered => self.delivered = true,
             Input::Full(full) if self.ending.is_none() => {
                 self.full_since = if *full { self.full_since.or(Some(at)) } else { None };
