@@ -108,6 +108,8 @@ struct Asked {
     is_handed: bool,
     /// What its sender holds.
     share: Arc<Share>,
+    /// Size of its body, once that was read whole.
+    body_bytes: usize,
     connection: Arc<Connection>,
 }
 
@@ -193,7 +195,7 @@ impl Ingress {
             return Box::pin(self.by_stream_url(asked, named, body)).await;
         }
         if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
-            return match self.read(&asked, body).await {
+            return match self.read(&mut asked, body).await {
                 Ok(body) if self.is_misdirected(&asked, None, &body) => {
                     self.refuse_post(ErrorCode::Misdirected, &asked, &body)
                 }
@@ -229,11 +231,11 @@ impl Ingress {
         Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
 
-    async fn by_head(self: Arc<Self>, asked: Box<Asked>, body: Incoming) -> Response<BoxBody> {
+    async fn by_head(self: Arc<Self>, mut asked: Box<Asked>, body: Incoming) -> Response<BoxBody> {
         match classify::head(&asked.parts.method, &asked.parts.headers) {
             Route::Resume(id) => self.resume(asked, id).await,
             Route::Standalone => self.standalone(asked).await,
-            Route::Delete => match self.read(&asked, body).await {
+            Route::Delete => match self.read(&mut asked, body).await {
                 Ok(body) => self.delete(asked, body).await,
                 Err(code) => self.refuse(code),
             },
@@ -310,6 +312,7 @@ impl Ingress {
             is_elsewhere,
             is_handed: false,
             share,
+            body_bytes: 0,
             connection,
         })
     }
@@ -337,9 +340,12 @@ impl Ingress {
     }
 
     /// The whole body.
-    async fn read(&self, asked: &Asked, body: Incoming) -> Result<Bytes, ErrorCode> {
+    async fn read(&self, asked: &mut Asked, body: Incoming) -> Result<Bytes, ErrorCode> {
         let make_room = |holding: &Holding| self.log.make_room(holding);
-        body::read(&asked.parts.headers, body, self.config.limits.body_bytes, &asked.share, make_room).await
+        let limit = self.config.limits.body_bytes;
+        let body = body::read(&asked.parts.headers, body, limit, &asked.share, make_room).await?;
+        asked.body_bytes = body.len();
+        Ok(body)
     }
 
     /// Room for a request that is kept for a while: its head, and so many bytes of body.

@@ -114,6 +114,9 @@ impl Ingress {
             // Its own server could tell, and no other is to hear of the session.
             return Ok(false);
         }
+        // The request waits for the upstream, and is nowhere else counted meanwhile.
+        let held = self.hold(asked, asked.body_bytes);
+        self.log.make_room(&held).map_err(Unproven::Unasked)?;
         let tokens = self.upstream.learned().tokens();
         let used = (asked.binding.principal, asked.binding.session.clone());
         let asking = match tokens.ask(used.clone()) {

@@ -81,15 +81,17 @@ impl Ingress {
 
     pub(super) async fn by_stream_url(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        mut asked: Box<Asked>,
         named: Named,
         body: Incoming,
     ) -> Response<BoxBody> {
         let is_post = asked.parts.method == Method::POST;
         let given = match is_post {
-            true => {
-                self.read(&asked, body).await.and_then(|body| given(&asked, body, self.config.limits.batch)).map(Some)
-            }
+            true => self
+                .read(&mut asked, body)
+                .await
+                .and_then(|body| given(&asked, body, self.config.limits.batch))
+                .map(Some),
             false => Ok(None),
         };
         let wanted = given.and_then(|given| Ok((wanted(&asked, named)?, given)));

@@ -30,7 +30,7 @@ struct Refreshed {
 impl Refreshed {
     async fn start() -> Refreshed {
         let mut upstream = Upstream::start().await;
-        let proxy = Proxy::start(&upstream, |_| {}).await;
+        let proxy = Proxy::start(&upstream, |c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
         let (first, token) = (bearer("u", OLD), bearer("u", NEW));
         let old = Session::open_as(&proxy, &mut upstream, V2025_11, "s-1", Some(&first)).await;
         let new = Session::opened_elsewhere(V2025_11, "s-1", Some(&token));
@@ -346,6 +346,23 @@ async fn a_retry_with_it_finds_the_call() {
     assert_eq!(response.event().await.id(), place.at(2));
     response.ends().await;
     assert!(on.upstream.is_quiet());
+}
+
+#[tokio::test]
+async fn a_request_counts_as_its_callers_while_the_server_is_asked_about_its_token() {
+    const BODY: usize = 200_000;
+    let mut on = Refreshed::start().await;
+    let heavy = format!("{}{}", call(1), " ".repeat(BODY));
+    let (_sse, mut response) = begin(&on.proxy, &mut on.upstream, &on.old.post(heavy.clone())).await;
+    response.prime().await;
+    response.reset();
+    settle(&on.proxy, &mut on.upstream).await;
+    let held = async |proxy: &Proxy| metric(proxy, "mcp_resume_held_bytes").await as usize;
+    let before = held(&on.proxy).await;
+    let _retry = on.new.post(heavy).start(on.proxy.addr).await;
+    let _question = on.upstream.question().await;
+    let during = held(&on.proxy).await;
+    assert!((BODY..BODY + 10_000).contains(&(during - before)), "{during} bytes after {before}");
 }
 
 #[tokio::test]
