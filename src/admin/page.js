@@ -44,7 +44,7 @@ function show(row, stream) {
   // Of a call that has ended nobody waits for a client.
   const client = stream.attached ? "attached" : stream.ended ? "gone" : "detached";
   cell(row, "client", `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
-  cell(row, "resumes", stream.resumes ?? "–", "resumes number");
+  cell(row, "resumes", stream.resumes, "resumes number");
   cell(row, "age", time(stream.ageSecs), "age number");
   cell(row, "events", stream.events, "events number");
   cell(row, "buffered", bytes(stream.bufferedBytes), "buffered number");

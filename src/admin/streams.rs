@@ -47,7 +47,7 @@ fn entry(stream: &Summary) -> Value {
         "method": stream.name.as_ref().map(|name| &*name.method),
         "tool": stream.name.as_ref().and_then(|name| name.tool.as_deref()),
         "connections": stream.connections,
-        "resumes": stream.connections.map(|connections| connections.saturating_sub(1)),
+        "resumes": stream.connections.saturating_sub(1),
         "error": stream.failure.map(|code| code.label()),
         "state": state(stream),
         "ended": matches!(stream.phase, Phase::Sealed { .. } | Phase::Passed),

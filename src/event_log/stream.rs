@@ -79,7 +79,7 @@ pub struct Stream {
     handle: OnceLock<Handle>,
     secret: OnceLock<Secret>,
     /// What its call is. Boxed, because a prompt JSON answer has no use for it.
-    name: OnceLock<Box<CallName>>,
+    name: OnceLock<Arc<CallName>>,
     /// The last event of a writer that is gone, where another one ended the stream.
     adopted_after: OnceLock<Seq>,
     binding: Binding,
@@ -173,7 +173,7 @@ impl Stream {
         if self.name.get().is_none()
             && let Some(name) = CallName::of(body)
         {
-            let _ = self.name.set(Box::new(name));
+            let _ = self.name.set(Arc::new(name));
         }
     }
 
@@ -473,8 +473,8 @@ impl Stream {
             id: self.id,
             kind: machine.policy().kind,
             era: machine.policy().era,
-            name: self.call_name().cloned(),
-            connections: Some(machine.reader().connections()),
+            name: self.name.get().cloned(),
+            connections: machine.reader().connections(),
             failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),

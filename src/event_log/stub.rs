@@ -1,10 +1,10 @@
 //! What is left of a call once its answer is proven to have arrived.
 //!
 //! Owned here: the stub, which takes the stream's place in the map, and the way back. A stub has who the stream belongs to, where and how
-//! it ended, and for `delivered_retention` its last response with what follows that. A client that comes back for those events gets the
-//! stream again, without the events before. Invariants: a stub counts by its bytes alone, so that it refuses nothing; it is the first to go
-//! when room is needed; it is shorter than 512 bytes without its response. Absent: what proves a delivery (delivery), and what more of a stream
-//! may be asked for than a stub has (`stream/shortened.rs`).
+//! it ended, and for `delivered_retention` its call's name and its last response with what follows that. A client that comes back for those
+//! events gets the stream again, without the events before. Invariants: a stub counts by its bytes alone, so that it refuses nothing; it is
+//! the first to go when room is needed; without its call's name and its response it is shorter than 512 bytes. Absent: what proves a
+//! delivery (delivery), and what more of a stream may be asked for than a stub has (`stream/shortened.rs`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,6 +13,7 @@ use super::share::{Holding, Share};
 use super::sweeper::Verdict;
 use super::{Binding, EventLog, Stream, Summary};
 use crate::clock;
+use crate::protocol::call_name::CallName;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind};
 use crate::protocol::stream::{Outcome, Phase, Snapshot};
@@ -34,6 +35,7 @@ pub(super) struct Stub {
     pub(super) origin: (Owner, StoreEpoch),
     pub(super) batch: bool,
     pub(super) era: Era,
+    pub(super) connections: u32,
     pub(super) pauses: bool,
     pub(super) outcome: Outcome,
     pub(super) tail: Seq,
@@ -48,10 +50,18 @@ pub(super) struct Stub {
 /// What a stub keeps for a while.
 #[derive(Debug)]
 pub(super) struct Kept {
+    pub(super) name: Option<Arc<CallName>>,
     pub(super) snapshot: Snapshot,
     pub(super) secret: Option<Secret>,
     /// The last response and what follows it.
     pub(super) tail: Tail,
+}
+
+impl Kept {
+    fn byte_len(&self) -> usize {
+        let name = self.name.as_ref().map_or(0, |name| size_of::<CallName>() + name.byte_len());
+        size_of::<Self>() + name + self.tail.byte_len()
+    }
 }
 
 impl Stub {
@@ -68,8 +78,7 @@ impl Stub {
     }
 
     fn count(&mut self) {
-        let kept = self.answer.as_ref().map_or(0, |kept| size_of::<Kept>() + kept.tail.byte_len());
-        self.holding.set(STUB_COST + kept);
+        self.holding.set(STUB_COST + self.answer.as_ref().map_or(0, |kept| kept.byte_len()));
     }
 
     /// Whether it has all that a client lacks which has everything up to `cursor`.
@@ -96,8 +105,8 @@ impl Stub {
             id: self.id,
             kind: StreamKind::Request,
             era: self.era,
-            name: None,
-            connections: None,
+            name: self.answer.as_ref().and_then(|kept| kept.name.clone()),
+            connections: self.connections,
             failure: None,
             phase: Phase::Sealed { outcome: self.outcome, at: self.sealed_at },
             is_answered: self.outcome != Outcome::Cancelled,

@@ -1,5 +1,6 @@
 //! What an operator may see of a stream: nothing that opens it, nothing that was said in it.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::protocol::call_name::CallName;
@@ -18,9 +19,9 @@ pub struct Summary {
     /// The era of its POST.
     pub era: Era,
     /// What its call is, where that is known.
-    pub name: Option<CallName>,
-    /// Connections that have read it in this process, where that is known.
-    pub connections: Option<u32>,
+    pub name: Option<Arc<CallName>>,
+    /// Connections that have read it in this process.
+    pub connections: u32,
     /// What its call failed of.
     pub failure: Option<ErrorCode>,
     /// Where it stands.

@@ -28,6 +28,11 @@ impl CallName {
             Body::Single(Message::Notification { .. } | Message::Response { .. }) => None,
         }
     }
+
+    /// Bytes of its text.
+    pub fn byte_len(&self) -> usize {
+        self.method.len() + self.tool.as_ref().map_or(0, |tool| tool.len())
+    }
 }
 
 fn short(name: &str) -> Box<str> {

@@ -30,8 +30,8 @@ impl Stream {
         let kept = inner.tail.cut_after(response.map_or(tail, |response| Seq(response.0.saturating_sub(1))));
         inner.machine.handle_trimmed(inner.tail.trimmed());
         let policy = inner.machine.policy();
-        let answer =
-            (!kept.is_empty()).then(|| Box::new(Kept { snapshot, secret: self.secret().cloned(), tail: kept }));
+        let (name, secret) = (self.name.get().cloned(), self.secret().cloned());
+        let answer = (!kept.is_empty()).then(|| Box::new(Kept { name, snapshot, secret, tail: kept }));
         Some(Stub {
             id: self.id,
             holding: self.share.hold(0),
@@ -40,6 +40,7 @@ impl Stream {
             origin: self.origin,
             batch: self.batch,
             era: policy.era,
+            connections: inner.machine.reader().connections(),
             pauses: policy.pauses,
             outcome,
             tail,
@@ -74,7 +75,10 @@ impl Stream {
         let mut stream = Self::new(stub.id, identity, bounds, backing, spec, part, stub.created);
         stream.origin = stub.origin;
         let (snapshot, tail) = match answer.map(|answer| *answer) {
-            Some(Kept { snapshot, secret, tail }) => {
+            Some(Kept { name, snapshot, secret, tail }) => {
+                if let Some(name) = name {
+                    let _ = stream.name.set(name);
+                }
                 secret.into_iter().for_each(|secret| drop(stream.secret.set(secret)));
                 (Some(snapshot), tail)
             }
@@ -82,7 +86,8 @@ impl Stream {
         };
         let end = (stub.outcome, stub.sealed_at);
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        *inner.machine = Machine::ended(policy, snapshot, end, stub.left_at, (stub.tail, tail.trimmed()));
+        *inner.machine =
+            Machine::ended(policy, snapshot, end, (stub.left_at, stub.connections), (stub.tail, tail.trimmed()));
         inner.part.forget_request(tail.byte_len());
         inner.tail = tail;
         inner.head = Head::Committed;

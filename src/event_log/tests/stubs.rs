@@ -99,6 +99,27 @@ async fn a_stub_that_is_asked_for_stays_for_its_retention_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stub_says_what_its_call_was_and_how_often_it_was_read() {
+    let log = log_with(None);
+    let stream = ended(&log, 0, 0);
+    stream.name_call(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#);
+    let id = cursor_of(&stream, Seq(0));
+    log.note_delivered(&stream, Delivery::Proven);
+    let name = stream.call_name().cloned();
+    drop(stream);
+    assert_eq!((stubs(&log), name.as_ref().and_then(|name| name.tool.as_deref())), (1, Some("slow")));
+    let told = |log: &EventLog| {
+        let summary = log.summaries().pop().expect("it is listed");
+        (summary.name.as_deref().cloned(), summary.connections)
+    };
+    assert_eq!(told(&log), (name.clone(), 1));
+    let (stream, cursor) = log.find(&id, &binding()).expect("it is kept");
+    let mut back = Client::attach(&stream, cursor);
+    assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert_eq!(told(&log), (name, 2));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_stub_is_its_callers_alone() {
     let log = log_with(None);
     let ids = proven(&log, 0, 1);
@@ -120,7 +141,7 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     log.note_delivered(&stream, Delivery::Proven);
     drop((stream, writer));
     assert_eq!(stubs(&log), 1);
-    assert!(share(&log, 0).bytes() <= 512 + 450 + text.len(), "{} bytes", share(&log, 0).bytes());
+    assert!(share(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", share(&log, 0).bytes());
     // A stub in its box, the name of its session, its place in a map that has just grown, and in the lists by time.
     const ALLOCATION: usize = 16;
     let places = 2 * (size_of::<(StreamId, Known)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;

@@ -57,6 +57,11 @@ impl Reader {
         }
     }
 
+    /// Counts connections that were attached before the stream was shortened.
+    pub(super) fn note_earlier(&mut self, connections: u32) {
+        self.connections = self.connections.saturating_add(connections);
+    }
+
     pub(super) fn known(&self) -> Known {
         let &Self { primed, returned, by_url, written, confirmed, has_told, told, .. } = self;
         Known { primed, returned, by_url, written, confirmed, has_told, told }

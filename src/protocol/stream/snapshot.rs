@@ -171,19 +171,20 @@ impl Machine {
         }
     }
 
-    /// A stream that ended at `at` with `outcome`, and that nobody has read since `since`. Without a snapshot nothing is known of it but
-    /// that.
+    /// A stream that ended at `at` with `outcome`, that no connection has read since `since`, and that so many connections had read. Without
+    /// a snapshot nothing is known of it but that.
     pub fn ended(
         policy: Policy,
         snapshot: Option<Snapshot>,
         (outcome, at): (Outcome, Instant),
-        since: Instant,
+        (since, connections): (Instant, u32),
         (tail, trimmed): (Seq, Seq),
     ) -> Self {
         let mut machine = Self::restore(policy, Vec::new(), snapshot, tail, trimmed, since);
         machine.sealing = Some(outcome);
         machine.phase = Phase::Sealed { outcome, at };
         machine.delivered = true;
+        machine.reader.note_earlier(connections);
         machine
     }
 
