@@ -153,7 +153,7 @@ impl Receipts {
     }
 
     /// The connection ended in peace: its client has taken what it was written, as far as anybody can tell. That decides what is
-    /// sent again before the next result and whether a drain waits for the client, and not whether a result is kept.
+    /// sent again before the next result and whether a drain waits for the client. A result is kept as long as there is room.
     pub fn confirm_interims(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {

@@ -371,9 +371,14 @@ impl Stream {
         .await;
     }
 
-    /// The connection that carried its last message ended in peace.
+    /// The connection that carried its last message ended in peace. Its client may have got that message or not: the stream is kept, and
+    /// goes before a call is refused for want of room.
     pub fn note_parted(&self) {
-        self.lock().machine.handle_parted();
+        let mut inner = self.lock();
+        inner.machine.handle_parted();
+        if matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.delivered_at.is_none() {
+            self.line_up(&mut inner, clock::now());
+        }
     }
 
     pub(super) fn line_up(&self, inner: &mut Inner, at: Instant) {
