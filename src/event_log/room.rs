@@ -6,7 +6,7 @@
 //! Nothing that a client has yet to get is ever dropped for want of room.
 
 use std::sync::Arc;
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -114,36 +114,52 @@ impl Room {
         Ok(share.take_part(request_bytes))
     }
 
-    /// Room for whatever `share` holds already.
+    /// Room for whatever `share` holds already. An error says that nothing could be given up: other calls may take the room as fast as
+    /// this one makes it.
     pub(super) fn require(&self, share: &Share) -> Result<(), ErrorCode> {
-        if !share.is_over() {
-            return Ok(());
-        }
-        self.make(share);
-        if share.own_excess() > 0 {
+        let now = clock::now();
+        if !self.make_own(share, now) {
             return Err(ErrorCode::ShareFull);
         }
-        if share.is_over() { Err(ErrorCode::ProxyFull) } else { Ok(()) }
+        if share.excess_of_total() == 0 {
+            return Ok(());
+        }
+        // A search that is under way makes room for this call as well.
+        let found = self.search(self.search_after.lock().unwrap_or_else(PoisonError::into_inner), now);
+        if found || share.excess_of_total() == 0 { Ok(()) } else { Err(ErrorCode::ProxyFull) }
     }
 
     /// Makes what room there is for `share`. Not to be called under a stream's lock.
     pub(super) fn make(&self, share: &Share) {
         let now = clock::now();
-        while share.own_excess() > 0 && self.free_some(share, now) {}
-        if share.excess_of_total() > 0 {
-            self.search(now);
+        self.make_own(share, now);
+        if share.excess_of_total() == 0 {
+            return;
+        }
+        match self.search_after.try_lock() {
+            Ok(search_after) => drop(self.search(search_after, now)),
+            Err(TryLockError::Poisoned(poisoned)) => drop(self.search(poisoned.into_inner(), now)),
+            Err(TryLockError::WouldBlock) => {}
         }
     }
 
-    /// Takes from whoever holds most, in one task at a time; the others go on with what they have.
-    fn search(&self, now: Instant) {
-        let mut search_after = match self.search_after.try_lock() {
-            Ok(search_after) => search_after,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+    /// Makes room within the bound of `share`; false where there is nothing left to give up.
+    fn make_own(&self, share: &Share, now: Instant) -> bool {
+        while share.own_excess() > 0 {
+            if !self.free_some(share, now) {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes from whoever holds most, in one task at a time. Returns whether the process is no longer full, or was not.
+    fn search(&self, mut search_after: MutexGuard<'_, Option<Instant>>, now: Instant) -> bool {
+        if self.shares.whole().excess() == 0 {
+            return true;
+        }
         if search_after.is_some_and(|after| now < after) {
-            return;
+            return false;
         }
         let whole = self.shares.whole();
         let mut wanted = whole.excess() + whole.allowance.max_bytes_total / SPARE;
@@ -157,6 +173,7 @@ impl Room {
             }
         }
         *search_after = (wanted > 0).then_some(now + SEARCH_PAUSE);
+        self.shares.whole().excess() == 0
     }
 
     /// One step; false when there is none left.

@@ -274,6 +274,26 @@ async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     assert_eq!(responses[0], RESPONSE);
 }
 
+#[test]
+fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
+    let log = tight(|allowance| {
+        allowance.max_streams = 64;
+        allowance.max_bytes = 100_000;
+    });
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    let (stream, writer) = open_of(&log, 1);
+                    finish(&log, &stream, &writer);
+                    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+                    log.note_delivered(&stream, Delivery::Proven);
+                }
+            });
+        }
+    });
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_callers_excess_is_no_other_callers() {
     let log = tight(|_| ());
