@@ -164,14 +164,40 @@ impl Inner {
         let has_unread = self.machine.tail() > self.machine.releasable();
         let was_paused = self.machine.is_paused();
         let waits_for_reader = !fits || (has_unread && self.part.share().is_over());
-        if waits_for_reader && self.machine.policy().pauses {
-            self.part.give_turn_back();
-        } else {
-            self.is_held_up = self.part.must_wait();
-        }
-        self.machine.handle_full(waits_for_reader || self.is_held_up, clock::now());
+        let now = clock::now();
+        self.is_held_up = match waits_for_reader && self.machine.policy().pauses {
+            true => false,
+            false => self.part.must_wait(self.may_take_turn(), now),
+        };
+        self.settle_turn();
+        self.machine.handle_full(waits_for_reader || self.is_held_up, now);
         let trimmed = self.tail.trimmed().0 - before.0;
         self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
+    }
+
+    /// Returns whether a large event may be read although the share is full: a client waits for it and has all that precedes it, or what
+    /// no client reads of the stream is dropped.
+    fn may_take_turn(&self) -> bool {
+        let reader = self.machine.reader();
+        let has_all = !self.machine.policy().pauses || self.machine.tail() <= reader.releasable();
+        self.drops_unread() || (reader.is_attached() && has_all)
+    }
+
+    /// Gives a turn back once the client has taken the event that it was taken for, or does not read any more.
+    pub(super) fn settle_turn(&mut self) {
+        if !self.part.has_turn() {
+            return;
+        }
+        let reader = self.machine.reader();
+        let is_taken = !self.part.is_arriving() && (self.drops_unread() || self.machine.tail() <= reader.releasable());
+        if is_taken || !(reader.is_attached() || self.drops_unread()) {
+            self.part.give_turn_back();
+        }
+    }
+
+    /// Returns whether unread events make room: those of a stream that never pauses, but for responses to a client that takes no stream.
+    fn drops_unread(&self) -> bool {
+        !self.machine.policy().pauses && !self.machine.policy().refuses_asks
     }
 
     /// What a full share takes of this stream.
@@ -262,6 +288,7 @@ impl Inner {
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
         self.part.set_running(runs);
         self.part.set_detached(runs && !self.machine.reader().is_attached());
+        self.settle_turn();
     }
 
     /// A commit or an end while the head is outstanding decides the head.

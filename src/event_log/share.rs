@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Bound;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -33,6 +33,9 @@ const RESERVE: usize = 8;
 /// What is read of an event that has not come whole, however full the share is: the piece that a gather takes at once. To read on with it
 /// where there is no room is a turn, of one call at a time.
 const ARRIVING_FREE: usize = 64 * 1024;
+/// A call that has the turn and gets no further keeps it for so long: neither a server that stops within an event nor a client that takes
+/// nothing keeps the other calls of a full share waiting.
+const TURN_IDLE: Duration = Duration::from_secs(5);
 /// Resumes that may come at once, in seconds' worth of their rate: all clients of a site are cut together and come back
 /// together.
 const RESUME_BURST: Duration = Duration::from_secs(10);
@@ -119,22 +122,55 @@ pub struct Share {
     turn: Turn,
 }
 
-/// The right to read on with a large event although there is no room: one call has it at a time, so that what is full gets on, and is
-/// exceeded by one event.
+/// The right to read on with a large event although there is no room. One call has it at a time, until its client has taken the event:
+/// so what is full gets on, and is exceeded by one event, or by one more for each [`TURN_IDLE`] in which a client takes nothing.
 #[derive(Default)]
 struct Turn {
-    is_taken: AtomicBool,
+    held: Mutex<Held>,
     freed: Notify,
 }
 
+#[derive(Default)]
+struct Held {
+    /// Counts the calls that had the turn, so that one that has lost it does not give back another one's.
+    number: u64,
+    /// When the call that has it got on last.
+    progress_at: Option<Instant>,
+}
+
 impl Turn {
-    fn take(&self) -> bool {
-        !self.is_taken.swap(true, Ordering::Relaxed)
+    /// Takes the turn where no other call has it, or that call gets no further. Returns its number.
+    fn take(&self, now: Instant) -> Option<u64> {
+        let mut held = self.lock();
+        if held.progress_at.is_some_and(|at| now.saturating_duration_since(at) < TURN_IDLE) {
+            return None;
+        }
+        held.number += 1;
+        held.progress_at = Some(now);
+        Some(held.number)
     }
 
-    fn free(&self) {
-        self.is_taken.store(false, Ordering::Relaxed);
-        self.freed.notify_waiters();
+    /// Notes that the call with this number got on; false where it has the turn no more.
+    fn touch(&self, number: u64, now: Instant) -> bool {
+        let mut held = self.lock();
+        let is_held = held.number == number && held.progress_at.is_some();
+        if is_held {
+            held.progress_at = Some(now);
+        }
+        is_held
+    }
+
+    fn free(&self, number: u64) {
+        let mut held = self.lock();
+        if held.number == number {
+            held.progress_at = None;
+            drop(held);
+            self.freed.notify_waiters();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -291,8 +327,8 @@ impl Share {
             asks: 0,
             events: 0,
             arriving: 0,
-            has_turn: false,
-            has_turn_of_whole: false,
+            turn: None,
+            turn_of_whole: None,
             running: false,
             detached: false,
         }
@@ -451,8 +487,9 @@ pub struct Part {
     events: usize,
     /// What has come of an event that is not whole.
     arriving: usize,
-    has_turn: bool,
-    has_turn_of_whole: bool,
+    /// The number of its turn in its share, where it has taken one.
+    turn: Option<u64>,
+    turn_of_whole: Option<u64>,
     running: bool,
     detached: bool,
 }
@@ -472,29 +509,50 @@ impl Part {
     pub(super) fn set_arriving(&mut self, bytes: usize) {
         self.arriving = bytes;
         self.count();
-        if bytes == 0 {
-            self.give_turn_back();
-        }
     }
 
-    /// Whether the rest of an event that is arriving is to wait, because there is no room and it is not this call's turn.
-    pub(super) fn must_wait(&mut self) -> bool {
+    /// Returns whether the rest of an event that is arriving is to wait, because there is no room and it is not this call's turn. A call
+    /// takes a turn only where it `may_take` one.
+    pub(super) fn must_wait(&mut self, may_take: bool, now: Instant) -> bool {
         if self.arriving <= ARRIVING_FREE {
             return false;
         }
         let share = self.holding.share();
-        self.has_turn = self.has_turn || (share.own_excess() > 0 && share.turn.take());
-        self.has_turn_of_whole = self.has_turn_of_whole || (share.excess_of_total() > 0 && share.whole.turn.take());
-        (share.own_excess() > 0 && !self.has_turn) || (share.excess_of_total() > 0 && !self.has_turn_of_whole)
+        let waits = |turn: &Turn, number: &mut Option<u64>| {
+            if number.is_none_or(|number| !turn.touch(number, now)) {
+                *number = if may_take { turn.take(now) } else { None };
+            }
+            number.is_none()
+        };
+        if share.own_excess() > 0 && waits(&share.turn, &mut self.turn) {
+            // A call never waits for its share's turn with that of the process: the call that has its share's may wait for this one.
+            self.give_back_turn_of_whole();
+            return true;
+        }
+        share.excess_of_total() > 0 && waits(&share.whole.turn, &mut self.turn_of_whole)
     }
 
-    /// Another call may read on.
+    /// Returns whether a part of an event has come, and not all of it.
+    pub(super) fn is_arriving(&self) -> bool {
+        self.arriving > 0
+    }
+
+    /// Returns whether it has taken a turn.
+    pub(super) fn has_turn(&self) -> bool {
+        self.turn.is_some() || self.turn_of_whole.is_some()
+    }
+
+    /// Lets another call read on.
     pub(super) fn give_turn_back(&mut self) {
-        if std::mem::take(&mut self.has_turn) {
-            self.share().turn.free();
+        if let Some(number) = self.turn.take() {
+            self.share().turn.free(number);
         }
-        if std::mem::take(&mut self.has_turn_of_whole) {
-            self.share().whole.turn.free();
+        self.give_back_turn_of_whole();
+    }
+
+    fn give_back_turn_of_whole(&mut self) {
+        if let Some(number) = self.turn_of_whole.take() {
+            self.share().whole.turn.free(number);
         }
     }
 
@@ -553,7 +611,7 @@ impl Part {
 
 impl Drop for Part {
     fn drop(&mut self) {
-        self.set_arriving(0);
+        self.give_turn_back();
         self.set_detached(false);
         self.set_running(false);
         self.share().whole.metrics.observe_stream_end();

@@ -324,6 +324,7 @@ impl Stream {
     pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
         let was_full = inner.machine.is_paused();
         inner.machine.handle_written(last, clock::now());
+        inner.settle_turn();
         if was_full {
             inner.fit(self.bounds);
             self.pump.notify_one();

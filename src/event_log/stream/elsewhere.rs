@@ -242,6 +242,7 @@ impl Stream {
         let mut inner = self.lock();
         let written = written.min(inner.machine.tail());
         inner.machine.handle_written(written, clock::now());
+        inner.settle_turn();
         inner.fit_paused(self.bounds);
         drop(inner);
         self.pump.notify_one();

@@ -274,6 +274,54 @@ async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     assert_eq!(responses[0], RESPONSE);
 }
 
+/// A large event of the call arrives: a part of it, and then whether the rest of it is read.
+fn begins_large_event(writer: &Writer) -> bool {
+    writer.note_arriving(80_000);
+    ready(writer.update(|_, _| ()));
+    !is_paused(writer)
+}
+
+/// The rest of it comes.
+fn ends_large_event(writer: &Writer) {
+    writer.note_arriving(0);
+    write(writer, 1);
+    ready(writer.update(says(&large())));
+}
+
+fn large() -> String {
+    format!(r#"{{"jsonrpc":"2.0","method":"n","params":"{}"}}"#, "x".repeat(90_000))
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_full_share_is_exceeded_by_one_large_event_until_its_client_has_it() {
+    let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
+    let read: Vec<_> = (0..3).map(|_| open_of(&log, 1)).collect();
+    let mut clients: Vec<_> = read.iter().map(|(stream, _)| Client::attach(stream, Seq(0))).collect();
+    let [(_, hog), (_, left)] = [open_of(&log, 1), open_of(&log, 1)];
+    write(&hog, 45_000);
+    assert!(!begins_large_event(&left), "no client waits for that one");
+    assert!(begins_large_event(&read[0].1));
+    assert!(!begins_large_event(&read[1].1), "the turn is another one's");
+    ends_large_event(&read[0].1);
+    assert!(!begins_large_event(&read[1].1), "its client has not got it yet");
+    assert_eq!(clients[0].read_all(), Poll::Pending);
+    assert!(begins_large_event(&read[1].1));
+    ends_large_event(&read[1].1);
+
+    // A client that takes nothing keeps the turn for a while, and one that leaves gives it back.
+    assert!(!begins_large_event(&read[2].1));
+    tokio::time::advance(Duration::from_millis(4900)).await;
+    assert!(!begins_large_event(&read[2].1));
+    tokio::time::advance(Duration::from_millis(200)).await;
+    assert!(begins_large_event(&read[2].1));
+    assert!(!begins_large_event(&read[0].1));
+    assert_eq!(clients[1].read_all(), Poll::Pending);
+    assert!(!begins_large_event(&read[0].1), "the turn that it lost is not its to give back");
+    drop(clients.pop());
+    assert!(begins_large_event(&read[0].1));
+    assert!(!begins_large_event(&left));
+}
+
 #[test]
 fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
     let log = tight(|allowance| {
