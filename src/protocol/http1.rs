@@ -14,7 +14,7 @@ mod head;
 mod tests;
 
 pub use body::Decoder;
-pub use head::{Head, HeadReader, encode_request, unify_length};
+pub use head::{Head, HeadReader, check_length, encode_request};
 
 /// The longest head of a response; each interim one has the same bound.
 pub const MAX_HEAD_BYTES: usize = 64 * 1024;

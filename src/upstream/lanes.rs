@@ -18,6 +18,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::connect::Connector;
 use super::http1;
+use super::interim::{Endless, Interim};
 use super::received::Received;
 use super::request::{Body, Taken, Template};
 use crate::event_log::Stream;
@@ -64,6 +65,8 @@ pub(super) enum Error {
     Http1(#[from] http1::Error),
     #[error(transparent)]
     Hyper(#[from] legacy::Error),
+    #[error(transparent)]
+    Endless(#[from] Endless),
 }
 
 impl Error {
@@ -71,14 +74,14 @@ impl Error {
     pub(super) fn is_unsent(&self) -> bool {
         match self {
             Error::Http1(http1::Error::Connect(_) | http1::Error::Http2 | http1::Error::Unsent(_)) => true,
-            Error::Http1(http1::Error::Broken(_) | http1::Error::Malformed(_)) => false,
+            Error::Http1(http1::Error::Broken(_) | http1::Error::Malformed(_)) | Error::Endless(_) => false,
             Error::Hyper(error) => error.is_connect(),
         }
     }
 
     /// Whether something came that is no answer.
     pub(super) fn is_garbage(&self) -> bool {
-        matches!(self, Error::Http1(http1::Error::Malformed(_)))
+        matches!(self, Error::Http1(http1::Error::Malformed(_)) | Error::Endless(_))
     }
 }
 
@@ -145,8 +148,13 @@ impl Lanes {
                 self.free_client()
             }
         };
-        let answered = Incoming::of_response(client.request(request).await?, slot);
-        Ok(answered.map(Received::Hyper))
+        let interim = Interim::of(&mut request);
+        let answered = tokio::select! {
+            biased;
+            endless = interim.over() => return Err(endless.into()),
+            answered = client.request(request) => answered?,
+        };
+        Ok(Incoming::of_response(answered, slot).map(Received::Hyper))
     }
 
     fn free_client(&self) -> (Client<Connector, Body>, Option<Slot>) {

@@ -9,6 +9,7 @@ mod connect;
 mod eviction;
 mod forwarded;
 mod http1;
+mod interim;
 mod lanes;
 mod learned;
 mod listing;
@@ -57,7 +58,7 @@ use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Line, Lines};
-use crate::protocol::http1::unify_length;
+use crate::protocol::http1::check_length;
 use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
 
@@ -254,7 +255,7 @@ impl Upstream {
         let code = match answered {
             // Nobody asked for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
-            Ok(Ok(mut response)) => match unify_length(response.headers_mut()) {
+            Ok(Ok(mut response)) => match check_length(response.status(), response.headers_mut()) {
                 Ok(()) => {
                     self.learned.note_any_status(response.status());
                     return Ok(response);

@@ -89,6 +89,49 @@ async fn what_is_not_http_is_502() {
     }
 }
 
+/// Neither the endpoint nor another path passes what two readers could take apart differently.
+#[tokio::test]
+async fn a_length_said_in_two_ways_is_502_on_every_path() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (id, garbage) in [
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n5\r\n{   }\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\ntransfer-encoding: identity\r\n\r\n{}",
+        "HTTP/1.1 200 OK\r\ncontent-length: 2\r\ncontent-length: 3\r\n\r\n{}",
+        "HTTP/1.1 204 No Content\r\ncontent-length: 2\r\n\r\n{}",
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        for request in [session.post(call(id)), session.get().target("/other"), Request::post("x").target("/other")] {
+            let pending = request.start(proxy.addr).await;
+            let upstream_call = upstream.next().await;
+            upstream_call.write(garbage).await;
+            upstream_call.fin().await;
+            assert_eq!(pending.response().await.status, 502, "{:?} {garbage:?}", request.line());
+        }
+    }
+}
+
+#[tokio::test]
+async fn interim_answers_without_end_are_502_on_every_path() {
+    let (mut upstream, proxy, session) = stage().await;
+    for is_endpoint in [true, false] {
+        for (interim, expected) in [(16, 200), (17, 502)] {
+            let request = if is_endpoint { session.post(call(interim)) } else { session.get().target("/other") };
+            let pending = request.start(proxy.addr).await;
+            let upstream_call = upstream.next().await;
+            upstream_call.write("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n".repeat(interim)).await;
+            match expected {
+                200 => upstream_call.json(200, result(1)).await,
+                _ => upstream_call.closed().await,
+            }
+            assert_eq!(pending.response().await.status, expected, "{:?} {interim}", request.line());
+        }
+    }
+}
+
 /// Its connection stays open: only what is wrong with it says that no end will come.
 #[tokio::test]
 async fn a_head_with_lone_line_feeds_is_502_at_once() {

@@ -152,9 +152,8 @@ fn header_map(bytes: &[u8], lines: &[httparse::Header<'_>]) -> Result<HeaderMap,
 
 /// [RFC 9112 §6.3](https://www.rfc-editor.org/rfc/rfc9112#section-6.3), with every ambiguous case refused.
 fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &HeaderMap) -> Result<Framing, Error> {
-    let length = content_length(headers)?;
-    let is_chunked = is_chunked(headers)?;
-    if is_chunked && (length.is_some() || !is_http11) {
+    let (length, is_chunked) = said_length(status, headers)?;
+    if is_chunked && !is_http11 {
         return Err(Error::Framing);
     }
     if bodiless || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED) {
@@ -167,19 +166,29 @@ fn framing(status: StatusCode, bodiless: bool, is_http11: bool, headers: &Header
     })
 }
 
-/// Leaves one of several equal lengths, whoever read the head: a second line is for the next reader to misunderstand
-/// ([RFC 9110 §8.6]).
+/// Refuses a head that another reader framed and [`HeadReader`] would not, and leaves one of several equal lengths: a second line is
+/// for the next reader to misunderstand ([RFC 9110 §8.6]).
 ///
 /// # Errors
-/// [`Error::Framing`] for lengths that differ, and for what is no length.
+/// [`Error::Framing`] where the length of the body is said in two ways, or in one that is not known.
 ///
 /// [RFC 9110 §8.6]: https://www.rfc-editor.org/rfc/rfc9110#section-8.6
-pub fn unify_length(headers: &mut HeaderMap) -> Result<(), Error> {
-    let length = content_length(headers)?;
+pub fn check_length(status: StatusCode, headers: &mut HeaderMap) -> Result<(), Error> {
+    let (length, _) = said_length(status, headers)?;
     if let Some(length) = length.filter(|_| headers.get_all(CONTENT_LENGTH).iter().nth(1).is_some()) {
         headers.insert(CONTENT_LENGTH, length.into());
     }
     Ok(())
+}
+
+/// The length that a head says, and whether the body is chunked. A 204 that promises a body is for two readers to disagree about.
+fn said_length(status: StatusCode, headers: &HeaderMap) -> Result<(Option<u64>, bool), Error> {
+    let said = (content_length(headers)?, is_chunked(headers)?);
+    match said {
+        (Some(_), true) => Err(Error::Framing),
+        (Some(1..), false) if status == StatusCode::NO_CONTENT => Err(Error::Framing),
+        _ => Ok(said),
+    }
 }
 
 /// One number; the same number several times is said once.

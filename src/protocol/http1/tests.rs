@@ -96,8 +96,8 @@ fn without_a_length_the_connection_ends_a_body() {
 
 #[test]
 fn some_responses_have_no_body_whatever_they_say() {
-    for (method, status) in [(Method::HEAD, "200"), (Method::POST, "204"), (Method::GET, "304")] {
-        let bytes = format!("HTTP/1.1 {status} x\r\nContent-Length: 10\r\n\r\n");
+    for (method, status, length) in [(Method::HEAD, "200", 10), (Method::POST, "204", 0), (Method::GET, "304", 10)] {
+        let bytes = format!("HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n\r\n");
         let read = read(&method, [bytes.as_bytes()]).unwrap().unwrap();
         assert_eq!((read.head.framing, read.head.keeps), (Framing::Length(0), true), "{method} {status}");
     }
@@ -129,7 +129,7 @@ fn a_connection_is_kept_only_where_both_sides_want_it() {
 }
 
 /// Responses that two readers could take apart differently, each with what is wrong with it.
-const SMUGGLED: [(&str, Error); 30] = [
+const SMUGGLED: [(&str, Error); 31] = [
     ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Error::Framing),
     ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n", Error::Framing),
     ("HTTP/1.1 200 OK\r\nContent-Length: 3\r\nContent-Length: 4\r\n\r\nabcd", Error::Framing),
@@ -147,6 +147,7 @@ const SMUGGLED: [(&str, Error); 30] = [
     ("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Error::Framing),
     ("HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Error::Framing),
     ("HTTP/1.1 204 x\r\nContent-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\nabc", Error::Framing),
+    ("HTTP/1.1 204 x\r\nContent-Length: 3\r\n\r\nabc", Error::Framing),
     ("HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n0\r\n\r\n", Error::Head),
     ("HTTP/1.1 200 OK\r\nTransfer-Encoding:\r\n chunked\r\n\r\n0\r\n\r\n", Error::Head),
     ("HTTP/1.1 200 OK\r\nX: y\nContent-Length: 3\r\n\r\nabc", Error::Head),

@@ -1,0 +1,43 @@
+//! A bound on the interim responses (1xx) that hyper's client reads over.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use http::Request;
+use tokio::sync::Notify;
+
+use crate::protocol::http1::MAX_INTERIM_HEADS;
+
+/// More interim responses came than one request may have.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("too many interim responses came before a response")]
+pub(super) struct Endless;
+
+/// The interim responses to one request. hyper tells of them on HTTP/1.1 alone.
+pub(super) struct Interim(Arc<Counted>);
+
+#[derive(Default)]
+struct Counted {
+    seen: AtomicUsize,
+    over: Notify,
+}
+
+impl Interim {
+    /// Counts those to `request`.
+    pub(super) fn of<B>(request: &mut Request<B>) -> Self {
+        let counted = Arc::new(Counted::default());
+        let counting = counted.clone();
+        hyper::ext::on_informational(request, move |_| {
+            if counting.seen.fetch_add(1, Ordering::Relaxed) >= MAX_INTERIM_HEADS {
+                counting.over.notify_one();
+            }
+        });
+        Self(counted)
+    }
+
+    /// Resolves once there are too many.
+    pub(super) async fn over(self) -> Endless {
+        self.0.over.notified().await;
+        Endless
+    }
+}
