@@ -313,9 +313,14 @@ impl Upstream {
     ///
     /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
     pub fn rewrite_location(&self, headers: &mut HeaderMap) {
-        let within = headers.get(LOCATION).and_then(|location| self.path_within_origin(location));
-        let reference = within.map(|path| if names_host(&path) { format!("/.{path}") } else { path });
-        if let Some(value) = reference.and_then(|path| HeaderValue::from_str(&path).ok()) {
+        let Some(location) = headers.get(LOCATION) else { return };
+        let Some(path) = self.path_within_origin(location) else { return };
+        let mut reference = if names_host(&path) { format!("/.{path}") } else { path };
+        if let Some((_, fragment)) = location.to_str().ok().and_then(|location| location.split_once('#')) {
+            reference.push('#');
+            reference.push_str(fragment);
+        }
+        if let Ok(value) = HeaderValue::from_str(&reference) {
             headers.insert(LOCATION, value);
         }
     }
@@ -334,6 +339,7 @@ impl Upstream {
         is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
     }
 
+    /// The path and query that a `Location` names, if it names the upstream. A path is never empty.
     fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
         let location = location.to_str().ok()?;
         let uri: Uri = if location.starts_with("//") {
@@ -346,7 +352,8 @@ impl Upstream {
             None => uri.path().starts_with('/'),
         };
         let path = uri.path_and_query()?.as_str();
-        ours.then(|| path.to_owned())
+        let root = if path.starts_with('/') { "" } else { "/" };
+        ours.then(|| format!("{root}{path}"))
     }
 }
 

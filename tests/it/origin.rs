@@ -150,6 +150,38 @@ async fn a_path_that_looks_like_a_host_stays_a_path() {
     }
 }
 
+/// Without its slash a reference would lead to a place beside the page that it came with.
+#[tokio::test]
+async fn a_location_of_the_upstream_without_a_path_names_its_root() {
+    let (mut upstream, proxy, session) = stage().await;
+    for (rest, received) in [
+        ("", "/"),
+        ("?x=1", "/?x=1"),
+        ("/?x=1", "/?x=1"),
+        ("#f", "/#f"),
+        ("?x=1#f?", "/?x=1#f?"),
+        ("/a#f", "/a#f"),
+        ("//evil.example#f", "/.//evil.example#f"),
+    ] {
+        for scheme in ["http:", ""] {
+            let pending = Request::new("GET", "/deep/page").start(proxy.addr).await;
+            let location = format!("location: {scheme}//{}{rest}\r\n", upstream.addr());
+            upstream.next().await.status_with(302, &location).await;
+            assert_eq!(pending.response().await.header("location"), Some(received), "{location:?}");
+        }
+    }
+    let pending = Request::new("GET", "/page").start(proxy.addr).await;
+    upstream.next().await.status_with(302, "location: ?x=1#f\r\n").await;
+    assert_eq!(pending.response().await.header("location"), Some("?x=1#f"), "what is relative to a page stays so");
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    let location = format!("location: http://{}?x=1#f\r\n", upstream.addr());
+    upstream.expect("tools/call").await.status_with(307, &location).await;
+    let again = upstream.expect("tools/call").await;
+    assert_eq!(again.target, "/?x=1");
+    again.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+}
+
 #[tokio::test]
 async fn one_length_reaches_the_client_whatever_the_path() {
     let (mut upstream, proxy, session) = stage().await;
