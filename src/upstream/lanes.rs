@@ -29,6 +29,8 @@ use crate::protocol::headers;
 ///
 /// [RFC 9113 §6.5.2]: https://www.rfc-editor.org/rfc/rfc9113#section-6.5.2
 const CALLS_PER_CONNECTION: usize = 100;
+/// Calls on a connection whose server has not said yet how many it takes: it refuses those beyond that number.
+const CALLS_BEFORE_SETTINGS: usize = 1;
 /// What a server may send of one answer before it is read.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The same for a connection: answers that are not read (their streams are full) never stop the others.
@@ -179,6 +181,7 @@ fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
     if version != Version::Http1 {
         builder
             .timer(TokioTimer::new())
+            .http2_initial_max_send_streams(CALLS_BEFORE_SETTINGS)
             .http2_initial_stream_window_size(STREAM_WINDOW)
             .http2_initial_connection_window_size(CONNECTION_WINDOW)
             .http2_keep_alive_interval(PING_AFTER)

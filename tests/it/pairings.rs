@@ -360,3 +360,30 @@ async fn more_calls_than_one_connection_carries_do_not_wait_for_each_other() {
         assert_eq!(heard.events().await, payloads(&[result(id as u64)]));
     }
 }
+
+/// What the server allows is known after its first word; until then it would refuse what is beyond that.
+#[tokio::test]
+async fn calls_beyond_what_a_server_takes_wait_from_the_first_connection_on() {
+    for up in [Speech::Http2, Speech::Http2Tls] {
+        let pki = Pki::new();
+        let mut speaker = Speaker::start_narrow(up, &pki, 3).await;
+        let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http2, up, &pki)).await;
+        let mut talker = Talker::connect(proxy.addr, Speech::Http2, &pki).await;
+        let answers: Vec<_> = (0..20).map(|id| talker.send("POST", &SESSION, call(id))).collect();
+        let answers = tokio::spawn(async move {
+            let mut statuses = Vec::new();
+            for answer in answers {
+                let heard = answer.head().await;
+                statuses.push(heard.head.status.as_u16());
+                heard.body().await;
+            }
+            statuses
+        });
+        for _ in 0..20 {
+            let asked = speaker.next().await;
+            let message: serde_json::Value = serde_json::from_slice(&asked.body).expect("JSON");
+            asked.json(result(message["id"].as_u64().expect("a number")));
+        }
+        assert_eq!(answers.await.expect("no panic"), [200; 20], "{up:?}");
+    }
+}

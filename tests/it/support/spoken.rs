@@ -250,8 +250,17 @@ impl Speaker {
         Speaker::start_asking(speech, pki, false).await
     }
 
+    /// One that takes so many requests at a time on an HTTP/2 connection.
+    pub(crate) async fn start_narrow(speech: Speech, pki: &Pki, streams: u32) -> Speaker {
+        Speaker::listening(speech, pki, false, Some(streams)).await
+    }
+
     /// One that wants certificates from its clients where `asks` says so.
     pub(crate) async fn start_asking(speech: Speech, pki: &Pki, asks: bool) -> Speaker {
+        Speaker::listening(speech, pki, asks, None).await
+    }
+
+    async fn listening(speech: Speech, pki: &Pki, asks: bool, streams: Option<u32>) -> Speaker {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
         let acceptors = Speech::ALL
@@ -264,7 +273,7 @@ impl Speaker {
                 counts.fetch_add(1, Ordering::Relaxed);
                 let now = *says.lock().expect("nobody panics with it");
                 let acceptor = acceptors.iter().find(|(speech, _)| *speech == now).and_then(|(_, it)| it.clone());
-                tokio::spawn(converse(tcp, acceptor, now, sender.clone()));
+                tokio::spawn(converse(tcp, acceptor, now, streams, sender.clone()));
             }
         });
         Speaker { addr, speech, speaking, accepted, asked }
@@ -304,6 +313,7 @@ async fn converse(
     tcp: TcpStream,
     acceptor: Option<TlsAcceptor>,
     speech: Speech,
+    streams: Option<u32>,
     asked: mpsc::UnboundedSender<Asked>,
 ) -> Option<()> {
     let _ = tcp.set_nodelay(true);
@@ -336,7 +346,13 @@ async fn converse(
         _kept = cutting.recv() => {}
         _ = async {
             match speech.is_http2() {
-                true => server2::Builder::new(TokioExecutor::new()).serve_connection(io, service).await,
+                true => {
+                    let mut http2 = server2::Builder::new(TokioExecutor::new());
+                    if streams.is_some() {
+                        http2.max_concurrent_streams(streams);
+                    }
+                    http2.serve_connection(io, service).await
+                }
                 false => server1::Builder::new().serve_connection(io, service).await,
             }
         } => {}
