@@ -175,6 +175,11 @@ impl Connector {
         }
     }
 
+    /// The longest time until a connection is there: for the end of another one, and for making it.
+    pub(super) fn patience(&self) -> Duration {
+        self.timeout * 2
+    }
+
     /// Returns a connection to the origin. Waits for the end of another one where there are as many as may be.
     ///
     /// # Errors

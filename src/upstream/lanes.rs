@@ -6,7 +6,7 @@
 //! on one; a call beyond that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients
 //! as it takes for none to have more calls than a connection carries.
 
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -21,6 +21,7 @@ use super::http1;
 use super::interim::{Endless, Interim};
 use super::received::Received;
 use super::request::{Body, Taken, Template};
+use crate::clock;
 use crate::event_log::Stream;
 use crate::incoming::{Incoming, Slot};
 use crate::protocol::headers;
@@ -69,6 +70,8 @@ pub(super) enum Error {
     Hyper(#[from] legacy::Error),
     #[error(transparent)]
     Endless(#[from] Endless),
+    #[error("the upstream's HTTP/2 connection takes no request")]
+    Stuck,
 }
 
 impl Error {
@@ -78,7 +81,13 @@ impl Error {
             Error::Http1(http1::Error::Connect(_) | http1::Error::Http2 | http1::Error::Unsent(_)) => true,
             Error::Http1(http1::Error::Broken(_) | http1::Error::Malformed(_)) | Error::Endless(_) => false,
             Error::Hyper(error) => error.is_connect(),
+            Error::Stuck => true,
         }
+    }
+
+    /// Whether a connection took none of its requests for as long as one may take to be made.
+    pub(super) fn is_stuck(&self) -> bool {
+        matches!(self, Error::Stuck)
     }
 
     /// Whether something came that is no answer.
@@ -91,6 +100,33 @@ impl Error {
 struct Lane {
     client: Client<Connector, Body>,
     calls: Arc<AtomicUsize>,
+    /// Those of the calls that the connection has not taken; a call without a body is none of them.
+    waiting: Arc<AtomicUsize>,
+    /// Calls that began to wait here, ever.
+    begun: Arc<AtomicUsize>,
+}
+
+impl Lane {
+    /// Resolves when the connection has had no call for `patience` and took none of those that wait.
+    async fn stuck(&self, taken: &Taken, patience: Duration) {
+        let look =
+            || (self.calls.load(Ordering::Relaxed) <= self.waiting.load(Ordering::Relaxed)).then(|| self.taken());
+        let mut before = look();
+        while !taken.is_taken() {
+            clock::sleep_until(clock::now() + patience).await;
+            let now = look();
+            if now.is_some() && now == before && !taken.is_taken() {
+                return;
+            }
+            before = now;
+        }
+        std::future::pending().await
+    }
+
+    /// How many calls the connection has taken.
+    fn taken(&self) -> usize {
+        self.begun.load(Ordering::Relaxed).wrapping_sub(self.waiting.load(Ordering::Relaxed))
+    }
 }
 
 impl Lanes {
@@ -127,7 +163,7 @@ impl Lanes {
             }
         }
         // Boxed, because every call has room for whatever this may become.
-        let mut answer = Box::pin(self.forward(template.to_request(target.clone(), taken, sent))).await?;
+        let mut answer = Box::pin(self.send_by_hyper(template.to_request(target.clone(), taken, sent), taken)).await?;
         *answer.headers_mut() = headers::unpinned(answer.headers());
         Ok(answer)
     }
@@ -142,25 +178,34 @@ impl Lanes {
     }
 
     /// Sends a request whose body passes through, and waits for the head.
-    pub(super) async fn forward(&self, mut request: Request<Body>) -> Result<Response<Received>, Error> {
-        let (client, slot) = match self.version {
-            Version::Http1 => (self.first.client.clone(), None),
+    pub(super) async fn forward(&self, request: Request<Body>) -> Result<Response<Received>, Error> {
+        self.send_by_hyper(request, &Taken::passing()).await
+    }
+
+    async fn send_by_hyper(&self, mut request: Request<Body>, taken: &Taken) -> Result<Response<Received>, Error> {
+        let (lane, slot) = match self.version {
+            Version::Http1 => (self.first.clone(), None),
             Version::Http2 | Version::Agreed => {
                 host_to_authority(&mut request);
-                self.free_client()
+                self.free_lane()
             }
         };
+        if !taken.is_taken() {
+            lane.begun.fetch_add(1, Ordering::Relaxed);
+            taken.wait_in(Slot::take(&lane.waiting, usize::MAX));
+        }
         let interim = Interim::of(&mut request);
         let answered = tokio::select! {
             biased;
             endless = interim.over() => return Err(endless.into()),
-            answered = client.request(request) => answered?,
+            answered = lane.client.request(request) => answered?,
+            () = lane.stuck(taken, self.connector.patience()) => return Err(Error::Stuck),
         };
         Ok(Incoming::of_response(answered, slot).map(Received::Hyper))
     }
 
-    fn free_client(&self) -> (Client<Connector, Body>, Option<Slot>) {
-        let take = |lane: &Lane| Some((lane.client.clone(), Some(Slot::take(&lane.calls, CALLS_PER_CONNECTION)?)));
+    fn free_lane(&self) -> (Lane, Option<Slot>) {
+        let take = |lane: &Lane| Some((lane.clone(), Some(Slot::take(&lane.calls, CALLS_PER_CONNECTION)?)));
         if let Some(found) = take(&self.first) {
             return found;
         }
@@ -171,7 +216,7 @@ impl Lanes {
         let lane = lane(&self.connector, self.version, self.pool_idle);
         let slot = Slot::take(&lane.calls, CALLS_PER_CONNECTION);
         more.push(lane.clone());
-        (lane.client, slot)
+        (lane, slot)
     }
 }
 
@@ -188,7 +233,12 @@ fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
             .http2_keep_alive_timeout(PING_TIMEOUT)
             .http2_only(version == Version::Http2);
     }
-    Lane { client: builder.build(connector.clone()), calls: Arc::default() }
+    Lane {
+        client: builder.build(connector.clone()),
+        calls: Arc::default(),
+        waiting: Arc::default(),
+        begun: Arc::default(),
+    }
 }
 
 /// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to

@@ -265,7 +265,7 @@ impl Upstream {
             Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {
                 let code = match () {
                     () if source_is_limit(&error) => ErrorCode::TooManyConnections,
-                    () if source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
+                    () if error.is_stuck() || source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
                     () => ErrorCode::Unreachable,
                 };
                 return Err(Failure::before_run(code));

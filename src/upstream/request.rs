@@ -2,8 +2,8 @@
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use crate::event_log::{BoxBody, BoxError, Stream};
+use crate::incoming::Slot;
 use crate::protocol::headers::{self, Lines};
 
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.
@@ -131,20 +132,38 @@ impl Template {
 /// Whether a connection has taken a request's body, so that the upstream may act on it. A request that no connection took was
 /// not sent, whatever the error says.
 #[derive(Clone, Debug, Default)]
-pub struct Taken(Arc<AtomicBool>);
+pub struct Taken(Arc<Taking>);
+
+#[derive(Debug, Default)]
+struct Taking {
+    is_taken: AtomicBool,
+    /// Its place among those that no connection has taken yet, where they are counted.
+    waits: Mutex<Option<Slot>>,
+}
 
 impl Taken {
     /// Of a body that passes through, or is empty and never asked for: nobody can tell.
     pub(super) fn passing() -> Self {
-        Self(Arc::new(AtomicBool::new(true)))
+        Self(Arc::new(Taking { is_taken: AtomicBool::new(true), waits: Mutex::default() }))
     }
 
     pub(super) fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
+        self.0.is_taken.load(Ordering::Relaxed)
     }
 
     pub(super) fn take(&self) {
-        self.0.store(true, Ordering::Relaxed);
+        if !self.0.is_taken.swap(true, Ordering::Relaxed) {
+            drop(self.waits().take());
+        }
+    }
+
+    /// Holds `slot` until a connection takes the body.
+    pub(super) fn wait_in(&self, slot: Option<Slot>) {
+        *self.waits() = slot;
+    }
+
+    fn waits(&self) -> MutexGuard<'_, Option<Slot>> {
+        self.0.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

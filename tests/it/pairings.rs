@@ -387,3 +387,24 @@ async fn calls_beyond_what_a_server_takes_wait_from_the_first_connection_on() {
         assert_eq!(answers.await.expect("no panic"), [200; 20], "{up:?}");
     }
 }
+
+#[tokio::test]
+async fn a_server_that_takes_no_call_at_all_is_not_waited_for_without_end() {
+    let pki = Pki::new();
+    let speaker = Speaker::start_narrow(Speech::Http2, &pki, 0).await;
+    let speaks = speak(Speech::Http1, Speech::Http2, &pki);
+    let proxy = Proxy::to_url(&speaker.url(), |config| {
+        speaks(config);
+        config.upstream.connect_timeout = SOON;
+    })
+    .await;
+    let mut talker = Talker::connect(proxy.addr, Speech::Http1, &pki).await;
+    // The first one leaves before the server has said so, and is refused.
+    for (id, status) in [(1, 502), (2, 504), (3, 504)] {
+        let heard = talker.send("POST", &SESSION, call(id)).head().await;
+        assert_eq!(heard.head.status, status, "call {id}");
+        let message: serde_json::Value = serde_json::from_slice(&heard.body().await).expect("JSON");
+        assert_eq!(message["error"]["data"]["mayHaveRun"], false, "call {id}");
+    }
+    assert!(speaker.is_quiet());
+}
