@@ -39,9 +39,10 @@ use crate::tls::{self, Certificates};
 pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A peer that acknowledges nothing for this long is gone.
+/// A peer that acknowledges nothing for this long is gone. Linux counts a peer that acknowledges with a closed window as well, so this is
+/// longer than [`SEND_TIMEOUT`](super::stall::SEND_TIMEOUT), which ends that one.
 #[cfg(target_os = "linux")]
-const USER_TIMEOUT: Duration = Duration::from_secs(30);
+const USER_TIMEOUT: Duration = Duration::from_secs(65);
 /// After so much silence the kernel asks a peer whether it is there: one that waits for its response to begin is sent nothing
 /// else, and would be taken for present for ever.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -49,7 +50,7 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 #[cfg(target_os = "linux")]
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(target_os = "linux")]
-const KEEPALIVE_RETRIES: u32 = 3;
+const KEEPALIVE_RETRIES: u32 = 10;
 
 /// Where connections come from.
 pub trait Accept: Send + 'static {

@@ -25,11 +25,15 @@ use crate::event_log::BoxError;
 use crate::tls::{self, ClientFiles};
 use crate::{clock, config};
 
-/// After so much silence the kernel asks a peer whether it is there; one that acknowledges nothing for this long is gone.
+/// After so much silence the kernel asks a peer whether it is there.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
 /// A peer that vanished is found after the silence and so many questions, so far apart.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
-const TCP_KEEPALIVE_RETRIES: u32 = 3;
+const TCP_KEEPALIVE_RETRIES: u32 = 6;
+/// A server that acknowledges nothing for this long is gone. Linux counts a server that reads nothing of a request as well: it has as long
+/// as nginx gives it (`proxy_send_timeout`).
+#[cfg(target_os = "linux")]
+const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Opens connections in place of the kernel: the network of a simulation.
 pub trait Dial: Send + Sync + 'static {
@@ -128,7 +132,7 @@ fn tcp(timeout: Duration) -> HttpConnector {
     tcp.set_keepalive_interval(Some(TCP_KEEPALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(TCP_KEEPALIVE_RETRIES));
     #[cfg(target_os = "linux")]
-    tcp.set_tcp_user_timeout(Some(TCP_KEEPALIVE));
+    tcp.set_tcp_user_timeout(Some(TCP_USER_TIMEOUT));
     tcp.set_connect_timeout(Some(timeout));
     tcp
 }
