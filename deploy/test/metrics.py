@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import tomllib
 from itertools import combinations
 from pathlib import Path
 
@@ -22,6 +23,13 @@ ROOT = DEPLOY.parent
 # What Prometheus, its operator or a histogram add.
 ADDED_LABELS = {"job", "instance", "pod", "le"}
 OTHERS = {"up": set()}
+# Metric -> what it cannot exceed: section, key, and its default.
+BOUNDS = {
+    "mcp_resume_held_bytes": ("streams", "max_bytes_total", 1 << 30),
+    "mcp_resume_connections": ("limits", "connections", 20_480),
+    "mcp_resume_balancer_connections": ("limits", "connections", 20_480),
+}
+CONFIGURATIONS = sorted([*DEPLOY.glob("**/*.toml"), ROOT / "config.example.toml"])
 
 
 class Wrong(Exception):
@@ -140,10 +148,21 @@ def check_alerts(metrics, rules, tests):
         exists(metrics, alert["expr"])
         require(alert["labels"]["severity"] in {"critical", "warning", "info"}, alert["alert"])
         require({"summary", "description"} <= alert["annotations"].keys(), alert["alert"])
+        can_fire(alert["expr"])
     fired = {case["alertname"] for test in tests["tests"] for case in test["alert_rule_test"] if case.get("exp_alerts")}
     untested = {alert["alert"] for alert in alerts} - fired
     require(not untested, f"no test fires {', '.join(sorted(untested))}")
     return len(alerts)
+
+
+def can_fire(expression):
+    """A bound that is compared with a number is reached first in every configuration that ships."""
+    for name, number in re.findall(r"\b(mcp_resume_\w+) > (\d+)", expression):
+        if name in BOUNDS:
+            section, key, default = BOUNDS[name]
+            for file in CONFIGURATIONS:
+                most = tomllib.loads(file.read_text()).get(section, {}).get(key, default)
+                require(int(number) < most, f"{name} is at most {most} by {file.relative_to(ROOT)}: never above {number}")
 
 
 def refused(check, what):
@@ -177,6 +196,8 @@ def main(promtool):
                        "mcp_resume_balancer_streams_open", "mcp_resume_doubled_owners",
                        "sum without (conditions) (mcp_resume_balancer_replicas)", 'mcp_resume_balancer_replicas{condition=~"ready|reedy"}'):
         refused(lambda: exists(metrics, expression), expression)
+    for expression in ("mcp_resume_balancer_connections > 16384", "mcp_resume_held_bytes > 1073741824"):
+        refused(lambda: can_fire(expression), expression)
     refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of nothing")
     refused(lambda: check_balancer(balancer, source.replace('"rounds_total"', '"round_total"')), "a metric of the balancer with another name")
     refused(lambda: check_balancer(balancer, source.replace('["reason"]', '["why"]')), "a metric of the balancer with another label")

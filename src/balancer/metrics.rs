@@ -19,6 +19,7 @@ pub struct Metrics {
     replicas: IntGaugeVec,
     doubled: IntGauge,
     connections: IntGauge,
+    connections_max: IntGauge,
     refused: IntCounter,
     reloads: IntCounterVec,
 }
@@ -111,6 +112,7 @@ impl Metrics {
             rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
             doubled: gauge("doubled_owners", "Owners that two processes say they are.")?,
             connections: gauge("connections", "Connections of clients.")?,
+            connections_max: gauge("connections_max", "Connections of clients that there may be.")?,
             refused: counter("connections_refused_total", "Connections that were one too many.")?,
             failures,
             reloads,
@@ -171,6 +173,11 @@ impl Metrics {
     /// A client has connected, or has left.
     pub fn observe_connection(&self, change: i64) {
         self.connections.add(change);
+    }
+
+    /// So many connections of clients may be there at a time.
+    pub fn set_connections_max(&self, most: usize) {
+        self.connections_max.set(as_value(most));
     }
 
     /// A connection was closed because there is no room for it.

@@ -223,7 +223,9 @@ impl Balancer {
         let Self { config, peers, metrics, .. } = self;
         let trust = config.listen.trusted_proxies.clone();
         let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
-        let seats = Arc::new(Semaphore::new(config.limits.connections.min(Semaphore::MAX_PERMITS)));
+        let most = config.limits.connections.min(Semaphore::MAX_PERMITS);
+        let seats = Arc::new(Semaphore::new(most));
+        metrics.set_connections_max(most);
         let front = |_| {
             let phases = Phases {
                 table: self.table.clone(),

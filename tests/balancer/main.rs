@@ -497,6 +497,7 @@ async fn one_connection_too_many_is_closed_and_counted() {
     let mut second = TcpStream::connect(balancer.address).await.unwrap();
     assert_eq!(second.read(&mut [0]).await.unwrap_or(0), 0);
     assert_eq!(balancer.metric("connections_refused_total").await, 1);
+    assert_eq!(balancer.metric("connections_max").await, 1);
     assert_eq!(balancer.metric("connections").await, 1);
 }
 
