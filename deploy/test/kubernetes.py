@@ -19,6 +19,7 @@ import kubernetes_validate
 import yaml
 from cloudcoil.models.prometheus_operator import v1 as operator
 
+import balances
 import entrances
 from entrances import Wrong, require
 
@@ -213,11 +214,12 @@ def configured(mcp_resume, objects, work, container):
 
 
 def is_taken(mcp_resume, role, file, environment):
-    """A binary without the balancer reads the balancer's configuration before it says that it is without."""
-    command = {"serve": ["check"], "balance": ["balance"]}[role]
-    run = subprocess.run([mcp_resume, *command, "--config", file], env=environment, capture_output=True, text=True)
-    taken = {"serve": run.returncode == 0, "balance": "built without the balancer" in run.stderr}[role]
-    require(taken, run.stderr)
+    if role == "balance":
+        refusal = balances.refusal(mcp_resume, file, environment)
+        require(refusal is None, refusal)
+        return
+    run = subprocess.run([mcp_resume, "check", "--config", file], env=environment, capture_output=True, text=True)
+    require(role == "serve" and run.returncode == 0, run.stderr)
 
 
 def value_of(objects, variable):
