@@ -36,6 +36,10 @@ DNS_CACHE_SECS = 30
 LOOKED_UP_SECS = 5
 # What a balancer takes before its first stream, and for each.
 BALANCER_MEMORY = 256 << 20
+# Whose word on clients is believed. Only who runs the cluster knows the network of its pods; the tests take that of kubeadm.
+TRUSTED = "MCP_RESUME_LISTEN__TRUSTED_PROXIES"
+PLACEHOLDER = "YOUR-POD-NETWORK"
+POD_NETWORK = "10.244.0.0/16"
 STREAM_MEMORY = 64 << 10
 
 
@@ -120,8 +124,9 @@ def mounts_and_environment_are_there(objects, work):
         used = {mount["name"] for mount in container.get("volumeMounts", [])}
         require(used <= volumes, f"{container['name']} mounts {used - volumes}, which are no volumes")
         for variable in container.get("env", []):
-            if key := variable.get("valueFrom", {}).get("secretKeyRef"):
-                require(key["key"] in objects.named("Secret", key["name"])["data"], f"the secret has no {key['key']}")
+            for kind in ("Secret", "ConfigMap"):
+                if key := variable.get("valueFrom", {}).get(f"{kind[0].lower()}{kind[1:]}KeyRef"):
+                    require(key["key"] in objects.named(kind, key["name"])["data"], f"the {kind} has no {key['key']}")
 
 
 def probes_and_hooks_reach_a_port(work):
@@ -206,11 +211,27 @@ def configured(mcp_resume, objects, work, container):
     text = objects.named("ConfigMap", volume["configMap"]["name"])["data"]["mcp-resume.toml"]
     require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
     environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
+    require(environment.get(TRUSTED) == PLACEHOLDER, f"it ships with a word on whom to believe: {environment.get(TRUSTED)}")
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
-        is_taken(mcp_resume, container["args"][0], file.name, environment)
+        refuses_the_placeholder(mcp_resume, container["args"][0], text)
+        is_taken(mcp_resume, container["args"][0], file.name, environment | {TRUSTED: POD_NETWORK})
     return tomllib.loads(text)
+
+
+@cache
+def refuses_the_placeholder(mcp_resume, role, file_text):
+    """Before the network of the pods is named nothing starts, and it says what to set."""
+    with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
+        file.write(file_text)
+        file.flush()
+        try:
+            is_taken(mcp_resume, role, file.name, {TRUSTED: PLACEHOLDER})
+        except Wrong as error:
+            require(TRUSTED in str(error) and PLACEHOLDER in str(error), f"it does not say what to set: {error}")
+            return
+    raise Wrong("a proxy starts before the network of the pods is named")
 
 
 def is_taken(mcp_resume, role, file, environment):
@@ -227,6 +248,8 @@ def value_of(objects, variable):
     if key := source.get("secretKeyRef"):
         secret = objects.named("Secret", key["name"])["data"][key["key"]]
         return base64.b64decode(secret).decode()
+    if key := source.get("configMapKeyRef"):
+        return objects.named("ConfigMap", key["name"])["data"][key["key"]]
     return "mcp-server-7d4b9c-x2x" if "fieldRef" in source else variable["value"]
 
 
@@ -263,7 +286,7 @@ def proxies_listen_where_they_are_asked(mcp_resume, objects):
             for name, section, key in keys:
                 said = config[section].get(key)
                 require(said == (f"0.0.0.0:{listens[name]}" if name in listens else None), f"[{section}] {key} is not port {name}")
-            require(config["listen"].get("trusted_proxies"), "every client behind the ingress has the ingress's address")
+            require("trusted_proxies" not in config["listen"], "two places say whose word on clients is believed")
 
 
 def balancers_end_in_time(mcp_resume, objects):
@@ -362,7 +385,10 @@ BROKEN = [
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("grace_secs = 30", "grace_secs = 60")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("mcp-sidecars", "mcp-server")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("connections = 10_240", "connections = 20_480")}),
-    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("trusted_proxies", "#")}),
+    ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("[balance]", 'trusted_proxies = ["10.0.0.0/8"]\n[balance]')}),
+    ("ConfigMap/mcp-network", "data", {"pods": "10.0.0.0/8,172.16.0.0/12"}),
+    ("ConfigMap/mcp-network", "data", {"pods": ""}),
+    ("ConfigMap/mcp-network", "data", {"nodes": "YOUR-POD-NETWORK"}),
     ("Service", "spec.ports.0.targetPort", 8081),
     ("Service", "spec.ports.0.targetPort", 9464),
     ("Ingress", "metadata.annotations", {}),
