@@ -427,11 +427,47 @@ def broken(things, kind, path, value):
     return things
 
 
+def hooks_stay(kubectl):
+    """The component of the sidecar replaces no lifecycle that a server has: it fails, or leaves it to a label."""
+    overlay = HERE / "kubernetes" / "overlays" / "existing-deployment"
+    own = {"preStop": {"exec": {"command": ["/bin/flush"]}}}
+    require(server_of(kubectl, overlay, "own-hook", own)["lifecycle"] == own, "a hook of the server's own is lost")
+    require("lifecycle" in server_of(kubectl, overlay, "true", None), "a server without a hook does not wait for the drain")
+    for lifecycle in (own, {"postStart": own["preStop"]}):
+        try:
+            server_of(kubectl, overlay, "true", lifecycle)
+        except Wrong as error:
+            require("containers/0/lifecycle failed" in str(error), error)
+            continue
+        raise Wrong("a hook of the server's own is replaced")
+    print("deploy: a server keeps a lifecycle of its own")
+
+
+def server_of(kubectl, overlay, label, lifecycle):
+    """The server's container, where the Deployment that the sidecar is put into has this label and lifecycle; with its sidecar."""
+    things = list(yaml.safe_load_all((overlay / "your-deployment.yaml").read_text()))
+    [deployment] = [thing for thing in things if thing["kind"] == "Deployment"]
+    deployment["metadata"]["labels"]["mcp-resume/sidecar"] = label
+    deployment["spec"]["template"]["spec"]["containers"][0] |= {"lifecycle": lifecycle} if lifecycle else {}
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "given.yaml").write_text(yaml.safe_dump_all(things))
+        text = {"resources": ["given.yaml"], "components": [f"{relative_from(folder)}/components/sidecar"]}
+        (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(text))
+        [built] = [thing for thing in build(kubectl, folder) if thing["kind"] == "Deployment"]
+    pod = built["spec"]["template"]["spec"]
+    require([container["name"] for container in pod.get("initContainers", [])] == ["mcp-resume"], f"no sidecar by the label {label}")
+    return pod["containers"][0]
+
+
+def relative_from(folder):
+    """The way to kubernetes/: kustomize takes no absolute one."""
+    return Path(*[".."] * (len(Path(folder).resolve().parts) - 1)) / (HERE / "kubernetes").relative_to("/")
+
+
 def with_components(kubectl, overlay, *components):
     """The overlay with these as well; kustomize wants a folder for that, and relative paths."""
-    base = HERE / "kubernetes"
     with tempfile.TemporaryDirectory() as folder:
-        relative = Path(*[".."] * (len(Path(folder).resolve().parts) - 1)) / base.relative_to("/")
+        relative = relative_from(folder)
         text = {"resources": [f"{relative}/overlays/{overlay}"], "components": [f"{relative}/components/{name}" for name in components]}
         (Path(folder) / "kustomization.yaml").write_text(yaml.safe_dump(text))
         return build(kubectl, folder)
@@ -454,6 +490,7 @@ def main(kubectl, mcp_resume):
             raise Wrong(f"{name}: {error}") from None
         kinds = sorted({thing["kind"] for thing in things})
         print(f"deploy: kubernetes/overlays/{name} is good: {len(things)} objects ({', '.join(kinds)})")
+    hooks_stay(kubectl)
     for kind, path, value in BROKEN:
         try:
             check(mcp_resume, broken(things + monitoring, kind, path, value))
