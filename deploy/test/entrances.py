@@ -4,10 +4,16 @@ an overlay builds to.
 The Gateway API and NGINX Gateway Fabric have no schemas here: of their objects the keys that are used are compared with a list.
 """
 
+import re
 from fnmatch import fnmatch
+
+from forwarded import removed
 
 # What a caller may send (limits.body_bytes), as nginx writes it.
 BODY = "16m"
+# Said by the controller, so not to be said a second time; and how many names a filter of the Gateway API may have.
+SET_BY_INGRESS_NGINX = {"X-Forwarded-Scheme"}
+MOST_REMOVED = 16
 ADMIN_PORT = 9464
 ADMIN_NAMES = {ADMIN_PORT, "admin"}
 # Path of a key -> what it must be; numbers of lists are left out.
@@ -18,7 +24,7 @@ KEYS = {
     },
     "HTTPRoute": {
         "spec.parentRefs.name", "spec.hostnames", "spec.rules.matches.path.type", "spec.rules.matches.path.value",
-        "spec.rules.timeouts.request", "spec.rules.timeouts.backendRequest", "spec.rules.backendRefs.name", "spec.rules.backendRefs.port",
+        "spec.rules.filters.type", "spec.rules.filters.requestHeaderModifier.remove", "spec.rules.timeouts.request", "spec.rules.timeouts.backendRequest", "spec.rules.backendRefs.name", "spec.rules.backendRefs.port",
     },
     "ClientSettingsPolicy": {"spec.targetRef.group", "spec.targetRef.kind", "spec.targetRef.name", "spec.body.maxSize"},
 }
@@ -90,6 +96,8 @@ def ways_in_lead_to_the_service(objects):
         require(said.get("proxy-body-size") == BODY, "an Ingress refuses bodies that the proxy takes")
         require(said.get("proxy-buffering") == "off", "an Ingress holds events back")
         require("non_idempotent" not in said.get("proxy-next-upstream", ""), "an Ingress sends a tool call twice")
+        cleared = set(re.findall(r'^proxy_set_header ([\w-]+) +"";$', said.get("configuration-snippet", ""), re.M))
+        require(cleared == set(removed()) - SET_BY_INGRESS_NGINX, "an Ingress passes a client's claims on, or sets a header twice")
         for rule in ingress["spec"]["rules"]:
             require(any(rule["host"] in tls["hosts"] for tls in ingress["spec"]["tls"]), f"{rule['host']} has no certificate")
             for path in rule["http"]["paths"]:
@@ -103,6 +111,9 @@ def ways_in_lead_to_the_service(objects):
             bodies = [policy for policy in objects.of("ClientSettingsPolicy") if policy["spec"]["targetRef"]["name"] == parent["name"]]
             require([policy["spec"]["body"]["maxSize"] for policy in bodies] == [BODY], "a Gateway refuses bodies that the proxy takes")
         for rule in route["spec"]["rules"]:
+            [taken] = [each["requestHeaderModifier"]["remove"] for each in rule.get("filters", []) if each["type"] == "RequestHeaderModifier"] or [[]]
+            require(set(taken) == set(removed()), "a Gateway passes a client's claims on")
+            require(len(taken) <= MOST_REMOVED, "a Gateway refuses more names than that")
             require(set(rule["timeouts"].values()) == {"0s"}, "a route ends streams after a time")
             for backend in rule["backendRefs"]:
                 leads_to(objects, backend["name"], "port", backend["port"])

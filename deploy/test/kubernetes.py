@@ -365,6 +365,7 @@ def check(mcp_resume, things):
 # A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made). Of deployments the
 # server's is meant, of maps the balancer's.
 BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
+INGRESS = yaml.safe_load((HERE / "kubernetes" / "components" / "ingress" / "ingress.yaml").read_text())["metadata"]["annotations"]
 BROKEN = [
     ("Deployment", "spec.template.spec.initContainers.0.restartPolicy", "Sometimes"),
     ("Deployment", "spec.template.spec.initContainers.0.startupProbe.httpGet.path", "/readyz"),
@@ -392,6 +393,9 @@ BROKEN = [
     ("Service", "spec.ports.0.targetPort", 8081),
     ("Service", "spec.ports.0.targetPort", 9464),
     ("Ingress", "metadata.annotations", {}),
+    ("Ingress", "metadata.annotations", {key: value for key, value in INGRESS.items() if "snippet" not in key}),
+    ("HTTPRoute", "spec.rules.0.filters.0.requestHeaderModifier.remove", ["Forwarded"]),
+    ("HTTPRoute", "spec.rules.0.filters", []),
     ("Ingress", "spec.rules.0.http.paths.0.backend.service.port.name", "admin"),
     ("HTTPRoute", "spec.rules.0.backendRefs.0.port", 8080),
     ("HTTPRoute", "spec.rules.0.timeouts.request", "60s"),
