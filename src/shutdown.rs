@@ -220,4 +220,30 @@ mod tests {
         tokio::join!(call, async { running.await.unwrap() });
         assert_eq!(clock::now() - began, Duration::from_secs(20));
     }
+
+    #[tokio::test(start_paused = true)]
+    async fn calls_that_begin_during_the_delay_prolong_no_drain_beyond_its_timeout() {
+        let drain = drain();
+        let began = clock::now();
+        let running = tokio::spawn({
+            let drain = drain.clone();
+            async move { drain.run().await }
+        });
+        let mut calls = Vec::new();
+        while !drain.refuses_calls() {
+            calls.push(tokio::spawn(drain.calls().track_future(std::future::pending::<()>())));
+            clock::sleep_until(clock::now() + Duration::from_secs(1)).await;
+        }
+        let ended = tokio::spawn({
+            let drain = drain.clone();
+            async move {
+                drain.ended().await;
+                clock::now()
+            }
+        });
+        running.await.unwrap();
+        assert_eq!(ended.await.unwrap() - began, TIMES.timeout, "the delay counts");
+        assert_eq!(clock::now() - began, TIMES.timeout + LAST_WORDS);
+        calls.iter().for_each(|call| call.abort());
+    }
 }

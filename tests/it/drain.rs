@@ -213,3 +213,59 @@ async fn the_command_waits_until_it_is_drained() {
     response.ends().await;
     within("the drain ends", asked).await.expect("no panic").expect("drained");
 }
+
+#[tokio::test]
+async fn a_new_session_is_refused_like_a_call() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    begin_drain(&proxy).await;
+    let mut refused = Request::post(initialize(V2025_11)).send(proxy.addr).await;
+    assert_eq!(refused.status, 503);
+    assert_eq!(refused.json().await["error"]["message"], SHUTTING_DOWN);
+    assert!(upstream.is_quiet());
+    sse.finish(result(1)).await;
+}
+
+#[tokio::test]
+async fn a_sessions_own_stream_is_opened_until_load_balancers_have_noticed() {
+    let (mut upstream, proxy, session) = observed(|c| {
+        c.replica.drain_delay = Some(Duration::from_secs(3600));
+        c.replica.drain_timeout = Duration::from_secs(7200);
+    })
+    .await;
+    let _draining = begin_drain(&proxy).await;
+    let pending = session.get().start(proxy.addr).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.bytes(), progress(1).as_bytes());
+}
+
+#[tokio::test]
+async fn the_log_says_what_a_drain_waits_for() {
+    let mut upstream = Upstream::start().await;
+    let log = std::env::temp_dir().join(format!("mcp-resume-drain-{}.log", std::process::id()));
+    let proxy = Proxy::binary(&upstream, &log).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    let draining = begin_drain(&proxy).await;
+    let says = async |what: &str| {
+        until(what, async || std::fs::read_to_string(&log).expect("a log").lines().any(|line| line.contains(what)))
+            .await
+    };
+    says("draining: waits for calls to end").await;
+    sse.finish(result(1)).await;
+    says("draining: waits for clients to fetch answers").await;
+    let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    back.prime().await;
+    back.event().await;
+    back.ends().await;
+    drop(back);
+    assert_eq!(draining.response().await.status, 200);
+    says("drained").await;
+    std::fs::remove_file(&log).expect("a log");
+}
