@@ -473,3 +473,41 @@ async fn nothing_but_an_answered_question_left_of_a_sealed_stream_is_204() {
     assert_eq!(back.event().await.bytes(), result(1).as_bytes());
     back.ends().await;
 }
+
+/// The upstream refuses the caller's credentials in another call.
+async fn refused(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: &str) {
+    let pending = session.post(call(id)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.status(401).await;
+    assert_eq!(pending.response().await.status, 401);
+}
+
+#[tokio::test]
+async fn a_second_answer_is_dropped_whatever_became_of_the_credentials() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    let place = EventId::of(response.event().await.id());
+    answers(&proxy, &mut upstream, &session, "q").await;
+    refused(&proxy, &mut upstream, &session, "2").await;
+    held(&proxy, &session, answer("q")).await;
+    let url = format!("/mcp?mcp-stream={}", place.handle);
+    let mut goes_on = session.post(answer("q")).target(&url).send(proxy.addr).await.sse();
+    sse.finish(result(1)).await;
+    while goes_on.event().await.bytes() != result(1).as_bytes() {}
+    assert!(upstream.is_quiet());
+}
+
+/// A notification that the upstream took is as good as a call: the next call needs no word of the upstream's to begin.
+#[tokio::test]
+async fn credentials_are_accepted_with_a_notification() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.delivery.commit_after = Some(SOON)).await;
+    let session = Session::opened_elsewhere(V2025_11, "s-t", Some("Bearer t"));
+    let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#).start(proxy.addr).await;
+    upstream.expect("notifications/initialized").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    let silent = upstream.expect("tools/call").await;
+    pending.response().await.sse().prime().await;
+    drop(silent);
+}

@@ -108,7 +108,13 @@ async fn a_key_in_the_query_is_a_part_of_it() {
 }
 
 /// A client with a certificate for `name` asks; what begins the answer, as far as it goes up to `until`.
-async fn asked_with_certificate(proxy: &Proxy, pki: &Pki, name: &str, request: &Request, until: &str) -> String {
+pub(crate) async fn asked_with_certificate(
+    proxy: &Proxy,
+    pki: &Pki,
+    name: &str,
+    request: &Request,
+    until: &str,
+) -> String {
     let connector = TlsConnector::from(pki.client_named(name));
     let io = TcpStream::connect(proxy.addr).await.expect("a connection");
     let mut io = connector.connect(ServerName::try_from("localhost").expect("a name"), io).await.expect("a handshake");
@@ -182,4 +188,34 @@ async fn it_can_be_nobody() {
     let place = finished(&proxy, &mut upstream, &request).await;
     assert!(reads(&proxy, &place, &[("Authorization", "Bearer 2")]).await);
     assert!(reads(&proxy, &place, &[]).await);
+}
+
+/// The server judges an `X-API-Key` as well, whatever tells callers apart: what it said of one key says nothing of another.
+#[tokio::test]
+async fn acceptance_is_of_all_that_a_caller_shows() {
+    for source in [PrincipalSource::Auto, PrincipalSource::Header(HeaderName::from_static("x-user"))] {
+        let mut upstream = Upstream::start().await;
+        let proxy = Proxy::start(&upstream, |c| {
+            c.auth.principal = source;
+            c.delivery.commit_after = Some(SOON);
+        })
+        .await;
+        let shown = |id: u64, key: &str| {
+            modern(id).with("X-User", "u").with("Authorization", "Bearer t").with("X-API-Key", key)
+        };
+        let pending = shown(1, "good").start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(200, result(1)).await;
+        assert_eq!(pending.response().await.status, 200);
+        // The control: with what was accepted the proxy begins the response.
+        let pending = shown(2, "good").start(proxy.addr).await;
+        let silent = upstream.expect("tools/call").await;
+        pending.response().await.sse().prime().await;
+        let pending = shown(3, "bad").start(proxy.addr).await;
+        let judged = upstream.expect("tools/call").await;
+        pass(std::time::Duration::from_secs(1)).await;
+        settle(&proxy, &mut upstream).await;
+        judged.status(401).await;
+        assert_eq!(pending.response().await.status, 401);
+        drop(silent);
+    }
 }

@@ -1,5 +1,6 @@
 //! An upstream that fails: an honest JSON-RPC error for every request, at once.
 
+use crate::answers::{answer, question};
 use crate::support::*;
 use std::time::{Duration, Instant};
 
@@ -392,4 +393,38 @@ async fn each_failure_shows_once_in_the_metrics_whenever_it_came() {
     }
     assert_eq!(counted("upstream_status").await, 1.0);
     assert_eq!((counted("upstream_broke").await, counted("unreachable").await), (4.0, 0.0));
+}
+
+/// A client that may have to get new credentials cannot wait for long.
+#[tokio::test]
+async fn an_answer_that_may_be_refused_waits_twenty_seconds_for_a_server_that_refuses_connections() {
+    let (mut upstream, proxy, session) = stage().await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    sse.event(question("q")).await;
+    response.event().await;
+    // Its credentials end in mid-call.
+    let pending = session.post(call(2)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.status(401).await;
+    assert_eq!(pending.response().await.status, 401);
+    upstream.refuse().await;
+    let pending = session.post(answer("q")).start(proxy.addr).await;
+    let mut answered = std::pin::pin!(pending.response());
+    // Each failed request stands behind what came before it.
+    let goes_round = async || _ = Request::new("GET", "/page").send(proxy.addr).await.status;
+    goes_round().await;
+    pass(Duration::from_secs(15)).await;
+    tokio::select! {
+        biased;
+        _ = &mut answered => panic!("it was given up before its time"),
+        () = goes_round() => {}
+    }
+    pass(Duration::from_secs(6)).await;
+    let mut answered = answered.await;
+    assert_eq!(answered.status, 502);
+    assert_eq!(answered.json().await["error"]["data"]["mayHaveRun"], false);
+    upstream.listen_again().await;
+    let pending = session.post(answer("q")).start(proxy.addr).await;
+    upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 202);
+    sse.finish(result(1)).await;
 }

@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use mcp_resume::config::Turns;
+use mcp_resume::config::{ListenTls, Turns};
 use serde_json::{Value, json};
 
 use super::*;
 use crate::answers::{answer, question};
 use crate::cancel::{cancel, cancelled};
 use crate::dialects::open;
+use crate::principal::asked_with_certificate;
+use crate::support::pki::Pki;
 
 /// A session of the first replica's server, and one of the proxy's own.
 async fn sessions() -> [(Redis, Replica, Replica, Session); 2] {
@@ -265,4 +267,74 @@ async fn the_end_of_a_session_ends_its_calls_wherever_they_run() {
         assert!(three.upstream.is_quiet());
         assert!(two.upstream.is_quiet(), "its server has not opened the session");
     }
+}
+
+/// The word of the server that has the session is waited for, and changes something only where it is 2xx.
+#[tokio::test]
+async fn what_the_server_refuses_elsewhere_is_a_status_and_changes_nothing() {
+    let (_redis, mut one, mut two, _) = pair().await;
+    let session = Session::open_as(&one.proxy, &mut one.upstream, V2025_11, "s-t", Some("Bearer t")).await;
+    let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
+    sse.event(question("q")).await;
+    while response.event().await.bytes() != question("q").as_bytes() {}
+    // Its credentials end in mid-call.
+    let pending = session.post(call(2)).start(one.proxy.addr).await;
+    one.upstream.expect("tools/call").await.status(401).await;
+    assert_eq!(pending.response().await.status, 401);
+    let on_url = session.post(answer("q")).target(&url_of(&place));
+    for (request, rpc) in [
+        (session.post(answer("q")), "response"),
+        (on_url.clone(), "response"),
+        (session.post(cancelled(1)), "notifications/cancelled"),
+        (session.delete(), "DELETE"),
+    ] {
+        let pending = request.start(two.proxy.addr).await;
+        let judged = one.upstream.expect(rpc).await;
+        let mut answer = std::pin::pin!(pending.response());
+        tokio::select! {
+            biased;
+            _ = &mut answer => panic!("it was answered before the server was heard: {rpc}"),
+            () = settle(&two.proxy, &mut two.upstream) => {}
+        }
+        judged.status_with(401, "www-authenticate: Bearer\r\n").await;
+        let refused = answer.await;
+        assert_eq!((refused.status, refused.header("www-authenticate")), (401, Some("Bearer")), "{rpc}");
+        settle(&one.proxy, &mut one.upstream).await;
+        assert!(!sse.is_closed(), "{rpc}");
+    }
+    // The question is open still, and the call runs.
+    let pending = on_url.start(two.proxy.addr).await;
+    one.upstream.expect("response").await.status(202).await;
+    assert_eq!(pending.response().await.status, 200);
+    sse.finish(result(1)).await;
+    while response.frame().await.is_some_and(|frame| frame.bytes() != result(1).as_bytes()) {}
+}
+
+/// A client's certificate goes along: it is no header that could be repeated.
+#[tokio::test]
+async fn an_answer_is_given_elsewhere_in_the_name_of_its_certificate() {
+    let pki = Pki::new();
+    let tls = |config: &mut Config| {
+        config.listen.tls = Some(ListenTls { identity: pki.pair(), client_ca: Some(pki.ca()) });
+    };
+    let redis = Redis::start();
+    let mut one = Replica::with(&redis, "one", tls).await;
+    let two = Replica::with(&redis, "two", tls).await;
+    let begun = Request::post(call(1)).with("MCP-Protocol-Version", V2025_11);
+    let (first, sse) = tokio::join!(asked_with_certificate(&one.proxy, &pki, "a", &begun, "\"q\""), async {
+        let sse = one.upstream.expect("tools/call").await.sse().await;
+        sse.event(question("q")).await;
+        sse
+    });
+    let id = first.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
+    let given = Request::post(answer("q")).target(&url_of(&EventId::of(id)));
+    let theirs = asked_with_certificate(&two.proxy, &pki, "b", &given, "error").await;
+    assert!(theirs.contains(&GONE.to_string()), "{theirs}");
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    let (mine, ()) = tokio::join!(asked_with_certificate(&two.proxy, &pki, "a", &given, "\r\n\r\n"), async {
+        one.upstream.expect("response").await.status(202).await;
+    });
+    assert!(mine.starts_with("HTTP/1.1 200"), "{mine}");
+    assert!(two.upstream.is_quiet());
+    sse.finish(result(1)).await;
 }
