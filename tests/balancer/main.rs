@@ -220,6 +220,30 @@ async fn a_sidecar_whose_server_only_fails_gets_no_more_new_calls() {
 }
 
 #[tokio::test]
+async fn failed_gets_and_refusals_say_nothing_of_a_sidecars_server() {
+    let one = Sidecar::start(1).await;
+    let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];
+    let balancer = balance(&[&one], &settings).await;
+    let session = "Mcp-Session-Id: 00000001~s\r\n";
+    let refused = answer("503 Service Unavailable", "Mcp-Resume-Owner: 00000001\r\n", "draining");
+    let failed = answer("502 Bad Gateway", "", "broke off");
+    for (request, given) in [(post(CALL, session), refused), (get("/mcp", session), failed.clone())] {
+        one.answers(move |_| Answer::Whole(given.clone()));
+        for _ in 0..5 {
+            assert!(balancer.ask(&request).await.starts_with("HTTP/1.1 50"));
+        }
+        balancer.until(&one, "ready").await;
+        assert_eq!(balancer.metric("ejections_total").await, 0, "{request}");
+    }
+    // The same answer to a call does.
+    one.answers(move |_| Answer::Whole(failed.clone()));
+    for _ in 0..2 {
+        balancer.ask(&post(CALL, session)).await;
+    }
+    balancer.until(&one, "ejected").await;
+}
+
+#[tokio::test]
 async fn a_servers_own_421_and_503_are_its_own() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
@@ -499,6 +523,27 @@ async fn one_connection_too_many_is_closed_and_counted() {
     assert_eq!(balancer.metric("connections_refused_total").await, 1);
     assert_eq!(balancer.metric("connections_max").await, 1);
     assert_eq!(balancer.metric("connections").await, 1);
+}
+
+#[tokio::test]
+async fn the_admin_listener_has_places_of_its_own() {
+    let one = Sidecar::start(1).await;
+    let balancer = balance(&[&one], &[("LIMITS__CONNECTIONS", "1")]).await;
+    let asked = async || {
+        let mut io = TcpStream::connect(balancer.admin).await.unwrap();
+        io.write_all(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n").await.unwrap();
+        let seen = support::read(&mut io).await.expect("an answer");
+        (io, seen)
+    };
+    let mut held = Vec::new();
+    for _ in 0..256 {
+        let (io, seen) = asked().await;
+        assert!(seen.starts_with("HTTP/1.1 200"), "{seen}");
+        held.push(io);
+    }
+    let (_, seen) = asked().await;
+    assert!(seen.starts_with("HTTP/1.1 503"), "{seen}");
+    assert!(balancer.ask(&post(CALL, "")).await.ends_with("sidecar 1"));
 }
 
 #[tokio::test]

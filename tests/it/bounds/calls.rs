@@ -286,6 +286,24 @@ async fn standalone_streams_that_were_left_are_no_calls() {
     assert_eq!(states, vec!["ended"; SESSIONS], "{list}");
 }
 
+#[tokio::test]
+async fn a_sessions_own_stream_is_opened_however_many_calls_there_are() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.limits.detached_calls_per_principal = 1;
+        c.limits.streams_per_principal = 1;
+    })
+    .await;
+    let (sse, mut left) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    left.prime().await;
+    left.reset();
+    until("it was left", async || metric(&proxy, "mcp_resume_calls_detached").await == 1.0).await;
+    assert_refused(session.post(call(2)).send(proxy.addr).await, 429, "client").await;
+    let pending = session.get().start(proxy.addr).await;
+    let own = upstream.expect("GET").await.sse().await;
+    pending.response().await.sse().prime().await;
+    drop((sse, own));
+}
+
 /// Sends `request` on the client's connection, and reads the answer of a call that the server ends at once: so many bytes of it.
 async fn run(
     proxy: &Proxy,

@@ -51,6 +51,25 @@ async fn refused_connections_that_never_end_are_bounded_as_well() {
     neighbour.moves_out().await;
 }
 
+/// A quarter as many as clients may have, and sixteen at the least: collectors that hang take none of the clients' places.
+#[tokio::test]
+async fn the_admin_listener_has_places_of_its_own() {
+    let (mut upstream, proxy, session) = bounded(|c| c.limits.connections = 4).await;
+    let admin = proxy.admin.expect("an admin listener");
+    let mut held = Vec::new();
+    for _ in 0..16 {
+        let mut response = Request::new("GET", "/livez").send(admin).await;
+        assert_eq!((response.status, response.body().await), (200, b"ok\n".to_vec()));
+        held.push(response.into_client());
+    }
+    assert_eq!(Request::new("GET", "/livez").send(admin).await.status, 503);
+    let pending = session.post(call(1)).start(proxy.addr).await;
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    assert_eq!(pending.response().await.status, 200);
+    held.pop().expect("a connection").reset();
+    until("a place is free", async || Request::new("GET", "/livez").send(admin).await.status == 200).await;
+}
+
 /// The limit of open files bounds connections to the server as well: the calls of HTTP/2 clients and of clients that are away take
 /// one each.
 #[tokio::test]

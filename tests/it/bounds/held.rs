@@ -39,9 +39,58 @@ async fn posts_that_wait_for_the_server_are_bounded_for_each_session() {
     let later = session.post(notification(4)).start(proxy.addr).await;
     upstream.expect("notifications/n4").await.status(202).await;
     assert_eq!(later.response().await.status, 202);
+    // Every place is free again.
+    upstream.refuse().await;
+    for n in 5..8 {
+        assert_status(&session, &proxy, notification(n), 202).await;
+    }
+    assert_refused(session.post(notification(8)).send(proxy.addr).await, 503, "client").await;
+    upstream.listen_again().await;
+    for n in 5..8 {
+        upstream.expect(&format!("notifications/n{n}")).await.status(202).await;
+    }
     sse.finish(result(1)).await;
     response.events().await;
     neighbour.moves_out().await;
+}
+
+#[tokio::test]
+async fn the_head_of_a_request_for_the_sessions_own_stream_counts_as_its_callers() {
+    const HEAD: usize = 50_000;
+    let (mut upstream, proxy, session) = bounded(|_| {}).await;
+    let before = metric(&proxy, "mcp_resume_held_bytes").await as usize;
+    let pending = session.get().with("X-Heavy", &"x".repeat(HEAD)).start(proxy.addr).await;
+    let sse = upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    response.prime().await;
+    let during = metric(&proxy, "mcp_resume_held_bytes").await as usize;
+    assert!((HEAD..HEAD + 10_000).contains(&(during - before)), "{during} bytes after {before}");
+    drop(sse);
+}
+
+/// What is remembered of a question outlives the event that asked it, and so counts beside that.
+#[tokio::test]
+async fn questions_of_the_server_count_beside_their_events() {
+    const ASKED: usize = 50;
+    const ID: usize = 200;
+    // Of the same length; only one of them is a request.
+    let message = |member: &str, n: usize| {
+        format!(r#"{{"jsonrpc":"2.0","{member}":"{n:0ID$}","method":"elicitation/create","params":{{}}}}"#)
+    };
+    let mut grown = Vec::new();
+    for member in ["no", "id"] {
+        let (mut upstream, proxy, session) = bounded(|_| {}).await;
+        let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+        response.prime().await;
+        let before = metric(&proxy, "mcp_resume_held_bytes").await as usize;
+        for n in 0..ASKED {
+            sse.event(message(member, n)).await;
+            response.event().await;
+        }
+        settle(&proxy, &mut upstream).await;
+        grown.push(metric(&proxy, "mcp_resume_held_bytes").await as usize - before);
+    }
+    assert!(grown[1] >= grown[0] + ASKED * ID, "{} bytes for questions, {} for others", grown[1], grown[0]);
 }
 
 #[tokio::test]
