@@ -55,6 +55,22 @@ async fn the_streams_page_follows_a_call_and_holds_no_secret() {
 }
 
 #[tokio::test]
+async fn the_streams_page_says_by_which_error_a_call_has_ended() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    sse.reset().await;
+    assert_fault(&response.event().await.json(), 1, UPSTREAM_FAILED, "upstream");
+    response.ends().await;
+    let list = streams(&proxy).await;
+    let stream = &list["streams"][0];
+    assert_eq!((&stream["ended"], &stream["state"]), (&true.into(), &"failed".into()), "{stream}");
+    assert_eq!(stream["error"], "upstream_broke", "{stream}");
+}
+
+#[tokio::test]
 async fn the_live_page_and_its_parts_are_there() {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;

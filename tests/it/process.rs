@@ -5,6 +5,8 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use mcp_resume::admin::ask::{self, Health, Probe};
 use mcp_resume::protocol::ids::Owner;
+use serde_json::{Value, json};
+use std::io::Read;
 use std::path::Path;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
@@ -256,6 +258,98 @@ async fn the_log_holds_no_secret_at_any_level() {
         let told: Vec<&str> = log.lines().filter(|line| line.contains(secret)).collect();
         assert!(told.is_empty(), "{secret}: {told:#?}");
     }
+}
+
+#[tokio::test]
+async fn the_log_tells_of_each_request_and_return_once_and_of_unprotected_traffic_the_first_time() {
+    let mut upstream = Upstream::start().await;
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("lines.log");
+    let mut command = command(&upstream);
+    command.env("MCP_RESUME_LOG__LEVEL", "debug").env("MCP_RESUME_LOG__FORMAT", "json");
+    command.stderr(std::fs::File::create(&path).expect("a log file"));
+    let proxy = Proxy::process(command).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call_tool(1, "told"))).await;
+    let place = EventId::of(response.prime().await.id());
+    sse.event(progress(1)).await;
+    response.event().await;
+    response.reset();
+    settle(&proxy, &mut upstream).await;
+    let mut back = session.resume(&place.at(1)).send(proxy.addr).await.sse();
+    back.prime().await;
+    sse.finish(result(1)).await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    back.ends().await;
+    for path in ["/sse", "/deep"] {
+        let pending = Request::get().target(path).with("MCP-Protocol-Version", V2025_11).start(proxy.addr).await;
+        upstream.next().await.status(404).await;
+        assert_eq!(pending.response().await.status, 404);
+    }
+    proxy.stop().await;
+
+    let log = std::fs::read_to_string(&path).expect("a log");
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let told = |what: &str| {
+        let of_what =
+            |line: &&Value| line["fields"]["message"].as_str().is_some_and(|message| message.starts_with(what));
+        lines.iter().filter(of_what).map(|line| (line["level"].clone(), line["fields"].clone())).collect::<Vec<_>>()
+    };
+    let once = |what: &str, level: &str, fields: Value| {
+        let told = told(what);
+        assert_eq!(told.len(), 1, "{what}: {told:?}");
+        assert_eq!(told[0].0, level, "{what}");
+        for (field, value) in fields.as_object().expect("fields") {
+            assert_eq!(told[0].1[field], *value, "{field} of {:?}", told[0].1);
+        }
+    };
+    let call = json!({"method": "tools/call", "tool": "told"});
+    let with = |more: Value| {
+        let mut fields = call.clone();
+        fields.as_object_mut().expect("fields").extend(more.as_object().expect("fields").clone());
+        fields
+    };
+    once("client disconnected", "INFO", json!({"cursor": 1, "can_resume": true}));
+    once("client came back", "INFO", with(json!({"by": "last_event_id", "cursor": 1, "events": 1})));
+    once("call ended", "INFO", with(json!({"events": 2, "connections": 2, "outcome": "completed", "attached": true})));
+    once("MCP traffic passes unprotected", "WARN", json!({"path": "/sse", "endpoint": "/mcp", "streams": false}));
+    let requests = told("request");
+    for (method, path, status, times) in
+        [("POST", "/mcp", 200, 2), ("POST", "/mcp", 202, 1), ("GET", "/mcp", 200, 1), ("GET", "another", 404, 2)]
+    {
+        let is_it = |fields: &Value| fields["method"] == method && fields["path"] == path && fields["status"] == status;
+        let found = requests.iter().filter(|(level, fields)| level == "DEBUG" && is_it(fields)).count();
+        assert_eq!(found, times, "{method} {path} {status}: {requests:#?}");
+    }
+    assert!(requests.iter().all(|(_, fields)| fields["duration_ms"].is_u64()), "{requests:#?}");
+}
+
+/// What reads stderr has fallen behind: most of a mebibyte waits behind a full pipe when the process is asked to end.
+#[tokio::test]
+async fn the_end_waits_for_a_reader_that_takes_the_last_lines() {
+    const READ_FIRST: usize = 256 * 1024;
+    let upstream = Upstream::start().await;
+    let (mut stderr, writer) = std::io::pipe().expect("a pipe");
+    let mut command = command(&upstream);
+    command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(writer);
+    let proxy = Proxy::process(command).await;
+    upstream.answer_all();
+    while metric(&proxy, "mcp_resume_log_lines_dropped_total").await == 0.0 {
+        for _ in 0..50 {
+            Request::new("GET", "/other").send(proxy.addr).await;
+        }
+    }
+    let mut idle = Request::new("GET", "/other").send(proxy.addr).await;
+    idle.body().await;
+    let idle = idle.into_client();
+    // Room for what is said from here on.
+    stderr.read_exact(&mut vec![0; READ_FIRST]).expect("lines");
+    proxy.signal("TERM").await;
+    idle.drain().await;
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).expect("text");
+    let told: Vec<&str> = rest.lines().filter(|line| line.contains("stopping")).collect();
+    assert_eq!(told.len(), 1, "{} bytes, the last: {:?}", rest.len(), rest.lines().last());
+    proxy.stop().await;
 }
 
 /// What a balancer finds its replica by.
