@@ -1,5 +1,6 @@
 //! The records of calls that a retry may match elsewhere.
 
+use super::sharing::finish;
 use super::*;
 use crate::event_log::head::Head;
 use crate::event_log::{Claim, Claimed, Match};
@@ -77,4 +78,111 @@ async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
     assert!(matches!(kept, Some(Known::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
     tokio::time::sleep(RETENTION).await;
     assert!(log.kept_answer(stream.id()).await.unwrap().is_none(), "and no longer than any other");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_outlives_the_process_and_goes_with_the_call() {
+    for ends in [false, true] {
+        let store = Memory::default();
+        let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+        let (call, claim, stream) = keyed(&log).await;
+        if ends {
+            // The call never ran.
+            stream.forget_retries();
+            tokio::task::yield_now().await;
+        }
+        drop(log);
+        drop(stream);
+        tokio::task::yield_now().await;
+        let after = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+        let claimed = after.claim(&call, claim, false).await.unwrap();
+        assert_eq!(matches!(claimed, Claimed::Here(_)), ends, "{claimed:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
+    let store = Memory::default();
+    let log = Arc::new(log_of(Owner(1), Arc::new(store.as_of(Owner(1)))));
+    let (call, claim, stream) = keyed(&log).await;
+    let keeping = tokio::spawn({
+        let log = log.clone();
+        async move { log.keep_runs().await }
+    });
+    tokio::time::sleep(RETENTION * 5).await;
+    let claimed = log.claim(&call, claim, true).await.unwrap();
+    assert!(matches!(claimed, Claimed::Before(run, _) if run.body == claim.body), "{claimed:?}");
+    keeping.abort();
+    tokio::time::sleep(RETENTION * 5).await;
+    assert!(matches!(log.claim(&call, claim, true).await.unwrap(), Claimed::Nowhere));
+    drop(stream);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_the_store_did_not_take_is_made_later() {
+    let store = Memory::default();
+    let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("it is claimed already") };
+    let run = hold.stream();
+    store.set_away(true);
+    drop(hold);
+    tokio::time::sleep(RETENTION / 4).await;
+    assert!(log.has_released(run), "it is not forgotten before it is removed");
+    assert_eq!(store.records().len(), 1);
+    store.set_away(false);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(store.records().len(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
+    let store = Memory::default();
+    let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+    let call = Fingerprint::of_call(&binding(), "", b"{}");
+    let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("it is claimed already") };
+    let run = hold.stream();
+    let key = store.records().remove(0);
+    let value = store.get(&key).wait().await.unwrap().expect("the record");
+    store.set_away(true);
+    drop(hold);
+    tokio::task::yield_now().await;
+    store.set_away(false);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(store.records().len(), 0);
+    store.claim(&key, &value, RETENTION).wait().await.unwrap();
+    assert!(log.has_released(run), "until it can be there no more");
+    tokio::time::sleep(RETENTION / 2).await;
+    assert_eq!((store.records().len(), log.has_released(run)), (0, false));
+}
+
+/// Runs the call to its end, which its client has for all that is known.
+async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
+    let writer = log.writer(stream);
+    writer.update(|machine, _| machine.handle_stream_head()).await;
+    log.publish_once(stream);
+    finish(log, stream, &writer);
+    writer.seal().await;
+    assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    log.note_delivered(stream, Delivery::Likely);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one() {
+    for key in [Some(Fingerprint::of_body("", b"{}")), None] {
+        let store = Memory::default();
+        let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
+        let (call, claim, stream) = run(&log, key).await;
+        arrive(&log, &stream).await;
+        let id = stream.id();
+        assert_eq!((log.len(), log.retries().len()), (1, 1));
+        let much = share(&log, 0).hold(allowance().max_bytes + 1);
+        assert!(log.make_room(&much).is_err());
+        assert_eq!((log.len(), log.retries().len()), (0, 0), "its last user is still here");
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        match log.claim(&call, claim, true).await.unwrap() {
+            Claimed::Before(run, _) => assert_eq!((run.stream, run.body), (id, key)),
+            nothing => assert!(key.is_none() && matches!(nothing, Claimed::Nowhere), "{nothing:?}"),
+        }
+    }
 }
