@@ -6,6 +6,8 @@ use std::time::Duration;
 use mcp_resume::protocol::client::Trust;
 
 use crate::retry::runs_anew;
+use crate::support::pki::Pki;
+use crate::support::spoken::{Speech, Talker};
 use crate::support::*;
 
 /// A call that is answered by a stream or as JSON on `client`'s connection, and read.
@@ -74,4 +76,47 @@ async fn behind_a_trusted_proxy_an_answer_is_found_again_for_delivered_retention
         runs_anew(&proxy, &mut upstream, &request, "after its time").await;
         drop(client);
     }
+}
+
+/// A call that is answered as JSON on this connection, by a caller of HTTP/2.
+async fn answered_on_http2(talker: &mut Talker, upstream: &mut Upstream, id: usize) {
+    let headers = [("mcp-session-id", "s-1"), ("mcp-protocol-version", V2025_11)];
+    let answer = talker.send("POST", &headers, call(id));
+    upstream.expect("tools/call").await.json(200, result(1)).await;
+    let heard = answer.head().await;
+    assert_eq!(heard.head.status, 200);
+    assert_eq!(heard.body().await, result(1).as_bytes());
+}
+
+#[tokio::test]
+async fn on_http2_only_silence_confirms_an_answer_and_not_another_request_of_the_caller() {
+    let (mut upstream, proxy, session) = stage().await;
+    let mut talker = Talker::connect(proxy.addr, Speech::Http2, &Pki::new()).await;
+    answered_on_http2(&mut talker, &mut upstream, 1).await;
+    answered_on_http2(&mut talker, &mut upstream, 2).await;
+    is_repeated(&proxy, &mut upstream, &session.post(call(1)), "after another request").await;
+    answered_on_http2(&mut talker, &mut upstream, 3).await;
+    pass(Duration::from_secs(3)).await;
+    settle(&proxy, &mut upstream).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call(3)), "after two quiet seconds").await;
+    drop(talker);
+}
+
+/// On HTTP/1.1 its next request confirms a caller's own answer, whoever else's requests the connection carries.
+#[tokio::test]
+async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answer_for_a_while() {
+    let (mut upstream, proxy, session) = stage().await;
+    let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", Some("Bearer b")).await;
+    let client = Client::connect(proxy.addr).await;
+    let client = answered(&proxy, &mut upstream, client, &session.post(call(1)), false).await;
+    let client = answered(&proxy, &mut upstream, client, &other.post(call(2)), false).await;
+    let client = answered(&proxy, &mut upstream, client, &session.post(call(3)), false).await;
+    // What is confirmed does not wait for the connection any more: that it breaks keeps only the other answers longer.
+    client.reset();
+    settle(&proxy, &mut upstream).await;
+    pass(Duration::from_secs(61)).await;
+    settle(&proxy, &mut upstream).await;
+    runs_anew(&proxy, &mut upstream, &session.post(call(1)), "confirmed").await;
+    is_repeated(&proxy, &mut upstream, &other.post(call(2)), "never confirmed").await;
+    is_repeated(&proxy, &mut upstream, &session.post(call(3)), "never confirmed").await;
 }

@@ -362,3 +362,38 @@ async fn short_calls_whose_answers_are_proven_to_have_arrived_become_stubs() {
     drop(client);
     is_empty(&proxy).await;
 }
+
+#[tokio::test]
+async fn a_session_that_is_opened_on_a_connection_is_its_callers_own() {
+    let (mut upstream, proxy, _) =
+        bounded(|c| c.streams.delivered_retention = std::time::Duration::from_secs(60)).await;
+    let opening = Request::post(initialize(V2025_11)).with("Authorization", "Bearer own");
+    let mut client = Client::connect(proxy.addr).await;
+    client.send(&opening.bytes(proxy.addr)).await;
+    upstream.expect("initialize").await.json_with(200, "mcp-session-id: s-own\r\n", result(0)).await;
+    let mut response = client.response().await;
+    response.body().await;
+    let session = Session::opened_elsewhere(V2025_11, "s-own", Some("Bearer own"));
+    let client = Some(response.into_client());
+    let (place, client) = run(&proxy, &mut upstream, client, &session.post(call(1)), 1).await;
+    let (_, client) = run(&proxy, &mut upstream, Some(client), &session.post(call(2)), 2).await;
+    pass(std::time::Duration::from_secs(61)).await;
+    settle(&proxy, &mut upstream).await;
+    let mut lost = session.resume(&place.at(0)).send(proxy.addr).await.sse();
+    assert_fault(&lost.event().await.json(), 1, GONE, "client");
+    drop(client);
+}
+
+#[tokio::test]
+async fn of_anonymous_callers_without_a_session_no_request_proves_an_arrival() {
+    let (mut upstream, proxy, _) =
+        bounded(|c| c.streams.delivered_retention = std::time::Duration::from_secs(60)).await;
+    let (place, client) = run(&proxy, &mut upstream, None, &modern(1), 1).await;
+    let (_, client) = run(&proxy, &mut upstream, Some(client), &modern(2), 2).await;
+    pass(std::time::Duration::from_secs(61)).await;
+    settle(&proxy, &mut upstream).await;
+    let mut back = modern_resume(&place.at(0)).send(proxy.addr).await.sse();
+    back.prime().await;
+    assert_eq!(back.event().await.bytes(), result(1).as_bytes());
+    drop(client);
+}
