@@ -198,6 +198,96 @@ mod tests {
 
     use super::*;
 
+    /// A write of one row, as the database leaves it in a journal.
+    fn written(number: u64, value: &[u8]) -> Vec<u8> {
+        let mut item = vec![ITEM, 0, 0];
+        item.extend_from_slice(&7_u64.to_le_bytes());
+        item.extend_from_slice(&3_u16.to_le_bytes());
+        item.extend_from_slice(&[value.len() as u32; 2].map(u32::to_le_bytes).concat());
+        item.extend_from_slice(b"key");
+        item.extend_from_slice(value);
+        let start = [&[START][..], &1_u32.to_le_bytes(), &number.to_le_bytes()].concat();
+        [&start[..], &item, &[END], &xxh3_64(&item).to_le_bytes(), TRAILER].concat()
+    }
+
+    /// A folder with these journals, removed at the end.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn with(journals: &[(u64, Vec<u8>)]) -> Self {
+            let name = format!("mcp-resume-journals-{:032x}", u128::from_be_bytes(crate::random::bytes()));
+            let folder = Self(std::env::temp_dir().join(name));
+            fs::create_dir_all(&folder.0).unwrap();
+            for (number, bytes) in journals {
+                fs::write(folder.0.join(format!("{number}.jnl")), bytes).unwrap();
+            }
+            folder
+        }
+
+        fn inspect(&self, fsync: Fsync) -> Result<Journals, Failure> {
+            Journals::inspect(&self.0, fsync, b"key")
+        }
+
+        fn refusal(&self, fsync: Fsync) -> String {
+            self.inspect(fsync).err().map(|failure| failure.problem).unwrap_or_default()
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn journals_are_read_in_their_order_and_only_torn_ends_are_cut() {
+        let torn = |bytes: Vec<u8>| [&bytes[..], &written(9, b"torn")[..20]].concat();
+        let zeros = [&written(6, b"d")[..], &[0; 9000]].concat();
+        let folder = Folder::with(&[
+            (2, zeros),
+            (0, [written(1, b"a"), written(3, b"b")].concat()),
+            (1, torn(written(5, b"c"))),
+        ]);
+        for fsync in [Fsync::Always, Fsync::Interval] {
+            let journals = folder.inspect(fsync).unwrap();
+            assert_eq!(journals.last(), Some(6));
+            assert!(journals.found(7).eq([&b"a"[..], b"b", b"c", b"d"]));
+            assert_eq!(journals.found(8).count(), 0);
+        }
+        folder.inspect(Fsync::Always).unwrap().cut().unwrap();
+        let len = |number| fs::metadata(folder.0.join(format!("{number}.jnl"))).unwrap().len() as usize;
+        let one = written(1, b"a").len();
+        assert_eq!([len(0), len(1), len(2)], [2 * one, one, one + 9000]);
+    }
+
+    #[test]
+    fn a_write_that_does_not_follow_the_one_before_it_is_refused() {
+        for later in [5, 4, 0, 5 + MAX_STEP + 1, u64::MAX] {
+            let in_one = Folder::with(&[(0, [written(5, b"a"), written(later, b"b")].concat())]);
+            let in_two = Folder::with(&[(0, written(5, b"a")), (1, written(later, b"b"))]);
+            for folder in [in_one, in_two] {
+                for fsync in [Fsync::Always, Fsync::Interval] {
+                    let refusal = folder.refusal(fsync);
+                    assert!(refusal.contains("out of order"), "{later}: {refusal:?}");
+                }
+            }
+        }
+        let far = Folder::with(&[(0, [written(5, b"a"), written(5 + MAX_STEP, b"b")].concat())]);
+        assert_eq!(far.inspect(Fsync::Always).unwrap().last(), Some(5 + MAX_STEP));
+    }
+
+    #[test]
+    fn the_first_journal_of_all_is_never_empty_and_a_later_one_may_be() {
+        for nothing in [Vec::new(), vec![0; 5000]] {
+            let folder = Folder::with(&[(0, nothing.clone())]);
+            assert_eq!(folder.refusal(Fsync::Interval), "0.jnl has lost what was in it");
+            let folder = Folder::with(&[(0, nothing.clone()), (1, written(5, b"a"))]);
+            assert_eq!(folder.refusal(Fsync::Always), "0.jnl has lost what was in it");
+            let folder = Folder::with(&[(3, written(5, b"a")), (4, nothing)]);
+            assert_eq!(folder.inspect(Fsync::Always).unwrap().last(), Some(5));
+        }
+    }
+
     proptest! {
         #[test]
         fn arbitrary_bytes_hold_no_batch_and_are_read_without_a_panic(bytes: Vec<u8>, count in 0..3_u8) {

@@ -109,9 +109,63 @@ async fn damage_to_any_file_is_refused_with_nothing_changed_or_costs_the_end_alo
     assert!(outcomes[&Outcome::Refused] > 0 && outcomes[&Outcome::Whole] > 0, "{outcomes:?}");
 }
 
+/// Leaves the beginning of a write behind the last one, as a power cut does. Opening would cut it off.
+fn tear(directory: &TemporaryDirectory) {
+    let journal = directory.0.join("db/0.jnl");
+    let mut bytes = fs::read(&journal).unwrap();
+    bytes.extend_from_slice(&[1, 1, 0, 0, 0, 99]);
+    fs::write(journal, bytes).unwrap();
+}
+
+#[tokio::test]
+async fn a_journal_that_ends_before_what_was_flushed_from_it_is_refused() {
+    let (directory, stream, texts) = written().await;
+    let journal = directory.0.join("db/0.jnl");
+    let bytes = fs::read(&journal).unwrap();
+    let begin = memchr::memmem::find(&bytes, b"data: 2 ").expect("the third event");
+    fs::write(&journal, &bytes[..begin]).unwrap();
+    let Err(error) = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES) else {
+        panic!("it was opened")
+    };
+    assert!(error.to_string().contains("its journal has lost its end"), "{error}");
+    let outcome = look_at(&directory, stream, &texts, "cut before what was flushed").await;
+    assert_eq!(outcome, Outcome::Refused);
+}
+
+#[tokio::test]
+async fn a_table_in_the_place_of_another_is_refused_with_nothing_changed() {
+    let (directory, stream, texts) = written().await;
+    tear(&directory);
+    let files = directory.files();
+    let is_events = |file: &&PathBuf| file.parent().is_some_and(|folder| folder.ends_with("keyspaces/2/tables"));
+    let tables: Vec<&PathBuf> = files.iter().filter(is_events).collect();
+    assert!(tables.len() > 1, "there is one table");
+    fs::copy(tables[0], tables[1]).unwrap();
+    let before = directory.contents();
+    let Err(error) = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES) else {
+        panic!("it was opened")
+    };
+    assert!(error.to_string().contains("is another table"), "{error}");
+    assert!(directory.contents() == before);
+    assert_eq!(look_at(&directory, stream, &texts, "another table").await, Outcome::Refused);
+}
+
+#[tokio::test]
+async fn another_version_is_refused_before_a_journal_is_cut() {
+    let (directory, stream, texts) = written().await;
+    tear(&directory);
+    assert_eq!(look_at(&directory.copy(), stream, &texts, "a torn write").await, Outcome::Whole);
+    for (name, text) in [("db/version", "FJL\x04"), ("db/version", ""), ("db/keyspaces/1/version", "LSM\x02")] {
+        let copy = directory.copy();
+        fs::write(copy.0.join(name), text).unwrap();
+        assert_eq!(look_at(&copy, stream, &texts, name).await, Outcome::Refused, "{name}");
+    }
+}
+
 #[tokio::test]
 async fn a_folder_that_is_missing_is_refused_with_nothing_changed() {
     let (directory, stream, texts) = written().await;
+    tear(&directory);
     for id in 0..4 {
         for folder in [format!("db/keyspaces/{id}"), format!("db/keyspaces/{id}/tables")] {
             let copy = directory.copy();
@@ -124,6 +178,7 @@ async fn a_folder_that_is_missing_is_refused_with_nothing_changed() {
 #[tokio::test]
 async fn a_name_the_database_does_not_know_is_refused_with_nothing_changed() {
     let (directory, stream, texts) = written().await;
+    tear(&directory);
     for name in ["db/x.jnl", "db/2.jnl", "db/keyspaces/1/tables/x", "db/keyspaces/1/version"] {
         let copy = directory.copy();
         fs::write(copy.0.join(name), "").unwrap();
