@@ -15,6 +15,16 @@ async fn reads_nothing(proxy: &Proxy, request: &Request) -> Client {
     client
 }
 
+/// A call whose client has left, and one large event of it: the call's place is behind its first, empty event.
+async fn left_with_an_event(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> (Sse, EventId) {
+    let (sse, mut response) = begin(proxy, upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    response.reset();
+    sse.event(sized(1, EVENT)).await;
+    until("it is kept", async || metric(proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    (sse, place)
+}
+
 /// Kilobytes of memory that the process has.
 #[cfg(target_os = "linux")]
 fn memory_kib(pid: u32) -> usize {
@@ -31,11 +41,7 @@ async fn resumes_of_a_large_event_that_nobody_reads_take_no_copies_of_it() {
     command.stderr(Stdio::null());
     let proxy = Proxy::process(command).await;
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    response.reset();
-    sse.event(sized(1, EVENT)).await;
-    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let (sse, place) = left_with_an_event(&proxy, &mut upstream, &session).await;
     let pid = proxy.pid();
     let before = memory_kib(pid);
     let mut unread = Vec::new();
@@ -51,11 +57,7 @@ async fn resumes_of_a_large_event_that_nobody_reads_take_no_copies_of_it() {
 #[tokio::test]
 async fn what_is_under_way_to_a_client_is_counted_and_bounded() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    response.reset();
-    sse.event(sized(1, EVENT)).await;
-    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let (sse, place) = left_with_an_event(&proxy, &mut upstream, &session).await;
     let held = || metric(&proxy, "mcp_resume_held_bytes");
     let before = held().await;
     let unread = reads_nothing(&proxy, &session.resume(&place.at(0))).await;
@@ -69,11 +71,7 @@ async fn what_is_under_way_to_a_client_is_counted_and_bounded() {
 #[tokio::test]
 async fn a_takeover_ends_a_connection_whose_client_reads_nothing() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
-    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
-    let place = EventId::of(response.prime().await.id());
-    response.reset();
-    sse.event(sized(1, EVENT)).await;
-    until("it is kept", async || metric(&proxy, "mcp_resume_upstream_events_total").await == 1.0).await;
+    let (sse, place) = left_with_an_event(&proxy, &mut upstream, &session).await;
     let mut unread = reads_nothing(&proxy, &session.resume(&place.at(0))).await;
     let mut newer = session.resume(&place.at(1)).send(proxy.addr).await.sse();
     newer.prime().await;
