@@ -55,8 +55,8 @@ pub use regained::{Contents, Regained};
 pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
 pub use runs::{Claim, Claimed, Hold, Run};
-pub use sessions::{Opened, QueuedTurn, Session, Sessions, Turn, stream_owing};
-pub use share::{Allowance, Holding, Part, Share, Sharer, Shares};
+pub use sessions::{Opened, Place, QueuedTurn, Session, Sessions, Turn, stream_owing};
+pub use share::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};
 pub use stream::{Spec, Stream};
 pub use summary::Summary;
@@ -188,6 +188,14 @@ impl EventLog {
     /// `ShareFull` or `ProxyFull`.
     pub fn make_room(&self, holding: &Holding) -> Result<(), ErrorCode> {
         self.room.require(holding.share())
+    }
+
+    /// The same for a POST without requests, where it needs any.
+    ///
+    /// # Errors
+    /// As for [`Self::make_room`].
+    pub fn make_room_for(&self, carried: &Carried) -> Result<(), ErrorCode> {
+        if carried.needs_room() { self.make_room(carried.holding()) } else { Ok(()) }
     }
 
     /// A new stream, not yet found by anybody.

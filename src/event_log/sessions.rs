@@ -18,7 +18,8 @@ use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
 
 use row::{Found, Row};
-pub use turns::{QueuedTurn, Turn};
+use turns::Places;
+pub use turns::{Place, QueuedTurn, Turn};
 
 use super::{Principal, Stream};
 use crate::clock;
@@ -50,6 +51,7 @@ pub struct Session {
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
+    places: Arc<Places>,
     /// Calls that run.
     calls: AtomicUsize,
 }
@@ -108,6 +110,7 @@ impl Session {
             state: Mutex::new(state),
             turns: Arc::default(),
             held: Arc::default(),
+            places: Arc::default(),
             calls: AtomicUsize::new(0),
         })
     }

@@ -9,6 +9,8 @@
 //! more than an even part of that eighth is over, and gives way as if its own share were full; the others do not notice. So one
 //! principal's excess is taken from that principal also when the process is full.
 
+mod carried;
+
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
@@ -17,6 +19,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+pub use carried::Carried;
 use dashmap::DashMap;
 use tokio::sync::Notify;
 
@@ -111,6 +114,8 @@ pub struct Share {
     bytes: AtomicUsize,
     streams: AtomicUsize,
     detached: AtomicUsize,
+    /// POSTs without requests that are on their way up.
+    carried: AtomicUsize,
     /// When the resumes that were let through are paid for: at most [`RESUME_BURST`] from now, and one more.
     resumes_paid: Mutex<Option<Instant>>,
     /// The queue of those that wait. Nothing is owed for them before it is their turn, so whoever leaves it gives up its place.
@@ -255,6 +260,7 @@ impl Share {
             bytes: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             detached: AtomicUsize::new(0),
+            carried: AtomicUsize::new(0),
             resumes_paid: Mutex::default(),
             resumes_queue: tokio::sync::Mutex::default(),
             delivered: Mutex::default(),

@@ -2,7 +2,8 @@
 //!
 //! They are forwarded at once and answered with the upstream's own status. Only while the upstream refuses connections, or has
 //! not answered in time, are they held and answered 202: what was not written is delivered in order, what was written is never
-//! sent again, and later POSTs of the session wait behind them.
+//! sent again, and later POSTs of the session wait behind them. Each has a place among those of its session, and room where it needs
+//! any, before it is sent, and keeps both until the upstream has answered it or is waited for no longer.
 //!
 //! So it is for credentials that the upstream has accepted lately. With any other ones nothing changes here before it has said 2xx: its
 //! refusal must reach the client as a status, and must not end a call or answer a question.
@@ -16,9 +17,9 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Asked, Ingress, handed, refreshed, respond, unpinned};
+use super::{Asked, Ingress, handed, head_bytes, refreshed, respond, unpinned};
 use crate::clock;
-use crate::event_log::{BoxBody, Holding, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
+use crate::event_log::{BoxBody, Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
@@ -29,7 +30,7 @@ use crate::upstream::{Credentials, Received, Template};
 
 /// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// An answer whose stream is not known is held for so long.
+/// An answer whose stream is not known is held for so long. An upstream that has one and gives no status is waited for as long.
 const HOLD_MAX: Duration = Duration::from_secs(600);
 /// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
 const UNPROVEN_MAX: Duration = Duration::from_secs(20);
@@ -49,8 +50,10 @@ pub(super) struct Delivery {
     pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
     pub(super) cancelled: Vec<RequestId>,
-    /// Its bytes.
-    pub(super) held: Holding,
+    /// What it takes of its sender's share.
+    pub(super) held: Carried,
+    /// Its place among those of the session, once it may be sent.
+    pub(super) place: Option<Place>,
     /// What the upstream judges it by.
     pub(super) credentials: Credentials,
     /// What it changes here once the upstream has taken it; `None` where the upstream has accepted these credentials lately, and it
@@ -114,10 +117,12 @@ impl Ingress {
             }
         };
         let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
-        let queued = match session.queue_turn(self.config.limits.held_posts_per_session) {
-            Ok(queued) => queued,
+        let held = self.carry(&asked, body.len());
+        let place = match self.place(Some(&session), &held).await {
+            Ok(place) => place,
             Err(code) => return self.refuse(code),
         };
+        let queued = session.queue_turn();
         let records = std::iter::once(&session).chain(&elders);
         let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
         let (answered, repeated) = match is_proven {
@@ -132,13 +137,13 @@ impl Ingress {
         };
         let late =
             (!is_proven).then(|| note_late(id, std::iter::once(&session).chain(&elders).cloned().collect(), messages));
-        let held = self.hold(&asked, body.len());
         let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(body));
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let is_lost = |status: StatusCode| !status.is_success();
         let (session, credentials) = (Some(session), asked.credentials);
-        let delivery = Delivery { template, session, elders, answered, cancelled, held, credentials, late, is_lost };
+        let delivery =
+            Delivery { template, session, elders, answered, cancelled, held, place, credentials, late, is_lost };
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
             Ok(Told::Held) => respond::status(StatusCode::ACCEPTED),
@@ -149,6 +154,26 @@ impl Ingress {
             Ok(Told::Failed(failure)) => self.fail_forward(failure),
             Err(_) => self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
         }
+    }
+
+    /// What a POST takes of its sender's share while it is on its way up.
+    pub(super) fn carry(&self, asked: &Asked, body: usize) -> Carried {
+        asked.share.carry(head_bytes(&asked.parts) + body)
+    }
+
+    /// The place of a POST among those of its session, and room for it: nothing is sent without.
+    ///
+    /// # Errors
+    /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
+    pub(super) async fn place(
+        &self,
+        session: Option<&Arc<Session>>,
+        held: &Carried,
+    ) -> Result<Option<Place>, ErrorCode> {
+        self.log.make_room_for(held)?;
+        let Some(session) = session else { return Ok(None) };
+        let most = self.config.limits.held_posts_per_session;
+        session.take_place(most, self.config.upstream.connect_timeout).await.map(Some)
     }
 
     /// A cancel goes up after the bytes of the request it cancels. Once it counts the stream ends one way or the other.
@@ -172,7 +197,7 @@ impl Ingress {
         self.await_cancelled(&delivery).await;
         let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
-            if let Err(code) = self.log.make_room(&delivery.held) {
+            if let Err(code) = self.log.make_room(delivery.held.holding()) {
                 return hold.give_up(Failure::before_run(code));
             }
             hold.acknowledge();
@@ -185,12 +210,12 @@ impl Ingress {
                 Ok(response) => return hold.finish(response),
                 Err(failure) if failure.may_have_run => return hold.give_up(failure),
                 Err(failure) if !delivery.is_wanted(until) => return hold.give_up(failure),
-                Err(_) if let Err(code) = self.log.make_room(&delivery.held) => {
+                Err(_) if let Err(code) = self.log.make_room(delivery.held.holding()) => {
                     return hold.give_up(Failure::before_run(code));
                 }
                 Err(_) => {
-                    if !hold.begin().await {
-                        return hold.give_up(Failure::before_run(ErrorCode::TooManyHeld));
+                    if let Err(code) = hold.begin().await {
+                        return hold.give_up(Failure::before_run(code));
                     }
                 }
             }
@@ -240,6 +265,15 @@ impl Delivery {
     }
 }
 
+/// What the upstream says to a POST.
+type Answered = Result<Response<Received>, Failure>;
+
+/// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_MAX`]: others need the place.
+async fn at_last(sending: impl Future<Output = Answered>) -> Answered {
+    let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
+    tokio::time::timeout(HOLD_MAX, sending).await.unwrap_or_else(silent)
+}
+
 /// One delivery in progress.
 struct Hold<'a> {
     ingress: &'a Arc<Ingress>,
@@ -250,13 +284,14 @@ struct Hold<'a> {
 
 impl Hold<'_> {
     /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_MAX`] nobody waits
-    /// behind it any longer; but it is not taken back. With credentials that may be refused there is no 202 of ours.
-    async fn attempt(&mut self) -> Result<Response<Received>, Failure> {
+    /// behind it any longer; but it is not taken back before [`HOLD_MAX`]. With credentials that may be refused there is no 202 of
+    /// ours.
+    async fn attempt(&mut self) -> Answered {
         let (ingress, delivery) = (self.ingress, self.delivery);
         let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
         if self.turn.is_none() {
             let patience = ingress.config.delivery.commit_after.filter(|_| delivery.late.is_none());
-            let Some(patience) = patience else { return sending.await };
+            let Some(patience) = patience else { return at_last(sending).await };
             if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
                 return answered;
             }
@@ -266,8 +301,8 @@ impl Hold<'_> {
                 biased;
                 answered = &mut sending => return answered,
                 // One that cannot be held waits for the upstream's own answer.
-                is_held = self.begin() => if !is_held {
-                    return sending.await;
+                held = self.begin() => if held.is_err() {
+                    return at_last(sending).await;
                 }
             }
         }
@@ -275,27 +310,25 @@ impl Hold<'_> {
             return answered;
         }
         self.turn = None;
-        sending.await
+        at_last(sending).await
     }
 
-    /// From here on it is held: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it. False
-    /// where there is no room to hold it.
-    async fn begin(&mut self) -> bool {
+    /// From here on it is held: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
+    ///
+    /// # Errors
+    /// Where there is no room to hold it.
+    async fn begin(&mut self) -> Result<(), ErrorCode> {
         if self.delivery.late.is_some() {
-            return true;
+            return Ok(());
         }
-        if self.reply.is_some() && self.ingress.log.make_room(&self.delivery.held).is_err() {
-            return false;
+        if self.reply.is_some() {
+            self.ingress.log.make_room(self.delivery.held.holding())?;
         }
         if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
-            let most = self.ingress.config.limits.held_posts_per_session;
-            match session.clone().take_turn(most).await {
-                Ok(turn) => self.turn = Some(turn),
-                Err(_) => return false,
-            }
+            self.turn = Some(session.clone().take_turn().await);
         }
         self.acknowledge();
-        true
+        Ok(())
     }
 
     fn acknowledge(&mut self) {

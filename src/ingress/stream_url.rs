@@ -177,7 +177,8 @@ impl Ingress {
         let deliveries = given.into_iter().map(|(message, id)| Delivery {
             credentials: asked.credentials,
             late: late(&id),
-            held: self.hold(asked, message.len()),
+            held: self.carry(asked, message.len()),
+            place: None,
             template: self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(message)),
             session: asked.session.clone(),
             elders: Vec::new(),
@@ -247,18 +248,15 @@ impl Ingress {
         Ok(())
     }
 
-    async fn deliver_one(self: &Arc<Self>, stream: &Stream, delivery: Delivery) -> Result<(), Refusal> {
-        let queued = match &delivery.session {
-            Some(session) => session.queue_turn(self.config.limits.held_posts_per_session),
-            None => Ok(None),
-        };
-        let queued = match queued {
-            Ok(queued) => queued,
+    async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut delivery: Delivery) -> Result<(), Refusal> {
+        match self.place(delivery.session.as_ref(), &delivery.held).await {
+            Ok(place) => delivery.place = place,
             Err(code) => {
                 delivery.lose();
                 return Err(Box::new(self.refuse(code)));
             }
-        };
+        }
+        let queued = delivery.session.as_ref().and_then(|session| session.queue_turn());
         let (reply, replied) = oneshot::channel();
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {

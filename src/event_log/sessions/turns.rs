@@ -1,12 +1,16 @@
-//! The order of a session's POSTs while some of them are held for the upstream, and how many may be.
+//! The order of a session's POSTs while some of them are held for the upstream, and how many may be on their way to it.
 //!
-//! Owned here: the queue, and the count of those in it. Absent: what a POST is held for, and the answer to one that finds no place.
+//! Owned here: the queue, and the count of those that have a place. A POST without requests has one from before it is sent until the
+//! upstream has answered it, whoever has its turn meanwhile. Absent: what a POST is held for, and the answer to one that finds no place.
 
 use std::future::Future;
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::sync::Notify;
 
 use super::Session;
 use crate::protocol::error::ErrorCode;
@@ -21,24 +25,59 @@ pub struct Turn {
 /// A turn that comes when those before it are over.
 pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
 
-/// One POST that is held or waits to be, counted for as long as this lives.
+/// A POST that is held or waits behind one that is, counted for as long as this lives.
 #[derive(Debug)]
 struct Held(Arc<AtomicUsize>);
 
 impl Held {
-    /// One more, where there are less than `most`.
-    fn new(held: &Arc<AtomicUsize>, most: usize) -> Result<Self, ErrorCode> {
-        let one_more = |count: usize| (count < most).then_some(count + 1);
-        match held.fetch_update(Ordering::Release, Ordering::Relaxed, one_more) {
-            Ok(_) => Ok(Self(held.clone())),
-            Err(_) => Err(ErrorCode::TooManyHeld),
-        }
+    fn new(held: &Arc<AtomicUsize>) -> Self {
+        held.fetch_add(1, Ordering::Release);
+        Self(held.clone())
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
+/// The place of a POST that waits for the upstream, taken for as long as this lives.
+#[derive(Debug)]
+pub struct Place(Arc<Places>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.taken.fetch_sub(1, Ordering::Relaxed);
+        self.0.freed.notify_one();
+    }
+}
+
+/// The places of one session.
+#[derive(Debug, Default)]
+pub(super) struct Places {
+    taken: AtomicUsize,
+    freed: Notify,
+}
+
+impl Places {
+    /// Takes one of `most`, where one is free.
+    fn take(self: &Arc<Self>, most: usize) -> Option<Place> {
+        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Place(self.clone()))
+    }
+
+    /// Waits until one of `most` is free.
+    async fn wait(self: &Arc<Self>, most: usize) -> Place {
+        loop {
+            let mut freed = pin!(self.freed.notified());
+            // Before the look: one that is freed in between is told of.
+            freed.as_mut().enable();
+            if let Some(place) = self.take(most) {
+                return place;
+            }
+            freed.await;
+        }
     }
 }
 
@@ -55,41 +94,52 @@ impl Session {
         }
     }
 
-    /// The same for a POST, which counts as held meanwhile: `most` may be.
+    /// The same for a POST, which has a place meanwhile: one of `most`.
     ///
     /// # Errors
     /// `TooManyHeld`.
     pub async fn wait_turn(&self, most: usize) -> Result<(), ErrorCode> {
         if self.has_held() {
-            let _held = Held::new(&self.held, most)?;
+            let _place = self.places.take(most).ok_or(ErrorCode::TooManyHeld)?;
+            let _held = Held::new(&self.held);
             drop(self.turns.lock().await);
         }
         Ok(())
     }
 
-    /// Makes later POSTs wait, where less than `most` are held.
+    /// Takes one of `most` places for a POST that goes to the upstream. Where all are taken and nothing is held, the upstream may be
+    /// answering many at once: one that becomes free within `patience` is waited for.
     ///
     /// # Errors
     /// `TooManyHeld`.
-    pub async fn take_turn(self: Arc<Self>, most: usize) -> Result<Turn, ErrorCode> {
-        let held = Held::new(&self.held, most)?;
-        Ok(self.turn(held).await)
+    pub async fn take_place(&self, most: usize, patience: Duration) -> Result<Place, ErrorCode> {
+        match self.places.take(most) {
+            Some(place) => Ok(place),
+            None if self.has_held() => Err(ErrorCode::TooManyHeld),
+            None => {
+                let waiting = tokio::time::timeout(patience, self.places.wait(most));
+                waiting.await.map_err(|_| ErrorCode::TooManyHeld)
+            }
+        }
+    }
+
+    /// Makes later POSTs wait.
+    pub async fn take_turn(self: Arc<Self>) -> Turn {
+        let held = Held::new(&self.held);
+        self.turn(held).await
     }
 
     /// A turn behind what is held now, its place in the queue taken; `None` when nothing is held.
-    ///
-    /// # Errors
-    /// `TooManyHeld`, where `most` are.
-    pub fn queue_turn(self: &Arc<Self>, most: usize) -> Result<Option<QueuedTurn>, ErrorCode> {
+    pub fn queue_turn(self: &Arc<Self>) -> Option<QueuedTurn> {
         if !self.has_held() {
-            return Ok(None);
+            return None;
         }
-        let held = Held::new(&self.held, most)?;
+        let held = Held::new(&self.held);
         let mut turn: QueuedTurn = Box::pin(self.clone().turn(held));
         // The first poll enters the queue; whoever waits for it polls again.
         match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
-            Poll::Ready(turn) => Ok(Some(Box::pin(std::future::ready(turn)))),
-            Poll::Pending => Ok(Some(turn)),
+            Poll::Ready(turn) => Some(Box::pin(std::future::ready(turn))),
+            Poll::Pending => Some(turn),
         }
     }
 

@@ -93,29 +93,23 @@ async fn questions_of_the_server_count_beside_their_events() {
     assert!(grown[1] >= grown[0] + ASKED * ID, "{} bytes for questions, {} for others", grown[1], grown[0]);
 }
 
+/// A burst is not refused while the server answers.
 #[tokio::test]
-async fn a_post_that_was_sent_and_finds_no_place_waits_for_the_servers_own_answer() {
+async fn a_post_that_finds_no_place_waits_for_one_and_gets_the_servers_own_answer() {
     let (mut upstream, proxy, session) = bounded(|c| {
         c.limits.held_posts_per_session = 1;
-        c.delivery.commit_after = Some(Duration::from_secs(1));
+        c.delivery.commit_after = None;
     })
     .await;
-    let one = session.post(notification(1)).start(proxy.addr).await;
-    let of_one = upstream.next().await;
+    let first = session.post(notification(1)).start(proxy.addr).await;
+    let of_first = upstream.expect("notifications/n1").await;
     let other = session.post(notification(2)).start(proxy.addr).await;
-    let of_other = upstream.next().await;
-    pass(Duration::from_secs(2)).await;
-    let (mut one, mut other) = (Box::pin(one.response()), Box::pin(other.response()));
-    let (held, waiting, of_held, of_waiting) = tokio::select! {
-        held = &mut one => (held, other, of_one, of_other),
-        held = &mut other => (held, one, of_other, of_one),
-    };
-    assert_eq!(held.status, 202);
-    of_waiting.status(204).await;
-    assert_eq!(waiting.await.status, 204);
-    of_held.status(202).await;
     settle(&proxy, &mut upstream).await;
-    assert_eq!(metric(&proxy, "mcp_resume_answers_held_total").await, 1.0);
+    of_first.status(202).await;
+    assert_eq!(first.response().await.status, 202);
+    upstream.expect("notifications/n2").await.status(204).await;
+    assert_eq!(other.response().await.status, 204);
+    assert_eq!(metric(&proxy, "mcp_resume_answers_held_total").await, 0.0);
 }
 
 #[tokio::test]
@@ -160,4 +154,116 @@ async fn the_heads_of_calls_and_of_posts_that_wait_count_as_their_callers() {
         assert!(running.len() < 1024 * KIB / HEAD + 5, "more than there is room for");
     }
     assert!(running.len() > 15, "{} calls", running.len());
+}
+
+/// Asserts that a POST is refused without the server.
+async fn assert_not_sent(upstream: &mut Upstream, proxy: &Proxy, request: &Request, status: u16) {
+    let refused = request.start(proxy.addr).await;
+    tokio::select! {
+        biased;
+        call = upstream.next() => panic!("{} was sent", call.rpc_method()),
+        refused = refused.response() => assert_refused(refused, status, "client").await,
+    }
+}
+
+/// Sends POSTs, numbered from `n`, until one is not refused, and answers that.
+async fn finds_a_place(upstream: &mut Upstream, proxy: &Proxy, session: &Session, mut n: usize) {
+    loop {
+        let mut later = Box::pin(session.post(notification(n)).start(proxy.addr).await.response());
+        tokio::select! {
+            biased;
+            call = upstream.next() => {
+                call.status(204).await;
+                assert_eq!(later.await.status, 204);
+                return;
+            }
+            refused = &mut later => assert_eq!(refused.status, 503),
+        }
+        n += 1;
+    }
+}
+
+#[tokio::test]
+async fn posts_that_the_server_never_answers_keep_their_places() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.limits.held_posts_per_session = 3;
+        c.upstream.connect_timeout = Duration::from_millis(100);
+        c.delivery.commit_after = Some(Duration::from_secs(1));
+    })
+    .await;
+    let mut unanswered = Vec::new();
+    for n in 1..=3 {
+        let pending = session.post(notification(n)).start(proxy.addr).await;
+        unanswered.push(upstream.expect(&format!("notifications/n{n}")).await);
+        pass(Duration::from_secs(2)).await;
+        assert_eq!(pending.response().await.status, 202);
+        // Nobody waits behind it any longer.
+        pass(Duration::from_secs(6)).await;
+    }
+    assert_not_sent(&mut upstream, &proxy, &session.post(notification(4)), 503).await;
+    unanswered.remove(0).status(202).await;
+    finds_a_place(&mut upstream, &proxy, &session, 5).await;
+    // Those that are never answered are given up, sooner or later.
+    pass(Duration::from_secs(601)).await;
+    for call in unanswered {
+        call.closed().await;
+    }
+}
+
+/// Also in a session that somebody made up.
+#[tokio::test]
+async fn posts_of_unknown_credentials_have_places_as_well() {
+    let (mut upstream, proxy, _) = bounded(|c| {
+        c.limits.held_posts_per_session = 2;
+        c.upstream.connect_timeout = Duration::from_millis(100);
+    })
+    .await;
+    let session = Session::opened_elsewhere(V2025_11, "made-up", Some("Bearer t"));
+    let mut unanswered = Vec::new();
+    for n in 1..=2 {
+        let pending = session.post(notification(n)).start(proxy.addr).await;
+        unanswered.push(upstream.expect(&format!("notifications/n{n}")).await);
+        pending.reset();
+    }
+    assert_not_sent(&mut upstream, &proxy, &session.post(notification(3)), 503).await;
+    unanswered.remove(0).status(202).await;
+    finds_a_place(&mut upstream, &proxy, &session, 4).await;
+}
+
+/// What a client says may be what ends a call.
+#[tokio::test]
+async fn a_full_share_refuses_large_posts_before_they_are_sent_and_takes_slight_ones() {
+    let (mut upstream, proxy, session) = bounded(|c| {
+        c.streams.max_event_bytes = 64 * KIB;
+        c.streams.max_bytes = 256 * KIB;
+        c.streams.max_bytes_per_principal = 512 * KIB;
+    })
+    .await;
+    let heavy = |id: usize| session.post(call(id)).with("X-Heavy", &"x".repeat(50_000));
+    let mut running = Vec::new();
+    loop {
+        let mut response = Box::pin(heavy(running.len()).start(proxy.addr).await.response());
+        tokio::select! {
+            biased;
+            upstream_call = upstream.next() => running.push((upstream_call, response)),
+            refused = &mut response => break assert_refused(refused, 429, "client").await,
+        }
+        assert!(running.len() < 20, "more than there is room for");
+    }
+    assert_not_sent(&mut upstream, &proxy, &session.post(sized(1, 100_000)), 429).await;
+    for n in 1..50 {
+        let pending = session.post(notification(n)).start(proxy.addr).await;
+        upstream.expect(&format!("notifications/n{n}")).await.status(202).await;
+        assert_eq!(pending.response().await.status, 202);
+    }
+    let mut unanswered = Vec::new();
+    loop {
+        let mut response = Box::pin(session.post(notification(100)).start(proxy.addr).await.response());
+        tokio::select! {
+            biased;
+            upstream_call = upstream.next() => unanswered.push((upstream_call, response)),
+            refused = &mut response => break assert_refused(refused, 429, "client").await,
+        }
+        assert!(unanswered.len() < 20, "more than need no room");
+    }
 }
