@@ -420,7 +420,7 @@ impl Stream {
     }
 
     /// What it takes of its principal's share.
-    pub(super) fn share(&self) -> &Arc<Share> {
+    pub(crate) fn share(&self) -> &Arc<Share> {
         &self.share
     }
 

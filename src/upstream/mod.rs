@@ -19,6 +19,7 @@ mod pump;
 mod reach;
 mod reader;
 mod received;
+mod refusals;
 mod request;
 mod running;
 mod sessions;

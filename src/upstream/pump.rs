@@ -15,6 +15,7 @@ use tracing::{Instrument, debug, info};
 use super::body::{keep, passing_body};
 use super::own;
 use super::reader::{EventReader, Gathered};
+use super::refusals::Refusals;
 use super::source::{Collected, Input, Source};
 use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
@@ -34,9 +35,6 @@ const KEPT_ANSWER_MAX: usize = 64 * 1024;
 const KEPT_ANSWER_WAIT: Duration = Duration::from_millis(500);
 /// An answer that something is to be learned of is waited for this long before it streams.
 const LESSON_WAIT: Duration = Duration::from_secs(10);
-
-/// Between two tries to refuse a question: doubling from the first to the second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 
 /// One call to be made.
 pub struct Call {
@@ -82,6 +80,8 @@ pub struct Pump {
     opened_session: Option<SessionId>,
     /// What its result says, until the store has it.
     unsaved: Option<Opened>,
+    /// Of its questions, where there are any.
+    refusals: Option<Arc<Refusals>>,
     /// Bytes of an event, or of an answer that becomes one, that is not whole.
     arriving: usize,
     began: Instant,
@@ -115,6 +115,7 @@ impl Pump {
             source: Source::Idle,
             opened_session: None,
             unsaved: None,
+            refusals: None,
             arriving: 0,
             began,
             alarm: Alarm::new(),
@@ -239,7 +240,7 @@ impl Pump {
                     ids.iter().for_each(|id| self.post_aside(own::cancelled(id)));
                 }
                 Effect::AnnounceCancel(_) => {}
-                Effect::RefuseAsk(id) => self.refuse_ask(&id),
+                Effect::RefuseAsk(id) => self.refuse_ask(id),
                 Effect::TellGap => self.tell_gap().await,
             }
         }
@@ -263,23 +264,11 @@ impl Pump {
         self.source = Source::Sending { answer, again };
     }
 
-    /// Refuses a question. The upstream waits for the answer, so that one that could not be written is tried until the stream is
-    /// over.
-    fn refuse_ask(&self, id: &RequestId) {
-        let (upstream, stream) = (self.upstream.clone(), self.writer.stream().clone());
-        let template = own::post(&self.call.template, own::refusal(id));
-        let sending = async move {
-            let mut pause = BACKOFF.0;
-            while let Err(failure) = upstream.send(&template, None).await {
-                debug!(?failure, "the refusal of a question did not reach the upstream");
-                if failure.may_have_run || stream.look(|machine| machine.is_sealed()) {
-                    return;
-                }
-                clock::sleep_until(clock::now() + pause).await;
-                pause = (pause * 2).min(BACKOFF.1);
-            }
-        };
-        tokio::spawn(sending.in_current_span());
+    /// Refuses a question.
+    fn refuse_ask(&mut self, id: RequestId) {
+        let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
+        let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
+        self.refusals.get_or_insert_with(new).refuse(id);
     }
 
     /// Posts a message of our own beside the call; what becomes of it changes nothing.
