@@ -79,7 +79,7 @@ pub(super) enum Told {
 impl Ingress {
     pub(super) async fn answers(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        mut asked: Box<Asked>,
         messages: Vec<Message>,
         body: Bytes,
     ) -> Response<BoxBody> {
@@ -117,6 +117,7 @@ impl Ingress {
             }
         };
         let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
+        asked.held = None;
         let held = self.carry(&asked, body.len());
         let place = match self.place(Some(&session), &held).await {
             Ok(place) => place,

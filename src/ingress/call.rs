@@ -73,7 +73,7 @@ struct Claimed {
 impl Ingress {
     pub(super) async fn call(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        mut asked: Box<Asked>,
         call: classify::Call,
         body: Bytes,
     ) -> Response<BoxBody> {
@@ -81,8 +81,8 @@ impl Ingress {
         if !accept.json && !accept.sse {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
-        if let Some(session) = asked.session.as_ref().filter(|session| session.has_held())
-            && let Err(code) = Box::pin(self.wait_turn(&asked, session, body.len())).await
+        if let Some(session) = asked.session.clone().filter(|session| session.has_held())
+            && let Err(code) = Box::pin(self.wait_turn(&mut asked, &session)).await
         {
             return self.refuse_call(code, &call);
         }
@@ -109,12 +109,14 @@ impl Ingress {
             self.learn_tool(&asked, &call, &body).await;
         }
         let teaches = Teaches { initialize, tools: self.listed(&call) };
-        let posted = Posted { asked, call, accept, body, retry, teaches };
+        let mut posted = Posted { asked, call, accept, body, retry, teaches };
         let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
         let elsewhere = match self.is_written_down(posted.retry) && !is_elders {
             true => Box::pin(self.look_elsewhere(&posted)).await,
             false => Elsewhere::Nowhere(None),
         };
+        // From here on it counts as its stream's.
+        posted.asked.held = None;
         let claimed = match elsewhere {
             Elsewhere::Nowhere(_) if let Some(code) = self.elsewhere(&posted.asked) => Err(code),
             Elsewhere::Nowhere(place) => self.begin(&posted, elder, place),
@@ -144,9 +146,8 @@ impl Ingress {
     }
 
     /// Waits behind the POSTs that are held.
-    async fn wait_turn(&self, asked: &Asked, session: &Session, body: usize) -> Result<(), ErrorCode> {
-        let held = self.hold(asked, body);
-        self.log.make_room(&held)?;
+    async fn wait_turn(&self, asked: &mut Asked, session: &Session) -> Result<(), ErrorCode> {
+        self.log.make_room(asked.be_held())?;
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 

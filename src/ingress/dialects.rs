@@ -28,7 +28,7 @@ enum Answer {
 impl Ingress {
     pub(super) async fn dialect(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        mut asked: Box<Asked>,
         request: Dialect,
         body: Bytes,
     ) -> Response<BoxBody> {
@@ -37,7 +37,7 @@ impl Ingress {
         if (streams && !accept.sse) || (!streams && !accept.json) {
             return self.refuse_dialect(ErrorCode::NotAcceptable, &request);
         }
-        self.wait_for_place(&asked).await;
+        self.wait_for_place(&mut asked).await;
         let params = Params::of(&body);
         let found = match self.find_by_token(&asked, params.resume_token.as_deref()).await {
             Ok(found) => found,

@@ -91,14 +91,13 @@ impl Ingress {
     }
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
-    pub(super) async fn forward_read(&self, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        let _held = self.hold(&asked, body.len());
+    pub(super) async fn forward_read(&self, mut asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
+        asked.be_held();
         self.send_whole(&self.upstream.pass(&asked.parts, asked.connection.forwarded(), body)).await
     }
 
     /// The same for a POST whose body was read.
     pub(super) async fn forward_whole(&self, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        let _held = self.hold(&asked, body.len());
         self.send_whole(&self.upstream.call(&asked.parts, asked.connection.forwarded(), body)).await
     }
 

@@ -205,6 +205,8 @@ impl Ingress {
         let to = handed.to;
         let (mut asked, stream, body) = self.asked_of(handed)?;
         if let Some(stream) = stream {
+            // Each answer counts by itself on its way up.
+            asked.held = None;
             return Some(handed_answer(self.take_answers(&asked, &stream, &body).await?).await);
         }
         let id = asked.binding.session.clone()?;
@@ -253,6 +255,8 @@ impl Ingress {
         let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme, handed.certificate, trust));
         let mut asked = self.identify(parts, connection);
         asked.is_handed = true;
+        asked.body_bytes = handed.body.0.len();
+        asked.be_held();
         Some((asked, stream, handed.body.0.into()))
     }
 

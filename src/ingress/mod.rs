@@ -110,6 +110,8 @@ struct Asked {
     share: Arc<Share>,
     /// Size of its body, once that was read whole.
     body_bytes: usize,
+    /// Its head and its body, from when that was read until they count as a stream's or go up.
+    held: Option<Holding>,
     connection: Arc<Connection>,
 }
 
@@ -118,6 +120,12 @@ impl Asked {
     fn shown(&self) -> Shown<'_> {
         let Parts { headers, uri, .. } = &self.parts;
         Shown { headers, query: uri.query(), certificate: self.connection.certificate() }
+    }
+
+    /// Counts its head and its body for as long as it waits, unless they are counted.
+    fn be_held(&mut self) -> &Holding {
+        let Self { parts, body_bytes, share, held, .. } = self;
+        held.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
     }
 }
 
@@ -313,6 +321,7 @@ impl Ingress {
             is_handed: false,
             share,
             body_bytes: 0,
+            held: None,
             connection,
         })
     }
@@ -339,18 +348,14 @@ impl Ingress {
         (Some(id).filter(|_| issued.is_some()), issued)
     }
 
-    /// The whole body.
+    /// The whole body, which counts from then on.
     async fn read(&self, asked: &mut Asked, body: Incoming) -> Result<Bytes, ErrorCode> {
         let make_room = |holding: &Holding| self.log.make_room(holding);
         let limit = self.config.limits.body_bytes;
         let body = body::read(&asked.parts.headers, body, limit, &asked.share, make_room).await?;
         asked.body_bytes = body.len();
+        asked.be_held();
         Ok(body)
-    }
-
-    /// Room for a request that is kept for a while: its head, and so many bytes of body.
-    fn hold(&self, asked: &Asked, body: usize) -> Holding {
-        asked.share.hold(head_bytes(&asked.parts) + body)
     }
 
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::{Asked, Ingress};
+use super::{Asked, Ingress, head_bytes};
 use crate::clock;
 use crate::event_log::{Binding, BoxBody, Session, Stream, stream_owing};
 use crate::protocol::error::ErrorCode;
@@ -114,9 +114,11 @@ impl Ingress {
             // Its own server could tell, and no other is to hear of the session.
             return Ok(false);
         }
-        // The request waits for the upstream, and is nowhere else counted meanwhile.
-        let held = self.hold(asked, asked.body_bytes);
-        self.log.make_room(&held).map_err(Unproven::Unasked)?;
+        // The request waits for the upstream; one without a body is nowhere else counted meanwhile.
+        let head = asked.held.is_none().then(|| asked.share.hold(head_bytes(&asked.parts)));
+        if let Some(held) = head.as_ref().or(asked.held.as_ref()) {
+            self.log.make_room(held).map_err(Unproven::Unasked)?;
+        }
         let tokens = self.upstream.learned().tokens();
         let used = (asked.binding.principal, asked.binding.session.clone());
         let asking = match tokens.ask(used.clone()) {

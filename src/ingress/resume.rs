@@ -27,11 +27,11 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Ingress {
     /// A GET with one of our event IDs.
-    pub(super) async fn resume(self: Arc<Self>, asked: Box<Asked>, id: EventId) -> Response<BoxBody> {
+    pub(super) async fn resume(self: Arc<Self>, mut asked: Box<Asked>, id: EventId) -> Response<BoxBody> {
         if !headers::accept(&asked.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
         }
-        self.wait_for_place(&asked).await;
+        self.wait_for_place(&mut asked).await;
         if id.cursor() == Cursor::End {
             return self.at_end(Dialect::LastEventId);
         }
@@ -69,8 +69,9 @@ impl Ingress {
 
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
     /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
-    pub(super) async fn wait_for_place(&self, asked: &Asked) {
+    pub(super) async fn wait_for_place(&self, asked: &mut Asked) {
         if !asked.share.resumes_at_once() {
+            asked.be_held();
             self.metrics.observe_delayed_resume();
             asked.share.resume_in_turn().await;
         }

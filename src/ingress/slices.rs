@@ -118,7 +118,7 @@ impl Ingress {
     /// The same call again, to go on with: never sent on.
     async fn call_again(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        mut asked: Box<Asked>,
         call: classify::Call,
         method: &str,
         body: &[u8],
@@ -129,7 +129,7 @@ impl Ingress {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
         let Some(names) = names(&call, body) else { return self.refuse_call(ErrorCode::BadRequest, &call) };
-        self.wait_for_place(&asked).await;
+        self.wait_for_place(&mut asked).await;
         let sameness = Sameness::of(body, method);
         let found = match self.find_by_token(&asked, token).await {
             Ok(found) => found,
@@ -155,6 +155,7 @@ impl Ingress {
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
+        asked.held = None;
         let Asked { parts, session, connection, .. } = *asked;
         let query = parts.uri.query().map(Box::from);
         drop(parts);

@@ -103,8 +103,8 @@ impl Ingress {
     }
 
     /// Answers of its client first, where it has any.
-    async fn go_on(self: Arc<Self>, asked: Box<Asked>, wanted: Wanted, given: Option<Given>) -> Response<BoxBody> {
-        self.wait_for_place(&asked).await;
+    async fn go_on(self: Arc<Self>, mut asked: Box<Asked>, wanted: Wanted, given: Option<Given>) -> Response<BoxBody> {
+        self.wait_for_place(&mut asked).await;
         if wanted.id.cursor() == Cursor::End {
             return self.at_end(Dialect::StreamUrl);
         }
@@ -130,7 +130,11 @@ impl Ingress {
                 if let Some(given) = given {
                     let outcome = match resumption.stream.is_elsewhere() {
                         true => self.give_elsewhere(&asked, &wanted.id, &resumption.stream, given).await,
-                        false => self.give(&asked, &resumption.stream, given.answers).await,
+                        false => {
+                            // Each counts by itself on its way up.
+                            asked.held = None;
+                            self.give(&asked, &resumption.stream, given.answers).await
+                        }
                     };
                     if let Err(refusal) = outcome {
                         return *refusal;

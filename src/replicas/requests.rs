@@ -91,8 +91,12 @@ impl Requests {
     pub async fn ask(&self, to: Owner, request: Handed) -> Result<Option<Handed>, Error> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let (_waiting, replied) = self.handed.wait(number);
-        let message = Message::Request { from: self.shared.owner(), number, request };
-        self.shared.send(to, &message.encode(), KEPT).wait().await?;
+        let sending = {
+            // Nothing of the request is kept here while its answer is awaited.
+            let message = Message::Request { from: self.shared.owner(), number, request };
+            self.shared.send(to, &message.encode(), KEPT)
+        };
+        sending.wait().await?;
         Ok(replied.await.unwrap_or_default())
     }
 

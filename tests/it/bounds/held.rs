@@ -267,3 +267,31 @@ async fn a_full_share_refuses_large_posts_before_they_are_sent_and_takes_slight_
         assert!(unanswered.len() < 20, "more than need no room");
     }
 }
+
+#[tokio::test]
+async fn requests_of_clients_that_come_back_count_while_they_wait_for_their_turn() {
+    const BODY: usize = 200_000;
+    const HEAD: usize = 50_000;
+    let (mut upstream, proxy, session) = bounded(|c| c.limits.resumes_per_sec = 1).await;
+    let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    let place = EventId::of(response.prime().await.id());
+    // Ten seconds' worth, and the one that begins them.
+    for _ in 0..11 {
+        session.resume(&place.at(0)).send(proxy.addr).await.sse().prime().await;
+    }
+    let held = async || metric(&proxy, "mcp_resume_held_bytes").await as usize;
+    let before = held().await;
+    let padding = "x".repeat(BODY);
+    let params = serde_json::json!({ "resumeToken": "unknown", "padding": padding });
+    let body = crate::dialects::ask(7.into(), "requests/resume", params);
+    let mut waiting = Vec::new();
+    for _ in 0..3 {
+        waiting.push(session.post(&body).start(proxy.addr).await);
+    }
+    waiting.push(session.resume(&place.at(0)).with("X-Heavy", &"x".repeat(HEAD)).start(proxy.addr).await);
+    until("all of them count", async || held().await >= before + 3 * BODY + HEAD).await;
+    for client in waiting {
+        client.reset();
+    }
+    until("none counts any more", async || held().await < before + HEAD).await;
+}
