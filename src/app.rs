@@ -23,6 +23,7 @@ use tracing::info;
 
 pub use files::check_files;
 use rest::Rest;
+pub use running::connections_beside;
 pub(crate) use running::stopped;
 use running::{Beside, Running};
 

@@ -9,6 +9,9 @@ use tracing::warn;
 
 /// Descriptors that are not for clients and their calls: the admin listener's, the store's, those of calls whose clients are away.
 const RESERVE: usize = 512;
+/// This part of the reserve is the store's and the process's own, and so many at the least.
+const OWN: usize = 4;
+const OWN_LEAST: usize = 24;
 
 /// Raises the soft limit to the hard one and returns the limit that holds then. `None`: there is none, or none is known.
 pub fn raise() -> Option<usize> {
@@ -43,11 +46,13 @@ pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     possible.max(1)
 }
 
-/// Returns how many connections to the server `limit` descriptors are enough for beside `clients` connections of clients. Half of the
-/// reserve is left to the admin listener and the store.
-pub fn upstream_connections(clients: usize, limit: Option<usize>) -> usize {
+/// Returns how many connections to the server `limit` descriptors are enough for beside `clients` connections of clients that are served,
+/// and those `beside` them: of clients that are refused, of probes and of collectors. A quarter of the reserve is left to the store and to
+/// what the process itself needs. Never less than one for each client.
+pub fn upstream_connections(clients: usize, beside: usize, limit: Option<usize>) -> usize {
     let Some(limit) = limit else { return usize::MAX };
-    limit.saturating_sub(clients + RESERVE.min(limit / 3) / 2).max(1)
+    let own = (RESERVE.min(limit / 3) / OWN).max(OWN_LEAST);
+    limit.saturating_sub(clients + beside + own).max(clients).max(1)
 }
 
 #[cfg(test)]
@@ -66,13 +71,17 @@ mod tests {
     }
 
     #[test]
-    fn connections_to_the_server_take_what_clients_and_half_of_the_reserve_leave() {
-        for (limit, of_clients, of_the_server) in
-            [(0, 1, 1), (128, 43, 64), (1024, 341, 513), (1 << 20, 20_480, 1_027_840)]
-        {
-            assert_eq!(upstream_connections(of_clients, Some(limit)), of_the_server, "{limit}");
+    fn connections_to_the_server_take_what_clients_probes_and_the_process_leave() {
+        for (limit, of_clients, beside, of_the_server) in [
+            (0, 1, 18, 1),
+            (128, 43, 20, 43),
+            (1024, 341, 113, 485),
+            (4096, 1792, 384, 1792),
+            (1 << 20, 20_480, 1552, 1_026_416),
+        ] {
+            assert_eq!(upstream_connections(of_clients, beside, Some(limit)), of_the_server, "{limit}");
         }
-        assert_eq!(upstream_connections(341, None), usize::MAX);
+        assert_eq!(upstream_connections(341, 113, None), usize::MAX);
     }
 
     #[cfg(unix)]

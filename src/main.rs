@@ -106,7 +106,8 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Said::begin(&config.log)?;
     let limit = descriptors::raise();
     config.limits.connections = descriptors::connections(config.limits.connections, limit);
-    config.upstream.connections = descriptors::upstream_connections(config.limits.connections, limit);
+    let (clients, beside) = (config.limits.connections, app::connections_beside(&config));
+    config.upstream.connections = descriptors::upstream_connections(clients, beside, limit);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
     info!(

@@ -30,6 +30,14 @@ pub(super) fn admin_connections(config: &Config) -> usize {
     (config.limits.connections / 4).clamp(least, most)
 }
 
+/// Connections that there may be beside those of clients with a place: of clients that are refused, and of the listeners for probes and
+/// metrics.
+pub fn connections_beside(config: &Config) -> usize {
+    let clients = config.limits.connections;
+    let listeners = [config.admin.address, config.admin.metrics_address].into_iter().flatten().count();
+    Seats::with_refused(clients) - clients + listeners * Seats::with_refused(admin_connections(config))
+}
+
 /// What a sidecar has beside its data listener.
 #[derive(Default)]
 pub(super) struct Beside {

@@ -41,6 +41,11 @@ impl Seats {
         Arc::new(Self { most, taken: AtomicUsize::new(0), refused: AtomicUsize::new(0) })
     }
 
+    /// How many connections there are at the most where so many have a place: those that are being refused included.
+    pub fn with_refused(most: usize) -> usize {
+        most + most.div_ceil(TOLD)
+    }
+
     /// A place for one more connection.
     pub(super) fn take(self: &Arc<Self>) -> Option<Seat> {
         self.take_of(&self.taken, self.most, false)

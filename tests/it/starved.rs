@@ -2,6 +2,7 @@
 
 #![cfg(target_os = "linux")]
 
+use crate::support::frames::Framer;
 use crate::support::*;
 use std::io::{Read, Write};
 use std::net::SocketAddr;
@@ -126,4 +127,36 @@ async fn a_stdout_that_nobody_reads_does_not_keep_it_from_serving() {
     until("it listens", async || tokio::net::TcpStream::connect(admin).await.is_ok()).await;
     assert!(is_live(admin).await);
     child.kill().await.expect("it runs");
+}
+
+/// On HTTP/2 few connections of clients carry more calls than there are descriptors for connections to the server.
+#[tokio::test]
+async fn more_calls_than_descriptors_are_refused_and_leave_room_for_probes() {
+    let upstream = Upstream::start().await;
+    let mut command = after("ulimit -n 128", &command(&upstream));
+    command.env("MCP_RESUME_UPSTREAM__CONNECT_TIMEOUT_MS", "500").env("MCP_RESUME_DELIVERY__COMMIT_AFTER_MS", "0");
+    let proxy = Proxy::process(command).await;
+    let mut clients = Vec::new();
+    for first in [0, 75] {
+        let mut client = Framer::connect(proxy.addr).await;
+        for id in first..first + 75 {
+            let (call, _) = client.open(&Request::post(call(id)));
+            client.send(&call).await.expect("an open connection");
+        }
+        clients.push(client);
+    }
+    until("those beyond are refused", async || {
+        metric(&proxy, "mcp_resume_rejects_total{reason=\"too_many_connections\"}").await > 0.0
+    })
+    .await;
+    assert!(upstream.connections() < 128 / 2, "{} connections to the server", upstream.connections());
+    // Probes that keep their connections, and a client that comes now.
+    let mut probes = Vec::new();
+    for _ in 0..8 {
+        let mut response = Request::new("GET", "/livez").send(proxy.admin.expect("an admin listener")).await;
+        assert_eq!((response.status, response.body().await), (200, b"ok\n".to_vec()));
+        probes.push(response.into_client());
+    }
+    assert_eq!(Request::post("no JSON").send(proxy.addr).await.status, 400);
+    proxy.kill().await;
 }
