@@ -2,7 +2,8 @@
 //!
 //! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything behind a damaged
 //! place in the middle. Here a torn end is cut off, which costs what was not answered yet, and damage before intact writes is
-//! told from it. So is a journal of several that is missing, except the oldest one. A journal is a row of batches:
+//! told from it. So is a journal of several that is missing, except the oldest one, and one without its end that another follows: the
+//! database syncs a journal before it begins the next one. A journal is a row of batches:
 //!
 //! ```text
 //! 1 <items 4> <seqno 8>                                                       start
@@ -47,22 +48,33 @@ impl Journals {
     /// Reads the journals in `path`, and notes every row with the key `wanted`.
     ///
     /// With [`Fsync::Always`] no write follows a torn one, and intact ones behind are an error. With [`Fsync::Interval`] a power
-    /// cut may leave that, and the torn one is the end.
+    /// cut may leave that, and the torn one is the end. A later journal does not begin before the earlier one is synced, with either.
     pub(super) fn inspect(path: &Path, fsync: Fsync, wanted: &[u8]) -> Result<Self, Failure> {
         let mut journals = Self { torn: Vec::new(), last: None, found: Vec::new() };
+        // Why no write can follow the journals so far.
+        let mut broken: Option<String> = None;
         for (number, path) in numbered(path)? {
             // The database opens them for writing.
             let mut file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
             let mut bytes = Vec::new();
             file.read_to_end(&mut bytes).map_err(failed)?;
             let end = journals.read(&bytes, number, wanted)?;
+            if end > 0
+                && let Some(problem) = broken
+            {
+                return Err(damaged(problem));
+            }
             if is_zero(&bytes[end..]) {
+                if end == 0 {
+                    broken.get_or_insert_with(|| format!("{number}.jnl has lost what was in it"));
+                }
                 continue;
             }
             if fsync == Fsync::Always && has_batch(&bytes[end..]) {
                 let problem = format!("{number}.jnl is damaged at byte {end}, before writes that are intact");
                 return Err(damaged(problem));
             }
+            broken.get_or_insert_with(|| format!("{number}.jnl is damaged at byte {end}, and a later journal is not"));
             journals.torn.push((path, end));
         }
         Ok(journals)
@@ -239,14 +251,19 @@ mod tests {
         }
     }
 
+    fn torn(bytes: &[u8]) -> Vec<u8> {
+        [bytes, &written(9, b"torn")[..20]].concat()
+    }
+
     #[test]
     fn journals_are_read_in_their_order_and_only_torn_ends_are_cut() {
-        let torn = |bytes: Vec<u8>| [&bytes[..], &written(9, b"torn")[..20]].concat();
-        let zeros = [&written(6, b"d")[..], &[0; 9000]].concat();
+        let zeros = [&written(5, b"c")[..], &[0; 9000]].concat();
         let folder = Folder::with(&[
-            (2, zeros),
+            (2, torn(&written(6, b"d"))),
             (0, [written(1, b"a"), written(3, b"b")].concat()),
-            (1, torn(written(5, b"c"))),
+            (1, zeros),
+            // One that was just begun.
+            (3, vec![0; 5000]),
         ]);
         for fsync in [Fsync::Always, Fsync::Interval] {
             let journals = folder.inspect(fsync).unwrap();
@@ -257,7 +274,22 @@ mod tests {
         folder.inspect(Fsync::Always).unwrap().cut().unwrap();
         let len = |number| fs::metadata(folder.0.join(format!("{number}.jnl"))).unwrap().len() as usize;
         let one = written(1, b"a").len();
-        assert_eq!([len(0), len(1), len(2)], [2 * one, one, one + 9000]);
+        assert_eq!([0, 1, 2, 3].map(len), [2 * one, one + 9000, one, 5000]);
+    }
+
+    #[test]
+    fn a_journal_that_lost_its_end_or_all_is_refused_where_a_later_one_has_writes() {
+        let lost = [torn(&written(5, b"c")), torn(b""), Vec::new(), vec![0; 5000]];
+        for (journal, between) in lost.into_iter().flat_map(|lost| [(lost.clone(), None), (lost, Some(Vec::new()))]) {
+            let between_them: Vec<_> = between.into_iter().map(|empty| (3, empty)).collect();
+            let last = 3 + between_them.len() as u64;
+            let all = [&[(1, written(1, b"a")), (2, journal)][..], &between_them, &[(last, written(6, b"d"))]].concat();
+            let folder = Folder::with(&all);
+            for fsync in [Fsync::Always, Fsync::Interval] {
+                let refusal = folder.refusal(fsync);
+                assert!(refusal.starts_with("2.jnl "), "{refusal:?}");
+            }
+        }
     }
 
     #[test]

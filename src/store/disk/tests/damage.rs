@@ -20,6 +20,20 @@ async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
     (directory, stream, texts)
 }
 
+/// The same with the writes of the journal in three: the database begins another one after so many writes that a test would take long.
+async fn written_in_three() -> (TemporaryDirectory, StreamId, Vec<String>) {
+    let (directory, stream, texts) = written().await;
+    let journal = |number: usize| directory.0.join(format!("db/{number}.jnl"));
+    let bytes = fs::read(journal(0)).unwrap();
+    let ends: Vec<_> = memchr::memmem::find_iter(&bytes, b"FJL\x03").map(|at| at + 4).collect();
+    assert!(ends.len() > texts.len() && ends.last() == Some(&bytes.len()), "the texts have none of these");
+    let places = [0, ends[ends.len() / 3], ends[2 * ends.len() / 3], bytes.len()];
+    for (number, part) in places.windows(2).enumerate() {
+        fs::write(journal(number), &bytes[part[0]..part[1]]).unwrap();
+    }
+    (directory, stream, texts)
+}
+
 /// What became of a copy after damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
@@ -107,6 +121,29 @@ async fn damage_to_any_file_is_refused_with_nothing_changed_or_costs_the_end_alo
         }
     }
     assert!(outcomes[&Outcome::Refused] > 0 && outcomes[&Outcome::Whole] > 0, "{outcomes:?}");
+}
+
+#[tokio::test]
+async fn damage_to_a_journal_that_others_follow_is_refused_with_nothing_changed() {
+    let (directory, stream, texts) = written_in_three().await;
+    assert_eq!(look_at(&directory.copy(), stream, &texts, "nothing").await, Outcome::Whole);
+    for number in 0..3 {
+        let name = format!("db/{number}.jnl");
+        let bytes = fs::read(directory.0.join(&name)).unwrap();
+        for (how, damaged, _) in damages(&bytes) {
+            if number == 0 && damaged.is_none() {
+                // Nothing says that there was one before the oldest one.
+                continue;
+            }
+            let what = format!("{name} {how}");
+            let copy = directory.copy();
+            let file = copy.0.join(&name);
+            damaged.map_or_else(|| fs::remove_file(&file), |damaged| fs::write(&file, damaged)).unwrap();
+            let outcome = look_at(&copy, stream, &texts, &what).await;
+            let may_be_cut = number == 2 && outcome == Outcome::Cut;
+            assert!(outcome == Outcome::Refused || may_be_cut, "{what}: {outcome:?}");
+        }
+    }
 }
 
 /// Leaves the beginning of a write behind the last one, as a power cut does. Opening would cut it off.
