@@ -19,7 +19,7 @@ use crate::event_log::{Claim, Claimed, Fingerprint, Hold, Registering, Run, Stre
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::protocol::replica::{Handed, Known};
-use crate::replicas::Replicas;
+use crate::replicas::{Absence, Replicas};
 use crate::store::{Error, Standing};
 
 /// A replica that has not answered for so long is asked again, if it lives.
@@ -225,14 +225,15 @@ impl Search<'_> {
             Ok(_) => {}
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         }
-        let may_come_back = match self.replicas {
-            Some(replicas) => replicas.requests().may_come_back(run.owner).await,
-            None => Ok(false),
+        let absence = match self.replicas {
+            Some(replicas) => replicas.requests().absence(run.owner).await,
+            None => Ok(Absence::Gone),
         };
-        match may_come_back {
-            Ok(true) => Next::Again(Some(PAUSE * 4)),
-            Ok(false) => Next::Answer(lost(ErrorCode::OwnerDied)),
-            Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+        match absence {
+            Ok(Absence::Lapsed) => Next::Again(Some(PAUSE * 4)),
+            Ok(Absence::Gone) => Next::Answer(lost(ErrorCode::OwnerDied)),
+            // The call may still run there, and its answer come once the store can be reached again.
+            Ok(Absence::CutOff) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
         }
     }
 

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
-pub use requests::Requests;
+pub use requests::{Absence, Requests};
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};

@@ -17,6 +17,17 @@ use crate::store::{Error, Shared};
 /// A request nobody took for so long is of no use any more.
 const KEPT: Duration = Duration::from_secs(60);
 
+/// What is known of a replica that does not live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Absence {
+    /// Its lease has lapsed, and no replica has taken it for gone yet.
+    Lapsed,
+    /// It was taken for gone a while ago, and may only be cut off from the store: with what it runs.
+    CutOff,
+    /// It does not come back.
+    Gone,
+}
+
 /// Requests and questions that wait for their answer.
 pub struct Requests {
     shared: Arc<dyn Shared>,
@@ -162,13 +173,18 @@ impl Requests {
         Ok(replied.await.ok())
     }
 
-    /// Returns whether `owner`'s lease has lapsed, and no replica has taken it for gone yet.
+    /// Returns what is known of `owner`, which does not live or knows nothing of what it was asked.
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn may_come_back(&self, owner: Owner) -> Result<bool, Error> {
-        let has_lapsed = self.shared.lapsed().wait().await?.contains(&owner);
-        Ok(has_lapsed && self.shared.get(&cut_off(owner)).wait().await?.is_none())
+    pub async fn absence(&self, owner: Owner) -> Result<Absence, Error> {
+        if !self.shared.lapsed().wait().await?.contains(&owner) {
+            return Ok(Absence::Gone);
+        }
+        match self.shared.get(&cut_off(owner)).wait().await? {
+            Some(_) => Ok(Absence::CutOff),
+            None => Ok(Absence::Lapsed),
+        }
     }
 
     pub(super) fn take_known(&self, number: u64, known: Known) {

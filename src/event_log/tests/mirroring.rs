@@ -7,7 +7,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::replica::Reader;
 use crate::protocol::stream::{Batch, Place};
-use crate::replicas::Replicas;
+use crate::replicas::{Absence, Replicas};
 use crate::store::memory::whole::Memory;
 use crate::store::{Appended, Read, Renewal, Shared};
 
@@ -564,10 +564,11 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
     assert_eq!(own.lapsed().wait().await.unwrap(), [Owner(1)]);
-    assert!(!two.requests().may_come_back(Owner(1)).await.unwrap(), "two has noted that");
+    assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::CutOff, "two has noted that");
     assert!(two.requests().place_at(Owner(1), stream).await.is_err(), "it may have the stream");
     tokio::time::sleep(LEASE * 60).await;
     assert_eq!(own.lapsed().wait().await.unwrap(), []);
     assert_eq!(two.requests().place_at(Owner(1), stream).await.unwrap(), None);
+    assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::Gone);
     running.abort();
 }

@@ -149,3 +149,50 @@ async fn one_that_died_comes_back_under_its_name() {
     assert_eq!(texts.len(), 1);
     assert_owner_died(&texts[0], 1);
 }
+
+/// It lives, though nobody can ask it: what it runs is not over.
+#[tokio::test]
+async fn what_a_replica_runs_that_is_cut_off_from_redis_is_to_be_asked_for_again() {
+    let redis = Redis::start();
+    let relay = redis.relay().await;
+    let mut one = Replica::with(&redis, "one", |config| {
+        let Store::Redis(store) = &mut config.store else { panic!("{:?}", config.store) };
+        store.url = relay.url();
+    })
+    .await;
+    let two = Replica::start(&redis, "two").await;
+    let session = one.open(V2025_11).await;
+    let (_left, response, asked) = one.begin(&session.post(call(1))).await;
+    response.reset();
+    // Of this one there is no stream.
+    let silent = session.post(call(2)).with("Accept", "application/json");
+    let pending = silent.start(one.proxy.addr).await;
+    let run = one.upstream.expect("tools/call").await;
+    relay.cut(true);
+    until("it is seen", async || one.metric("store_ready").await == 0.0).await;
+    let (sse, mut response, begun) = one.begin(&session.post(call(3))).await;
+    sse.event(progress(3)).await;
+    assert_eq!(response.event().await.bytes(), progress(3).as_bytes());
+    // This tells that it is taken for gone.
+    let mut back = two.send(session.resume(&asked.at(0))).await.sse();
+    assert_owner_died(&rest(&mut back).await[0], 1);
+    super::outage::try_again(&two.proxy, session.resume(&begun.at(0))).await;
+    let mut again = two.send(silent.clone()).await;
+    assert_eq!((again.status, again.header("retry-after")), (503, Some("1")));
+    let message = again.json().await;
+    assert_eq!(message["error"]["message"], STORE_FAILED, "{message}");
+    assert_eq!(message["error"]["data"]["mayHaveRun"], true, "{message}");
+
+    relay.cut(false);
+    until("it is back", async || one.metric("store_ready").await == 1.0).await;
+    until("it is heard of", async || two.send(session.resume(&begun.at(0))).await.status == 200).await;
+    let mut back = two.send(session.resume(&begun.at(0))).await.sse();
+    sse.finish(result(3)).await;
+    assert_eq!(rest(&mut back).await, [progress(3), result(3)]);
+    let again = silent.start(two.proxy.addr).await;
+    run.json(200, result(2)).await;
+    for pending in [pending, again] {
+        assert_eq!(pending.response().await.body().await, result(2).as_bytes());
+    }
+    assert!(two.upstream.is_quiet());
+}

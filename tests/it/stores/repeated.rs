@@ -77,6 +77,11 @@ async fn a_call_whose_replica_was_killed_is_not_run_again() {
         rest(&mut again).await
     };
     assert_owner_died(texts.last().expect("an end"), 1);
+    // It might only be cut off from Redis, until a process of its name knows nothing of the call.
+    let (status, text) = two.told(silent.clone()).await;
+    assert_eq!(status, 503);
+    assert!(text.contains(STORE_FAILED) && text.contains(r#""mayHaveRun":true"#), "{text}");
+    let _one = Replica::process(&redis, "one", &[]).await;
     let (status, text) = two.told(silent).await;
     assert_eq!(status, 504);
     assert_owner_died(&text, 2);
