@@ -196,3 +196,36 @@ async fn what_a_replica_runs_that_is_cut_off_from_redis_is_to_be_asked_for_again
     }
     assert!(two.upstream.is_quiet());
 }
+
+#[tokio::test]
+async fn the_gap_that_a_death_leaves_in_a_standalone_stream_is_told_elsewhere() {
+    let redis = Redis::start();
+    let mut one = Replica::process(&redis, "one", &[]).await;
+    let mut two = Replica::start(&redis, "two").await;
+    let session = one.open(V2025_11).await;
+    let pending = session.get().start(one.proxy.addr).await;
+    let sse = one.upstream.expect("GET").await.sse().await;
+    let mut response = pending.response().await.sse();
+    let place = EventId::of(response.prime().await.id());
+    sse.event(progress(1)).await;
+    assert_eq!(response.event().await.id(), place.at(1));
+    one.proxy.kill().await;
+    drop(sse);
+    let waiting = session.resume(&place.at(1)).start(two.proxy.addr).await;
+    until("it is taken for gone", async || two.metric("streams_adopted_total").await == 1.0).await;
+    drop(waiting);
+
+    let pending = session.resume(&place.at(1)).start(two.proxy.addr).await;
+    let sse = two.upstream.expect("GET").await.sse().await;
+    let mut back = pending.response().await.sse();
+    let mut frames = vec![back.any_frame().await.expect("a beginning")];
+    sse.event(progress(2)).await;
+    while frames.last().is_none_or(|frame: &Frame| frame.bytes() != progress(2).as_bytes()) {
+        frames.push(back.any_frame().await.expect("more"));
+    }
+    assert!(frames.iter().any(|frame| !frame.comments.is_empty()), "a comment: {frames:?}");
+    let warnings: Vec<_> = frames.iter().filter(|frame| frame.is_event() && frame.id.is_none()).collect();
+    assert_eq!(warnings.len(), 1, "the server declared logging: {frames:?}");
+    assert_eq!(warnings[0].json()["method"], "notifications/message");
+    assert_eq!(two.metric("gaps_total").await, 1.0);
+}

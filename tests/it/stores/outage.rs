@@ -493,13 +493,17 @@ async fn what_waiting_cannot_mend_ends_a_start() {
 /// What Redis was asked before it went silent takes effect when it goes on.
 #[tokio::test]
 async fn a_call_that_was_refused_without_the_store_runs_once_it_is_back() {
-    for comes_back_elsewhere in [false, true] {
-        // Long enough for nobody to be taken for gone meanwhile.
-        let mut scene = scene_with(OnUnreachable::Refuse, 10 * LEASE).await;
+    // Long enough for nobody to be taken for gone meanwhile, or for every lease to lapse.
+    for (comes_back_elsewhere, lease) in [(false, 10 * LEASE), (true, 10 * LEASE), (false, LEASE), (true, LEASE)] {
+        let mut scene = scene_with(OnUnreachable::Refuse, lease).await;
         let process = scene.redis.process_id();
+        let began = Instant::now();
         scene.redis.signal("-STOP", &process);
         let request = scene.session.post(call(9));
         try_again(&scene.one.proxy, request.clone()).await;
+        if lease == LEASE {
+            until("more than two leases are over", async || began.elapsed() > 5 * LEASE / 2).await;
+        }
         scene.redis.signal("-CONT", &process);
         let again = if comes_back_elsewhere { &mut scene.two } else { &mut scene.one };
         let resume = scene.session.resume(&scene.place.at(1));
