@@ -54,7 +54,7 @@ pub use recorder::Backing;
 pub use regained::{Contents, Regained};
 pub use restore::Unreachable;
 pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
-pub use runs::{Claim, Claimed, Hold, Run};
+pub use runs::{Claim, Claimed, Elder, Hold, Run};
 pub use sessions::{Opened, Place, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use share::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};

@@ -91,6 +91,11 @@ fn said(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
 pub struct Subject([u8; 16]);
 
 impl Subject {
+    /// What it is told from others by.
+    pub(super) fn digest(self) -> [u8; 16] {
+        self.0
+    }
+
     #[cfg(test)]
     pub(crate) fn from_hash(hash: [u8; 16]) -> Self {
         Self(hash)

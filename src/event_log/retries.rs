@@ -43,6 +43,12 @@ impl Fingerprint {
         Self::hash(b"key", &binding.principal, &[binding.session_text()], key)
     }
 
+    /// Of an `Idempotency-Key` of whom the caller's token says it speaks for; `None` where it says nothing.
+    pub fn of_subject_key(binding: &Binding, key: &[u8]) -> Option<Self> {
+        let subject = Principal::Known(binding.subject?.digest());
+        Some(Self::hash(b"subject", &subject, &[binding.session_text()], key))
+    }
+
     /// Of a body alone: whether a key came back with the same one.
     pub fn of_body(query: &str, body: &[u8]) -> Self {
         Self::hash(b"body", &Principal::Anonymous, &[query], body)

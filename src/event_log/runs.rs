@@ -2,7 +2,8 @@
 //!
 //! Owned here: a record in the store for each call that a retry may match elsewhere, claimed before the call goes upstream and gone with the
 //! entry of the index of retries that it stands for; and what this replica tells others of the calls that it runs. Where replicas share
-//! the store every such call has a record, else only one with a key. Invariants: of many that are sent one call at once, one claims it;
+//! the store every such call has a record, else only one with a key. A call with a key whose caller shows a JWT has a second one, by which
+//! the same caller finds it with another token. Invariants: of many that are sent one call at once, one claims it;
 //! what is changed or removed is the record that was seen, never one that has taken its place; that of a call which its replica leaves
 //! behind stays; that of a call which never ran goes, however often the store has to be asked. Absent: what a client is answered
 //! (ingress), and the answers that outlive the process (`answers.rs`).
@@ -43,6 +44,18 @@ pub struct Run {
     pub body: Option<Fingerprint>,
 }
 
+/// A call with a key, as another token of its caller finds it. Anybody can claim to be that caller: nothing of it is for one who has
+/// not proven it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Elder {
+    /// The call.
+    pub run: Run,
+    /// Its fingerprint with the token that began it.
+    pub call: Fingerprint,
+    /// The server had accepted that token before.
+    pub is_accepted: bool,
+}
+
 /// What is written down of a call that is claimed.
 #[derive(Clone, Copy, Debug)]
 pub struct Claim {
@@ -79,13 +92,21 @@ impl Released {
     }
 }
 
-/// The record of a call that was claimed here; dropping it removes that, unless the call was left.
+/// A record as it was written.
+#[derive(Clone)]
+struct Record {
+    key: Vec<u8>,
+    value: Vec<u8>,
+}
+
+/// The records of a call that was claimed here; dropping it removes them, unless the call was left.
 pub struct Hold {
     store: Arc<dyn Store>,
     released: Arc<Released>,
-    key: Vec<u8>,
-    value: Vec<u8>,
     stream: StreamId,
+    record: Record,
+    /// That by which another token finds it. In a box: most have none.
+    elder: Option<Box<Record>>,
     retention: Duration,
     kept_at: Mutex<Instant>,
     is_left: AtomicBool,
@@ -100,13 +121,12 @@ impl fmt::Debug for Hold {
 impl Hold {
     fn new(log: &EventLog, store: Arc<dyn Store>, key: Vec<u8>, claim: Claim) -> Self {
         let run = Run { owner: log.owner(), stream: StreamId::from_bytes(random::bytes()), body: claim.body };
-        let value = serde_json::to_vec(&run).expect("a record has no maps with keys that are no text");
         Self {
             store,
             released: log.released.clone(),
-            key,
-            value,
             stream: run.stream,
+            record: Record { key, value: written(&run) },
+            elder: None,
             retention: claim.retention,
             kept_at: Mutex::new(clock::now()),
             is_left: AtomicBool::new(false),
@@ -128,48 +148,67 @@ impl Hold {
         self.stream
     }
 
+    /// No other token finds the call: the place is another call's.
+    pub fn give_up_elder(&mut self) {
+        self.elder = None;
+    }
+
+    fn records(&self) -> impl Iterator<Item = &Record> {
+        std::iter::once(&self.record).chain(self.elder.as_deref())
+    }
+
     pub(super) fn keep_if_due(&self, now: Instant) {
         let mut kept_at = self.kept_at.lock().unwrap_or_else(PoisonError::into_inner);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
             // Nobody waits for the answer: what is not kept now is kept the next time.
-            drop(self.store.hold(&self.key, &self.value, Some(self.keep())));
+            self.records().for_each(|of| drop(self.store.hold(&of.key, &of.value, Some(self.keep()))));
         }
     }
 
-    /// The record stays, for the time that is left to it: the call goes on to be known elsewhere, or nobody knows what became of it.
+    /// The records stay, for the time that is left to them: the call goes on to be known elsewhere, or nobody knows what became of it.
     pub(super) fn leave(&self) {
         self.is_left.store(true, Ordering::Relaxed);
     }
 
     pub(super) fn write_again(&self) {
-        drop(self.store.claim(&self.key, &self.value, self.keep()));
+        self.records().for_each(|of| drop(self.store.claim(&of.key, &of.value, self.keep())));
     }
 
-    /// Removes the record. Asks again for as long as the store does not confirm it and could still have the record: it would say of a
-    /// call that is over, or never ran, that it may have run.
+    /// Removes the records. Asks again for as long as the store does not confirm it and could still have one: it would say of a call that
+    /// is over, or never ran, that it may have run.
     fn release(&self) {
+        let records: Vec<_> = self.records().cloned().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return drop(self.store.hold(&self.key, &self.value, None));
+            return records.iter().for_each(|of| drop(self.store.hold(&of.key, &of.value, None)));
         };
-        self.released.lock().insert(self.stream);
-        let removing = self.store.hold(&self.key, &self.value, None);
-        let (store, released, stream) = (self.store.clone(), self.released.clone(), self.stream);
-        let (key, value, until) = (self.key.clone(), self.value.clone(), clock::now() + self.keep());
+        let stream = self.stream;
+        self.released.lock().insert(stream);
+        let removing: Vec<_> = records.iter().map(|of| self.store.hold(&of.key, &of.value, None)).collect();
+        let (store, released, until) = (self.store.clone(), self.released.clone(), clock::now() + self.keep());
         runtime.spawn(async move {
-            if removing.wait().await.is_err() {
-                while clock::now() < until {
-                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
-                    if store.hold(&key, &value, None).wait().await.is_ok() {
-                        break;
-                    }
+            for (record, removing) in records.iter().zip(removing) {
+                if removing.wait().await.is_err() {
+                    record.remove_for_sure(&*store, until).await;
                 }
-                // A claim whose connection broke may take effect after that.
-                clock::sleep_until(clock::now() + LOOK).await;
-                let _ = store.hold(&key, &value, None).wait().await;
             }
             released.lock().remove(&stream);
         });
+    }
+}
+
+impl Record {
+    /// Removes it from a store that did not confirm it, and could have it until then.
+    async fn remove_for_sure(&self, store: &dyn Store, until: Instant) {
+        while clock::now() < until {
+            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            if store.hold(&self.key, &self.value, None).wait().await.is_ok() {
+                break;
+            }
+        }
+        // A claim whose connection broke may take effect after that.
+        clock::sleep_until(clock::now() + LOOK).await;
+        let _ = store.hold(&self.key, &self.value, None).wait().await;
     }
 }
 
@@ -196,12 +235,65 @@ impl EventLog {
         }
         // There from before it is asked for: a client that leaves now takes the record with it.
         let hold = Hold::new(self, store, key, claim);
-        let claimed = hold.store.claim(&hold.key, &hold.value, hold.keep()).wait().await;
+        let Record { key, value } = &hold.record;
+        let claimed = hold.store.claim(key, value, hold.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
             None => Ok(Claimed::Here(hold)),
             // It was asked for twice on the way.
-            Some(there) if there == hold.value => Ok(Claimed::Here(hold)),
+            Some(there) if there == *value => Ok(Claimed::Here(hold)),
             Some(there) => Ok(before(there)),
+        }
+    }
+
+    /// Writes down that `hold` is of the `call` with this body of a caller with this subject, whose token the server had accepted or not,
+    /// unless there is one of another token: then that, and how it is written.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn claim_for_subject(
+        &self,
+        hold: &mut Hold,
+        subject: &Fingerprint,
+        call: Fingerprint,
+        body: Option<Fingerprint>,
+        is_accepted: bool,
+    ) -> Result<Option<(Elder, Bytes)>, Error> {
+        let Some(backing) = &self.backing else { return Ok(None) };
+        let run = Run { owner: self.owner(), stream: hold.stream, body };
+        let record = Record { key: elder_key(subject), value: written(&Elder { run, call, is_accepted }) };
+        // There from before it is asked for, as the other one.
+        hold.elder = Some(Box::new(record.clone()));
+        loop {
+            let claimed = hold.store.claim(&record.key, &record.value, hold.keep()).wait().await;
+            let there = claimed.inspect_err(|error| backing.note_failure(error))?;
+            let Some(there) = there.filter(|there| *there != record.value) else { return Ok(None) };
+            let elder = read_elder(&there)?;
+            if elder.call != call {
+                return Ok(Some((elder, there)));
+            }
+            // An earlier one of the same token, on its way out: this one could not be claimed before.
+            hold.store.hold(&record.key, &there, None).wait().await?;
+        }
+    }
+
+    /// Returns the call with a key that was begun for a caller with this subject, and how that is written.
+    ///
+    /// # Errors
+    /// When the store cannot be asked.
+    pub async fn elder(&self, subject: &Fingerprint) -> Result<Option<(Elder, Bytes)>, Error> {
+        let Some(backing) = &self.backing else { return Ok(None) };
+        let record = backing.store.get(&elder_key(subject)).wait().await?;
+        record.map(|record| Ok((read_elder(&record)?, record))).transpose()
+    }
+
+    /// Frees the place of a call that nobody comes back to any more, with any token.
+    ///
+    /// # Errors
+    /// When the store cannot be told.
+    pub async fn disclaim_elder(&self, subject: &Fingerprint, record: &Bytes) -> Result<(), Error> {
+        match &self.backing {
+            Some(backing) => backing.store.hold(&elder_key(subject), record, None).wait().await,
+            None => Ok(()),
         }
     }
 
@@ -270,6 +362,19 @@ fn before(record: Bytes) -> Claimed {
     }
 }
 
+fn read_elder(record: &Bytes) -> Result<Elder, Error> {
+    serde_json::from_slice(record)
+        .map_err(|error| Error::Unavailable(format!("the record of a call cannot be read: {error}")))
+}
+
+fn written(record: &impl Serialize) -> Vec<u8> {
+    serde_json::to_vec(record).expect("a record has no maps with keys that are no text")
+}
+
 fn key(call: &Fingerprint) -> Vec<u8> {
     [b"run\0", call.as_bytes()].concat()
+}
+
+fn elder_key(subject: &Fingerprint) -> Vec<u8> {
+    [b"elder\0", subject.as_bytes()].concat()
 }

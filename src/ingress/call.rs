@@ -33,7 +33,7 @@ use crate::upstream::{self, Pump, Running, Teaches, Template};
 /// A POST that carries requests, with all that is known of it.
 pub(super) struct Posted {
     pub(super) asked: Box<Asked>,
-    call: classify::Call,
+    pub(super) call: classify::Call,
     accept: Accept,
     body: Bytes,
     pub(super) retry: Retry,
@@ -97,8 +97,7 @@ impl Ingress {
             let elders = |elder: &Binding| self.elder_retried(elder, &asked, &call, &body);
             match Box::pin(self.elder_call(&asked, call.era(), elders)).await {
                 Ok(found) => elder = found,
-                Err(Unproven::Unasked(code)) => return self.refuse_call(code, &call),
-                Err(unproven) => return self.tell(unproven),
+                Err(unproven) => return self.refuse_unproven(unproven, &call),
             }
             earlier = elder.clone();
         }
@@ -125,6 +124,7 @@ impl Ingress {
                 self.metrics.observe_retry();
                 return handed::answer_of(answer);
             }
+            Elsewhere::Unproven(unproven) => return self.refuse_unproven(unproven, &posted.call),
             Elsewhere::Refused(failure) => {
                 self.metrics.observe_reject(failure.code);
                 return respond::failure(failure, &posted.call.ids, posted.call.batch);
@@ -193,9 +193,16 @@ impl Ingress {
         respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
 
+    fn refuse_unproven(&self, unproven: Unproven, call: &classify::Call) -> Response<BoxBody> {
+        match unproven {
+            Unproven::Unasked(code) => self.refuse_call(code, call),
+            Unproven::Refused(_) => self.tell(unproven),
+        }
+    }
+
     /// The call of `elder`, an older token of the caller, that this POST may be the retry of.
     fn elder_retried(&self, elder: &Binding, asked: &Asked, call: &classify::Call, body: &[u8]) -> Option<Arc<Stream>> {
-        let Retry { fingerprint, body } = retry_of(asked, elder, call, body);
+        let Retry { fingerprint, body, .. } = retry_of(asked, elder, call, body);
         let stream = self.log.retries().find(&fingerprint?)?;
         // Its client may be about to leave.
         let may_match = body.is_some() || !stream.has_arrived();
@@ -205,7 +212,7 @@ impl Ingress {
     /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
     /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
     fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>, place: Option<Place>) -> Result<Claimed, ErrorCode> {
-        let Retry { fingerprint, body } = posted.retry;
+        let Retry { fingerprint, body, .. } = posted.retry;
         if let Some(stream) = elder.filter(|stream| stream.may_return(body.is_some())) {
             let is_same = stream.body() == body;
             return if is_same { Ok(self.return_to(&posted.asked, &stream)) } else { Err(ErrorCode::KeyReused) };
@@ -247,7 +254,7 @@ impl Ingress {
 
     /// In a drain a POST can only come back to a call that was begun before.
     fn rejoin(&self, posted: &Posted) -> Result<Claimed, ErrorCode> {
-        let Retry { fingerprint, body } = posted.retry;
+        let Retry { fingerprint, body, .. } = posted.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         match found.filter(|stream| stream.may_return(body.is_some())) {
             Some(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
@@ -536,6 +543,8 @@ pub(super) struct Retry {
     pub(super) fingerprint: Option<Fingerprint>,
     /// Where it has a key: the body the key must come back with.
     pub(super) body: Option<Fingerprint>,
+    /// By what its caller finds it with another token: where it has a key, and the token says whom it speaks for.
+    pub(super) subject: Option<Fingerprint>,
 }
 
 /// Of a POST by `binding`, which is the caller with this token or an older one.
@@ -548,10 +557,11 @@ fn retry_of(asked: &Asked, binding: &Binding, call: &classify::Call, body: &[u8]
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
             body: Some(Fingerprint::of_body(query, body)),
+            subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
         },
         None if binding.session.is_some() && !call.opens => {
-            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None }
+            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
         }
-        None => Retry { fingerprint: None, body: None },
+        None => Retry { fingerprint: None, body: None, subject: None },
     }
 }

@@ -109,7 +109,7 @@ impl Ingress {
     /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago; of several
     /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
     /// answer another request otherwise.
-    async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
+    pub(super) async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
         if asked.is_elsewhere {
             // Its own server could tell, and no other is to hear of the session.
             return Ok(false);

@@ -2,9 +2,13 @@
 //!
 //! A call that a retry may match is written down in the store before it goes upstream (`event_log/runs.rs`): each one where replicas
 //! share the store, else those with a key. Who finds it written down asks the replica that runs it, and answers with what that one says:
-//! its answer, or its stream, which is served here from the store. Owned here: what is done when that replica does not live, or does not say. Invariant: a call that may have run is not run
-//! again. Absent: retries of calls of this process, which need no question, and calls that an older token of the caller began elsewhere.
+//! its answer, or its stream, which is served here from the store. One with a key that an older token of the caller began is found by whom
+//! both tokens say they speak for, once the server has said that this is true. Owned here: what is done when that replica does not live, or
+//! does not say. Invariants: a call that may have run is not run again; who proves nothing gets nothing of another token's call, changes
+//! nothing of it, and is not kept from a call of its own. Absent: retries of calls of this process, which need no question, and calls without
+//! a key that an older token began elsewhere.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -13,9 +17,10 @@ use tracing::{debug, warn};
 
 use super::Ingress;
 use super::call::{Posted, Retry};
+use super::refreshed::Unproven;
 use crate::clock;
 use crate::config::OnUnreachable;
-use crate::event_log::{Claim, Claimed, Fingerprint, Hold, Registering, Run, Stream};
+use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Run, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::protocol::replica::{Handed, Known};
@@ -37,6 +42,8 @@ pub(super) enum Elsewhere {
     Stream(Arc<Stream>),
     /// To an answer that passed there.
     Answer(Handed),
+    /// To what is another token's, and is not for this one.
+    Unproven(Unproven),
     /// To nothing that can be had, or nothing that may be run again.
     Refused(Failure),
 }
@@ -60,6 +67,14 @@ enum Next {
     Again(Option<Duration>),
 }
 
+/// What is to be done after a question, and what follows from those before it.
+enum Step {
+    Answer(Elsewhere),
+    Replace,
+    /// The record is to be looked at again.
+    Again,
+}
+
 impl Ingress {
     /// Returns whether the store may know of an earlier call that `retry` comes back to.
     pub(super) fn is_written_down(&self, retry: Retry) -> bool {
@@ -68,10 +83,25 @@ impl Ingress {
 
     /// Where `posted` comes back to among the calls in the store; else claims it for this replica.
     pub(super) async fn look_elsewhere(&self, posted: &Posted) -> Elsewhere {
-        let Retry { fingerprint: Some(call), body } = posted.retry else { return Elsewhere::Nowhere(None) };
-        let search = Search { ingress: self, replicas: self.replicas.as_deref(), posted, call, body };
-        let mut silent_since: Option<Instant> = None;
-        let mut unknown: Option<Bytes> = None;
+        loop {
+            let place = match self.look_for_own(posted).await {
+                Elsewhere::Nowhere(place) => place,
+                found => return found,
+            };
+            let Some(subject) = posted.retry.subject else { return Elsewhere::Nowhere(place) };
+            // In a box: most callers have no such thing.
+            match Box::pin(self.look_for_elder(posted, &subject, place)).await {
+                ControlFlow::Break(elsewhere) => return elsewhere,
+                ControlFlow::Continue(()) => {}
+            }
+        }
+    }
+
+    /// The same among the calls of the token that it shows.
+    async fn look_for_own(&self, posted: &Posted) -> Elsewhere {
+        let Retry { fingerprint: Some(call), body, .. } = posted.retry else { return Elsewhere::Nowhere(None) };
+        let search = Search { ingress: self, replicas: self.replicas.as_deref(), posted, call, body, is_elders: false };
+        let mut inquiry = Inquiry::default();
         let mut is_known = false;
         loop {
             let registering = self.log.retries().registering(call).await;
@@ -90,43 +120,162 @@ impl Ingress {
             };
             is_known = true;
             drop(registering);
-            let asked_at = clock::now();
-            let next = if here.is_some_and(|stream| stream.id() == run.stream) || self.log.has_released(run.stream) {
-                Next::Replace
-            } else if run.owner == self.log.owner() {
-                // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
-                search.left(run).await
-            } else {
-                search.ask(run).await
-            };
-            // Twice: it is forgotten there a moment before the record is.
-            let next = match next {
-                Next::Unknown if unknown.as_ref() == Some(&record) => search.left(run).await,
-                next => next,
-            };
-            let has_answered = !matches!(next, Next::Silent);
-            silent_since = if has_answered { None } else { silent_since.or(Some(asked_at)) };
-            match next {
-                Next::Answer(elsewhere) => return elsewhere,
-                Next::Replace => {
+            match inquiry.step(&search, here, run, &record).await {
+                Step::Answer(elsewhere) => return elsewhere,
+                Step::Replace => {
                     if self.log.disclaim(&call, &record).await.is_err() {
                         return lost(ErrorCode::StoreFailed);
                     }
                     is_known = false;
                 }
-                Next::Silent => {
-                    if silent_since.is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE) {
-                        warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
-                        return lost(ErrorCode::StoreFailed);
-                    }
-                }
-                Next::Unknown => {
-                    unknown = Some(record);
-                    clock::sleep_until(clock::now() + PAUSE).await;
-                }
-                Next::Again(pause) => clock::sleep_until(clock::now() + pause.unwrap_or_default()).await,
+                Step::Again => {}
             }
         }
+    }
+
+    /// The same among the calls with a key that other tokens of its caller began, who is its `subject`; else notes in `place` how they find
+    /// this one. To be asked again where the store may have another answer by then.
+    async fn look_for_elder(
+        &self,
+        posted: &Posted,
+        subject: &Fingerprint,
+        mut place: Option<Place>,
+    ) -> ControlFlow<Elsewhere> {
+        let Retry { fingerprint: Some(own), body, .. } = posted.retry else {
+            return ControlFlow::Break(Elsewhere::Nowhere(place));
+        };
+        if self.log.retries().find(&own).is_some_and(|stream| stream.may_return(true)) {
+            return ControlFlow::Break(Elsewhere::Nowhere(place));
+        }
+        let found = match &mut place {
+            Some(Place { hold, .. }) => {
+                let is_accepted = self.upstream.learned().accepts(&posted.asked.credentials, clock::now());
+                self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
+            }
+            None if self.log.store_standing() == Standing::Unreachable => Ok(None),
+            None => self.log.elder(subject).await,
+        };
+        let (elder, record) = match found {
+            Ok(Some(found)) => found,
+            Ok(None) => return ControlFlow::Break(Elsewhere::Nowhere(place)),
+            Err(error) => return ControlFlow::Break(self.without_store(&error, place)),
+        };
+        match self.proves(&posted.asked, posted.call.era()).await {
+            Ok(true) => {}
+            Ok(false) => {
+                place.iter_mut().for_each(|place| place.hold.give_up_elder());
+                return ControlFlow::Break(Elsewhere::Nowhere(place));
+            }
+            Err(unproven) => return ControlFlow::Break(Elsewhere::Unproven(unproven)),
+        }
+        // It is another call, or this one, and not for others to wait for.
+        drop(place);
+        if !elder.is_accepted && elder.run.body != body {
+            // Who began that may have made up whom the token speaks for.
+            return self.replace_elder(subject, &record).await;
+        }
+        self.follow_elder(posted, subject, elder, &record).await
+    }
+
+    /// Where `posted` comes back to, whose caller has proven that the call of `elder` is its own.
+    async fn follow_elder(
+        &self,
+        posted: &Posted,
+        subject: &Fingerprint,
+        elder: Elder,
+        record: &Bytes,
+    ) -> ControlFlow<Elsewhere> {
+        let (replicas, body, call) = (self.replicas.as_deref(), posted.retry.body, elder.call);
+        let search = Search { ingress: self, replicas, posted, call, body, is_elders: true };
+        let mut inquiry = Inquiry::default();
+        loop {
+            // One that was claimed a moment ago may not be registered yet.
+            drop(self.log.retries().registering(call).await);
+            let here = self.log.retries().find(&call);
+            if let Some(stream) =
+                here.as_ref().filter(|stream| stream.id() == elder.run.stream && stream.may_return(true))
+            {
+                stream.wait_for_detach().await;
+                return ControlFlow::Break(match search.may_have(stream) && stream.body() == body {
+                    true => Elsewhere::Stream(stream.clone()),
+                    false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
+                });
+            }
+            match inquiry.step(&search, here, elder.run, record).await {
+                Step::Answer(elsewhere) => return ControlFlow::Break(elsewhere),
+                Step::Replace => return self.replace_elder(subject, record).await,
+                Step::Again => match self.log.elder(subject).await {
+                    Ok(Some((_, there))) if there == *record => {}
+                    Ok(_) => return ControlFlow::Continue(()),
+                    Err(_) => return ControlFlow::Break(lost(ErrorCode::StoreFailed)),
+                },
+            }
+        }
+    }
+
+    async fn replace_elder(&self, subject: &Fingerprint, record: &Bytes) -> ControlFlow<Elsewhere> {
+        match self.log.disclaim_elder(subject, record).await {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(lost(ErrorCode::StoreFailed)),
+        }
+    }
+
+    /// Where a POST comes back to that the store could not be asked about: with `degrade` as if nobody else had the call.
+    fn without_store(&self, error: &Error, place: Option<Place>) -> Elsewhere {
+        debug!(%error, "the store could not say whether a call is another replica's");
+        match (error, self.log.on_unreachable()) {
+            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => Elsewhere::Nowhere(place),
+            (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
+                Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed))
+            }
+        }
+    }
+}
+
+/// What the questions about one call have come to so far.
+#[derive(Default)]
+struct Inquiry {
+    silent_since: Option<Instant>,
+    /// The record of a call that nothing was known of.
+    unknown: Option<Bytes>,
+}
+
+impl Inquiry {
+    /// Asks about the call of `record` once, which is `run`; `here` is what this process knows by its fingerprint, and cannot be returned to.
+    async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: Run, record: &Bytes) -> Step {
+        let log = &search.ingress.log;
+        let asked_at = clock::now();
+        let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released(run.stream) {
+            Next::Replace
+        } else if run.owner == log.owner() {
+            // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
+            search.left(run).await
+        } else {
+            search.ask(run).await
+        };
+        // Twice: it is forgotten there a moment before the record is.
+        let next = match next {
+            Next::Unknown if self.unknown.as_ref() == Some(record) => search.left(run).await,
+            next => next,
+        };
+        let has_answered = !matches!(next, Next::Silent);
+        self.silent_since = if has_answered { None } else { self.silent_since.or(Some(asked_at)) };
+        match next {
+            Next::Answer(elsewhere) => return Step::Answer(elsewhere),
+            Next::Replace => return Step::Replace,
+            Next::Silent => {
+                if self.silent_since.is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE) {
+                    warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
+                    return Step::Answer(lost(ErrorCode::StoreFailed));
+                }
+            }
+            Next::Unknown => {
+                self.unknown = Some(record.clone());
+                clock::sleep_until(clock::now() + PAUSE).await;
+            }
+            Next::Again(pause) => clock::sleep_until(clock::now() + pause.unwrap_or_default()).await,
+        }
+        Step::Again
     }
 }
 
@@ -137,9 +286,16 @@ struct Search<'a> {
     posted: &'a Posted,
     call: Fingerprint,
     body: Option<Fingerprint>,
+    /// Another token of the caller began the call, and that this is so is proven.
+    is_elders: bool,
 }
 
 impl Search<'_> {
+    fn may_have(&self, stream: &Stream) -> bool {
+        let caller = &self.posted.asked.binding;
+        stream.binding().admits(caller) || (self.is_elders && stream.binding().is_claimed_by(caller))
+    }
+
     /// Without the store, `degrade` goes on as if nobody else had the call. A store without room is read all the same, and takes no new
     /// call.
     async fn claim(&self) -> Result<Claimed, Elsewhere> {
@@ -155,15 +311,7 @@ impl Search<'_> {
             },
             Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
         };
-        claimed.map_err(|error| {
-            debug!(%error, "the store could not say whether a call is another replica's");
-            match (error, log.on_unreachable()) {
-                (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => Elsewhere::Nowhere(None),
-                (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
-                    Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed))
-                }
-            }
-        })
+        claimed.map_err(|error| self.ingress.without_store(&error, None))
     }
 
     async fn ask(&self, run: Run) -> Next {
@@ -186,9 +334,7 @@ impl Search<'_> {
             Known::Answer(answer) => Next::Answer(Elsewhere::Answer(answer)),
             Known::Failed(failure) => Next::Answer(Elsewhere::Refused(failure)),
             Known::Stream(id) => match self.ingress.log.recall_run(id).await {
-                Ok(Some(stream)) if stream.binding().admits(&self.posted.asked.binding) => {
-                    Next::Answer(self.at_its_place(stream).await)
-                }
+                Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.at_its_place(stream).await),
                 // It is there and not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
             },
@@ -201,7 +347,7 @@ impl Search<'_> {
             return Next::Answer(Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)));
         }
         let stream = match self.ingress.log.recall_run(run.stream).await {
-            Ok(stream) => stream.filter(|stream| stream.binding().admits(&self.posted.asked.binding)),
+            Ok(stream) => stream.filter(|stream| self.may_have(stream)),
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         };
         let Some(stream) = stream else {
