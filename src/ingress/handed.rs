@@ -72,8 +72,15 @@ impl Ingress {
             for to in recipients {
                 for other in &others {
                     let request = Handed { to: *to, ..hand(asked, target_of(asked), body) };
-                    if let Some(response) = self.ask_other(replicas, *other, asked, request).await? {
-                        return Ok(Some(response));
+                    match self.ask_other(replicas, *other, asked, request).await {
+                        Ok(Some(response)) => return Ok(Some(response)),
+                        Ok(None) => {}
+                        Err(error) if names_something => {
+                            // It may be there all the same, and goes to one server.
+                            debug!(%error, "nobody knows whether a request reached another replica");
+                            return Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
+                        }
+                        Err(error) => return Err(error),
                     }
                 }
             }

@@ -338,3 +338,25 @@ async fn an_answer_is_given_elsewhere_in_the_name_of_its_certificate() {
     assert!(two.upstream.is_quiet());
     sse.finish(result(1)).await;
 }
+
+/// Only the store knows whether it has arrived.
+#[tokio::test]
+async fn what_may_have_been_handed_over_is_not_given_to_the_server_here() {
+    let (redis, mut one, mut two, session) = pair().await;
+    let (sse, response, _) = two.begin(&session.post(call(1))).await;
+    drop(response);
+    // It has had a message before.
+    cancel(&one.proxy, &mut one.upstream, session.post(cancelled(9))).await;
+    redis.lose_mail(true);
+    for request in [session.post(cancelled(1)), session.post(answer("q"))] {
+        let mut refused = one.send(request).await;
+        assert_eq!(refused.status, 503);
+        let message = refused.json().await;
+        assert_eq!(message["error"]["message"], STORE_FAILED, "{message}");
+        assert_eq!(message["error"]["data"]["mayHaveRun"], true, "{message}");
+    }
+    assert!(one.upstream.is_quiet() && two.upstream.is_quiet());
+    redis.lose_mail(false);
+    cancel(&one.proxy, &mut two.upstream, session.post(cancelled(1))).await;
+    sse.end().await;
+}

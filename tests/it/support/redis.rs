@@ -128,6 +128,17 @@ impl Redis {
         assert_eq!(&said, b"+OK\r\n");
     }
 
+    /// Lets replicas that have had a message take no more of them, or take them again. All else goes on.
+    pub(crate) fn lose_mail(&self, is_lost: bool) {
+        let does = if is_lost { "'SET', key, ''" } else { "'DEL', key" };
+        let script =
+            format!("for _, key in ipairs(redis.call('KEYS', '*{{mail:*}}:n')) do redis.call({does}) end return 1");
+        let mut connection = TcpStream::connect(("127.0.0.1", self.port)).expect("it runs");
+        write!(connection, "EVAL \"{script}\" 0\r\n").expect("it listens");
+        let line = BufReader::new(connection).lines().next().expect("it answers").expect("text");
+        assert_eq!(line, ":1");
+    }
+
     /// How long the last of its keys that `pattern` names is kept; nothing where there is none.
     pub(crate) fn lasts(&self, pattern: &str) -> Option<Duration> {
         const SCRIPT: &str = "local last = -1 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do \
