@@ -1,8 +1,6 @@
 //! Bodies that arrive, on either side.
 
 use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
@@ -14,11 +12,11 @@ use crate::event_log::BoxError;
 /// A body that is being received. Unlike hyper's it never calls an HTTP/2 body complete whose sender took it back: hyper ends
 /// one that was reset with `CANCEL` or `NO_ERROR` as if all of it had come.
 #[derive(Debug)]
-pub struct Incoming {
+pub struct Incoming<K = ()> {
     body: hyper::body::Incoming,
     is_http2: bool,
-    /// Given back when the body is done with.
-    _slot: Option<Slot>,
+    /// Dropped when the body is done with.
+    _kept: K,
 }
 
 /// An HTTP/2 body that was reset before its end.
@@ -27,20 +25,22 @@ pub struct Incoming {
 pub struct Reset;
 
 impl Incoming {
-    fn new(body: hyper::body::Incoming, version: Version) -> Self {
-        Self { body, is_http2: version == Version::HTTP_2, _slot: None }
-    }
-
     /// The body of a request.
     pub fn of_request(request: Request<hyper::body::Incoming>) -> Request<Self> {
         let version = request.version();
-        request.map(|body| Self::new(body, version))
+        request.map(|body| Self::new(body, version, ()))
+    }
+}
+
+impl<K> Incoming<K> {
+    /// The body of a response, which keeps `kept` as long as it lives.
+    pub fn of_response(response: Response<hyper::body::Incoming>, kept: K) -> Response<Self> {
+        let version = response.version();
+        response.map(|body| Self::new(body, version, kept))
     }
 
-    /// The body of a response, which holds `slot` as long as it lives.
-    pub fn of_response(response: Response<hyper::body::Incoming>, slot: Option<Slot>) -> Response<Self> {
-        let version = response.version();
-        response.map(|body| Self { _slot: slot, ..Self::new(body, version) })
+    fn new(body: hyper::body::Incoming, version: Version, kept: K) -> Self {
+        Self { body, is_http2: version == Version::HTTP_2, _kept: kept }
     }
 
     fn is_complete(&self) -> bool {
@@ -48,7 +48,7 @@ impl Incoming {
     }
 }
 
-impl Body for Incoming {
+impl<K: Unpin> Body for Incoming<K> {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -66,23 +66,5 @@ impl Body for Incoming {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
-    }
-}
-
-/// One of the calls that share a client's connections; counted until it is dropped.
-#[derive(Debug)]
-pub struct Slot(Arc<AtomicUsize>);
-
-impl Slot {
-    /// Takes one of `most`, if there is one left.
-    pub fn take(taken: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let take = |taken: usize| (taken < most).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).ok().map(|_| Self(taken.clone()))
-    }
-}
-
-impl Drop for Slot {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -6,7 +6,9 @@
 //! on one; a call beyond that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients
 //! as it takes for none to have more calls than a connection carries.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+#[cfg(test)]
+mod tests;
+
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -20,10 +22,11 @@ use super::connect::Connector;
 use super::http1;
 use super::interim::{Endless, Interim};
 use super::received::Received;
-use super::request::{Body, Taken, Template};
+use super::request::{Body, Template};
+use super::taken::{Calls, Slot, Taken};
 use crate::clock;
 use crate::event_log::Stream;
-use crate::incoming::{Incoming, Slot};
+use crate::incoming::Incoming;
 use crate::protocol::headers;
 
 /// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).
@@ -99,33 +102,23 @@ impl Error {
 #[derive(Clone)]
 struct Lane {
     client: Client<Connector, Body>,
-    calls: Arc<AtomicUsize>,
-    /// Those of the calls that the connection has not taken; a call without a body is none of them.
-    waiting: Arc<AtomicUsize>,
-    /// Calls that began to wait here, ever.
-    begun: Arc<AtomicUsize>,
+    calls: Arc<Calls>,
 }
 
 impl Lane {
-    /// Resolves when the connection has had no call for `patience` and took none of those that wait.
+    /// Resolves when the connection has had no call for `patience` and took none of those that wait. The call that `taken` is of is given
+    /// up then.
     async fn stuck(&self, taken: &Taken, patience: Duration) {
-        let look =
-            || (self.calls.load(Ordering::Relaxed) <= self.waiting.load(Ordering::Relaxed)).then(|| self.taken());
-        let mut before = look();
+        let mut before = self.calls.taken_if_idle();
         while !taken.is_taken() {
             clock::sleep_until(clock::now() + patience).await;
-            let now = look();
-            if now.is_some() && now == before && !taken.is_taken() {
+            let now = self.calls.taken_if_idle();
+            if now.is_some() && now == before && taken.give_up() {
                 return;
             }
             before = now;
         }
         std::future::pending().await
-    }
-
-    /// How many calls the connection has taken.
-    fn taken(&self) -> usize {
-        self.begun.load(Ordering::Relaxed).wrapping_sub(self.waiting.load(Ordering::Relaxed))
     }
 }
 
@@ -153,6 +146,7 @@ impl Lanes {
                 lines: template.lines(),
                 body: template.body(),
             };
+            // Nothing else decides on it while it is written: both are this task's.
             let on_sent = || {
                 taken.take();
                 sent.into_iter().for_each(|stream| stream.note_sent());
@@ -187,13 +181,9 @@ impl Lanes {
             Version::Http1 => (self.first.clone(), None),
             Version::Http2 | Version::Agreed => {
                 host_to_authority(&mut request);
-                self.free_lane()
+                self.free_lane(taken)
             }
         };
-        if !taken.is_taken() {
-            lane.begun.fetch_add(1, Ordering::Relaxed);
-            taken.wait_in(Slot::take(&lane.waiting, usize::MAX));
-        }
         let interim = Interim::of(&mut request);
         let answered = tokio::select! {
             biased;
@@ -201,11 +191,13 @@ impl Lanes {
             answered = lane.client.request(request) => answered?,
             () = lane.stuck(taken, self.connector.patience()) => return Err(Error::Stuck),
         };
+        // What is answered has arrived, though the rest of it may still be asked for.
+        taken.take();
         Ok(Incoming::of_response(answered, slot).map(Received::Hyper))
     }
 
-    fn free_lane(&self) -> (Lane, Option<Slot>) {
-        let take = |lane: &Lane| Some((lane.clone(), Some(Slot::take(&lane.calls, CALLS_PER_CONNECTION)?)));
+    fn free_lane(&self, taken: &Taken) -> (Lane, Option<Slot>) {
+        let take = |lane: &Lane| Some((lane.clone(), Some(Slot::take(&lane.calls, CALLS_PER_CONNECTION, taken)?)));
         if let Some(found) = take(&self.first) {
             return found;
         }
@@ -214,7 +206,7 @@ impl Lanes {
             return found;
         }
         let lane = lane(&self.connector, self.version, self.pool_idle);
-        let slot = Slot::take(&lane.calls, CALLS_PER_CONNECTION);
+        let slot = Slot::take(&lane.calls, CALLS_PER_CONNECTION, taken);
         more.push(lane.clone());
         (lane, slot)
     }
@@ -233,12 +225,7 @@ fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
             .http2_keep_alive_timeout(PING_TIMEOUT)
             .http2_only(version == Version::Http2);
     }
-    Lane {
-        client: builder.build(connector.clone()),
-        calls: Arc::default(),
-        waiting: Arc::default(),
-        begun: Arc::default(),
-    }
+    Lane { client: builder.build(connector.clone()), calls: Arc::default() }
 }
 
 /// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to

@@ -24,6 +24,7 @@ mod request;
 mod running;
 mod sessions;
 mod source;
+mod taken;
 mod tokens;
 
 use std::borrow::Cow;
@@ -49,10 +50,10 @@ pub use probe::Probed;
 pub use pump::{Call, Pump, Teaches};
 pub use reach::Reachability;
 pub use received::Received;
-use request::Taken;
 pub use request::{Body, Template};
 pub use running::Running;
 use sessions::Sessions;
+use taken::Taken;
 pub use tokens::{Asking, Tokens, Used, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
@@ -263,7 +264,7 @@ impl Upstream {
                 }
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
-            Ok(Err(error)) if error.is_unsent() || !taken.is_taken() => {
+            Ok(Err(error)) if error.is_unsent() || taken.give_up() => {
                 let code = match () {
                     () if source_is_limit(&error) => ErrorCode::TooManyConnections,
                     () if error.is_stuck() || source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
@@ -277,7 +278,8 @@ impl Upstream {
             Ok(Err(_)) => ErrorCode::UpstreamBroke,
             Err(code) => code,
         };
-        Err(if taken.is_taken() { Failure::after_send(code) } else { Failure::before_run(code) })
+        // Its connection may be about to take it at this moment.
+        Err(if taken.give_up() { Failure::before_run(code) } else { Failure::after_send(code) })
     }
 
     /// The path and query of the endpoint: the configured query is always sent, the client's is added.

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use super::http1;
+use super::taken::Slot;
 use crate::event_log::BoxError;
 use crate::incoming::Incoming;
 
@@ -16,7 +17,7 @@ pub enum Received {
     /// Read by its reader.
     Http1(Box<http1::Body>),
     /// Read by the connection's task in hyper.
-    Hyper(Incoming),
+    Hyper(Incoming<Option<Slot>>),
 }
 
 impl Received {

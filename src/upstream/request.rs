@@ -1,9 +1,8 @@
-//! Requests on their way up: what is kept of the client's, what is added, and whether their bytes have left.
+//! Requests on their way up: what is kept of the client's, and what is added.
 
 use std::fmt;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
@@ -12,8 +11,8 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
+use super::taken::Taken;
 use crate::event_log::{BoxBody, BoxError, Stream};
-use crate::incoming::Slot;
 use crate::protocol::headers::{self, Lines};
 
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.
@@ -129,43 +128,10 @@ impl Template {
     }
 }
 
-/// Whether a connection has taken a request's body, so that the upstream may act on it. A request that no connection took was
-/// not sent, whatever the error says.
-#[derive(Clone, Debug, Default)]
-pub struct Taken(Arc<Taking>);
-
-#[derive(Debug, Default)]
-struct Taking {
-    is_taken: AtomicBool,
-    /// Its place among those that no connection has taken yet, where they are counted.
-    waits: Mutex<Option<Slot>>,
-}
-
-impl Taken {
-    /// Of a body that passes through, or is empty and never asked for: nobody can tell.
-    pub(super) fn passing() -> Self {
-        Self(Arc::new(Taking { is_taken: AtomicBool::new(true), waits: Mutex::default() }))
-    }
-
-    pub(super) fn is_taken(&self) -> bool {
-        self.0.is_taken.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn take(&self) {
-        if !self.0.is_taken.swap(true, Ordering::Relaxed) {
-            drop(self.waits().take());
-        }
-    }
-
-    /// Holds `slot` until a connection takes the body.
-    pub(super) fn wait_in(&self, slot: Option<Slot>) {
-        *self.waits() = slot;
-    }
-
-    fn waits(&self) -> MutexGuard<'_, Option<Slot>> {
-        self.0.waits.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+/// The call was given up before a connection took its request.
+#[derive(Debug, thiserror::Error)]
+#[error("the request was given up")]
+struct GivenUp;
 
 /// The body of a request on its way up.
 pub enum Body {
@@ -189,7 +155,9 @@ impl HttpBody for Body {
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut *self {
             Body::Whole { bytes, taken, sent } => {
-                taken.take();
+                if !taken.take() {
+                    return Poll::Ready(Some(Err(GivenUp.into())));
+                }
                 if let Some(stream) = sent.take() {
                     stream.note_sent();
                 }

@@ -1,0 +1,101 @@
+use std::io;
+
+use bytes::Bytes;
+use http_body::Body as _;
+use tokio::io::DuplexStream;
+
+use super::*;
+use crate::config::{self, Config};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::Lines;
+use crate::upstream::Upstream;
+use crate::upstream::connect::{Dial, Dialing};
+
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
+const PATIENCE: Duration = Duration::from_secs(8);
+
+/// Has one pipe to hand out.
+struct Pipe(Mutex<Option<DuplexStream>>);
+
+impl Dial for Pipe {
+    fn dial(&self, _: &Uri) -> Dialing {
+        let pipe = self.0.lock().unwrap().take();
+        Box::pin(async move { pipe.map(|pipe| Box::new(pipe) as _).ok_or(io::ErrorKind::ConnectionRefused.into()) })
+    }
+}
+
+/// An upstream that is spoken to in HTTP/2, and the server's end of its connection.
+fn upstream(with: impl FnOnce(&mut config::Upstream)) -> (Arc<Upstream>, DuplexStream) {
+    let (ours, theirs) = tokio::io::duplex(1 << 16);
+    let mut config = Config::for_upstream("http://there/mcp").unwrap().upstream;
+    config.http2 = true;
+    config.connect_timeout = CONNECT_TIMEOUT;
+    with(&mut config);
+    let dialer = Arc::new(Pipe(Mutex::new(Some(ours))));
+    (Arc::new(Upstream::with_dialer(config, dialer).unwrap()), theirs)
+}
+
+fn template() -> Template {
+    let (parts, ()) = Request::post("/mcp").body(()).unwrap().into_parts();
+    Template::new(&parts, Lines::default(), Bytes::from_static(b"ask"))
+}
+
+/// Serves a connection on which no stream may be opened.
+async fn take_nothing(pipe: DuplexStream) {
+    let mut connection =
+        h2::server::Builder::new().max_concurrent_streams(0).handshake::<_, Bytes>(pipe).await.unwrap();
+    let asked = connection.accept().await;
+    assert!(asked.is_none(), "a stream was opened: {asked:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_are_given_up_prolong_no_other_call() {
+    let (upstream, pipe) = upstream(|_| ());
+    tokio::spawn(take_nothing(pipe));
+    let mut calls = Vec::new();
+    for _ in 0..20 {
+        let upstream = upstream.clone();
+        calls.push(tokio::spawn(async move {
+            let begun = clock::now();
+            let failure = upstream.send(&template(), None).await.unwrap_err();
+            (failure, clock::now().saturating_duration_since(begun))
+        }));
+        tokio::time::sleep(PATIENCE / 8).await;
+    }
+    for (number, call) in calls.into_iter().enumerate() {
+        let (failure, took) = call.await.unwrap();
+        assert_eq!(failure, Failure::before_run(ErrorCode::UpstreamTimeout), "call {number}");
+        assert!(took <= PATIENCE * 2, "call {number} waited for {took:?}");
+    }
+}
+
+/// A connection's task runs on another thread: it may come to the request at the moment at which the call is given up.
+#[tokio::test(start_paused = true)]
+async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
+    for is_taken_first in [false, true] {
+        let (upstream, _pipe) = upstream(|config| config.header_timeout = Some(PATIENCE));
+        let taken = Taken::default();
+        let mut body = Box::pin(template().to_request(Uri::from_static("http://there/mcp"), &taken, None).into_body());
+        let mut poll = async || std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await.unwrap();
+        if is_taken_first {
+            poll().await.unwrap();
+        }
+        let sending = std::pin::pin!(std::future::pending());
+        let failure = upstream.answer(sending, &taken).await.unwrap_err();
+        assert_eq!(failure.code, ErrorCode::UpstreamTimeout);
+        assert_eq!(failure.may_have_run, is_taken_first);
+        if !is_taken_first {
+            assert!(poll().await.is_err(), "the client was told that it has not run");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_request_of_a_connection_that_is_stuck_is_handed_over_no_more() {
+    let (upstream, _pipe) = upstream(|_| ());
+    let taken = Taken::default();
+    let _slot = upstream.lanes.free_lane(&taken);
+    let lane = upstream.lanes.first.clone();
+    lane.stuck(&taken, PATIENCE).await;
+    assert!(!taken.take(), "the client is told that it has not run");
+}
