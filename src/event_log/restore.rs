@@ -264,9 +264,13 @@ impl EventLog {
 
     /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
     pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
-        let mirrors = self.room.all().into_iter().filter(|stream| stream.is_elsewhere());
-        let lapsed = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner);
-        mirrors.filter(|stream| lapsed.contains(&stream.begun_by())).map(|stream| stream.id()).collect()
+        let lapsed = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if lapsed.is_empty() {
+            return Vec::new();
+        }
+        // Whose it is can be seen without the stream's lock.
+        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.begun_by()) && stream.is_elsewhere();
+        self.room.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
     }
 
     /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
