@@ -8,6 +8,7 @@
 mod requests;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,7 +20,7 @@ pub use requests::{Absence, Requests};
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};
-use crate::protocol::ids::Owner;
+use crate::protocol::ids::{Owner, StreamId};
 use crate::protocol::replica::{Handed, Message};
 use crate::store::{Error, Renewal, Shared};
 
@@ -28,6 +29,8 @@ const LOOK_FOR_READERS: Duration = Duration::from_secs(1);
 /// A replica whose lease has lapsed may only be cut off from the store. For so long it keeps the streams that no client asks for elsewhere,
 /// and may have others that the store does not know.
 const CUT_OFF: Duration = Duration::from_secs(600);
+/// The record of that outlasts its time by so many leases: a replica that begins meanwhile goes on counting.
+const COUNTED_ON: u32 = 4;
 /// After the store failed while it was waited for.
 const PAUSE: Duration = Duration::from_millis(250);
 
@@ -51,6 +54,21 @@ struct Others {
     seen: HashMap<Owner, Instant>,
     /// The store may not know of them since.
     are_missing: bool,
+}
+
+/// A replica whose lease has lapsed.
+struct Lapse {
+    /// Time that others have counted before.
+    before: Duration,
+    /// When it was noted here.
+    noted: Instant,
+}
+
+impl Lapse {
+    /// How long it has lasted while somebody looked.
+    fn lasts(&self) -> Duration {
+        self.before + clock::now().saturating_duration_since(self.noted)
+    }
 }
 
 /// This process among others.
@@ -122,7 +140,7 @@ impl Replicas {
     async fn keep_lease(&self) {
         let mut reachable_since: Option<Instant> = None;
         let mut others = Others::default();
-        let mut lapsed = HashMap::new();
+        let mut lapses = HashMap::new();
         let mut regained = self.shared.regained();
         loop {
             let began = clock::boot();
@@ -144,7 +162,7 @@ impl Replicas {
                         self.log.note_heard(began + self.lease);
                     }
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
-                        self.sweep(&mut lapsed).await;
+                        self.sweep(&mut lapses).await;
                     }
                     now + self.lease / 3
                 }
@@ -208,46 +226,85 @@ impl Replicas {
         Ok(())
     }
 
-    /// `lapsed` holds the replicas whose lease has lapsed, and since when that is known here.
-    async fn sweep(&self, lapsed: &mut HashMap<Owner, Instant>) {
-        if let Err(error) = self.try_sweep(lapsed).await {
+    /// `lapses` holds the replicas whose lease has lapsed, as far as that was noted here.
+    async fn sweep(&self, lapses: &mut HashMap<Owner, Lapse>) {
+        if let Err(error) = self.try_sweep(lapses).await {
             warn!(%error, "the streams of a replica that is gone could not be ended yet");
         }
     }
 
-    async fn try_sweep(&self, lapsed: &mut HashMap<Owner, Instant>) -> Result<(), Error> {
-        let mut lapsed_now = self.shared.lapsed().wait().await?;
+    /// Does all that can be done, and returns the first error.
+    async fn try_sweep(&self, lapses: &mut HashMap<Owner, Lapse>) -> Result<(), Error> {
+        let mut lapsed = self.shared.lapsed().wait().await?;
         // As it was a while ago nobody has renewed.
         if self.log.has_young_contents() {
             return Ok(());
         }
-        lapsed_now.retain(|owner| *owner != self.owner());
-        lapsed.retain(|owner, _| lapsed_now.contains(owner));
-        for owner in &lapsed_now {
-            if !lapsed.contains_key(owner) {
-                self.shared.put(&cut_off(*owner), b"", CUT_OFF).wait().await?;
-                lapsed.insert(*owner, clock::now());
+        lapsed.retain(|owner| *owner != self.owner());
+        // Before anything is written: clients wait for the ends of streams, and a store without room may refuse a record.
+        self.log.note_lapsed(lapsed.iter().copied().collect());
+        let mut done = vec![self.note_back(lapses, &lapsed).await];
+        for owner in lapsed {
+            done.push(self.count(lapses, owner).await);
+        }
+        done.push(self.adopt_all(self.log.asked_of_lapsed()).await);
+        let gone: Vec<_> =
+            lapses.iter().filter(|(_, lapse)| lapse.lasts() >= CUT_OFF).map(|(owner, _)| *owner).collect();
+        for owner in gone {
+            done.push(self.end_all_of(owner).await);
+        }
+        done.into_iter().collect()
+    }
+
+    /// Takes those that have not lapsed any more from `lapses`. For one that was heard of again the time counts anew.
+    async fn note_back(&self, lapses: &mut HashMap<Owner, Lapse>, lapsed: &[Owner]) -> Result<(), Error> {
+        let over: Vec<_> = lapses.keys().copied().filter(|owner| !lapsed.contains(owner)).collect();
+        if over.is_empty() {
+            return Ok(());
+        }
+        let living = self.shared.living().wait().await?;
+        for owner in over {
+            if living.contains(&owner) {
+                self.shared.remove(&cut_off(owner)).wait().await?;
+            }
+            lapses.remove(&owner);
+        }
+        Ok(())
+    }
+
+    /// Counts on how long `owner` was not heard of, from what replicas have counted that may not be there any more.
+    async fn count(&self, lapses: &mut HashMap<Owner, Lapse>, owner: Owner) -> Result<(), Error> {
+        let record = cut_off(owner);
+        let lapse = match lapses.entry(owner) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let before = self.shared.get(&record).wait().await?.map_or(Duration::ZERO, |counted| to_time(&counted));
                 warn!(
                     owner = owner.0,
                     "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
                 );
+                entry.insert(Lapse { before, noted: clock::now() })
             }
+        };
+        let lasts = lapse.lasts();
+        let keep = CUT_OFF.saturating_sub(lasts) + self.lease * COUNTED_ON;
+        self.shared.put(&record, &of_time(lasts), keep).wait().await
+    }
+
+    async fn end_all_of(&self, owner: Owner) -> Result<(), Error> {
+        let open = self.shared.open_streams(owner).wait().await?;
+        info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
+        self.adopt_all(open).await?;
+        self.shared.dismiss(owner).wait().await
+    }
+
+    /// Ends all that can be ended now, and returns the first error.
+    async fn adopt_all(&self, streams: Vec<StreamId>) -> Result<(), Error> {
+        let mut done = Ok(());
+        for stream in streams {
+            done = done.and(self.log.adopt(stream).await);
         }
-        self.log.note_lapsed(lapsed_now.into_iter().collect());
-        for stream in self.log.asked_of_lapsed() {
-            self.log.adopt(stream).await?;
-        }
-        let is_gone = |since: &Instant| clock::now().saturating_duration_since(*since) >= CUT_OFF;
-        let gone: Vec<_> = lapsed.iter().filter(|(_, since)| is_gone(since)).map(|(owner, _)| *owner).collect();
-        for owner in gone {
-            let open = self.shared.open_streams(owner).wait().await?;
-            info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
-            for stream in open {
-                self.log.adopt(stream).await?;
-            }
-            self.shared.dismiss(owner).wait().await?;
-        }
-        Ok(())
+        done
     }
 
     // ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -326,7 +383,16 @@ impl Replicas {
     }
 }
 
-/// The record that a replica was taken for gone a while ago.
+/// The record that a replica was taken for gone a while ago. It says how long that one was not heard of.
 fn cut_off(owner: Owner) -> Vec<u8> {
     [&b"cut off\0"[..], &owner.0.to_be_bytes()].concat()
+}
+
+fn of_time(time: Duration) -> [u8; 8] {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).to_be_bytes()
+}
+
+/// The time that a record says; none where it says nothing that can be read.
+fn to_time(record: &[u8]) -> Duration {
+    Duration::from_millis(record.try_into().map_or(0, u64::from_be_bytes))
 }

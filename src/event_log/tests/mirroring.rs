@@ -572,3 +572,85 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::Gone);
     running.abort();
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_store_without_room_for_a_record_keeps_no_client_waiting_for_a_replica_that_is_gone() {
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    let mut client = two.resume(&event_id(&stream, 0)).await;
+    store.set_full(true);
+    one.kill();
+    tokio::time::sleep(LEASE * 4).await;
+    assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(client.text().contains(&ErrorCode::OwnerDied.json_rpc().to_string()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_that_cannot_be_taken_keeps_no_other_one_open() {
+    const MANY: usize = 20;
+    let store = Memory::default();
+    let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
+    let mut clients = Vec::new();
+    for _ in 0..MANY {
+        let (stream, writer) = open(&one.log);
+        one.log.publish_once(&stream);
+        writer.update(says(&note(0))).await;
+        clients.push(two.resume(&event_id(&stream, 0)).await);
+        if clients.len() == MANY / 2 {
+            store.refuse(stream.id());
+        }
+    }
+    one.kill();
+    tokio::time::sleep(LEASE * 4).await;
+    let mut ended = clients.iter_mut().map(|client| client.read_all().is_ready());
+    assert_eq!(ended.by_ref().filter(|ended| *ended).count(), MANY - 1);
+}
+
+/// Has an open stream of a replica that is heard of no more.
+async fn left_open(store: &Memory) -> (Replica, Arc<Stream>) {
+    let one = Replica::of(store, 1).await;
+    let (stream, writer) = open(&one.log);
+    one.log.publish_once(&stream);
+    writer.update(says(&note(0))).await;
+    one.kill();
+    (one, stream)
+}
+
+/// Returns whether `stream` has its end, or had it for so long that it is not kept any more.
+async fn is_over(store: &Memory, stream: &Stream) -> bool {
+    store.load(stream.id()).wait().await.unwrap().is_none_or(|stored| stored.sealed)
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ten_minutes_go_on_though_every_other_replica_begins_anew() {
+    let store = Memory::default();
+    let mut two = Replica::of(&store, 2).await;
+    let (_one, stream) = left_open(&store).await;
+    for minutes in [0, 5, 10, 15] {
+        assert_eq!(is_over(&store, &stream).await, minutes > 10, "after {minutes} minutes");
+        tokio::time::sleep(Duration::from_secs(5 * 60)).await;
+        two.kill();
+        two = Replica::of(&store, 2).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_ten_minutes_count_anew_for_a_replica_that_was_heard_of_again() {
+    let store = Memory::default();
+    let mut two = Replica::of(&store, 2).await;
+    let (one, stream) = left_open(&store).await;
+    tokio::time::sleep(Duration::from_secs(9 * 60)).await;
+    one.store.renew(LEASE).wait().await.unwrap();
+    tokio::time::sleep(LEASE / 2).await;
+    // One that remembers nothing.
+    two.kill();
+    two = Replica::of(&store, 2).await;
+    tokio::time::sleep(Duration::from_secs(9 * 60)).await;
+    assert!(!is_over(&store, &stream).await, "it was not heard of for nine minutes");
+    tokio::time::sleep(Duration::from_secs(2 * 60)).await;
+    assert!(is_over(&store, &stream).await);
+    two.kill();
+}

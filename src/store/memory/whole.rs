@@ -49,6 +49,10 @@ pub(crate) struct Contents {
     slow: AtomicBool,
     /// It takes claims and answers nothing.
     deaf: AtomicBool,
+    /// It takes no new records.
+    full: AtomicBool,
+    /// These cannot be taken over.
+    refused: DashMap<StreamId, ()>,
 }
 
 impl Default for Memory {
@@ -124,6 +128,16 @@ impl Memory {
     /// From now on a claim takes effect and is answered as any other call is: that the store is away.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
+    }
+
+    /// From now on it has no room for a record that is put, or has again.
+    pub(crate) fn set_full(&self, full: bool) {
+        self.full.store(full, Ordering::Relaxed);
+    }
+
+    /// From now on nobody can take over `stream`.
+    pub(crate) fn refuse(&self, stream: StreamId) {
+        self.refused.insert(stream, ());
     }
 
     /// The keys of the small records that have not expired.
@@ -243,6 +257,9 @@ impl Store for Memory {
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
+        if self.refused.contains_key(&stream) {
+            return Pending::Ready(Err(Error::Unavailable("refused".into())));
+        }
         self.change(stream, |shelf| {
             shelf.owner = self.owner;
             shelf.epoch = shelf.tail.take_over();
@@ -323,6 +340,9 @@ impl Store for Memory {
     }
 
     fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>> {
+        if self.full.load(Ordering::Relaxed) {
+            return Pending::Ready(Err(Error::Full("full".into())));
+        }
         Pending::Ready(self.reach().map(|()| {
             self.records.insert(key.to_vec(), (Bytes::copy_from_slice(value), clock::now() + keep));
         }))
