@@ -177,12 +177,17 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
 
 /// Reports an upstream that is one of this process's own listeners.
 fn refuse_a_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &Admin) {
-    for (section, address) in [("listen", Some(listen.address)), ("admin", admin.address)] {
+    let listeners = [
+        ("listen", "address", Some(listen.address)),
+        ("admin", "address", admin.address),
+        ("admin", "metrics_address", admin.metrics_address),
+    ];
+    for (section, key, address) in listeners {
         if let Some(address) = address.filter(|address| url.leads_to(*address)) {
             let text = format!(
-                "leads back to this proxy, which listens on {address} ({section}.address): give the MCP server's URL"
+                "leads back to this proxy, which listens on {address} ({section}.{key}): give the MCP server's URL"
             );
-            reader.clash([("upstream", "url"), (section, "address")], text);
+            reader.clash([("upstream", "url"), (section, key)], text);
         }
     }
 }

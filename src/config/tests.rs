@@ -453,4 +453,8 @@ fn an_upstream_that_is_a_listener_of_the_proxy_is_refused() {
     let admin = lines(load("http://127.0.0.1:9464/mcp", "127.0.0.1:8080"));
     assert!(matches!(&admin[..], [line] if line.contains("(admin.address)")), "{admin:?}");
     assert!(load("http://127.0.0.1:3000/mcp", "0.0.0.0:8080").is_ok());
+    let flags = Flags { upstream: Some("http://127.0.0.1:9465/mcp".to_owned()), ..Flags::default() };
+    let file = "[admin]\nmetrics_address = '127.0.0.1:9465'";
+    let metrics = lines(Config::load(Some(("c.toml", file)), [], flags));
+    assert!(matches!(&metrics[..], [line] if line.contains("(admin.metrics_address)")), "{metrics:?}");
 }
