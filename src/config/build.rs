@@ -125,7 +125,7 @@ fn said(reader: &mut Reader) -> Said {
     let auth = Auth { principal: reader.section("auth").text("principal", principal).unwrap_or(PrincipalSource::Auto) };
     let store = store(reader);
     let limits = limits(&mut reader.section("limits"));
-    let replica = replica(&mut reader.section("replica"));
+    let replica = replica(reader);
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
     Said { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
@@ -442,7 +442,19 @@ fn redis_prefix(text: &str) -> Result<String, String> {
     Ok(text.to_owned())
 }
 
-fn replica(s: &mut Section<'_>) -> Replica {
+fn replica(reader: &mut Reader) -> Replica {
+    let replica = replica_alone(&mut reader.section("replica"));
+    let is_over_before = |delay: &Duration| !delay.is_zero() && *delay >= replica.drain_timeout;
+    if replica.drain_delay.as_ref().is_some_and(is_over_before) {
+        let text = "a drain ends at drain_timeout_secs, which counts from its beginning, before new calls are refused at \
+                    drain_delay_secs: give a shorter delay or a longer timeout";
+        let keys = [("replica", "drain_delay_secs"), ("replica", "drain_timeout_secs")];
+        reader.clash(keys, text.to_owned());
+    }
+    replica
+}
+
+fn replica_alone(s: &mut Section<'_>) -> Replica {
     Replica {
         name: s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
         key_file: s.text("key_file", file).flatten(),

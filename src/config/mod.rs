@@ -470,9 +470,10 @@ const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 impl Config {
     /// Returns how long a drain still takes new calls: what was said, else nothing on a loopback listener, to which no load balancer
-    /// routes that would have to notice.
+    /// routes that would have to notice. Where nothing is said, calls have at least half of the drain after that.
     pub fn drain_delay(&self) -> Duration {
-        let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { DRAIN_DELAY };
+        let most = DRAIN_DELAY.min(self.replica.drain_timeout / 2);
+        let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { most };
         self.replica.drain_delay.unwrap_or(by_listener)
     }
 

@@ -70,6 +70,10 @@ fn a_drain_waits_for_load_balancers_where_there_may_be_some() {
         ("[listen]\naddress = \"0.0.0.0:8080\"", 5),
         ("[listen]\naddress = \"0.0.0.0:8080\"\n[replica]\ndrain_delay_secs = 0", 0),
         ("[replica]\ndrain_delay_secs = 7", 7),
+        ("[listen]\naddress = \"0.0.0.0:8080\"\n[replica]\ndrain_timeout_secs = 4", 2),
+        ("[listen]\naddress = \"0.0.0.0:8080\"\n[replica]\ndrain_timeout_secs = 0", 0),
+        ("[replica]\ndrain_delay_secs = 0\ndrain_timeout_secs = 0", 0),
+        ("[replica]\ndrain_delay_secs = 7\ndrain_timeout_secs = 8", 7),
     ] {
         assert_eq!(from_file(file).unwrap().drain_delay(), Duration::from_secs(expected), "{file}");
     }
@@ -457,4 +461,17 @@ fn an_upstream_that_is_a_listener_of_the_proxy_is_refused() {
     let file = "[admin]\nmetrics_address = '127.0.0.1:9465'";
     let metrics = lines(Config::load(Some(("c.toml", file)), [], flags));
     assert!(matches!(&metrics[..], [line] if line.contains("(admin.metrics_address)")), "{metrics:?}");
+}
+
+#[test]
+fn a_drain_that_would_end_before_its_delay_is_refused() {
+    for file in [
+        "drain_delay_secs = 30",
+        "drain_delay_secs = 9\ndrain_timeout_secs = 8",
+        "drain_delay_secs = 1\ndrain_timeout_secs = 0",
+    ] {
+        let said = lines(from_file(&format!("[replica]\n{file}")));
+        assert!(matches!(&said[..], [line] if line.starts_with("c.toml:2: replica.drain_delay_secs: ")), "{said:?}");
+        assert!(said[0].contains("give a shorter delay or a longer timeout"), "{said:?}");
+    }
 }
