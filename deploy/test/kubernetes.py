@@ -24,7 +24,7 @@ import entrances
 from entrances import Wrong, require
 
 HERE = Path(__file__).resolve().parent.parent
-# Native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
+# What deploy/README.md asks for: native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
 VERSIONS = ["1.30", "1.37"]
 CUSTOM = {"ServiceMonitor": operator.ServiceMonitor, "PrometheusRule": operator.PrometheusRule}
 # Kept free for the server to end by itself, after its sidecar has drained.
