@@ -34,6 +34,12 @@ LEAST_REST_SECS = 30
 # CoreDNS answers from its cache for so long, and the balancer asks so often: a new pod is known to all after both.
 DNS_CACHE_SECS = 30
 LOOKED_UP_SECS = 5
+# Where names are asked for: at CoreDNS, or at NodeLocal DNSCache on the node itself.
+DNS_PLACES = [
+    {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
+    {"ipBlock": {"cidr": "169.254.20.10/32"}},
+]
+DNS_PORTS = [(53, "UDP"), (53, "TCP")]
 # What a balancer takes before its first stream, and for each.
 BALANCER_MEMORY = 256 << 20
 # Whose word on clients is believed. Only who runs the cluster knows the network of its pods; the tests take that of kubeadm.
@@ -176,6 +182,14 @@ def policies_name_pods_and_ports(objects):
     require(all(work in guarded for work in objects.workloads()), "pods without a policy")
 
 
+def policies_let_names_be_asked(objects):
+    """Who may call only some may ask the DNS all the same, wherever in the cluster it answers; what calls nobody asks nothing."""
+    for policy in objects.of("NetworkPolicy"):
+        rules = policy["spec"].get("egress", [])
+        peers = [peer for rule in rules if DNS_PORTS == [(port["port"], port["protocol"]) for port in rule["ports"] if "protocol" in port] for peer in rule["to"]]
+        require(not rules or all(place in peers for place in DNS_PLACES), f"{policy['metadata']['name']}: names cannot be asked for")
+
+
 def monitors_find_services(objects):
     for monitor in objects.of("ServiceMonitor"):
         labels = monitor["spec"]["selector"]["matchLabels"]
@@ -268,11 +282,19 @@ def sidecars_outlive_their_server(mcp_resume, objects):
             delay = config["replica"]["drain_delay_secs"]
             require(min(delay, work["spec"]["minReadySeconds"]) > DNS_CACHE_SECS + LOOKED_UP_SECS, "a rollout is faster than DNS")
             for probe in ("startupProbe", "livenessProbe"):
-                require(probe not in server or server[probe]["httpGet"] == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
+                # A server that was there before keeps the probes that it has, or has none.
+                is_theirs = is_added(work) and probe not in server
+                asks = server.get(probe, {}).get("httpGet")
+                require(is_theirs or asks == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
             needed = delay + config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
             require(pod["terminationGracePeriodSeconds"] >= needed, f"killed before {needed} s: in the drain")
             held = config.get("streams", {}).get("max_bytes_total", 1 << 30)
             require(bytes_of(sidecar["resources"]["limits"]["memory"]) >= 2 * held, "less memory than it may need")
+
+
+def is_added(work):
+    """Whether the sidecar was put into a Deployment that was there before."""
+    return "mcp-resume/sidecar" in work["metadata"]["labels"]
 
 
 def proxies_listen_where_they_are_asked(mcp_resume, objects):
@@ -352,6 +374,7 @@ def check(mcp_resume, things):
         pods_are_restricted(work)
     selectors_find_pods(objects)
     policies_name_pods_and_ports(objects)
+    policies_let_names_be_asked(objects)
     monitors_find_services(objects)
     sidecars_outlive_their_server(mcp_resume, objects)
     proxies_listen_where_they_are_asked(mcp_resume, objects)
@@ -362,8 +385,8 @@ def check(mcp_resume, things):
     entrances.check(objects)
 
 
-# A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made). Of deployments the
-# server's is meant, of maps the balancer's.
+# A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made; None: it is taken away).
+# Of deployments the server's is meant, of maps the balancer's.
 BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
 INGRESS = yaml.safe_load((HERE / "kubernetes" / "components" / "ingress" / "ingress.yaml").read_text())["metadata"]["annotations"]
 BROKEN = [
@@ -377,6 +400,8 @@ BROKEN = [
     ("Deployment", "spec.template.spec.containers.0.securityContext.readOnlyRootFilesystem", False),
     ("Deployment", "spec.template.spec.containers.0.lifecycle.preStop.httpGet.path", "/readyz"),
     ("Deployment", "spec.template.spec.containers.0.livenessProbe.httpGet.path", "/readyz"),
+    ("Deployment", "spec.template.spec.containers.0.livenessProbe", None),
+    ("Deployment", "spec.template.spec.containers.0.startupProbe", None),
     ("Deployment", "spec.template.spec.topologySpreadConstraints", []),
     ("Deployment", "spec.minReadySeconds", 5),
     ("Deployment", "spec.template.spec.terminationGracePeriodSeconds", 30),
@@ -410,6 +435,10 @@ BROKEN = [
     # Of the server: whoever reaches it may drain.
     ("NetworkPolicy/mcp-server", "spec.ingress.0.ports.0.port", 9464),
     ("NetworkPolicy/mcp-server", "spec.ingress.0.ports", []),
+    ("NetworkPolicy/mcp-balancer", "spec.egress.1.to.1.ipBlock.cidr", "169.254.20.0/32"),
+    ("NetworkPolicy/mcp-balancer", "spec.egress.1.to.0", {"podSelector": {"matchLabels": {"app.kubernetes.io/name": "mcp-server"}}}),
+    ("NetworkPolicy/mcp-balancer", "spec.egress.1.ports.0.protocol", "TCP"),
+    ("NetworkPolicy/mcp-balancer", "spec.egress.1.ports.1.port", 8053),
     ("HorizontalPodAutoscaler", "spec.metrics.2.pods.metric.name", "mcp_resume_balancer_clients"),
     ("HorizontalPodAutoscaler", "spec.scaleTargetRef.name", "mcp-server"),
     ("StatefulSet", "spec.template.spec.volumes.0.projected.sources.1.secret.items.0.key", "acl"),
@@ -427,7 +456,11 @@ def broken(things, kind, path, value):
     *way, last = path.split(".")
     for step in way:
         place = place[int(step)] if step.isdigit() else place[step]
-    place[int(last) if last.isdigit() else last] = value
+    last = int(last) if last.isdigit() else last
+    if value is None:
+        del place[last]
+    else:
+        place[last] = value
     return things
 
 
