@@ -29,6 +29,8 @@ VERSIONS = ["1.30", "1.37"]
 CUSTOM = {"ServiceMonitor": operator.ServiceMonitor, "PrometheusRule": operator.PrometheusRule}
 # Kept free for the server to end by itself, after its sidecar has drained.
 LEAST_REST_SECS = 30
+# A call that runs when new ones are refused has so long.
+LEAST_RUN_SECS = 120
 
 
 # CoreDNS answers from its cache for so long, and the balancer asks so often: a new pod is known to all after both.
@@ -286,7 +288,10 @@ def sidecars_outlive_their_server(mcp_resume, objects):
                 is_theirs = is_added(work) and probe not in server
                 asks = server.get(probe, {}).get("httpGet")
                 require(is_theirs or asks == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
-            needed = delay + config["replica"]["drain_timeout_secs"] + LEAST_REST_SECS
+            # The timeout counts from the beginning, like the delay.
+            timeout = config["replica"]["drain_timeout_secs"]
+            require(timeout - delay >= LEAST_RUN_SECS, f"a call that runs when new ones are refused has {timeout - delay} s")
+            needed = timeout + LEAST_REST_SECS
             require(pod["terminationGracePeriodSeconds"] >= needed, f"killed before {needed} s: in the drain")
             held = config.get("streams", {}).get("max_bytes_total", 1 << 30)
             require(bytes_of(sidecar["resources"]["limits"]["memory"]) >= 2 * held, "less memory than it may need")
@@ -387,6 +392,7 @@ def check(mcp_resume, things):
 
 # A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made; None: it is taken away).
 # Of deployments the server's is meant, of maps the balancer's.
+SIDECAR = (HERE / "kubernetes" / "base-sidecar" / "mcp-resume.toml").read_text()
 BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
 INGRESS = yaml.safe_load((HERE / "kubernetes" / "components" / "ingress" / "ingress.yaml").read_text())["metadata"]["annotations"]
 BROKEN = [
@@ -412,6 +418,10 @@ BROKEN = [
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("mcp-sidecars", "mcp-server")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("connections = 10_240", "connections = 20_480")}),
     ("ConfigMap", "data", {"mcp-resume.toml": BALANCER.replace("[balance]", 'trusted_proxies = ["10.0.0.0/8"]\n[balance]')}),
+    ("ConfigMap/mcp-sidecar", "data", {"mcp-resume.toml": SIDECAR.replace("drain_delay_secs = 40", "drain_delay_secs = 30")}),
+    ("ConfigMap/mcp-sidecar", "data", {"mcp-resume.toml": SIDECAR.replace("drain_delay_secs = 40", "drain_delay_secs = 50")}),
+    ("ConfigMap/mcp-sidecar", "data", {"mcp-resume.toml": SIDECAR.replace("drain_timeout_secs = 160", "drain_timeout_secs = 120")}),
+    ("ConfigMap/mcp-sidecar", "data", {"mcp-resume.toml": SIDECAR.replace("drain_timeout_secs = 160", "drain_timeout_secs = 170")}),
     ("ConfigMap/mcp-network", "data", {"pods": "10.0.0.0/8,172.16.0.0/12"}),
     ("ConfigMap/mcp-network", "data", {"pods": ""}),
     ("ConfigMap/mcp-network", "data", {"nodes": "YOUR-POD-NETWORK"}),
