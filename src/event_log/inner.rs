@@ -250,7 +250,7 @@ impl Inner {
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
-        self.part.set_events(self.tail.byte_len());
+        self.part.set_stored(self.tail.byte_len());
         if !self.part.share().is_over() {
             self.fit(bounds);
         }

@@ -246,6 +246,7 @@ impl Recorder<'_> {
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
                 return Fate::Kept;
             }
+            self.stream.keep_turn();
             clock::sleep_until(clock::now() + LOOK_AGAIN).await;
         }
     }

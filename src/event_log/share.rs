@@ -332,6 +332,7 @@ impl Share {
             base,
             asks: 0,
             events: 0,
+            staged: 0,
             arriving: 0,
             turn: None,
             turn_of_whole: None,
@@ -491,6 +492,8 @@ pub struct Part {
     /// What is remembered of the server's questions.
     asks: usize,
     events: usize,
+    /// Events that the store has not accepted yet.
+    staged: usize,
     /// What has come of an event that is not whole.
     arriving: usize,
     /// The number of its turn in its share, where it has taken one.
@@ -509,6 +512,20 @@ impl Part {
     pub(super) fn set_events(&mut self, bytes: usize) {
         self.events = bytes;
         self.count();
+    }
+
+    /// Events of so many bytes are on their way into the store.
+    pub(super) fn set_staged(&mut self, bytes: usize) {
+        if bytes != self.staged {
+            self.staged = bytes;
+            self.count();
+        }
+    }
+
+    /// The store has accepted what was on its way there; the events take so many bytes with that.
+    pub(super) fn set_stored(&mut self, events: usize) {
+        self.staged = 0;
+        self.set_events(events);
     }
 
     /// So many bytes have come of an event that is not whole.
@@ -538,9 +555,18 @@ impl Part {
         share.excess_of_total() > 0 && waits(&share.whole.turn, &mut self.turn_of_whole)
     }
 
-    /// Returns whether a part of an event has come, and not all of it.
+    /// Returns whether a part of an event has come, and not all of it, or an event waits for the store: no client can have it.
     pub(super) fn is_arriving(&self) -> bool {
-        self.arriving > 0
+        self.arriving > 0 || self.staged > 0
+    }
+
+    /// Keeps the turn that it has, although it gets no further: the store cannot be reached, and another call's event would wait there
+    /// as well.
+    pub(super) fn keep_turn(&mut self, now: Instant) {
+        let share = self.holding.share();
+        let keep = |turn: &Turn, number: Option<u64>| number.is_some_and(|number| turn.touch(number, now));
+        keep(&share.turn, self.turn);
+        keep(&share.whole.turn, self.turn_of_whole);
     }
 
     /// Returns whether it has taken a turn.
@@ -571,7 +597,7 @@ impl Part {
     }
 
     fn count(&mut self) {
-        self.holding.set(self.base + self.asks + self.events + self.arriving);
+        self.holding.set(self.base + self.asks + self.events + self.staged + self.arriving);
     }
 
     /// It keeps so many bytes beside its events, for a retry.

@@ -320,7 +320,6 @@ impl Pump {
         let Source::Reading(reader) = &mut self.source else { return };
         let Gathered { mut events, error, ending } = reader.gather(piece).await;
         let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
-        self.note_arriving(held);
         if self.call.teaches.is_any() {
             events.iter_mut().for_each(|event| event.data = self.be_taught(std::mem::take(&mut event.data)));
             Box::pin(self.save_session()).await;
@@ -330,8 +329,10 @@ impl Pump {
         if error.is_some() || ending.is_some() {
             self.source = Source::Idle;
         }
+        self.note_arriving(held);
+        // The events go with the closure, before the store is waited for: they are encoded by then.
         self.writer
-            .update(|machine, now| {
+            .update(move |machine, now| {
                 machine.reserve(events.len(), bytes);
                 for event in &events {
                     machine.handle_event(event, now);
@@ -471,10 +472,10 @@ impl Pump {
     /// After a commit a JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
     async fn log_answer(&mut self, Collected { status, body }: Collected) {
         self.source = Source::Idle;
-        self.note_arriving(0);
         let refused = refused_by(status);
         let body = body.and_then(|body| self.as_answer(body).ok_or(refused)).map(|body| self.be_taught(body));
         Box::pin(self.save_session()).await;
+        self.note_arriving(0);
         self.writer
             .update(|machine, now| match body {
                 Ok(body) => {

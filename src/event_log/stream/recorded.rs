@@ -51,6 +51,9 @@ impl Stream {
     /// What there is to be brought into the store; `None` where that is nothing.
     pub(in crate::event_log) fn stage(&self, inner: &mut Inner) -> Option<Staged> {
         let batch = inner.machine.poll_batch();
+        if let Some(batch) = &batch {
+            inner.part.set_staged(batch.byte_len());
+        }
         let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
         let recorded = inner.recorded.as_ref()?;
         if batch.is_none() && !(has_begun && recorded.is_created) {
@@ -84,12 +87,18 @@ impl Stream {
         Advanced { result: (), staged, short }
     }
 
+    /// Its batch waits for a store that cannot be reached.
+    pub(in crate::event_log) fn keep_turn(&self) {
+        self.lock().part.keep_turn(clock::now());
+    }
+
     /// Another writer has the stream: nobody reads any more of it here. Its readers end, to find it where it is now. False where that
     /// was known.
     pub(in crate::event_log) fn leave(&self) -> bool {
         let mut inner = self.lock();
         let is_news = !std::mem::replace(&mut inner.moved, true);
         inner.machine.handle_refused(clock::now());
+        inner.part.set_staged(0);
         inner.wake();
         self.publish(inner, false);
         self.leave_holds();

@@ -1,5 +1,6 @@
 //! Full shares: what goes, in which order, whose it is, and what never does.
 
+use super::slow::Slow;
 use super::*;
 use crate::protocol::stream::Ending;
 
@@ -518,4 +519,72 @@ fn a_sharer_without_a_credential_is_its_session_else_its_network() {
             (anonymous(Some(&session), "192.0.2.1"), anonymous(None, "192.0.2.1"))
         );
     }
+}
+
+/// A small share before a store that is waited for.
+fn tight_before(store: &Arc<Slow>) -> EventLog {
+    let metrics = Arc::new(Metrics::new().unwrap());
+    let backing = Backing {
+        store: store.clone(),
+        shared: None,
+        on_unreachable: OnUnreachable::Refuse,
+        heard: Arc::default(),
+        contents: Arc::default(),
+        displacing: Arc::default(),
+        metrics: metrics.clone(),
+    };
+    let small = Allowance { max_bytes: 40_000, max_bytes_total: 1 << 24, ..allowance() };
+    let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
+    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
+    EventLog::new(identity, bounds, small, metrics, Some(backing))
+}
+
+#[tokio::test(start_paused = true)]
+async fn large_events_that_wait_for_the_store_are_counted_and_come_one_by_one() {
+    let store = Slow::new();
+    let log = tight_before(&store);
+    let calls: Vec<_> = (0..12).map(|_| open_of(&log, 1)).collect();
+    let mut clients: Vec<_> = calls.iter().map(|(stream, _)| Client::attach(stream, Seq(0))).collect();
+    let held = || share(&log, 1).bytes();
+    let (before, event) = (held(), large());
+    assert!(begins_large_event(&calls[0].1));
+    calls[0].1.note_arriving(0);
+    let mut update = ByHand::new(calls[0].1.update(says(&event)));
+    assert!(update.poll().is_pending());
+    assert!((event.len()..event.len() + 1000).contains(&(held() - before)), "{} after {before}", held());
+    for (_, writer) in &calls[1..] {
+        assert!(!begins_large_event(writer), "the turn is another one's");
+    }
+
+    store.let_one_through();
+    assert!(update.poll().is_ready());
+    assert!(!begins_large_event(&calls[1].1), "its client has not got it yet");
+    assert_eq!(clients[0].read_all(), Poll::Pending);
+    assert!(begins_large_event(&calls[1].1));
+    drop(clients);
+    calls.iter().for_each(|(_, writer)| writer.note_arriving(0));
+    assert!(held() < before + 100_000, "{} after {before}", held());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_large_event_keeps_its_turn_for_as_long_as_the_store_cannot_be_reached() {
+    let store = Slow::new();
+    let log = tight_before(&store);
+    let [(stream, writer), (other, other_writer)] = [open_of(&log, 1), open_of(&log, 1)];
+    let [mut client, _other] = [&stream, &other].map(|stream| Client::attach(stream, Seq(0)));
+    let event = large();
+    assert!(begins_large_event(&writer));
+    writer.note_arriving(0);
+    store.set_broken(true);
+    let mut update = ByHand::new(writer.update(says(&event)));
+    for _ in 0..240 {
+        assert!(update.poll().is_pending());
+        tokio::time::advance(Duration::from_millis(250)).await;
+    }
+    assert!(!begins_large_event(&other_writer));
+    store.set_broken(false);
+    store.open();
+    assert!(update.poll().is_ready());
+    assert_eq!(client.read_all(), Poll::Pending);
+    assert!(begins_large_event(&other_writer));
 }

@@ -1,6 +1,7 @@
 //! Events and answers far larger than a socket takes at once, before clients that take nothing of them.
 
 use super::*;
+use crate::stores::Replica;
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -84,4 +85,35 @@ async fn a_takeover_ends_a_connection_whose_client_reads_nothing() {
     sse.finish(result(1)).await;
     assert_eq!(newer.event().await.bytes(), result(1).as_bytes());
     newer.ends().await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn events_that_wait_for_a_store_are_held_once_and_counted() {
+    const CALLS: usize = 8;
+    let mut redis = Redis::start();
+    let settings = [("MCP_RESUME_STORE__ON_UNREACHABLE", "refuse")];
+    let mut replica = Replica::process(&redis, "one", &settings).await;
+    let session = replica.open(V2025_11).await;
+    let mut calls = Vec::new();
+    for id in 0..CALLS {
+        calls.push(replica.begin(&session.post(call(id))).await);
+    }
+    let proxy = &replica.proxy;
+    let before = memory_kib(proxy.pid());
+    for (n, (sse, ..)) in calls.iter().enumerate() {
+        sse.bytes(format!("data: {}", sized(n, EVENT))).await;
+    }
+    let has_all = async || metric(proxy, "mcp_resume_held_bytes").await >= (CALLS * EVENT) as f64;
+    until("all but their ends are there", has_all).await;
+    redis.kill();
+    until("it is seen", async || metric(proxy, "mcp_resume_store_ready").await == 0.0).await;
+    for (sse, ..) in &calls {
+        sse.bytes("\n\n").await;
+    }
+    until("they are there", async || metric(proxy, "mcp_resume_upstream_events_total").await == CALLS as f64).await;
+    until("they are counted", has_all).await;
+    let more = memory_kib(proxy.pid()).saturating_sub(before);
+    assert!(more < CALLS * EVENT / 1024 * 3 / 2, "{more} KiB");
+    replica.proxy.kill().await;
 }
