@@ -38,6 +38,8 @@ const BUSY_AFTER: Duration = Duration::from_secs(5);
 /// Records of sessions that were opened elsewhere, beside those that are in use, as a part of those that may be opened here. A record has
 /// up to 1.5 KiB.
 const UNOPENED: usize = 4;
+/// So many streams of a session are kept without a look for those that are gone.
+const STREAMS_MIN: usize = 4;
 
 /// One session.
 #[derive(Debug)]
@@ -81,6 +83,8 @@ pub struct Opened {
 #[derive(Debug)]
 struct State {
     streams: Vec<Weak<Stream>>,
+    /// With so many, those that are gone are looked for.
+    prune_at: usize,
     returned: bool,
     by_url: bool,
     looked_up: bool,
@@ -89,11 +93,20 @@ struct State {
     call_ended: Option<Instant>,
 }
 
+impl State {
+    /// Lets go of the streams that are gone, and looks for such again once there are twice as many as live now.
+    fn prune(&mut self) {
+        self.streams.retain(|stream| stream.strong_count() > 0);
+        self.prune_at = (self.streams.len() * 2).max(STREAMS_MIN);
+    }
+}
+
 impl Session {
     fn new(principal: Principal, opened: Option<Opened>, is_home: bool, census: Arc<Census>) -> Arc<Self> {
         census.enter(opened.is_some());
         let state = State {
             streams: Vec::new(),
+            prune_at: STREAMS_MIN,
             returned: false,
             by_url: false,
             looked_up: false,
@@ -202,8 +215,8 @@ impl Session {
     /// Adds a request stream.
     pub fn add_stream(&self, stream: &Arc<Stream>) {
         let mut state = self.lock();
-        if state.streams.len() == state.streams.capacity() {
-            state.streams.retain(|stream| stream.strong_count() > 0);
+        if state.streams.len() >= state.prune_at {
+            state.prune();
         }
         state.streams.push(Arc::downgrade(stream));
     }
@@ -228,11 +241,17 @@ impl Session {
         state.streams.iter().filter_map(Weak::upgrade).collect()
     }
 
+    /// How many streams it names, those that are gone included.
+    #[cfg(test)]
+    pub(super) fn places(&self) -> usize {
+        self.lock().streams.len()
+    }
+
     /// Whether any lives. Lets go of those that do not: a reference keeps a part of their memory.
     fn has_streams(&self) -> bool {
         let mut state = self.lock();
-        state.streams.retain(|stream| stream.strong_count() > 0);
-        state.streams.shrink_to(4);
+        state.prune();
+        state.streams.shrink_to(STREAMS_MIN);
         !state.streams.is_empty()
     }
 

@@ -149,3 +149,26 @@ fn sessions_that_come_and_go_leave_nothing_behind() {
     }
     assert_eq!(log.sessions().len(), 10);
 }
+
+#[test]
+fn streams_that_are_gone_are_looked_for_once_for_each_doubling_of_those_that_live() {
+    const LIVE: usize = 1000;
+    let log = log_with(None);
+    let session = log.sessions().find_or_record(&name("busy"), &someone());
+    let add = || {
+        let stream = create(&log, 1);
+        session.add_stream(&stream);
+        stream
+    };
+    let living: Vec<_> = (0..LIVE - 1).map(|_| add()).collect();
+    let (mut looks, mut most) = (0, 0);
+    for _ in 0..4 * LIVE {
+        let before = session.places();
+        drop(add());
+        looks += usize::from(session.places() <= before);
+        most = most.max(session.places());
+    }
+    assert!(looks <= 5, "{looks} times");
+    assert!(most <= 2 * LIVE + 1, "{most} places");
+    assert_eq!(session.streams().len(), living.len());
+}
