@@ -17,7 +17,7 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 
 use crate::clock;
-use crate::event_log::{Attachment, Binding, BoxError, Delivery, EventLog, Holding, Principal, Stream};
+use crate::event_log::{Attachment, Binding, BoxError, Delivery, EventLog, Principal, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
 
@@ -288,10 +288,10 @@ impl Drop for Receipt {
 /// The body of an answer that is kept for a retry until it has arrived.
 pub struct Kept {
     bytes: Option<Bytes>,
+    /// What follows those, the last first.
+    behind: Vec<Bytes>,
     /// A large body goes out in copies of its pieces: a slice of it that hyper still has would keep the whole.
     is_large: bool,
-    /// What the body counts for, where only this connection has it.
-    held: Option<Holding>,
     // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
@@ -304,15 +304,15 @@ impl Kept {
         receipts.begin_reading(&attachment);
         let is_large = bytes.len() > PIECE;
         let (attachment, receipt) = (Some(attachment), Some(receipt));
-        Self { bytes: Some(bytes), is_large, held: None, attachment, receipt, receipts }
+        Self { bytes: Some(bytes), behind: Vec::new(), is_large, attachment, receipt, receipts }
     }
 
-    /// The same with bytes that nobody else has: they count in the name of the stream's principal as long as this lives.
-    pub fn alone(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
-        let held = attachment.hold(bytes.len());
-        let mut kept = Self::new(bytes, attachment, receipt, receipts);
-        kept.held = Some(held);
-        kept
+    /// The same with `pieces` behind `bytes`.
+    pub fn followed_by(mut self, mut pieces: Vec<Bytes>) -> Self {
+        self.is_large |= pieces.iter().any(|piece| piece.len() > PIECE);
+        pieces.reverse();
+        self.behind = pieces;
+        self
     }
 }
 
@@ -324,7 +324,7 @@ impl Body for Kept {
         let Some(bytes) = &mut self.bytes else { return Poll::Ready(None) };
         let piece = bytes.split_to(bytes.len().min(PIECE));
         if bytes.is_empty() {
-            self.bytes = None;
+            self.bytes = self.behind.pop();
         }
         let piece = match &self.attachment {
             Some(attachment) if self.is_large => attachment.counted(BytesMut::from(&piece[..])),
@@ -338,7 +338,7 @@ impl Body for Kept {
     }
 
     fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.as_ref().map_or(0, Bytes::len) as u64)
+        SizeHint::with_exact(self.bytes.iter().chain(&self.behind).map(Bytes::len).sum::<usize>() as u64)
     }
 }
 
@@ -347,7 +347,6 @@ impl Drop for Kept {
         if let Some(attachment) = self.attachment.take() {
             self.receipts.end_reading(attachment.id());
         }
-        self.held = None;
         if let Some(receipt) = self.receipt.take()
             && self.bytes.is_none()
         {

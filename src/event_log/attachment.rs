@@ -9,8 +9,7 @@ use bytes::{Bytes, BytesMut};
 use super::Stream;
 use super::head::Head;
 use super::in_flight;
-use super::inner::{Large, Written};
-use super::share::Holding;
+use super::inner::{Edits, Large, Written};
 use super::slices::Slice;
 use crate::clock;
 use crate::protocol::error::ErrorCode;
@@ -65,8 +64,28 @@ struct Begun {
     seq: Seq,
     /// Bytes of it that were written.
     at: usize,
-    /// The event as this reader gets it and what that counts for, where that is not what is stored.
-    changed: Option<(Bytes, Holding)>,
+    /// What this reader gets in place of parts of it, the last first.
+    edits: Edits,
+}
+
+impl Begun {
+    /// Writes the next part of it, which is `event` as it is stored, until `out` holds about `budget` bytes. True with the last one;
+    /// `None` where it is another event than the one that was begun.
+    fn write(&mut self, event: &[u8], out: &mut BytesMut, budget: usize) -> Option<bool> {
+        let until = out.len() + budget.saturating_sub(out.len()).max(ID_LINE);
+        loop {
+            let next = self.edits.last().map_or(event.len(), |(place, _)| place.start);
+            let end = next.min(self.at.saturating_add(until.saturating_sub(out.len())));
+            out.extend_from_slice(event.get(self.at..end)?);
+            self.at = end;
+            if end < next {
+                return Some(false);
+            }
+            let Some((place, text)) = self.edits.pop() else { return Some(true) };
+            out.extend_from_slice(text.as_bytes());
+            self.at = place.end;
+        }
+    }
 }
 
 impl Attachment {
@@ -148,11 +167,6 @@ impl Attachment {
         self.begun.is_some()
     }
 
-    /// Counts `bytes` of memory in the name of the stream's principal.
-    pub fn hold(&self, bytes: usize) -> Holding {
-        self.stream.share().hold(bytes)
-    }
-
     /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
         in_flight::counted(self.stream.share(), bytes)
@@ -198,12 +212,12 @@ impl Attachment {
         let waited = inner.stored_at.take().map(|at| clock::now().saturating_duration_since(at));
         self.stream.note_written(inner, written.last);
         let Written { last, events: written, is_full, large } = written;
-        let Some(Large { seq, changed }) = large else {
+        let Some(Large { seq, mut edits }) = large else {
             return Poll::Ready(ReadOutcome::Events { last, written, is_full, waited });
         };
         drop(guard);
-        let changed = changed.map(|event| (event.clone(), self.stream.share().hold(event.len())));
-        self.begun = Some(Box::new(Begun { seq, at: 0, changed }));
+        edits.reverse();
+        self.begun = Some(Box::new(Begun { seq, at: 0, edits }));
         Poll::Ready(self.write_part(out, budget, waited))
     }
 
@@ -212,13 +226,9 @@ impl Attachment {
         let Some(begun) = &mut self.begun else { return ReadOutcome::Cut };
         let mut inner = self.stream.lock();
         let inner = &mut *inner;
-        let changed = begun.changed.as_ref().map(|(event, _)| &event[..]);
-        let Some(event) = changed.or_else(|| inner.tail.event(begun.seq)) else { return ReadOutcome::Cut };
-        let room = budget.saturating_sub(out.len()).max(ID_LINE);
-        let end = event.len().min(begun.at.saturating_add(room));
-        out.extend_from_slice(&event[begun.at..end]);
-        begun.at = end;
-        let (seq, is_over) = (begun.seq, end == event.len());
+        let Some(event) = inner.tail.event(begun.seq) else { return ReadOutcome::Cut };
+        let Some(is_over) = begun.write(event, out, budget) else { return ReadOutcome::Cut };
+        let seq = begun.seq;
         // Whoever reads instead has a place of its own.
         if inner.machine.reader().is(self.attach) {
             if is_over {

@@ -9,6 +9,31 @@ use bytes::{Bytes, BytesMut};
 
 use super::share::{Holding, Share};
 
+/// The responses of a stream, copied for connections that take no stream.
+#[derive(Debug)]
+pub(super) struct Copied {
+    /// So many requests were answered when they were copied.
+    pub(super) answered: usize,
+    pub(super) responses: usize,
+    pub(super) bytes: Vec<u8>,
+    pub(super) _held: Holding,
+}
+
+impl Copied {
+    /// The same as a body, which keeps it.
+    pub(super) fn into_bytes(self: Arc<Self>) -> Bytes {
+        Bytes::from_owner(Body(self))
+    }
+}
+
+struct Body(Arc<Copied>);
+
+impl AsRef<[u8]> for Body {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.bytes
+    }
+}
+
 /// A piece that is smaller is not counted.
 const COUNTED: usize = 4 * 1024;
 

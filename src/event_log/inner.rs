@@ -1,12 +1,15 @@
 //! What a stream's lock guards: the state machine and the tail, which change together, the head, and who waits for them.
 
+use std::ops::Range;
+use std::sync::Weak;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 
 use super::delivered::Delivered;
 use super::head::Head;
+use super::in_flight::Copied;
 use super::recorder::Recorded;
 use super::share::Part;
 use super::slices::{Slice, Told};
@@ -40,11 +43,14 @@ pub(super) struct Written {
     pub(super) large: Option<Large>,
 }
 
+/// Places in an event and what stands there instead, in their order.
+pub(super) type Edits = Vec<(Range<usize>, String)>;
+
 /// An event that is larger than one piece.
 pub(super) struct Large {
     pub(super) seq: Seq,
-    /// The event as this reader gets it, where that is not what is stored.
-    pub(super) changed: Option<Bytes>,
+    /// What this reader gets in place of parts of it.
+    pub(super) edits: Edits,
 }
 
 #[derive(Debug)]
@@ -78,6 +84,8 @@ pub(super) struct Inner {
     pub(super) stored_at: Option<Instant>,
     /// Tasks that wait for the head or the answer without being the reader: they were taken over and take no stream.
     pub(super) watchers: Vec<Waker>,
+    /// The responses, where a connection that takes no stream has them.
+    pub(super) collected: Weak<Copied>,
 }
 
 impl Inner {
@@ -99,6 +107,7 @@ impl Inner {
             reader: None,
             stored_at: None,
             watchers: Vec::new(),
+            collected: Weak::new(),
         }
     }
 
@@ -132,19 +141,19 @@ impl Inner {
             }
             if !self.machine.asks().is_answered(seq) {
                 let told = slice.map_or(Told::AsItIs, |slice| slice.tell(event));
-                let event = match &told {
-                    Told::AsItIs => Some(event),
-                    Told::Changed(event) => Some(&event[..]),
+                let edits = match told {
+                    Told::AsItIs => Some(Edits::new()),
+                    Told::Changed(edits) => Some(edits),
                     Told::Unwanted => None,
                 };
-                if let Some(event) = event {
+                if let Some(edits) = edits {
                     let is_large = out.is_empty() && ID_LINE + event.len() > budget;
                     write_id_line(out, handle, seq, adopted_after.is_some_and(|after| seq > after));
                     if is_large {
-                        done.large = Some(Large { seq, changed: told.into_changed() });
+                        done.large = Some(Large { seq, edits });
                         break;
                     }
-                    out.extend_from_slice(event);
+                    write_edited(out, event, &edits);
                     done.events += 1;
                 }
             }
@@ -308,6 +317,16 @@ impl Inner {
         }
         true
     }
+}
+
+fn write_edited(out: &mut BytesMut, event: &[u8], edits: &Edits) {
+    let mut written = 0;
+    for (place, text) in edits {
+        out.extend_from_slice(&event[written..place.start]);
+        out.extend_from_slice(text.as_bytes());
+        written = place.end;
+    }
+    out.extend_from_slice(&event[written..]);
 }
 
 fn write_id_line(out: &mut BytesMut, handle: &Handle, seq: Seq, is_adopted: bool) {

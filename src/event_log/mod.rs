@@ -58,7 +58,7 @@ pub use runs::{Claim, Claimed, Elder, Hold, Run};
 pub use sessions::{Opened, Place, QueuedTurn, Session, Sessions, Turn, stream_owing};
 pub use share::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
 pub use slices::{Slice, Slicing};
-pub use stream::{Spec, Stream};
+pub use stream::{Collected, Spec, Stream};
 pub use summary::Summary;
 pub use writer::Writer;
 

@@ -8,10 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bytes::{Bytes, BytesMut};
 use serde::{Deserialize, Serialize};
 
-use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renamed, Sameness};
+use super::inner::Edits;
+use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renaming, Sameness};
 use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
@@ -46,18 +46,8 @@ pub struct Slice {
 /// An event as a slice's client gets it.
 pub(super) enum Told {
     AsItIs,
-    Changed(BytesMut),
+    Changed(Edits),
     Unwanted,
-}
-
-impl Told {
-    /// The event, where that is not what is stored.
-    pub(super) fn into_changed(self) -> Option<Bytes> {
-        match self {
-            Self::Changed(event) => Some(event.freeze()),
-            Self::AsItIs | Self::Unwanted => None,
-        }
-    }
 }
 
 impl Slice {
@@ -77,8 +67,8 @@ impl Slice {
     }
 
     /// A message of the stream as its client gets it.
-    pub fn rename(&self, data: &[u8]) -> Renamed {
-        self.first.as_ref().map_or(Renamed::Same, |first| resume_tokens::rename(data, first, &self.names))
+    pub fn rename(&self, data: &[u8]) -> Renaming {
+        self.first.as_ref().map_or(Renaming::Same, |first| resume_tokens::rename(data, first, &self.names))
     }
 
     /// An event as it was encoded, without its id.
@@ -86,17 +76,14 @@ impl Slice {
         if self.first.is_none() {
             return Told::AsItIs;
         }
-        // What was encoded is a little larger than what it holds.
-        let mut decoder = sse::Decoder::new(event.len());
-        decoder.feed(Bytes::copy_from_slice(event));
-        let Ok(Some(decoded)) = decoder.poll_event() else { return Told::AsItIs };
-        match self.rename(&decoded.data) {
-            Renamed::Same => Told::AsItIs,
-            Renamed::Unwanted => Told::Unwanted,
-            Renamed::Changed(data) => {
-                let mut changed = BytesMut::new();
-                sse::encode_event(&mut changed, &decoded.name, &data);
-                Told::Changed(changed)
+        match self.rename(&sse::encoded_data(event)) {
+            Renaming::Same => Told::AsItIs,
+            Renaming::Unwanted => Told::Unwanted,
+            Renaming::Changed(splices) => {
+                // An id and a token stand in one line each, wherever that is.
+                let place = |at| sse::encoded_place(event, at);
+                let edits = splices.into_iter().map(|(span, text)| (place(span.start)..place(span.end), text));
+                Told::Changed(edits.collect())
             }
         }
     }

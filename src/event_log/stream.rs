@@ -40,6 +40,7 @@ use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
 
 pub(super) use elsewhere::Restored;
+pub use responses::Collected;
 
 /// What a stream is made of.
 pub struct Spec {

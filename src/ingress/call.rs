@@ -19,9 +19,11 @@ use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
 use crate::dialect;
-use crate::event_log::{self, Attachment, Binding, BoxBody, Fingerprint, Head, Match, Plain, Session, Spec, Stream};
+use crate::event_log::{
+    self, Attachment, Binding, BoxBody, Collected, Fingerprint, Head, Match, Plain, Session, Spec, Stream,
+};
 use crate::protocol::classify;
-use crate::protocol::dialect::resume_tokens::Renamed;
+use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
@@ -498,23 +500,17 @@ impl Ingress {
     /// For a client that takes JSON only: the final responses as one body.
     fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
         let stream = attachment.stream();
-        let mut responses = stream.responses(self.config.streams.max_event_bytes);
-        if let Some(slice) = attachment.slice() {
-            for response in &mut responses {
-                if let Renamed::Changed(renamed) = slice.rename(response) {
-                    *response = renamed.into();
-                }
-            }
-        }
-        let others = stream.look(|machine| machine.tail().0).saturating_sub(responses.len() as u64);
+        let collected = stream.collect();
+        let responses = collected.as_ref().map_or(0, |collected| collected.responses);
+        let others = stream.look(|machine| machine.tail().0).saturating_sub(responses as u64);
         self.metrics.observe_withheld(others);
-        if responses.is_empty() {
+        let Some(Collected { body, .. }) = collected else {
             // Cancelled: no answer is owed, and none came.
             return respond::status(StatusCode::ACCEPTED);
-        }
-        let body = match responses.as_slice() {
-            [only] if !reply.call.batch => only.clone(),
-            all => [b"[".as_slice(), &all.join(&b","[..]), b"]"].concat().into(),
+        };
+        let (body, pieces) = match attachment.slice().map(|slice| slice.rename(&body)) {
+            Some(Renaming::Changed(splices)) => jsonrpc::splice_apart(body, splices),
+            Some(Renaming::Same | Renaming::Unwanted) | None => (body, Vec::new()),
         };
         let receipts = reply.connection.receipts().clone();
         let mut response = respond::json(StatusCode::OK, Bytes::new());
@@ -522,7 +518,7 @@ impl Ingress {
         headers.remove(http::header::CONTENT_TYPE);
         headers::expose_ours(&mut headers);
         response.headers_mut().extend(headers);
-        *response.body_mut() = Kept::alone(body, attachment, receipt, receipts).boxed_unsync();
+        *response.body_mut() = Kept::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
         response
     }
 }

@@ -23,7 +23,7 @@ mod edit;
 mod tests;
 mod walk;
 
-pub use edit::{member, messages, span, splice, without_members};
+pub use edit::{member, messages, span, splice, splice_apart, without_members};
 use walk::{find, find_in_batch, from_slice};
 pub use walk::{find_message, for_each_element, for_each_message};
 

@@ -9,6 +9,7 @@
 //!
 //! [WHATWG event stream]: https://html.spec.whatwg.org/multipage/server-sent-events.html#event-stream-interpretation
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -224,6 +225,46 @@ pub fn encode_event(out: &mut BytesMut, name: &[u8], data: &[u8]) {
     }
     put(out, b"data: ", rest);
     out.put_u8(b'\n');
+}
+
+/// The data of an event that [`encode_event`] has written. Of one line it is no copy.
+pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
+    let mut lines = data_lines(event);
+    let first = lines.next().unwrap_or_default();
+    let Some(second) = lines.next() else { return Cow::Borrowed(first) };
+    let mut data = Vec::with_capacity(event.len());
+    data.extend_from_slice(first);
+    for line in std::iter::once(second).chain(lines) {
+        data.push(b'\n');
+        data.extend_from_slice(line);
+    }
+    Cow::Owned(data)
+}
+
+/// Where in an event that [`encode_event`] has written the byte `at` of its data stands. The end of a line counts to that line.
+pub fn encoded_place(event: &[u8], at: usize) -> usize {
+    let mut left = at;
+    for line in data_lines(event) {
+        if left <= line.len() {
+            return line.as_ptr().addr() - event.as_ptr().addr() + left;
+        }
+        left -= line.len() + 1;
+    }
+    event.len()
+}
+
+fn data_lines(event: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let mut rest = event;
+    std::iter::from_fn(move || {
+        loop {
+            let end = memchr(b'\n', rest)?;
+            let line = &rest[..end];
+            rest = &rest[end + 1..];
+            if let Some(data) = line.strip_prefix(b"data: ") {
+                return Some(data);
+            }
+        }
+    })
 }
 
 /// Writes an `id` line, to stand before the lines of [`encode_event`].

@@ -1,47 +1,90 @@
-//! The responses of a stream as single messages, for a client that takes no stream.
+//! The responses of a stream as one body, for a client that takes no stream.
 
+use std::borrow::Cow;
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use bytes::Bytes;
 
 use super::Stream;
+use crate::event_log::in_flight::Copied;
+use crate::event_log::inner::Inner;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::sse;
 use crate::protocol::stream::Debt;
 
+/// The responses of a stream.
+pub struct Collected {
+    /// How many there are.
+    pub responses: usize,
+    /// All of them: an array where the requests came as one.
+    pub body: Bytes,
+}
+
 impl Stream {
     /// Each response the stream owes, in the order of the requests; those without one are left out. In place of one that was dropped for
-    /// want of room stands the error that says so. An event that has several as an array is read once.
-    pub fn responses(&self, max_event_bytes: usize) -> Vec<Bytes> {
-        let inner = self.lock();
+    /// want of room stands the error that says so. An event that has several as an array is read once. `None` where there is none.
+    ///
+    /// Connections that are given the body at the same time share one copy, which counts in the name of the stream's principal until the
+    /// last of them lets go.
+    pub fn collect(&self) -> Option<Collected> {
+        let inner = &mut *self.lock();
+        let answered = inner.machine.debts().answered_len();
+        let known = inner.collected.upgrade().filter(|copied| copied.answered == answered);
+        let copied = match known {
+            Some(copied) => copied,
+            None => {
+                let copied = Arc::new(self.copy_responses(inner)?);
+                inner.collected = Arc::downgrade(&copied);
+                copied
+            }
+        };
+        Some(Collected { responses: copied.responses, body: copied.into_bytes() })
+    }
+
+    fn copy_responses(&self, inner: &Inner) -> Option<Copied> {
         let mut read = HashSet::new();
-        let mut responses = Vec::new();
+        let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
         for (id, debt) in inner.machine.debts().iter() {
             let Debt::Answered(seq) = debt else { continue };
             if seq <= inner.machine.trimmed() {
-                responses.push(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id)).into());
-                continue;
-            }
-            let Some(event) = inner.tail.event(seq).filter(|_| read.insert(seq)) else { continue };
-            let mut decoder = sse::Decoder::new(max_event_bytes.saturating_mul(2));
-            decoder.feed(Bytes::copy_from_slice(event));
-            if let Ok(Some(event)) = decoder.poll_event() {
-                push_responses(&mut responses, event.data);
+                texts.push(Cow::Owned(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id))));
+            } else if let Some(event) = inner.tail.event(seq).filter(|_| read.insert(seq)) {
+                push_responses(&mut texts, sse::encoded_data(event));
             }
         }
-        responses
+        if texts.is_empty() {
+            return None;
+        }
+        let bytes_of_array = texts.iter().map(|text| text.len() + 1).sum::<usize>() + 1;
+        let held = self.share.hold(bytes_of_array);
+        let is_array = self.batch || texts.len() > 1;
+        let bytes = if is_array { array_of(&texts, bytes_of_array) } else { texts[0].to_vec() };
+        Some(Copied { answered: inner.machine.debts().answered_len(), responses: texts.len(), bytes, _held: held })
     }
 }
 
-/// A message as it is; of an array its responses.
-fn push_responses(responses: &mut Vec<Bytes>, data: Bytes) {
-    match jsonrpc::peek(&data) {
-        Ok(jsonrpc::Body::Batch(messages)) => {
-            let texts = messages.iter().zip(jsonrpc::messages(&data));
-            let each = texts.filter(|(message, _)| matches!(message, Message::Response { .. }));
-            responses.extend(each.map(|(_, text)| data.slice_ref(text.as_bytes())));
-        }
-        Ok(jsonrpc::Body::Single(_)) | Err(_) => responses.push(data),
+fn array_of(texts: &[Cow<'_, [u8]>], bytes: usize) -> Vec<u8> {
+    let mut array = Vec::with_capacity(bytes);
+    for text in texts {
+        array.push(if array.is_empty() { b'[' } else { b',' });
+        array.extend_from_slice(text);
     }
+    array.push(b']');
+    array
+}
+
+/// A message as it is; of an array its responses.
+fn push_responses<'a>(texts: &mut Vec<Cow<'a, [u8]>>, data: Cow<'a, [u8]>) {
+    let Ok(jsonrpc::Body::Batch(messages)) = jsonrpc::peek(&data) else { return texts.push(data) };
+    match data {
+        Cow::Borrowed(data) => texts.extend(responses_of(&messages, data).map(Cow::Borrowed)),
+        Cow::Owned(data) => texts.extend(responses_of(&messages, &data).map(|text| Cow::Owned(text.to_vec()))),
+    }
+}
+
+fn responses_of<'a>(messages: &[Message], data: &'a [u8]) -> impl Iterator<Item = &'a [u8]> {
+    let texts = messages.iter().zip(jsonrpc::messages(data));
+    texts.filter(|(message, _)| matches!(message, Message::Response { .. })).map(|(_, text)| text.as_bytes())
 }

@@ -1,6 +1,7 @@
 //! Events larger than a piece: they go out in parts, and no more of them is held for a connection than one part.
 
 use super::*;
+use crate::protocol::dialect::resume_tokens::{Form, Names, Sameness};
 use crate::protocol::stream::Ending;
 
 const PIECE: usize = 16 * 1024;
@@ -142,4 +143,56 @@ fn a_piece_counts_until_it_is_dropped() {
     assert_eq!(mine.bytes() - before, PIECE, "the slice keeps the whole");
     drop(slice);
     assert_eq!(mine.bytes(), before);
+}
+
+#[test]
+fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
+    let log = log_with(None);
+    let names = |id: &str| Names { id: RequestId::Number(id.into()), progress: None };
+    let sameness = Sameness::of(b"{}", "m").unwrap();
+    let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names("1") };
+    let part = log.admit(&share(&log, 0), 0).unwrap();
+    let stream = log.create(Spec { slicing: Some(slicing), ..spec() }, part);
+    let writer = log.writer(&stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    let text = "x".repeat(LARGE);
+    let response = |id: &str| {
+        [
+            format!("{{\"jsonrpc\":\"2.0\",\n \"id\":{id},\n \"result\":[]}}"),
+            format!("{{\"jsonrpc\":\"2.0\",\"id\":{id},\"result\":{{\"text\":\"{text}\"}}}}"),
+            format!("{{\"result\":{{\"text\":\"{text}\"}},\n\"jsonrpc\":\"2.0\",\n\"id\":{id}}}"),
+        ]
+    };
+    response("1").iter().for_each(|message| ready(writer.update(says(message))));
+
+    let slice = stream.begin_slice(names("22222"));
+    let attachment = stream.attach(new_attach(), Seq(0)).under(slice);
+    let mut client = Client { attachment, cursor: Seq(0), text: BytesMut::new(), bell: Arc::default() };
+    let before = share(&log, 0).bytes();
+    begin_event(&mut client);
+    assert_eq!(share(&log, 0).bytes(), before);
+    assert!(read_pieces(&mut client).is_pending());
+    let mut whole = String::new();
+    for (seq, message) in (1..).zip(response("22222")) {
+        let mut id = String::new();
+        ids::write_event_id(&mut id, client.attachment.handle(), Seq(seq), None).unwrap();
+        whole += &format!("id: {id}\nevent: message\ndata: {}\n\n", message.replace('\n', "\ndata: "));
+    }
+    assert!(client.text() == whole, "{} bytes", client.text.len());
+}
+
+#[test]
+fn connections_that_take_no_stream_share_one_copy_of_the_response() {
+    let log = log_with(None);
+    let (stream, writer) = open(&log);
+    let response = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#, "x".repeat(LARGE));
+    ready(writer.update(says(&response)));
+    let before = share(&log, 0).bytes();
+    let bodies: Vec<_> = (0..30).map(|_| stream.collect().unwrap().body).collect();
+    assert!(bodies.iter().all(|body| *body == response));
+    let more = share(&log, 0).bytes() - before;
+    assert!((LARGE..LARGE + 1000).contains(&more), "{more} bytes");
+    drop(bodies);
+    assert_eq!(share(&log, 0).bytes(), before);
+    assert_eq!(stream.collect().unwrap().body, response, "a new copy");
 }

@@ -164,18 +164,18 @@ pub struct Names {
 
 /// A message under other names.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Renamed {
+pub enum Renaming {
     /// It says nothing of either.
     Same,
-    /// Every other byte as it was.
-    Changed(Vec<u8>),
+    /// The places of the names, in their order, with what stands there then. Every other byte is as it was.
+    Changed(Vec<(Range<usize>, String)>),
     /// Progress of which nobody wants to hear.
     Unwanted,
 }
 
 /// What the answer to the call named `from`, and the news of it, are to a client that calls it `to`.
-pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renamed {
-    let Ok(body) = jsonrpc::peek(data) else { return Renamed::Same };
+pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
+    let Ok(body) = jsonrpc::peek(data) else { return Renaming::Same };
     let mut splices = Vec::new();
     let mut unwanted = 0;
     for (message, text) in body.messages().iter().zip(jsonrpc::messages(data)) {
@@ -198,9 +198,12 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renamed {
         }
     }
     match splices.is_empty() {
-        true if unwanted == body.messages().len() => Renamed::Unwanted,
-        true => Renamed::Same,
-        false => Renamed::Changed(jsonrpc::splice(data, splices)),
+        true if unwanted == body.messages().len() => Renaming::Unwanted,
+        true => Renaming::Same,
+        false => {
+            splices.sort_by_key(|(place, _)| place.start);
+            Renaming::Changed(splices)
+        }
     }
 }
 
@@ -391,11 +394,16 @@ mod tests {
         Names { id: number(id), progress: progress.map(number) }
     }
 
-    fn text(renamed: Renamed) -> String {
-        match renamed {
-            Renamed::Changed(bytes) => String::from_utf8(bytes).unwrap(),
-            Renamed::Same => "same".to_owned(),
-            Renamed::Unwanted => "unwanted".to_owned(),
+    fn text(data: &str, renaming: Renaming) -> String {
+        match renaming {
+            Renaming::Changed(splices) => {
+                let whole = jsonrpc::splice(data.as_bytes(), splices.clone());
+                let (first, behind) = jsonrpc::splice_apart(data.to_owned().into(), splices);
+                assert_eq!([&[first], &behind[..]].concat().concat(), whole);
+                String::from_utf8(whole).unwrap()
+            }
+            Renaming::Same => "same".to_owned(),
+            Renaming::Unwanted => "unwanted".to_owned(),
         }
     }
 
@@ -456,7 +464,7 @@ mod tests {
     #[test]
     fn messages_of_the_first_call_are_renamed_and_nothing_else() {
         let (from, to) = (names("1", Some("7")), names("2", Some("8")));
-        let text = |data: &str| text(rename(data.as_bytes(), &from, &to));
+        let text = |data: &str| text(data, rename(data.as_bytes(), &from, &to));
         let result = |id| format!(r#"{{ "result": {{"id":1,"x": [ 1 ]}}, "id" : {id}, "jsonrpc":"2.0"}}"#);
         assert_eq!(text(&result("1")), result("2"));
         assert_eq!(text(&result("3")), "same");
@@ -475,8 +483,8 @@ mod tests {
         assert_eq!(text(asked), "same", "the server's own id");
         assert_eq!(text("no json"), "same");
         let silent = names("2", None);
-        assert_eq!(rename(progress("7").as_bytes(), &from, &silent), Renamed::Unwanted);
-        assert_eq!(rename(result("1").as_bytes(), &names("1", None), &names("1", Some("8"))), Renamed::Same);
+        assert_eq!(rename(progress("7").as_bytes(), &from, &silent), Renaming::Unwanted);
+        assert_eq!(rename(result("1").as_bytes(), &names("1", None), &names("1", Some("8"))), Renaming::Same);
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use bytes::{Buf, Bytes};
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
@@ -40,6 +41,25 @@ pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8>
     }
     spliced.extend_from_slice(&bytes[copied..]);
     spliced
+}
+
+/// The same in pieces, those of `bytes` uncopied: the first, and those that follow. The places are in their order.
+pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (Bytes, Vec<Bytes>) {
+    let mut pieces = Vec::with_capacity(splices.len() * 2);
+    let first = bytes.split_to(splices.first().map_or(bytes.len(), |(place, _)| place.start));
+    let mut before = first.len();
+    for (place, text) in splices {
+        if place.start > before {
+            pieces.push(bytes.split_to(place.start - before));
+        }
+        pieces.push(text.into());
+        bytes.advance(place.len());
+        before = place.end;
+    }
+    if !bytes.is_empty() {
+        pieces.push(bytes);
+    }
+    (first, pieces)
 }
 
 /// `bytes` without the members `names` of the object at `path`, however often they stand there. `None` where there is no such

@@ -151,6 +151,10 @@ proptest! {
         prop_assert_eq!(&event.name[..], name.as_bytes());
         prop_assert_eq!(event.id, id.map(Bytes::from));
         prop_assert_eq!(&event.data[..], &with_lf_only(&data)[..]);
+        prop_assert_eq!(&encoded_data(&wire)[..], &event.data[..]);
+        for (at, byte) in event.data.iter().enumerate() {
+            prop_assert_eq!(wire[encoded_place(&wire, at)], *byte);
+        }
     }
 
     #[test]

@@ -29,8 +29,19 @@ async fn left_with_an_event(proxy: &Proxy, upstream: &mut Upstream, session: &Se
 /// Kilobytes of memory that the process has.
 #[cfg(target_os = "linux")]
 fn memory_kib(pid: u32) -> usize {
+    status_kib(pid, "VmRSS:")
+}
+
+/// The most that it ever had.
+#[cfg(target_os = "linux")]
+fn most_memory_kib(pid: u32) -> usize {
+    status_kib(pid, "VmHWM:")
+}
+
+#[cfg(target_os = "linux")]
+fn status_kib(pid: u32, name: &str) -> usize {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).expect("a size");
+    let line = status.lines().find(|line| line.starts_with(name)).expect("a size");
     line.split_whitespace().nth(1).and_then(|kib| kib.parse().ok()).expect("a number")
 }
 
@@ -116,4 +127,38 @@ async fn events_that_wait_for_a_store_are_held_once_and_counted() {
     let more = memory_kib(proxy.pid()).saturating_sub(before);
     assert!(more < CALLS * EVENT / 1024 * 3 / 2, "{more} KiB");
     replica.proxy.kill().await;
+}
+
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn retries_of_clients_that_take_json_only_share_one_copy_of_a_large_answer() {
+    let mut upstream = Upstream::start().await;
+    let mut command = command(&upstream);
+    command.stderr(Stdio::null());
+    let proxy = Proxy::process(command).await;
+    let session = Session::open(&proxy, &mut upstream, V2025_11).await;
+    let post = session.post(call(1)).without("Accept").with("Accept", "application/json");
+    let first = post.start(proxy.addr).await;
+    let sse = upstream.expect("tools/call").await.sse().await;
+    let answer = result(1).replace("\"result\":{", &format!("\"result\":{{\"text\":\"{}\",", "x".repeat(EVENT)));
+    assert!(answer.len() > EVENT);
+    sse.finish(&answer).await;
+    assert_eq!(first.response().await.body().await, answer.as_bytes());
+    let pid = proxy.pid();
+    let unread = reads_nothing(&proxy, &post).await;
+    let before = most_memory_kib(pid);
+    // All at once: the one that is taken over by the next ends soon.
+    let mut waiting = Vec::new();
+    for _ in 0..30 {
+        waiting.push(post.start(proxy.addr).await.stop_after(1024));
+    }
+    let mut begun = Vec::new();
+    for client in waiting {
+        begun.push(client.head_only().await);
+    }
+    let more = most_memory_kib(pid) - before;
+    assert!(more < 30 * 1024, "{more} KiB for {} clients", begun.len());
+    drop((unread, begun));
+    assert_eq!(post.send(proxy.addr).await.body().await, answer.as_bytes());
+    proxy.kill().await;
 }
