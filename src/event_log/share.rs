@@ -600,8 +600,9 @@ impl Part {
         self.holding.set(self.base + self.asks + self.events + self.staged + self.arriving);
     }
 
-    /// It keeps so many bytes beside its events, for a retry.
+    /// It keeps so many bytes beside its events, for a retry: of what was arriving.
     pub(super) fn keep_beside(&mut self, bytes: usize) {
+        self.arriving = 0;
         self.base += bytes;
         self.count();
     }

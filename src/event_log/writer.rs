@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 use super::Stream;
 use super::head::Head;
+use super::in_flight;
 use super::recorder::{Backing, Fate, Recorder, Staged, seal};
 use super::room::Room;
 use super::stream::Advanced;
@@ -121,6 +122,34 @@ impl Writer {
             () = changed => {}
             () = self.stream.share().turn_freed() => {}
         }
+    }
+
+    /// Waits until what arrives may be read on with: there is room, or it is this call's turn. For an answer that passes, of which the
+    /// store gets nothing. Dropping the future loses nothing.
+    pub async fn wait_for_room(&self) {
+        while !self.has_room() {
+            self.room.make(self.stream.share());
+            if self.has_room() {
+                return;
+            }
+            let look = clock::now() + LOOK_FOR_ROOM;
+            tokio::select! {
+                biased;
+                () = self.changed(false) => {}
+                () = clock::sleep_until(look) => {}
+            }
+        }
+    }
+
+    fn has_room(&self) -> bool {
+        let mut inner = self.stream.lock();
+        inner.fit(self.stream.bounds);
+        !inner.is_held_up
+    }
+
+    /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
+    pub fn counted(&self, bytes: BytesMut) -> Bytes {
+        in_flight::counted(self.stream.share(), bytes)
     }
 
     /// So many bytes have come of an event, or of an answer that becomes one, that is not whole. Counts from now on; whether there is room

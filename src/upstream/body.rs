@@ -11,16 +11,17 @@ use hyper::body::Frame;
 
 use super::Received;
 use crate::clock::Alarm;
-use crate::event_log::{BoxBody, BoxError};
+use crate::event_log::{BoxBody, BoxError, Writer};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
-/// Collects until the end or the limit: true when it is complete. What comes in several pieces is told as it `grows`.
+/// Collects until the end or the limit: true when it is complete. What comes in several pieces is told to the stream, and is read on with
+/// when that has room, or its turn.
 pub(super) async fn keep(
     body: &mut Received,
     kept: &mut BytesMut,
     limit: usize,
-    grows: impl Fn(usize),
+    writer: &Writer,
 ) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
         match frame.map_err(|_| Ending::Broken)?.into_data() {
@@ -28,7 +29,10 @@ pub(super) async fn keep(
             Ok(data) if kept.is_empty() && body.is_gathered() => *kept = data.into(),
             Ok(data) => {
                 kept.extend_from_slice(&data);
-                grows(kept.len());
+                writer.note_arriving(kept.capacity());
+                if kept.len() <= limit {
+                    writer.wait_for_room().await;
+                }
             }
             Err(_) => {}
         }

@@ -528,13 +528,10 @@ impl Pump {
             false if self.is_keyed() => (KEPT_ANSWER_MAX, LESSON_WAIT),
             false => (KEPT_ANSWER_MAX, KEPT_ANSWER_WAIT),
         };
-        let complete =
-            tokio::time::timeout(wait, keep(&mut body, &mut kept, limit, |bytes| self.writer.note_arriving(bytes)))
-                .await;
-        let kept = kept.freeze();
-        self.writer.note_arriving(0);
+        let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit, &self.writer)).await;
         let plain = match complete {
             Ok(Ok(true)) => {
+                let kept = kept.freeze();
                 let body = match self.call.teaches.is_any() && !is_compressed(&parts.headers) {
                     true => Box::pin(self.be_taught_by(&mut parts.headers, kept)).await,
                     false => kept,
@@ -547,12 +544,13 @@ impl Pump {
                     self.writer.stream().forget_retries();
                 }
                 let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
-                let body = passing_body(kept, body, timeout.map(|timeout| self.began + timeout));
+                let body = passing_body(self.writer.counted(kept), body, timeout.map(|timeout| self.began + timeout));
                 Plain::passing(parts.status, parts.headers, body)
             }
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);
                 self.note_failure(failure.code, false);
+                self.writer.note_arriving(0);
                 return self.settle(Head::Failed(failure)).await;
             }
         };

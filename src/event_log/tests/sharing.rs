@@ -588,3 +588,22 @@ async fn a_large_event_keeps_its_turn_for_as_long_as_the_store_cannot_be_reached
     assert_eq!(client.read_all(), Poll::Pending);
     assert!(begins_large_event(&other_writer));
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() {
+    let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
+    let begin = || {
+        let stream = create(&log, 1);
+        let writer = log.writer(&stream);
+        ready(writer.update(|machine, _| machine.handle_plain_head()));
+        (Client::attach(&stream, Seq(0)), writer)
+    };
+    let [(client, writer), (_other, other)] = [begin(), begin()];
+    [&writer, &other].into_iter().for_each(|writer| writer.note_arriving(80_000));
+    ready(writer.wait_for_room());
+    let mut waiting = ByHand::new(other.wait_for_room());
+    assert!(waiting.poll().is_pending());
+    drop(client);
+    assert_eq!(waiting.bell.rings(), 1);
+    assert!(waiting.poll().is_ready());
+}

@@ -267,3 +267,63 @@ async fn events_count_while_they_arrive_and_a_full_share_takes_them_one_by_one()
     }
     neighbour.moves_out().await;
 }
+
+#[tokio::test]
+async fn answers_that_are_read_before_they_pass_wait_for_room() {
+    const CALLS: usize = 12;
+    const ANSWER: usize = 900 * KIB;
+    const SHARE: usize = 4096 * KIB;
+    let (mut upstream, proxy, _session) = bounded(|c| {
+        c.streams.max_event_bytes = 1024 * KIB;
+        c.streams.max_bytes = 2048 * KIB;
+        c.streams.max_bytes_per_principal = SHARE;
+    })
+    .await;
+    let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
+    let text = "x".repeat(ANSWER);
+    let result = format!(r#"{{"protocolVersion":"2025-11-25","capabilities":{{}},"instructions":"{text}"}}"#);
+    let body: Arc<str> = format!(r#"{{"jsonrpc":"2.0","id":0,"result":{result}}}"#).into();
+    let (go, may_end) = tokio::sync::watch::channel(false);
+    let mut begun = Vec::new();
+    for n in 0..CALLS {
+        let pending = Request::post(initialize("2025-11-25")).start(proxy.addr).await;
+        begun.push((n, pending, upstream.expect("initialize").await));
+    }
+    let mut calls = JoinSet::new();
+    for (n, pending, call) in begun {
+        let (body, mut may_end) = (body.clone(), may_end.clone());
+        let serve = {
+            let body = body.clone();
+            async move {
+                let head = format!(
+                    "Content-Type: application/json\r\nMcp-Session-Id: s-{n}\r\nContent-Length: {}",
+                    body.len()
+                );
+                let (most, end) = body.split_at(body.len() - 1);
+                call.write(format!("HTTP/1.1 200 OK\r\n{head}\r\n\r\n{most}")).await;
+                may_end.wait_for(|may| *may).await.expect("a sender");
+                call.write(end).await;
+            }
+        };
+        let mut may_begin = go.subscribe();
+        let read = async move {
+            may_begin.wait_for(|may| *may).await.expect("a sender");
+            assert!(pending.response().await.body().await == body.as_bytes(), "{n}");
+        };
+        calls.spawn(async move { tokio::join!(serve, read) });
+    }
+    let held = async || metric(&proxy, "mcp_resume_held_bytes").await;
+    within("the share is full", async { while held().await < 0.95 * SHARE as f64 {} }).await;
+    // As of events that arrive.
+    let most = (SHARE + ANSWER * 2 + CALLS * 192 * KIB) as f64;
+    for _ in 0..20 {
+        neighbour.hears().await;
+        let held = held().await;
+        assert!(held <= most, "{held} bytes");
+    }
+    go.send(true).expect("calls that wait");
+    while let Some(ended) = calls.join_next().await {
+        ended.expect("no panic");
+    }
+    neighbour.moves_out().await;
+}
