@@ -89,11 +89,11 @@ impl Callers {
     }
 
     /// Whether what the caller does next can prove an arrival. Callers without a credential and a session look like one, however many
-    /// they are.
+    /// they are, and so do all those of one URL.
     fn can_prove(&self) -> bool {
         match self {
-            Self::Nobody | Self::One(Principal::Anonymous, None) | Self::Several => false,
-            Self::One(..) => true,
+            Self::Nobody | Self::Several => false,
+            Self::One(principal, session) => session.is_some() || !principal.is_anonymous(),
         }
     }
 }

@@ -120,3 +120,32 @@ async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answe
     is_repeated(&proxy, &mut upstream, &other.post(call(2)), "never confirmed").await;
     is_repeated(&proxy, &mut upstream, &session.post(call(3)), "never confirmed").await;
 }
+
+/// The query of a URL keeps streams apart, but it may be the same for all clients of a server.
+#[tokio::test]
+async fn callers_of_one_url_without_a_session_prove_nothing_of_each_other() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |_| ()).await;
+    let of_url = |request: Request| request.target("/mcp?k=1").with("MCP-Protocol-Version", V2025_11);
+    let mut client = Client::connect(proxy.addr).await;
+    let mut first = None;
+    for id in 1..=2 {
+        client.send(&of_url(Request::post(call(id))).bytes(proxy.addr)).await;
+        let sse = upstream.expect("tools/call").await.sse().await;
+        sse.event(progress(id)).await;
+        sse.finish(result(id)).await;
+        let mut response = client.response().await.sse();
+        first.get_or_insert(EventId::of(response.prime().await.id()));
+        response.body().await;
+        client = response.into_client();
+    }
+    pass(Duration::from_secs(61)).await;
+    settle(&proxy, &mut upstream).await;
+    let first = first.expect("a first event");
+    let mut resumed = of_url(Request::get()).resume_from(&first.at(0)).send(proxy.addr).await.sse();
+    resumed.prime().await;
+    assert_eq!(resumed.event().await.bytes(), progress(1).as_bytes());
+    assert_eq!(resumed.event().await.bytes(), result(1).as_bytes());
+    resumed.ends().await;
+    drop(client);
+}
