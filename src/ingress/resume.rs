@@ -11,6 +11,7 @@ use http_body_util::BodyExt;
 use super::refreshed::Unproven;
 use super::told::tell_return;
 use super::{Asked, Ingress, head_bytes, respond};
+use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, Binding, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
@@ -225,7 +226,9 @@ impl Ingress {
         if let Some(code) = self.elsewhere(asked) {
             return self.refuse(code);
         }
-        if self.drain.refuses_calls() {
+        // What the server asks during a call may come on it.
+        let is_busy = || asked.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
+        if self.drain.refuses_calls() && !is_busy() {
             return self.refuse(ErrorCode::Draining);
         }
         if self.replicas.is_some() {

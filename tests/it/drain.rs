@@ -49,7 +49,6 @@ async fn what_runs_goes_on_and_what_is_new_is_refused() {
     let message = refused.json().await;
     assert_eq!((&message["id"], &message["error"]["message"]), (&2.into(), &SHUTTING_DOWN.into()));
     assert_eq!(message["error"]["data"]["mayHaveRun"], false);
-    assert_eq!(session.get().send(proxy.addr).await.status, 503);
 
     // A question, its answer, and a client that comes back: all of it as ever.
     sse.event(question("q")).await;
@@ -268,4 +267,23 @@ async fn the_log_says_what_a_drain_waits_for() {
     assert_eq!(draining.response().await.status, 200);
     says("drained").await;
     std::fs::remove_file(&log).expect("a log");
+}
+
+#[tokio::test]
+async fn a_session_whose_call_runs_may_open_its_own_stream() {
+    let (mut upstream, proxy, session) = observed(|_| {}).await;
+    let other = Session::open_as(&proxy, &mut upstream, V2025_11, "another", None).await;
+    let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
+    response.prime().await;
+    begin_drain(&proxy).await;
+    assert_eq!(other.get().send(proxy.addr).await.status, 503, "no call of it runs");
+    let pending = session.get().start(proxy.addr).await;
+    let own = upstream.expect("GET").await.sse().await;
+    let mut standalone = pending.response().await.sse();
+    standalone.prime().await;
+    own.event(progress(1)).await;
+    assert_eq!(standalone.event().await.bytes(), progress(1).as_bytes());
+    sse.finish(result(1)).await;
+    response.event().await;
+    response.ends().await;
 }
