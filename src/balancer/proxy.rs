@@ -135,11 +135,13 @@ impl Phases {
     }
 
     /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
-    /// names the replica says nothing of the server.
+    /// names the replica says nothing of the server; nor does a 504 that does: it is the call's.
     fn note_answer(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(passage) = &request.passage else { return };
         match status {
-            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE if *method == Method::POST && !is_refusal => {
+            StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
+                if *method == Method::POST && !is_refusal =>
+            {
                 if passage.entry.note_failed() {
                     self.metrics.observe_ejection();
                 }

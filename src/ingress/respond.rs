@@ -31,6 +31,9 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     if may_go_elsewhere && !failure.may_have_run {
         response.extensions_mut().insert(ForAnother);
     }
+    if matches!(failure.code, ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied) {
+        response.extensions_mut().insert(OfTheCall);
+    }
     response
 }
 
@@ -41,6 +44,15 @@ struct ForAnother;
 /// Whether `response` says that nothing has run, and that another replica may take the request.
 pub fn is_for_another(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<ForAnother>().is_some()
+}
+
+/// Marks a failure that says nothing of the server here: the call took too long, its client was away, or another replica ran it.
+#[derive(Clone, Copy)]
+struct OfTheCall;
+
+/// Whether `response` is a failure of which the server here is not the cause.
+pub fn is_of_the_call(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<OfTheCall>().is_some()
 }
 
 /// Marks a response as one whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.

@@ -220,6 +220,24 @@ async fn a_sidecar_whose_server_only_fails_gets_no_more_new_calls() {
 }
 
 #[tokio::test]
+async fn a_sidecar_whose_server_only_times_out_gets_no_more_new_calls_unless_the_calls_are_the_cause() {
+    let one = Sidecar::start(1).await;
+    let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];
+    let balancer = balance(&[&one], &settings).await;
+    let session = "Mcp-Session-Id: 00000001~s\r\n";
+    for (mark, condition) in [("Mcp-Resume-Owner: 00000001\r\n", "ready"), ("", "ejected")] {
+        let late = answer("504 Gateway Timeout", mark, "late");
+        one.answers(move |_| Answer::Whole(late.clone()));
+        for _ in 0..3 {
+            let seen = balancer.ask(&post(CALL, session)).await;
+            assert!(seen.starts_with("HTTP/1.1 504") && seen.ends_with("late"), "{seen}");
+            assert_eq!(header(&seen, "mcp-resume-owner"), None);
+        }
+        balancer.until(&one, condition).await;
+    }
+}
+
+#[tokio::test]
 async fn failed_gets_and_refusals_say_nothing_of_a_sidecars_server() {
     let one = Sidecar::start(1).await;
     let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];

@@ -139,3 +139,23 @@ async fn neither_mark_passes() {
     assert_eq!(pending.response().await.sse().header(MARK), None);
     sse.finish(result(3)).await;
 }
+
+/// By that a balancer tells it from a server's own, which counts against its sidecar.
+#[tokio::test]
+async fn a_504_that_is_no_fault_of_the_server_says_who_is_here() {
+    let mut upstream = Upstream::start().await;
+    let proxy = Proxy::start(&upstream, |config| {
+        config.replica.name = Some("one".to_owned());
+        config.streams.call_timeout = Some(LATER);
+    })
+    .await;
+    let (session, _) = open(&proxy, &mut upstream, json!({}), Some("s")).await;
+    for (request, mark) in [(marked(session.post(call(1))), Some(ONE)), (session.post(call(2)), None)] {
+        let pending = request.start(proxy.addr).await;
+        let call = upstream.expect("tools/call").await;
+        let response = pending.response().await;
+        assert_eq!((response.status, response.header(MARK)), (504, mark));
+        call.closed().await;
+        upstream.expect("notifications/cancelled").await.status(202).await;
+    }
+}
