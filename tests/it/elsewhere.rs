@@ -133,6 +133,12 @@ async fn neither_mark_passes() {
         assert_eq!((response.status, response.header("x-custom")), (421, Some("1")), "{request:?}");
         assert_eq!(response.header(MARK), None, "{request:?}");
     }
+    for (id, status) in [(4, 502), (5, 503), (6, 504)] {
+        let pending = marked(session.post(call(id))).start(proxy.addr).await;
+        upstream.next().await.json_with(status, &format!("mcp-resume-owner: {TWO}\r\n"), "{}").await;
+        let response = pending.response().await;
+        assert_eq!((response.status, response.header(MARK)), (status, None));
+    }
     // Nor with the head of a stream.
     let pending = marked(session.post(call(3))).start(proxy.addr).await;
     let sse = upstream.next().await.sse_with(&format!("mcp-resume-owner: {TWO}\r\n")).await;
