@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use super::share::Row;
 use super::{EventLog, Stream};
 use crate::clock;
 use crate::protocol::stream::Phase;
@@ -84,8 +85,8 @@ impl Stream {
             Phase::Passed => inner.machine.policy().keyed || inner.delivered.is_doubted(now),
             Phase::Waiting | Phase::Open => false,
         };
-        if stays && inner.delivered_at.is_none() {
-            self.line_up(&mut inner, now);
+        if stays && inner.lined_up.is_none_or(|(row, _)| row == Row::Parted) {
+            self.line_up(&mut inner, Row::Delivered, now);
         }
     }
 

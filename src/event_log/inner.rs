@@ -11,7 +11,7 @@ use super::delivered::Delivered;
 use super::head::Head;
 use super::in_flight::Copied;
 use super::recorder::Recorded;
-use super::share::Part;
+use super::share::{Part, Row};
 use super::slices::{Slice, Told};
 use crate::clock;
 use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
@@ -76,8 +76,8 @@ pub(super) struct Inner {
     pub(super) is_held_up: bool,
     /// How certain it is that its last message has arrived.
     pub(super) delivered: Delivered,
-    /// When its last message was known to have arrived, once it is over: its place in the row of those that may go.
-    pub(super) delivered_at: Option<Instant>,
+    /// Its place among those that may go to make room, once it is over.
+    pub(super) lined_up: Option<(Row, Instant)>,
     /// The one reader's task: waiting for the head, or at the tail.
     pub(super) reader: Option<Waker>,
     /// When the first event was stored that the reader, then waiting at the tail, has not taken yet.
@@ -103,7 +103,7 @@ impl Inner {
             part,
             is_held_up: false,
             delivered: Delivered::default(),
-            delivered_at: None,
+            lined_up: None,
             reader: None,
             stored_at: None,
             watchers: Vec::new(),

@@ -3,7 +3,8 @@
 //! Room is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
 //! from those streams, the oldest first in each case. They are those of the principal that is over its share, or, where the process
 //! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`inner.rs`).
-//! Nothing that a client has yet to get is ever dropped for want of room.
+//! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
+//! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
 
 use std::sync::Arc;
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -13,7 +14,7 @@ use dashmap::DashMap;
 use tracing::warn;
 
 use super::Stream;
-use super::share::{Part, Share, Shares};
+use super::share::{Part, Row, Share, Shares};
 use super::stub::{Known, Stub};
 use crate::clock;
 use crate::protocol::error::ErrorCode;
@@ -201,12 +202,18 @@ impl Room {
         false
     }
 
-    /// Forgets the stream of `share` that arrived first; false when there is none but those that are read.
+    /// Forgets the stream of `share` that arrived first, else the one whose client left first; false when there is none but those that are
+    /// read.
     fn evict_one(&self, share: &Share, now: Instant) -> bool {
+        self.evict_first(share, Row::Delivered, now) || self.evict_first(share, Row::Parted, now)
+    }
+
+    fn evict_first(&self, share: &Share, row: Row, now: Instant) -> bool {
         // One that is read goes to the end of the row: each is looked at once.
-        for _ in 0..share.delivered_len() {
-            let Some(stream) = share.take_delivered().and_then(|id| self.get(id)) else { continue };
-            if stream.evict(now) {
+        for _ in 0..share.row_len(row) {
+            let Some((since, id)) = share.take_first(row) else { return false };
+            let Some(stream) = self.get(id) else { continue };
+            if stream.evict(row, since, now) {
                 self.forget(&stream);
                 if stream.body().is_some() {
                     // A key finds what the store has of it.

@@ -179,12 +179,31 @@ impl Turn {
     }
 }
 
-/// The streams of a share that are over and have arrived, by when they did: the first to go.
+/// Why a stream that is over may go to make room. Those of the first row go first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Row {
+    /// It has arrived.
+    Delivered,
+    /// The connection that carried it all ended in peace. Its client may lack the end: the stream goes last, and whole.
+    Parted,
+}
+
+/// The streams of a share that are over and may go, by when each came into its row: the first to go.
 #[derive(Default)]
 struct Delivered {
     row: BTreeSet<(Instant, StreamId)>,
     /// Up to here they were shortened.
     shortened: Option<(Instant, StreamId)>,
+    parted: BTreeSet<(Instant, StreamId)>,
+}
+
+impl Delivered {
+    fn row(&mut self, row: Row) -> &mut BTreeSet<(Instant, StreamId)> {
+        match row {
+            Row::Delivered => &mut self.row,
+            Row::Parted => &mut self.parted,
+        }
+    }
 }
 
 impl fmt::Debug for Share {
@@ -376,22 +395,22 @@ impl Share {
         self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|paid| paid > now)
     }
 
-    pub(super) fn note_delivered(&self, at: Instant, stream: StreamId) {
-        self.delivered().row.insert((at, stream));
+    pub(super) fn line_up(&self, (row, at): (Row, Instant), stream: StreamId) {
+        self.delivered().row(row).insert((at, stream));
     }
 
-    pub(super) fn forget_delivered(&self, at: Instant, stream: StreamId) {
-        self.delivered().row.remove(&(at, stream));
+    pub(super) fn step_out(&self, (row, at): (Row, Instant), stream: StreamId) {
+        self.delivered().row(row).remove(&(at, stream));
     }
 
-    /// How many of its streams were delivered and are there.
-    pub(super) fn delivered_len(&self) -> usize {
-        self.delivered().row.len()
+    /// How many of its streams are in that row.
+    pub(super) fn row_len(&self, row: Row) -> usize {
+        self.delivered().row(row).len()
     }
 
-    /// Its stream that was delivered first.
-    pub(super) fn take_delivered(&self) -> Option<StreamId> {
-        self.delivered().row.pop_first().map(|(_, stream)| stream)
+    /// Takes the first stream out of that row, with the time it came there.
+    pub(super) fn take_first(&self, row: Row) -> Option<(Instant, StreamId)> {
+        self.delivered().row(row).pop_first()
     }
 
     pub(super) fn note_proven(&self, at: Instant, stream: StreamId) {

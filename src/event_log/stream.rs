@@ -27,7 +27,7 @@ use super::head::Head;
 use super::inner::{Bounds, Inner};
 use super::recorder::{Backing, Staged};
 use super::retries::{Fingerprint, Registration};
-use super::share::{Part, Share};
+use super::share::{Part, Row, Share};
 use super::slices::{Slices, Slicing};
 use super::summary::Summary;
 use crate::clock;
@@ -191,6 +191,7 @@ impl Stream {
     /// Where it stands, for a client that asks without reading: its timers begin anew.
     pub fn status(&self, after: Option<Seq>) -> Status {
         let mut inner = self.lock();
+        self.note_wanted(&mut inner);
         inner.machine.handle_touch(clock::now());
         let status = inner.machine.status(after);
         drop(inner);
@@ -202,6 +203,7 @@ impl Stream {
     /// goes on.
     pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
+        self.note_wanted(&mut inner);
         inner.machine.handle_return(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
             inner.let_go(cursor);
@@ -230,7 +232,10 @@ impl Stream {
 
     /// Somebody asks for it without reading.
     pub(super) fn touch(&self) {
-        self.lock().machine.handle_touch(clock::now());
+        let mut inner = self.lock();
+        self.note_wanted(&mut inner);
+        inner.machine.handle_touch(clock::now());
+        drop(inner);
         self.pump.notify_one();
     }
 
@@ -305,6 +310,7 @@ impl Stream {
     /// The same before there is a pump, which begins with looking anyway.
     pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let mut inner = self.lock();
+        self.note_wanted(&mut inner);
         inner.machine.handle_attach(attach, cursor, clock::now());
         inner.note_presence();
         inner.fit_paused(self.bounds);
@@ -354,6 +360,7 @@ impl Stream {
 
     fn take_return(&self, tell: impl FnOnce(&mut Machine, Instant)) {
         let mut inner = self.lock();
+        self.note_wanted(&mut inner);
         tell(&mut inner.machine, clock::now());
         inner.fit_paused(self.bounds);
         drop(inner);
@@ -374,29 +381,43 @@ impl Stream {
     }
 
     /// The connection that carried its last message ended in peace. Its client may have got that message or not: the stream is kept, and
-    /// goes before a call is refused for want of room.
+    /// goes before a call is refused for want of room, unless a client comes back for it.
     pub fn note_parted(&self) {
         let mut inner = self.lock();
         inner.machine.handle_parted();
-        if matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.delivered_at.is_none() {
-            self.line_up(&mut inner, clock::now());
+        let is_over = matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_parted();
+        if is_over && inner.lined_up.is_none() {
+            self.line_up(&mut inner, Row::Parted, clock::now());
         }
     }
 
-    pub(super) fn line_up(&self, inner: &mut Inner, at: Instant) {
-        inner.delivered_at = Some(at);
-        self.share.note_delivered(at, self.id);
+    /// Puts it at the end of that row, and out of any other.
+    pub(super) fn line_up(&self, inner: &mut Inner, row: Row, at: Instant) {
+        if let Some(before) = inner.lined_up.replace((row, at)) {
+            self.share.step_out(before, self.id);
+        }
+        self.share.line_up((row, at), self.id);
     }
 
-    /// Gives up every event to make room; false when a connection reads them, and then it is the last in the row again. To be
-    /// called of a stream that was first in it.
-    pub(super) fn evict(&self, now: Instant) -> bool {
+    /// A client asks for it: one that left in peace lacks the end after all.
+    pub(super) fn note_wanted(&self, inner: &mut Inner) {
+        if let Some(place) = inner.lined_up.take_if(|(row, _)| *row == Row::Parted) {
+            self.share.step_out(place, self.id);
+        }
+    }
+
+    /// Gives up every event to make room. False when it has left its row since it was taken out as the first, and when a connection reads
+    /// it, and then it is the last in the row again.
+    pub(super) fn evict(&self, row: Row, since: Instant, now: Instant) -> bool {
         let mut inner = self.lock();
-        if inner.machine.reader().is_attached() {
-            self.line_up(&mut inner, now);
+        if inner.lined_up != Some((row, since)) {
             return false;
         }
-        inner.delivered_at = None;
+        if inner.machine.reader().is_attached() {
+            self.line_up(&mut inner, row, now);
+            return false;
+        }
+        inner.lined_up = None;
         let last = inner.tail.last();
         inner.tail.trim(last);
         inner.machine.handle_trimmed(last);
@@ -541,8 +562,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(at) = inner.delivered_at {
-            self.share.forget_delivered(at, self.id);
+        if let Some(place) = inner.lined_up {
+            self.share.step_out(place, self.id);
         }
     }
 }

@@ -229,6 +229,7 @@ impl Stream {
     /// A connection of another replica reads it now. Whoever did before ends.
     pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
+        self.note_wanted(&mut inner);
         inner.machine.handle_attach(attach, written, clock::now());
         inner.is_read_elsewhere = true;
         inner.note_presence();

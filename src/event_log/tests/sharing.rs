@@ -607,3 +607,68 @@ async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() 
     assert_eq!(waiting.bell.rings(), 1);
     assert!(waiting.poll().is_ready());
 }
+
+/// Ends the stream after so many bytes; its client takes it all and closes its connection, and nobody knows whether it has arrived.
+fn part(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
+    write(writer, bytes);
+    finish(log, stream, writer);
+    assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    stream.note_parted();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_it() {
+    let log = tight(|_| ());
+    let (left, left_writer) = open_of(&log, 1);
+    part(&log, &left, &left_writer, 10_000);
+    left.note_return(Some(Seq(3)));
+    let mut back = Client::attach(&left, Seq(3));
+    assert!(matches!(back.read(2000), Poll::Ready(ReadOutcome::Events { .. })));
+    let cursor = back.cursor;
+    drop(back);
+    let (_, writer) = open_of(&log, 1);
+    write(&writer, 24_000);
+    assert!(is_paused(&writer), "there is nothing that may go");
+    assert!(is_kept(&log, &left));
+    let mut again = Client::attach(&left, cursor);
+    assert_eq!(again.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(again.text().contains(RESPONSE));
+    drop(again);
+    // Until it leaves in peace once more.
+    left.note_parted();
+    ready(writer.update(|_, _| ()));
+    assert!(!is_kept(&log, &left));
+    assert!(!is_paused(&writer));
+}
+
+#[tokio::test(start_paused = true)]
+async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_arrived() {
+    let log = tight(|allowance| allowance.max_bytes = 1_500_000);
+    let (left, left_writer) = open_of(&log, 1);
+    part(&log, &left, &left_writer, 700_000);
+    tokio::time::advance(Duration::from_secs(5)).await;
+    let (arrived, arrived_writer) = open_of(&log, 1);
+    write(&arrived_writer, 10_000);
+    deliver(&log, &arrived, &arrived_writer);
+    let (_, writer) = open_of(&log, 1);
+    while is_kept(&log, &arrived) {
+        write(&writer, 1000);
+    }
+    assert!(is_kept(&log, &left), "it is the older one");
+    assert_eq!(left.look(|machine| machine.trimmed()), Seq(0));
+    while is_kept(&log, &left) {
+        assert!(!is_paused(&writer), "nothing waits while it is there");
+        write(&writer, 1000);
+    }
+    assert!(!is_paused(&writer));
+    // Once it has arrived it is one of the others.
+    let (known, known_writer) = open_of(&log, 1);
+    part(&log, &known, &known_writer, 10_000);
+    log.note_delivered(&known, Delivery::Likely);
+    let (later, later_writer) = open_of(&log, 1);
+    part(&log, &later, &later_writer, 10_000);
+    while is_kept(&log, &known) {
+        write(&writer, 1000);
+    }
+    assert!(is_kept(&log, &later));
+}
