@@ -74,7 +74,10 @@ impl Room {
     /// Puts `stub` in the place of its stream; false where that is not there.
     pub(super) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
         let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
+        // In the map before it is in the row: what is first there and is not found counts as gone.
+        let (at, share) = (stub.proven_at, stub.share().clone());
         let before = std::mem::replace(known.value_mut(), Known::Stub(stub));
+        share.note_proven(at, stream.id());
         drop(known);
         drop(before);
         true

@@ -65,10 +65,9 @@ impl Kept {
 }
 
 impl Stub {
-    /// Counts it, and puts it in the row of those that go first.
+    /// Counts it. [`Room::replace`](super::room::Room::replace) puts it in the row of those that go first.
     pub(super) fn enter(mut self) -> Box<Self> {
         self.count();
-        self.share().note_proven(self.proven_at, self.id);
         self.share().whole().metrics.observe_stream();
         Box::new(self)
     }

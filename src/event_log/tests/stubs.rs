@@ -243,3 +243,15 @@ async fn a_large_response_moves_into_its_stub() {
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(back.text().contains(&large));
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_stub_is_in_the_row_of_what_goes_first_once_it_is_in_the_map_and_not_before() {
+    let log = log_with(None);
+    let stream = ended(&log, 0, 1);
+    stream.note_delivered(Delivery::Proven);
+    let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
+    // Another thread makes room now.
+    assert_eq!(share(&log, 0).take_proven(), None);
+    assert!(log.room.replace(&stream, stub));
+    assert_eq!(share(&log, 0).take_proven(), Some(stream.id()));
+}
