@@ -6,8 +6,7 @@
 //! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
 //! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
 
-use std::sync::Arc;
-use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -20,23 +19,65 @@ use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
-/// A full process that found nothing to give up is searched again so much later.
+/// Where the process is full, whose shares are the largest is found out again so much later.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
 /// What a stream that arrived keeps for as long as that makes room enough: more than sockets and a proxy on the way hold, and so can lose.
 const KEPT_DELIVERED: usize = 512 * 1024;
-/// One search makes so much room beyond what is needed: a part of the total.
+/// A search takes so many steps from one share at a time, so that it makes room for a few calls to come and keeps its thread for no longer
+/// than that.
+const STEPS: usize = 64;
+/// Within these steps it makes no more room beyond what is needed than this part of the total.
 const SPARE: usize = 16;
+/// Once all of the largest shares have given what they had, a call that is to be refused looks at so many of them once more.
+const LOOKS: usize = 64;
 
 /// The streams that can be found, and what they take.
 pub(super) struct Room {
     pub(super) streams: DashMap<StreamId, Known>,
     pub(super) shares: Shares,
-    search_after: Mutex<Option<Instant>>,
+    search: Mutex<Search>,
+}
+
+/// From whom room is made where the process is full. The lock on it is held for a look, never while room is made: who comes meanwhile makes
+/// its own from the same share.
+#[derive(Default)]
+struct Search {
+    /// The largest first.
+    shares: Vec<Weak<Share>>,
+    /// Whose turn it is: once for each of them, then round and round.
+    turn: usize,
+    /// Until when these are taken to be the largest.
+    until: Option<Instant>,
+}
+
+impl Search {
+    fn is_old(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+
+    /// Whether all have given what they had.
+    fn is_through(&self) -> bool {
+        self.turn >= self.shares.len()
+    }
+
+    /// Whose turn it is, if that still holds much.
+    fn giver(&self) -> Option<Arc<Share>> {
+        let turn = self.turn.checked_rem(self.shares.len())?;
+        self.shares[turn].upgrade().filter(|share| share.holds_much())
+    }
+
+    /// Whoever had that turn has nothing more to give.
+    fn pass(&mut self, turn: usize) {
+        if self.turn == turn {
+            let next = turn + 1;
+            self.turn = if next >= 2 * self.shares.len() { self.shares.len() } else { next };
+        }
+    }
 }
 
 impl Room {
     pub(super) fn new(shares: Shares) -> Self {
-        Self { streams: DashMap::new(), shares, search_after: Mutex::default() }
+        Self { streams: DashMap::new(), shares, search: Mutex::default() }
     }
 
     /// The stream of that name, unless only its stub is left.
@@ -125,59 +166,92 @@ impl Room {
         if !self.make_own(share, now) {
             return Err(ErrorCode::ShareFull);
         }
-        if share.excess_of_total() == 0 {
-            return Ok(());
-        }
-        // A search that is under way makes room for this call as well.
-        let found = self.search(self.search_after.lock().unwrap_or_else(PoisonError::into_inner), now);
-        if found || share.excess_of_total() == 0 { Ok(()) } else { Err(ErrorCode::ProxyFull) }
+        // This share may have come to hold much since it was found out who does.
+        let has_room = self.make_of_total(share, now, LOOKS) || self.free_while(share, now, Share::excess_of_total);
+        if has_room { Ok(()) } else { Err(ErrorCode::ProxyFull) }
     }
 
     /// Makes what room there is for `share`. Not to be called under a stream's lock.
     pub(super) fn make(&self, share: &Share) {
         let now = clock::now();
         self.make_own(share, now);
-        if share.excess_of_total() == 0 {
-            return;
-        }
-        match self.search_after.try_lock() {
-            Ok(search_after) => drop(self.search(search_after, now)),
-            Err(TryLockError::Poisoned(poisoned)) => drop(self.search(poisoned.into_inner(), now)),
-            Err(TryLockError::WouldBlock) => {}
-        }
+        self.make_of_total(share, now, 0);
     }
 
     /// Makes room within the bound of `share`; false where there is nothing left to give up.
     fn make_own(&self, share: &Share, now: Instant) -> bool {
-        while share.own_excess() > 0 {
+        self.free_while(share, now, Share::own_excess)
+    }
+
+    /// Has `share` give up as long as it exceeds what it may hold; false where it does and there is nothing left.
+    fn free_while(&self, share: &Share, now: Instant, excess: impl Fn(&Share) -> usize) -> bool {
+        while excess(share) > 0 {
             if !self.free_some(share, now) {
-                return false;
+                // Who took the last of it meanwhile has made the room.
+                return excess(share) == 0;
             }
         }
         true
     }
 
-    /// Takes from whoever holds most, in one task at a time. Returns whether the process is no longer full, or was not.
-    fn search(&self, mut search_after: MutexGuard<'_, Option<Instant>>, now: Instant) -> bool {
-        if self.shares.whole().excess() == 0 {
-            return true;
-        }
-        if search_after.is_some_and(|after| now < after) {
-            return false;
-        }
-        let whole = self.shares.whole();
-        let mut wanted = whole.excess() + whole.allowance.max_bytes_total / SPARE;
-        for share in self.shares.by_size() {
-            while wanted > 0 && share.holds_much() {
-                let before = share.bytes();
-                if !self.free_some(&share, now) {
-                    break;
+    /// Makes room for `share` in the process, from whoever holds most; false where they have nothing left to give up. Once they have all been
+    /// seen to, it looks `again` at so many.
+    fn make_of_total(&self, share: &Share, now: Instant, again: usize) -> bool {
+        let mut looks = 0;
+        while share.excess_of_total() > 0 {
+            let search = self.listed(now);
+            let (turn, giver) = (search.turn, search.giver());
+            if search.is_through() {
+                if looks >= again.min(search.shares.len()) {
+                    return share.excess_of_total() == 0;
                 }
-                wanted = wanted.saturating_sub(before.saturating_sub(share.bytes()));
+                looks += 1;
+            }
+            drop(search);
+            if giver.is_none_or(|giver| !self.take_from(&giver, now)) {
+                self.lock_search().pass(turn);
+            } else {
+                looks = 0;
             }
         }
-        *search_after = (wanted > 0).then_some(now + SEARCH_PAUSE);
-        self.shares.whole().excess() == 0
+        true
+    }
+
+    /// From whom to take, found out anew where that was a while ago.
+    fn listed(&self, now: Instant) -> MutexGuard<'_, Search> {
+        let mut search = self.lock_search();
+        if search.is_old(now) {
+            drop(search);
+            let shares = self.shares.by_size();
+            let shares = shares.iter().filter(|share| share.holds_much()).map(Arc::downgrade).collect();
+            search = self.lock_search();
+            // Another thread may have been faster.
+            if search.is_old(now) {
+                *search = Search { shares, turn: 0, until: Some(now + SEARCH_PAUSE) };
+            }
+        }
+        search
+    }
+
+    /// Takes some steps, from one share; false where it has nothing left to give up.
+    fn take_from(&self, share: &Share, now: Instant) -> bool {
+        let whole = self.shares.whole();
+        let mut wanted = whole.excess() + whole.allowance.max_bytes_total / SPARE;
+        for _ in 0..STEPS {
+            if wanted == 0 || !share.holds_much() {
+                return true;
+            }
+            let before = share.bytes();
+            if !self.free_some(share, now) {
+                return false;
+            }
+            wanted = wanted.saturating_sub(before.saturating_sub(share.bytes()));
+        }
+        true
+    }
+
+    fn lock_search(&self) -> MutexGuard<'_, Search> {
+        self.search.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// One step; false when there is none left.

@@ -672,3 +672,44 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
     }
     assert!(is_kept(&log, &later));
 }
+
+/// A call that is over and proven to have arrived.
+fn proven(log: &EventLog, caller: u8) {
+    let (stream, writer) = open_of(log, caller);
+    finish(log, &stream, &writer);
+    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    log.note_delivered(&stream, Delivery::Proven);
+}
+
+#[test]
+fn a_full_process_makes_room_for_a_few_calls_at_a_time() {
+    let log = tight(|allowance| {
+        allowance.max_bytes = 1 << 23;
+        allowance.max_bytes_total = 1 << 22;
+    });
+    let mut most = 0;
+    for _ in 0..6000 {
+        let before = log.len();
+        proven(&log, 1);
+        most = most.max(before.saturating_sub(log.len()));
+    }
+    assert!(log.len() > 2000, "{} are kept", log.len());
+    assert!((10..=64).contains(&most), "{most} went at once");
+}
+
+#[test]
+fn a_full_process_refuses_no_call_that_others_make_room_for_at_the_same_time() {
+    for callers in [1, 8] {
+        let log = tight(|allowance| {
+            allowance.max_bytes = 1 << 23;
+            allowance.max_bytes_total = 120_000;
+        });
+        let log = &log;
+        std::thread::scope(|scope| {
+            for thread in 0..8 {
+                scope.spawn(move || (0..500).for_each(|_| proven(log, thread % callers)));
+            }
+        });
+        assert!(log.len() > 50, "{} are kept", log.len());
+    }
+}
