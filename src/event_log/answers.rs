@@ -1,16 +1,19 @@
 //! What became of a call with a key, where that is no stream: an answer that passed, or a failure.
 //!
 //! Owned here: a record in the store beside the one that says which replica runs the call (`runs.rs`), so that the same key finds its answer
-//! when that process is gone. Invariant: it is in the store before a client has the answer, unless memory stands for the store. Absent:
-//! answers that are streams, which the store has anyway, and answers to calls without a key.
+//! when that process is gone. Invariants: it is in the store before a client has the answer, unless memory stands for the store; one that
+//! waits for the store counts in its caller's share. Absent: answers that are streams, which the store has anyway, and answers to calls
+//! without a key.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
+use tokio::time::timeout;
 use tracing::warn;
 
 use super::head::Head;
-use super::recorder::LOOK_AGAIN;
+use super::recorder::{Backing, LOOK_AGAIN};
 use super::{EventLog, Stream};
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -20,6 +23,8 @@ use crate::store::{Error, Standing};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
+/// So many of the answers that wait for the store look for it, and go there, at a time.
+pub(super) const LATE_AT_ONCE: usize = 16;
 
 impl EventLog {
     /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
@@ -33,16 +38,12 @@ impl EventLog {
             if backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await {
                 return;
             }
-            let (backing, until) = (backing.clone(), clock::now() + keep);
+            let held = stream.share().hold(key.len() + record.len());
+            let late = Late { key, record, until: clock::now() + keep };
+            let (backing, turns) = (backing.clone(), self.late_answers.clone());
             tokio::spawn(async move {
-                while clock::now() < until {
-                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
-                    let left = until.saturating_duration_since(clock::now());
-                    let is_ready = backing.store.standing() == Standing::Ready;
-                    if is_ready && backing.store.put(&key, &record, left).wait().await.is_ok() {
-                        return;
-                    }
-                }
+                late.write(&backing, &turns).await;
+                drop(held);
             });
         }
     }
@@ -70,6 +71,36 @@ impl EventLog {
                 None
             }
         }))
+    }
+}
+
+/// An answer that the store did not take when it came.
+struct Late {
+    key: Vec<u8>,
+    record: Bytes,
+    /// When its call's retention ends.
+    until: Instant,
+}
+
+impl Late {
+    /// Writes it once the store takes it, in its turn, and for no longer than is left of its retention.
+    async fn write(&self, backing: &Backing, turns: &Semaphore) {
+        let Ok(Ok(_turn)) = timeout(self.left(), turns.acquire()).await else { return };
+        loop {
+            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            let left = self.left();
+            if left.is_zero() {
+                return;
+            }
+            let is_ready = backing.store.standing() == Standing::Ready;
+            if is_ready && backing.store.put(&self.key, &self.record, left).wait().await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn left(&self) -> Duration {
+        self.until.saturating_duration_since(clock::now())
     }
 }
 

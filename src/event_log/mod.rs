@@ -39,6 +39,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use tokio::sync::Semaphore;
 
 pub use attachment::{Attachment, ReadOutcome};
 pub use binding::Binding;
@@ -110,6 +111,8 @@ pub struct EventLog {
     released: Arc<Released>,
     sweeper: Sweeper,
     readers: Readers,
+    /// The turns of answers that wait for the store.
+    late_answers: Arc<Semaphore>,
     /// Replicas whose lease has lapsed; see [`EventLog::note_lapsed`].
     lapsed: Mutex<HashSet<Owner>>,
     nobodys_secret: [u8; 16],
@@ -134,6 +137,7 @@ impl EventLog {
             released: Arc::default(),
             sweeper: Sweeper::default(),
             readers: Readers::default(),
+            late_answers: Arc::new(Semaphore::new(answers::LATE_AT_ONCE)),
             lapsed: Mutex::default(),
             nobodys_secret: random::bytes(),
         }

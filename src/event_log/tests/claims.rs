@@ -186,3 +186,27 @@ async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one
         }
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
+    let store = Arc::new(Memory::default());
+    let log = log_of(Owner(1), store.clone());
+    let (_, _, stream) = keyed(&log).await;
+    let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));
+    log.keep_answer(&stream, &failed).await;
+    let before = share(&log, 0).bytes();
+    store.set_away(true);
+    log.keep_answer(&stream, &failed).await;
+    assert!(share(&log, 0).bytes() > before, "it waits");
+    store.set_away(false);
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(share(&log, 0).bytes(), before);
+    store.set_away(true);
+    // More of them than look for the store at a time.
+    for _ in 0..100 {
+        log.keep_answer(&stream, &failed).await;
+    }
+    assert!(share(&log, 0).bytes() > before);
+    tokio::time::sleep(RETENTION + Duration::from_secs(1)).await;
+    assert_eq!(share(&log, 0).bytes(), before, "the time of all of them is over");
+}
