@@ -360,10 +360,12 @@ impl Writer {
         Ok(is_called.then_some(database))
     }
 
-    /// Drops tables in which everything has expired: their space may be all there is to go on with. False where there are none.
+    /// Drops tables in which everything has expired: their space may be all there is to go on with. False where there are none. What is
+    /// so forgotten is gone for every call, one that was made before it expired as well; its row goes with the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
-        self.shared.index.streams.iter().filter(|place| !place.lives(now)).for_each(|place| {
+        self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)).for_each(|mut place| {
+            place.until = 0;
             database.wanted.forget(place.number);
         });
         database.drop_unwanted()

@@ -110,6 +110,29 @@ async fn one_call_that_is_too_large_does_not_fill_the_store() {
     assert_eq!(store.appended(stream, 0, &["a"]).await, Appended::Ok);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_was_given_up_for_room_is_gone_for_a_call_that_was_made_before_as_well() {
+    let directory = TemporaryDirectory::new();
+    let store = directory.open();
+    let lasting = store.made(KEEP).await;
+    // Nothing is swept for a while after this.
+    tokio::time::advance(Duration::from_secs(10)).await;
+    store.clean().await;
+    let brief = store.made(Duration::from_millis(500)).await;
+    let at = now();
+    tokio::time::advance(Duration::from_millis(600)).await;
+    store.fail(true).await;
+    assert_eq!(store.shared.index.streams.len(), 2, "its row is still there");
+    let (reply, taken) = Reply::new(store.completions.here());
+    let call = Call { at, bytes: 0, act: Act::TakeOver { stream: brief, reply } };
+    assert!(store.calls.as_ref().unwrap().send(call).is_ok());
+    assert!(matches!(taken.await.unwrap(), Err(Error::Gone)));
+    tokio::time::advance(Duration::from_secs(1)).await;
+    store.clean().await;
+    assert_eq!(store.shared.index.streams.len(), 1);
+    assert_eq!(store.appended(lasting, 0, &["a"]).await, Appended::Ok);
+}
+
 /// A disk of its own, which can be full. Tests run as root where they run it.
 #[cfg(target_os = "linux")]
 mod full_disk {
