@@ -160,6 +160,31 @@ mod full_disk {
         }
     }
 
+    /// How long a test goes on looking for what must come; it fails then, where it would hang. The store's own threads take their time
+    /// whatever the test's clock says.
+    struct Patience(std::time::Instant);
+
+    impl Patience {
+        #[expect(clippy::disallowed_methods, reason = "a paused clock stands still while a test looks")]
+        fn new() -> Self {
+            Self(std::time::Instant::now())
+        }
+
+        fn check(&self, store: &Disk) {
+            let attempts = store.shared.attempts.load(Ordering::Relaxed);
+            assert!(self.0.elapsed() < Duration::from_secs(300), "{:?} after {attempts} attempts", store.standing());
+        }
+    }
+
+    /// Waits until the store stands otherwise.
+    async fn leaves(store: &Disk, standing: Standing) {
+        let patience = Patience::new();
+        while store.standing() == standing {
+            patience.check(store);
+            tokio::task::yield_now().await;
+        }
+    }
+
     /// 12 MiB of it are taken, for the time being.
     const DISK: u64 = 24 << 20;
 
@@ -203,7 +228,9 @@ mod full_disk {
         assert!(tail > 20, "{tail}");
         assert!(matches!(error, Error::Full(_)), "{error}");
         let attempts = store.shared.attempts.load(Ordering::Relaxed);
+        let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < attempts + 4 {
+            patience.check(&store);
             assert_eq!(store.standing(), Standing::Full);
             let error = append(tail).wait().await.unwrap_err();
             assert!(matches!(error, Error::Full(_)), "{error}");
@@ -212,13 +239,8 @@ mod full_disk {
             assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"value"[..]));
         }
         fs::remove_file(&ballast).unwrap();
-        loop {
-            match store.standing() {
-                Standing::Ready => break,
-                standing => assert_eq!(standing, Standing::Full),
-            }
-            tokio::task::yield_now().await;
-        }
+        leaves(&store, Standing::Full).await;
+        assert_eq!(store.standing(), Standing::Ready);
         // Whether the call took effect that failed is open; the same one again is right either way.
         assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
         let expected = vec![&*text; tail as usize + 1];
@@ -251,7 +273,9 @@ mod full_disk {
         drop(store);
         let rest = fill(&mount);
         let store = open();
+        let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < 4 {
+            patience.check(&store);
             assert_eq!(store.standing(), Standing::Full);
             let kept = store.keep(ended, 2 * KEEP).wait().await;
             assert!(matches!(kept, Err(Error::Full(_))), "{kept:?}");
@@ -261,9 +285,7 @@ mod full_disk {
             assert_eq!(store.get(b"other").wait().await.unwrap(), None);
         }
         fs::remove_file(rest).unwrap();
-        while store.standing() == Standing::Full {
-            tokio::task::yield_now().await;
-        }
+        leaves(&store, Standing::Full).await;
         assert_eq!(store.appended(ran, 1, &["c"]).await, Appended::Ok);
         drop(store);
         assert_eq!(open().all(ran).await, events(0, &["b", "c"]));
@@ -291,14 +313,14 @@ mod full_disk {
         assert!(matches!(error, Error::Full(_)), "{error}");
         // Opened again before anything has expired, and not after that.
         let attempts = store.shared.attempts.load(Ordering::Relaxed);
+        let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < attempts + 3 {
+            patience.check(&store);
             assert_eq!(store.standing(), Standing::Full);
             tokio::task::yield_now().await;
         }
         tokio::time::advance(2 * BRIEF).await;
-        while store.standing() == Standing::Full {
-            tokio::task::yield_now().await;
-        }
+        leaves(&store, Standing::Full).await;
         assert_eq!(store.appended(lasting, 1, &["b"]).await, Appended::Ok);
         assert_eq!(store.all(lasting).await, events(0, &["a", "b"]));
     }
@@ -322,14 +344,10 @@ mod full_disk {
         for after in 15..18 {
             assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
         }
-        while store.standing() == Standing::Ready {
-            tokio::task::yield_now().await;
-        }
+        leaves(&store, Standing::Ready).await;
         assert_eq!(store.standing(), Standing::Full);
         fs::remove_file(rest).unwrap();
-        while store.standing() == Standing::Full {
-            tokio::task::yield_now().await;
-        }
+        leaves(&store, Standing::Full).await;
         assert!(store.all(stream).await == events(0, &[&*text; 18]), "something was lost");
     }
 }
