@@ -125,9 +125,10 @@ fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
 #[cfg(unix)]
 const CALL: &str = r#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}"#;
 
-/// The client of a call leaves, and then its server does: the lines that are logged of both.
+/// The client of a call leaves, comes back and leaves again, and then its server does: the lines that are logged of the first leave, of the
+/// return, and of the end.
 #[cfg(unix)]
-fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 2] {
+fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 3] {
     let (server, has_left) = fickle_server();
     let mut child = Command::new(env!("CARGO_BIN_EXE_mcp-resume"))
         .args(["serve", "--upstream", &format!("http://{server}/mcp"), "--listen", FREE, "--admin", ""])
@@ -139,29 +140,46 @@ fn lines_of_a_call(format: &str, traceparent: Option<&str>) -> [String; 2] {
     let mut announced = String::new();
     BufReader::new(child.stdout.take().expect("it is piped")).read_line(&mut announced).expect("a line");
     let address = announced.split("http://").nth(1).and_then(|url| url.split('/').next()).expect("an address");
-    let mut client = TcpStream::connect(address).expect("it listens there");
     let trace = traceparent.map_or(String::new(), |trace| format!("traceparent: {trace}\r\n"));
-    let head = format!(
-        "POST /mcp HTTP/1.1\r\nHost: {address}\r\nContent-Type: application/json\r\nContent-Length: {}\r\n{trace}\
-         Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n\r\n{CALL}",
-        CALL.len()
+    let common = format!(
+        "Host: {address}\r\n{trace}Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n\
+         Mcp-Session-Id: {SESSION}\r\n"
     );
-    client.write_all(head.as_bytes()).expect("the proxy reads");
-    let mut answer = Vec::new();
-    while !String::from_utf8_lossy(&answer).contains("retry: ") {
-        let mut piece = [0; 1024];
-        let read = client.read(&mut piece).expect("an answer");
-        assert!(read > 0, "{}", String::from_utf8_lossy(&answer));
-        answer.extend_from_slice(&piece[..read]);
-    }
-    drop(client);
+    let head = format!("Content-Type: application/json\r\nContent-Length: {}\r\n\r\n", CALL.len());
+    let id = reads_an_id(address, &format!("POST /mcp HTTP/1.1\r\n{common}{head}{CALL}"));
     let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines().map(|line| line.expect("text"));
-    let left = lines.find(|line| line.contains("client disconnected")).expect("a line");
+    let mut line = |what: &str| lines.find(|line| line.contains(what)).expect("a line");
+    let left = line("client disconnected");
+    reads_an_id(address, &format!("GET /mcp HTTP/1.1\r\n{common}Last-Event-ID: {id}\r\n\r\n"));
+    let back = line("client came back");
+    line("client disconnected");
     has_left.send(()).expect("the server runs");
-    let failed = lines.find(|line| line.contains("call ended")).expect("a line");
+    let failed = line("call ended");
     child.kill().expect("it runs");
     child.wait().expect("a status");
-    [left, failed]
+    [left, back, failed]
+}
+
+#[cfg(unix)]
+const SESSION: &str = "session-of-a-test";
+
+/// Sends `request`, reads the beginning of an event stream, and leaves. Returns the first event's ID.
+#[cfg(unix)]
+fn reads_an_id(address: &str, request: &str) -> String {
+    let mut client = TcpStream::connect(address).expect("it listens there");
+    client.write_all(request.as_bytes()).expect("the proxy reads");
+    let mut answer = Vec::new();
+    loop {
+        let text = String::from_utf8_lossy(&answer);
+        let id = text.split_once("\nid: ").and_then(|(_, rest)| rest.split_once('\n'));
+        if let Some((id, _)) = id.filter(|(_, rest)| rest.contains("retry: ")) {
+            return id.to_owned();
+        }
+        let mut piece = [0; 1024];
+        let read = client.read(&mut piece).expect("an answer");
+        assert!(read > 0, "{text}");
+        answer.extend_from_slice(&piece[..read]);
+    }
 }
 
 #[test]
@@ -188,17 +206,28 @@ fn log_lines_name_the_trace_of_their_request() {
 
 #[test]
 #[cfg(unix)]
-fn one_line_tells_what_became_of_a_call() {
-    let [left, ended] = lines_of_a_call("json", None);
-    let line = |text: &str| serde_json::from_str::<serde_json::Value>(text).expect("JSON")["fields"].clone();
-    let (left, ended) = (line(&left), line(&ended));
-    assert_eq!(left["stream.id"], ended["stream.id"]);
-    for (field, value) in [("method", "tools/call"), ("tool", "t"), ("outcome", "failed"), ("error", "upstream_broke")]
-    {
-        assert_eq!(ended[field], value, "{ended}");
+fn one_search_finds_each_line_of_a_call_and_one_line_tells_what_became_of_it() {
+    let lines = lines_of_a_call("json", None);
+    assert!(lines.iter().all(|line| !line.contains(SESSION)), "{lines:?}");
+    let fields = |text: &String| serde_json::from_str::<serde_json::Value>(text).expect("JSON")["fields"].clone();
+    let lines = lines.each_ref().map(fields);
+    let [left, back, ended] = &lines;
+    assert!(left["session"].is_string() && left["stream.id"].is_string(), "{left}");
+    for line in &lines {
+        for field in ["session", "stream.id"] {
+            assert_eq!(line[field], left[field], "{line}");
+        }
+        assert_eq!((&line["method"], &line["tool"]), (&"tools/call".into(), &"t".into()), "{line}");
     }
-    assert_eq!((&ended["connections"], &ended["attached"]), (&1.into(), &false.into()), "{ended}");
-    assert!(ended["duration_ms"].is_u64() && ended["events"].is_u64(), "{ended}");
+    assert_eq!((&left["can_resume"], &left["cursor"]), (&true.into(), &0.into()), "{left}");
+    for line in [back, ended] {
+        assert!(line["duration_ms"].is_u64() && line["events"].is_u64(), "{line}");
+    }
+    assert_eq!((&back["by"], &back["connections"]), (&"last_event_id".into(), &1.into()), "{back}");
+    assert!(back["outcome"].is_null(), "it still runs: {back}");
+    assert_eq!((&ended["outcome"], &ended["error"]), (&"failed".into(), &"upstream_broke".into()), "{ended}");
+    assert_eq!(ended["connections"], 2, "{ended}");
+    assert!(ended["attached"].is_boolean(), "its client has just left: {ended}");
 }
 
 #[test]

@@ -39,7 +39,16 @@ impl Drop for Claim {
     fn drop(&mut self) {
         if let Some(attachment) = &self.attachment {
             self.metrics.observe_disconnect(Left::Unresumable);
-            info!(stream.id = %attachment.stream().id(), can_resume = false, "client disconnected before its response began");
+            let stream = attachment.stream();
+            let name = stream.call_name();
+            info!(
+                stream.id = %stream.id(),
+                session = stream.binding().session_hash(),
+                method = name.map(|name| &*name.method),
+                tool = name.and_then(|name| name.tool.as_deref()),
+                can_resume = false,
+                "client disconnected before its response began"
+            );
         }
     }
 }

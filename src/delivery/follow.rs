@@ -331,7 +331,16 @@ impl Follow {
             stream.look(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
         if current {
             self.metrics.observe_disconnect(if primed { Left::Resumable } else { Left::Unresumable });
-            info!(stream.id = %stream.id(), cursor = self.cursor.0, can_resume = primed, "client disconnected");
+            let name = stream.call_name();
+            info!(
+                stream.id = %stream.id(),
+                session = stream.binding().session_hash(),
+                method = name.map(|name| &*name.method),
+                tool = name.and_then(|name| name.tool.as_deref()),
+                cursor = self.cursor.0,
+                can_resume = primed,
+                "client disconnected"
+            );
         }
     }
 }

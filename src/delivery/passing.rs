@@ -9,7 +9,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tracing::info;
 
-use crate::event_log::{BoxBody, BoxError};
+use crate::event_log::{Binding, BoxBody, BoxError, Stream};
 use crate::metrics::{Left, Metrics};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
@@ -18,22 +18,25 @@ use crate::protocol::ids::StreamId;
 /// and metrics; so does a server that breaks off.
 pub struct Passing {
     body: BoxBody,
+    /// For the log: the stream itself need not outlive its head.
     stream: StreamId,
+    binding: Binding,
     metrics: Arc<Metrics>,
     ended: bool,
 }
 
 impl Passing {
     /// `body`, the answer of `stream`.
-    pub fn new(body: BoxBody, stream: StreamId, metrics: Arc<Metrics>) -> Self {
-        Self { body, stream, metrics, ended: false }
+    pub fn new(body: BoxBody, stream: &Stream, metrics: Arc<Metrics>) -> Self {
+        Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, ended: false }
     }
 
     fn note_failure(&self, error: &BoxError) {
         let timed_out = error.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
         let code = if timed_out { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
         self.metrics.observe_upstream_failure(code);
-        info!(stream.id = %self.stream, error = code.label(), "an answer that passes broke off");
+        let session = self.binding.session_hash();
+        info!(stream.id = %self.stream, session, error = code.label(), "an answer that passes broke off");
     }
 }
 
@@ -67,7 +70,8 @@ impl Drop for Passing {
     fn drop(&mut self) {
         if !self.ended {
             self.metrics.observe_disconnect(Left::Unresumable);
-            info!(stream.id = %self.stream, can_resume = false, "client disconnected");
+            let session = self.binding.session_hash();
+            info!(stream.id = %self.stream, session, can_resume = false, "client disconnected");
         }
     }
 }

@@ -487,7 +487,7 @@ impl Ingress {
                 Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passing() {
-                Some(body) => Passing::new(body, attachment.stream().id(), self.metrics.clone()).boxed_unsync(),
+                Some(body) => Passing::new(body, attachment.stream(), self.metrics.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
         };

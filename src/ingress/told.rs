@@ -9,14 +9,18 @@ use crate::clock;
 use crate::config::UpstreamUrl;
 use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
+use crate::protocol::stream::Phase;
 
 /// Tells of a client that came back to `stream`, by `how`, and goes on after `cursor`.
 pub(super) fn tell_return(stream: &Stream, how: &'static str, cursor: Seq) {
     if !enabled!(Level::INFO) {
         return;
     }
-    let name = stream.call_name();
-    let events = stream.look(|machine| machine.tail().0);
+    let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
+    let outcome = match summary.phase {
+        Phase::Sealed { outcome, .. } => Some(outcome.label()),
+        Phase::Waiting | Phase::Passed | Phase::Open => None,
+    };
     info!(
         stream.id = %stream.id(),
         session = stream.binding().session_hash(),
@@ -24,7 +28,10 @@ pub(super) fn tell_return(stream: &Stream, how: &'static str, cursor: Seq) {
         tool = name.and_then(|name| name.tool.as_deref()),
         by = how,
         cursor = cursor.0,
-        events,
+        duration_ms = summary.age.as_millis() as u64,
+        events = summary.events,
+        connections = summary.connections,
+        outcome,
         "client came back"
     );
 }
