@@ -230,6 +230,57 @@ fn one_search_finds_each_line_of_a_call_and_one_line_tells_what_became_of_it() {
     assert!(ended["attached"].is_boolean(), "its client has just left: {ended}");
 }
 
+/// What is answered to a request with these headers, and the warning about it.
+#[cfg(unix)]
+fn refused(command: &mut Command, listener: &str, headers: &str) -> (String, String) {
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
+    let mut told = BufReader::new(child.stdout.take().expect("it is piped")).lines().map(|line| line.expect("a line"));
+    let address = told.find_map(|line| Some(line.split_once(listener)?.1.split('/').next()?.to_owned()));
+    let mut client = TcpStream::connect(address.expect("its address")).expect("it listens there");
+    let request = format!("GET /metrics HTTP/1.1\r\nConnection: close\r\n{headers}\r\n");
+    client.write_all(request.as_bytes()).expect("the proxy reads");
+    let mut answer = String::new();
+    client.read_to_string(&mut answer).expect("text");
+    // It ends in order, so that every line is written.
+    let kill = Command::new("kill").args(["-TERM", &child.id().to_string()]).status();
+    assert!(kill.expect("kill runs").success());
+    let mut log = String::new();
+    child.stderr.take().expect("it is piped").read_to_string(&mut log).expect("text");
+    child.wait().expect("a status");
+    let line = log.lines().find(|line| line.contains("a request was refused"));
+    assert!(line.is_some(), "no line of it in {log}");
+    (answer, line.unwrap_or_default().to_owned())
+}
+
+#[test]
+#[cfg(unix)]
+fn a_refusal_for_a_host_or_an_origin_is_answered_and_warned_of_with_the_key_that_would_allow_it() {
+    const DATA: &str = "listening on http://";
+    const ADMIN: &str = "admin on http://";
+    let host = ("Host: evil.example\r\n", "host_refused", "evil.example", "listen.allowed_hosts");
+    let origin = (
+        "Host: localhost\r\nOrigin: http://evil.example\r\n",
+        "origin_refused",
+        "http://evil.example",
+        "listen.allowed_origins",
+    );
+    let mut waits = serve(FREE, FREE);
+    waits.args(["--store", "redis://127.0.0.1:9"]);
+    for (mut command, listener, (headers, code, name, key)) in [
+        (serve(FREE, FREE), DATA, host),
+        (serve(FREE, FREE), DATA, origin),
+        (serve(FREE, FREE), ADMIN, host),
+        (waits, ADMIN, host),
+    ] {
+        let (answer, line) = refused(&mut command, listener, headers);
+        assert!(answer.starts_with("HTTP/1.1 403"), "{answer}");
+        assert!(line.contains("WARN") && line.contains(code), "{line}");
+        for part in [name, key] {
+            assert!(answer.contains(part) && line.contains(part), "{part}: {answer} {line}");
+        }
+    }
+}
+
 #[test]
 fn a_start_says_what_it_serves_and_a_dead_upstream_is_told_once_and_when_it_is_back() {
     let address = TcpListener::bind(FREE).expect("a port").local_addr().expect("an address");

@@ -16,7 +16,7 @@ use crate::event_log::{BoxBody, EventLog};
 use crate::incoming::Incoming;
 use crate::ingress::respond;
 use crate::metrics::Metrics;
-use crate::protocol::access::{self, AllowedHosts};
+use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::readiness::Readiness;
 use crate::replicas::Replicas;
@@ -53,9 +53,7 @@ impl Admin {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
         // A browser that was led here by a name of its own gets nothing to read.
         if !self.hosts.admit(request.uri(), request.headers()) {
-            self.metrics.observe_reject(ErrorCode::HostRefused);
-            let detail = access::host_refused(request.uri(), request.headers());
-            return respond::refusal_about(ErrorCode::HostRefused, &detail);
+            return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), &self.metrics);
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return respond::method_not_allowed();

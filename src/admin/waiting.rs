@@ -14,8 +14,7 @@ use crate::readiness::Readiness;
 /// Answers one request. A drain is over at once: nothing runs.
 pub(crate) fn answer(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
     if !hosts.admit(request.uri(), request.headers()) {
-        metrics.observe_reject(ErrorCode::HostRefused);
-        return respond::refusal(ErrorCode::HostRefused);
+        return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), metrics);
     }
     match request.uri().path() {
         "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),

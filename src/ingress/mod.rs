@@ -35,7 +35,7 @@ use http::header::{CONNECTION, HeaderValue, ORIGIN, UPGRADE};
 use http::request::Parts;
 use http::{Method, Request, Response, Version};
 use hyper::body::Body;
-use tracing::{Instrument, warn};
+use tracing::Instrument;
 
 pub use connection::Connection;
 pub use hand_out::{Handed, hand_out};
@@ -50,7 +50,6 @@ use crate::event_log::{
 };
 use crate::incoming::Incoming;
 use crate::metrics::Metrics;
-use crate::protocol::access;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
@@ -365,15 +364,7 @@ impl Ingress {
 
     /// The same for a host or an origin that is not allowed, with the name and the key that would allow it.
     fn refuse_access(&self, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
-        let detail = match code {
-            ErrorCode::HostRefused => access::host_refused(&parts.uri, &parts.headers),
-            _ => access::origin_refused(&parts.headers),
-        };
-        if self.metrics.may_log_refusal() {
-            warn!(code = code.label(), detail, "a request was refused for its host or origin");
-        }
-        self.metrics.observe_reject(code);
-        respond::refusal_about(code, &detail)
+        respond::access_refused(code, &parts.uri, &parts.headers, &self.metrics)
     }
 
     /// The same of a POST that was read, with the ids of its requests.

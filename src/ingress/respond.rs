@@ -2,10 +2,13 @@
 
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
-use http::{HeaderMap, HeaderValue, Response, StatusCode};
+use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
+use tracing::warn;
 
 use crate::event_log::BoxBody;
+use crate::metrics::Metrics;
+use crate::protocol::access;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::RequestId;
@@ -74,6 +77,20 @@ pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
     let mut response = refusal(code);
     *response.body_mut() = whole(Failure::before_run(code).to_message_about(detail).into());
     response
+}
+
+/// The refusal of a request for its host or its origin, with the name and the key that would allow it. Counts it, and has the log say so now
+/// and then.
+pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, metrics: &Metrics) -> Response<BoxBody> {
+    let detail = match code {
+        ErrorCode::HostRefused => access::host_refused(uri, headers),
+        _ => access::origin_refused(headers),
+    };
+    if metrics.may_log_refusal() {
+        warn!(code = code.label(), detail, "a request was refused for its host or origin");
+    }
+    metrics.observe_reject(code);
+    refusal_about(code, &detail)
 }
 
 /// A JSON body.
