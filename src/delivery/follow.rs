@@ -19,9 +19,6 @@ use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
 
-/// One piece of body takes up to about this much of what is ready.
-const PIECE: usize = 64 * 1024;
-
 /// How one connection is served. Fixed when its response begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
@@ -74,6 +71,8 @@ pub struct Follow {
     plan: Plan,
     start: Option<Start>,
     cursor: Seq,
+    /// One piece of body takes up to about this much of what is ready.
+    piece: usize,
     /// Events of the piece that is being made.
     written: u64,
     ended: bool,
@@ -105,6 +104,7 @@ impl Follow {
         };
         metrics.observe_attach();
         receipts.begin_reading(&attachment);
+        let piece = receipts.piece();
         let mut follow = Self {
             attachment,
             receipt: Some(receipt),
@@ -112,6 +112,7 @@ impl Follow {
             metrics,
             start: Some(start),
             cursor,
+            piece,
             written: 0,
             ended: false,
             is_cut: false,
@@ -165,7 +166,7 @@ impl Follow {
     /// Writes what is ready; pending when that is nothing and the connection goes on.
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
-            match self.attachment.poll_read(cx, self.cursor, out, PIECE) {
+            match self.attachment.poll_read(cx, self.cursor, out, self.piece) {
                 Poll::Ready(ReadOutcome::Events { last, written, is_full, waited }) => {
                     waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
                     self.cursor = last;

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
+use tokio::task;
 
 use crate::clock;
 use crate::event_log::{Attachment, Binding, BoxError, Delivery, EventLog, Principal, Stream};
@@ -27,15 +28,23 @@ const SETTLED: Duration = Duration::from_secs(2);
 /// So many streams of a connection wait for a proof that they have arrived.
 const SETTLED_MAX: usize = 16;
 
-/// An answer is handed over in pieces of this size, each when there is room for it, so that its end means more than its beginning.
+/// A body is handed over in pieces of about this size, each when there is room for it, so that its end means more than its beginning.
 const PIECE: usize = 64 * 1024;
+/// The same on HTTP/2, where hyper takes a piece of each of a connection's responses before the client has room for it.
+const PIECE_OF_MANY: usize = 16 * 1024;
 
 /// The responses of one connection that ended and are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
     state: Mutex<State>,
-    /// Whose body goes out now: of HTTP/1.1, which writes one at a time.
-    reading: Mutex<Option<(AttachId, Arc<Stream>)>>,
+    /// Whose bodies go out now, and by which tasks: one at a time on HTTP/1.1, on HTTP/2 each by a task of its own.
+    reading: Mutex<Vec<Reading>>,
+}
+
+struct Reading {
+    task: Option<task::Id>,
+    attach: AttachId,
+    stream: Arc<Stream>,
 }
 
 #[derive(Default)]
@@ -179,24 +188,37 @@ impl Receipts {
         self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
     }
 
-    /// The response of `attachment` begins.
+    /// The response of `attachment` begins, in the task that writes it.
     pub(super) fn begin_reading(&self, attachment: &Attachment) {
-        *self.lock_reading() = Some((attachment.id(), attachment.stream().clone()));
+        let (task, attach, stream) = (task::try_id(), attachment.id(), attachment.stream().clone());
+        let mut all = self.lock_reading();
+        all.retain(|reading| reading.task != task);
+        // Nearly all connections have one.
+        all.reserve_exact(1);
+        all.push(Reading { task, attach, stream });
     }
 
     /// The response of `attach` is over.
     pub(super) fn end_reading(&self, attach: AttachId) {
-        self.lock_reading().take_if(|(reading, _)| *reading == attach);
+        self.lock_reading().retain(|reading| reading.attach != attach);
     }
 
-    /// Whether another connection reads the stream that is written to this one.
+    /// Returns whether another connection reads the stream that the current task writes to this one.
     pub fn is_taken_over(&self) -> bool {
-        self.lock_reading().as_ref().is_some_and(|(attach, stream)| {
-            stream.look(|machine| machine.reader().attached().is_some_and(|reader| reader != *attach))
-        })
+        let task = task::try_id();
+        self.lock_reading().iter().find(|reading| reading.task == task).is_some_and(
+            |Reading { attach, stream, .. }| {
+                stream.look(|machine| machine.reader().attached().is_some_and(|reader| reader != *attach))
+            },
+        )
     }
 
-    fn lock_reading(&self) -> std::sync::MutexGuard<'_, Option<(AttachId, Arc<Stream>)>> {
+    /// Returns about how long a piece of a body may be.
+    pub(super) fn piece(&self) -> usize {
+        if self.lock().is_multiplexed { PIECE_OF_MANY } else { PIECE }
+    }
+
+    fn lock_reading(&self) -> std::sync::MutexGuard<'_, Vec<Reading>> {
         self.reading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -290,6 +312,7 @@ pub struct Kept {
     bytes: Option<Bytes>,
     /// What follows those, the last first.
     behind: Vec<Bytes>,
+    piece: usize,
     /// A large body goes out in copies of its pieces: a slice of it that hyper still has would keep the whole.
     is_large: bool,
     // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
@@ -302,14 +325,15 @@ impl Kept {
     /// `bytes`, the answer of the stream that `attachment` holds.
     pub fn new(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
         receipts.begin_reading(&attachment);
-        let is_large = bytes.len() > PIECE;
+        let piece = receipts.piece();
+        let is_large = bytes.len() > piece;
         let (attachment, receipt) = (Some(attachment), Some(receipt));
-        Self { bytes: Some(bytes), behind: Vec::new(), is_large, attachment, receipt, receipts }
+        Self { bytes: Some(bytes), behind: Vec::new(), piece, is_large, attachment, receipt, receipts }
     }
 
     /// The same with `pieces` behind `bytes`.
     pub fn followed_by(mut self, mut pieces: Vec<Bytes>) -> Self {
-        self.is_large |= pieces.iter().any(|piece| piece.len() > PIECE);
+        self.is_large |= pieces.iter().any(|behind| behind.len() > self.piece);
         pieces.reverse();
         self.behind = pieces;
         self
@@ -321,8 +345,9 @@ impl Body for Kept {
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        let most = self.piece;
         let Some(bytes) = &mut self.bytes else { return Poll::Ready(None) };
-        let piece = bytes.split_to(bytes.len().min(PIECE));
+        let piece = bytes.split_to(bytes.len().min(most));
         if bytes.is_empty() {
             self.bytes = self.behind.pop();
         }

@@ -1,8 +1,8 @@
 //! Clients that take nothing of what is written to them.
 //!
 //! The kernel ends a connection whose peer acknowledges nothing. A peer that acknowledges with a closed window, and so never makes room,
-//! is ended here. On HTTP/2 that is a peer that gives no window to any of its responses (`http2.rs`). Absent: a least rate. A client that
-//! takes a byte now and then keeps its connection, whose memory is bounded.
+//! is ended here. On HTTP/2 that is the response for which its peer gives no window (`http2.rs`). Absent: a least rate. A client that
+//! takes a byte now and then, or a piece on HTTP/2, keeps its connection, whose memory is bounded.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,7 +14,7 @@ use crate::delivery::Receipts;
 /// A client that takes nothing for this long has its connection ended, as by nginx (`send_timeout`).
 pub(super) const SEND_TIMEOUT: Duration = Duration::from_secs(60);
 /// The same where another connection has taken over the stream that is written. A blocked connection looks so often whether it has.
-const TAKEN_OVER_TIMEOUT: Duration = Duration::from_secs(1);
+pub(super) const TAKEN_OVER_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Watches one connection of HTTP/1.1.
 pub(super) struct Stall {
