@@ -308,6 +308,17 @@ impl EventLog {
         }
     }
 
+    /// Keeps the record of `run`, a call of another replica, for `retention` from now on, if it is still there.
+    ///
+    /// # Errors
+    /// When the store cannot be told.
+    pub async fn keep_claim(&self, call: &Fingerprint, run: &Run, retention: Duration) -> Result<(), Error> {
+        match &self.backing {
+            Some(backing) => backing.store.hold(&key(call), &written(run), Some(retention)).wait().await,
+            None => Ok(()),
+        }
+    }
+
     /// Returns whether a call that this process claimed is over or never ran, so that its record says nothing any more.
     pub fn has_released(&self, run: StreamId) -> bool {
         self.released.contains(run)

@@ -378,9 +378,19 @@ impl Search<'_> {
         match absence {
             Ok(Absence::Lapsed) => Next::Again(Some(PAUSE * 4)),
             Ok(Absence::Gone) => Next::Answer(lost(ErrorCode::OwnerDied)),
-            // The call may still run there, and its answer come once the store can be reached again.
-            Ok(Absence::CutOff) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+            Ok(Absence::CutOff) => self.may_still_run(run).await,
+            Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
         }
+    }
+
+    /// The call may run at a replica that is cut off from the store, and its answer come once that is back. A client that was told to ask
+    /// again must not run it a second time then, so the record stays for as long as it asks.
+    async fn may_still_run(&self, run: Run) -> Next {
+        let retention = self.ingress.limits(self.posted).retention;
+        if let Err(error) = self.ingress.log.keep_claim(&self.call, &run, retention).await {
+            debug!(%error, "the record of a call could not be kept");
+        }
+        Next::Answer(lost(ErrorCode::StoreFailed))
     }
 
     /// The stream, once what the client has of it is here.
