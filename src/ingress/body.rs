@@ -53,7 +53,8 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     while let Some(frame) = pace.next(&mut body, whole.len()).await? {
         let Ok(data) = frame.map_err(|_| ErrorCode::BadRequest)?.into_data() else { continue };
         if whole.is_empty() && data.len() == expected {
-            return Ok(data);
+            let _held = if body.is_end_stream() { None } else { Some(share.hold(expected)) };
+            return wait_for_end(&mut body, &mut pace, expected).await.map(|()| data);
         }
         if whole.len() + data.len() > limit {
             linger(body, limit).await;
@@ -68,6 +69,28 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
         }
     }
     Ok(whole.freeze())
+}
+
+/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client may say it in a frame of its own; one
+/// that is answered before that is told to send no more ([RFC 9113 §8.1]), which some take for a broken request.
+///
+/// [RFC 9113 §8.1]: https://www.rfc-editor.org/rfc/rfc9113#section-8.1
+async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
+    body: &mut B,
+    pace: &mut Pace,
+    read: usize,
+) -> Result<(), ErrorCode> {
+    while !body.is_end_stream() {
+        match pace.next(body, read).await? {
+            Some(Ok(frame)) if frame.data_ref().is_some_and(|data| !data.is_empty()) => {
+                return Err(ErrorCode::BadRequest);
+            }
+            Some(Ok(_)) => {}
+            Some(Err(_)) => return Err(ErrorCode::BadRequest),
+            None => return Ok(()),
+        }
+    }
+    Ok(())
 }
 
 /// How fast a body comes.
@@ -118,8 +141,10 @@ async fn linger<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: usize) {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::task::Context;
+    use std::pin::pin;
+    use std::task::{Context, Waker};
 
+    use hyper::body::SizeHint;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -137,6 +162,22 @@ mod tests {
 
         fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame<Self>> {
             self.0.poll_recv(cx).map(|piece| piece.map(|piece| Ok(Frame::data(piece))))
+        }
+    }
+
+    /// The same with a length in its head, and an end that may come apart.
+    struct Promised(Sent, u64);
+
+    impl Body for Promised {
+        type Data = Bytes;
+        type Error = Infallible;
+
+        fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<NextFrame<Self>> {
+            Pin::new(&mut self.0).poll_frame(cx)
+        }
+
+        fn size_hint(&self) -> SizeHint {
+            SizeHint::with_exact(self.1)
         }
     }
 
@@ -187,6 +228,21 @@ mod tests {
         .await;
         assert_eq!(read.unwrap().len(), 10_000);
         assert!((10_000..30_000).contains(&held), "{held}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_is_whole_when_its_end_has_come_whatever_its_length_was_said_to_be() {
+        let headers = HeaderMap::from_iter([(CONTENT_LENGTH, 5.into())]);
+        let (sender, receiver) = mpsc::unbounded_channel();
+        let share = share();
+        let mut reading = pin!(read(&headers, Promised(Sent(receiver), 5), LIMIT, &share, |_| Ok(())));
+        sender.send("12345".into()).unwrap();
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(reading.as_mut().poll(&mut cx).is_pending(), "its end has not come");
+        assert_eq!(share.bytes(), 5);
+        drop(sender);
+        assert_eq!(reading.await.unwrap(), "12345");
+        assert_eq!(share.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]
