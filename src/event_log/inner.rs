@@ -180,6 +180,10 @@ impl Inner {
         };
         self.settle_turn();
         self.machine.handle_full(waits_for_reader || self.is_held_up, now);
+        if self.is_held_up && self.may_take_turn() {
+            // Its client has all that there is: the call waits for others, and does not fail for that.
+            self.machine.handle_taking(now);
+        }
         let trimmed = self.tail.trimmed().0 - before.0;
         self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
     }

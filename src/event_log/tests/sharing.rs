@@ -323,6 +323,32 @@ async fn a_full_share_is_exceeded_by_one_large_event_until_its_client_has_it() {
     assert!(!begins_large_event(&left));
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_call_whose_client_has_all_of_it_waits_for_its_turn_and_does_not_fail() {
+    let log = tight(|allowance| allowance.max_bytes_total = 1 << 24);
+    let [(first, first_writer), (second, second_writer)] = [open_of(&log, 1), open_of(&log, 1)];
+    let [_first, mut client] = [&first, &second].map(|stream| Client::attach(stream, Seq(0)));
+    let (_, hog) = open_of(&log, 1);
+    write(&hog, 45_000);
+    assert!(begins_large_event(&first_writer));
+    for more in 1..30 {
+        assert!(!begins_large_event(&second_writer), "the turn is another one's");
+        tokio::time::advance(Duration::from_secs(4)).await;
+        first_writer.note_arriving(80_000 + more);
+        ready(first_writer.update(|_, _| ()));
+        ready(second_writer.update(|machine, now| machine.handle_timeout(now)));
+        assert_eq!(client.read_all(), Poll::Pending, "its call has failed");
+    }
+    // One that leaves is waited for as long as any other.
+    drop(client);
+    ready(second_writer.update(|_, _| ()));
+    tokio::time::advance(Duration::from_secs(31)).await;
+    ready(second_writer.update(|machine, now| machine.handle_timeout(now)));
+    let mut late = Client::attach(&second, Seq(0));
+    assert_eq!(late.read_all(), Poll::Ready(ReadOutcome::Ended));
+    assert!(late.text().contains("-32013"));
+}
+
 #[test]
 fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
     let log = tight(|allowance| {
