@@ -34,7 +34,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 const HOLD_MAX: Duration = Duration::from_secs(600);
 /// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
 const UNPROVEN_MAX: Duration = Duration::from_secs(20);
-/// A written answer keeps later POSTs waiting for its status for so long.
+/// A written answer keeps later POSTs waiting for its status for so long from when it was sent.
 const LATE_MAX: Duration = Duration::from_secs(5);
 
 const CANCELLED: &str = "notifications/cancelled";
@@ -289,6 +289,7 @@ impl Hold<'_> {
     /// ours.
     async fn attempt(&mut self) -> Answered {
         let (ingress, delivery) = (self.ingress, self.delivery);
+        let late_at = clock::now() + LATE_MAX;
         let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
         if self.turn.is_none() {
             let patience = ingress.config.delivery.commit_after.filter(|_| delivery.late.is_none());
@@ -307,7 +308,9 @@ impl Hold<'_> {
                 }
             }
         }
-        if let Ok(answered) = tokio::time::timeout(LATE_MAX, &mut sending).await {
+        // Of several that the upstream has and does not answer, none adds to the time of the next.
+        let left = late_at.saturating_duration_since(clock::now());
+        if let Ok(answered) = tokio::time::timeout(left, &mut sending).await {
             return answered;
         }
         self.turn = None;

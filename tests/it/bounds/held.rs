@@ -210,6 +210,29 @@ async fn posts_that_the_server_never_answers_keep_their_places() {
     }
 }
 
+#[tokio::test]
+async fn posts_that_the_server_does_not_answer_delay_the_next_one_together() {
+    const TOGETHER: Duration = Duration::from_secs(10);
+    let (mut upstream, proxy, session) = bounded(|c| c.delivery.commit_after = Some(Duration::from_secs(1))).await;
+    let (mut waiting, mut unanswered) = (Vec::new(), Vec::new());
+    for n in 1..=5 {
+        waiting.push(session.post(notification(n)).start(proxy.addr).await);
+        unanswered.push(upstream.expect(&format!("notifications/n{n}")).await);
+    }
+    pass(Duration::from_secs(2)).await;
+    pass(Duration::from_secs(4)).await;
+    let next = async {
+        for post in waiting {
+            assert_eq!(post.response().await.status, 202);
+        }
+        let next = session.post(call(1)).start(proxy.addr).await;
+        upstream.expect("tools/call").await.json(200, result(1)).await;
+        assert_eq!(next.response().await.status, 200);
+    };
+    tokio::time::timeout(TOGETHER, next).await.expect("each waits for the server from when it was sent");
+    drop(unanswered);
+}
+
 /// Also in a session that somebody made up.
 #[tokio::test]
 async fn posts_of_unknown_credentials_have_places_as_well() {
