@@ -701,10 +701,16 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
 
 /// A call that is over and proven to have arrived.
 fn proven(log: &EventLog, caller: u8) {
-    let (stream, writer) = open_of(log, caller);
-    finish(log, &stream, &writer);
-    assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    log.note_delivered(&stream, Delivery::Proven);
+    end_proven(log, &create(log, caller));
+}
+
+fn end_proven(log: &EventLog, stream: &Arc<Stream>) {
+    let writer = log.writer(stream);
+    ready(writer.update(|machine, _| machine.handle_stream_head()));
+    log.publish_once(stream);
+    finish(log, stream, &writer);
+    assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
+    log.note_delivered(stream, Delivery::Proven);
 }
 
 #[test]
@@ -723,19 +729,34 @@ fn a_full_process_makes_room_for_a_few_calls_at_a_time() {
     assert!((10..=64).contains(&most), "{most} went at once");
 }
 
+/// All that may go can be in the hands of threads that are about to end their calls, so that one is refused now and then.
 #[test]
-fn a_full_process_refuses_no_call_that_others_make_room_for_at_the_same_time() {
+fn a_full_process_takes_nearly_all_calls_that_come_at_once() {
+    const CALLS: usize = 500;
     for callers in [1, 8] {
         let log = tight(|allowance| {
             allowance.max_bytes = 1 << 23;
             allowance.max_bytes_total = 120_000;
         });
-        let log = &log;
+        let (log, refused) = (&log, &AtomicUsize::new(0));
+        let admit = move |caller| {
+            let share = share(log, caller);
+            for tries in 0..10_000 {
+                match log.admit(&share, 0) {
+                    Ok(part) => return log.create(spec(), part),
+                    Err(code) => assert_eq!(code, ErrorCode::ProxyFull),
+                }
+                refused.fetch_add(usize::from(tries == 0), Ordering::Relaxed);
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            panic!("no room is made")
+        };
         std::thread::scope(|scope| {
             for thread in 0..8 {
-                scope.spawn(move || (0..500).for_each(|_| proven(log, thread % callers)));
+                scope.spawn(move || (0..CALLS).for_each(|_| end_proven(log, &admit(thread % callers))));
             }
         });
         assert!(log.len() > 50, "{} are kept", log.len());
+        assert!(refused.load(Ordering::Relaxed) < CALLS, "{refused:?} calls were refused");
     }
 }
