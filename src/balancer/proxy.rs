@@ -135,7 +135,7 @@ impl Phases {
     }
 
     /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
-    /// names the replica says nothing of the server; nor does a 504 that does: it is the call's.
+    /// names the replica says nothing of the server; nor does a failure that is the call's.
     fn note_answer(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(passage) = &request.passage else { return };
         match status {
@@ -395,8 +395,10 @@ impl ProxyHttp for Phases {
     ) -> Result<()> {
         let said = response.remove_header(&names::MCP_RESUME_OWNER);
         let is_marked = said.is_some() && request.mark.is_some();
+        let is_of_the_call = response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.mark.is_some();
+        let says_nothing = is_of_the_call || (is_marked && response.status != StatusCode::BAD_GATEWAY);
         let method = &session.req_header().method;
-        self.note_answer(request, method, response.status, is_marked && response.status != StatusCode::BAD_GATEWAY);
+        self.note_answer(request, method, response.status, says_nothing);
         let has_not_run = match response.status {
             StatusCode::MISDIRECTED_REQUEST => true,
             // Whoever named it has nobody else to go to.

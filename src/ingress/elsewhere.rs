@@ -60,10 +60,13 @@ impl Ingress {
         }
     }
 
-    /// Says who is here on a refusal of what another replica may take, and on a failure of a call that is not the server's: that is how a
-    /// balancer tells them from the server's own answers.
+    /// Says who is here on a refusal of what another replica may take, and marks a failure of a call that is not the server's: that is how
+    /// a balancer tells them from the server's own answers.
     pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
-        if (respond::is_for_another(response) || respond::is_of_the_call(response))
+        if respond::is_of_the_call(response) {
+            response.headers_mut().insert(names::MCP_RESUME_FAILURE, HeaderValue::from_static("call"));
+        }
+        if respond::is_for_another(response)
             && let Ok(own) = HeaderValue::from_str(&self.log.owner().to_string())
         {
             response.headers_mut().insert(names::MCP_RESUME_OWNER, own);

@@ -34,7 +34,13 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     if may_go_elsewhere && !failure.may_have_run {
         response.extensions_mut().insert(ForAnother);
     }
-    if matches!(failure.code, ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied) {
+    let is_of_the_call = match failure.code {
+        ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => true,
+        // A call of another replica, of which the store cannot say what became.
+        ErrorCode::StoreFailed => failure.may_have_run,
+        _ => false,
+    };
+    if is_of_the_call {
         response.extensions_mut().insert(OfTheCall);
     }
     response

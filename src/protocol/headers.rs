@@ -36,6 +36,8 @@ pub mod names {
     pub const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
     /// The owner that a balancer believes it sends a request to; the owner that a sidecar is which it was not meant for.
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
+    /// Tells a balancer that a sidecar's failure is the call's: that it says nothing of the sidecar or of its server.
+    pub const MCP_RESUME_FAILURE: HeaderName = HeaderName::from_static("mcp-resume-failure");
     /// What many servers take in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Tells nginx and its kin not to buffer an answer.
@@ -279,6 +281,7 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
         "connection"
             | "keep-alive"
             | "mcp-resume-owner"
+            | "mcp-resume-failure"
             | "proxy-connection"
             | "proxy-authenticate"
             | "proxy-authorization"

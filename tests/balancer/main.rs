@@ -225,13 +225,18 @@ async fn a_sidecar_whose_server_only_times_out_gets_no_more_new_calls_unless_the
     let settings = [("BALANCE__HEALTH_MS", "86400000"), ("BALANCE__EJECT_AFTER", "2")];
     let balancer = balance(&[&one], &settings).await;
     let session = "Mcp-Session-Id: 00000001~s\r\n";
-    for (mark, condition) in [("Mcp-Resume-Owner: 00000001\r\n", "ready"), ("", "ejected")] {
-        let late = answer("504 Gateway Timeout", mark, "late");
+    let of_the_call = "Mcp-Resume-Failure: call\r\n";
+    for (status, mark, condition) in [
+        ("504 Gateway Timeout", of_the_call, "ready"),
+        ("503 Service Unavailable", of_the_call, "ready"),
+        ("504 Gateway Timeout", "", "ejected"),
+    ] {
+        let late = answer(status, mark, "late");
         one.answers(move |_| Answer::Whole(late.clone()));
         for _ in 0..3 {
             let seen = balancer.ask(&post(CALL, session)).await;
-            assert!(seen.starts_with("HTTP/1.1 504") && seen.ends_with("late"), "{seen}");
-            assert_eq!(header(&seen, "mcp-resume-owner"), None);
+            assert!(seen.starts_with(&format!("HTTP/1.1 {status}")) && seen.ends_with("late"), "{seen}");
+            assert_eq!(header(&seen, "mcp-resume-failure"), None);
         }
         balancer.until(&one, condition).await;
     }

@@ -148,7 +148,7 @@ async fn neither_mark_passes() {
 
 /// By that a balancer tells it from a server's own, which counts against its sidecar.
 #[tokio::test]
-async fn a_504_that_is_no_fault_of_the_server_says_who_is_here() {
+async fn a_504_that_is_no_fault_of_the_server_says_so() {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |config| {
         config.replica.name = Some("one".to_owned());
@@ -156,11 +156,11 @@ async fn a_504_that_is_no_fault_of_the_server_says_who_is_here() {
     })
     .await;
     let (session, _) = open(&proxy, &mut upstream, json!({}), Some("s")).await;
-    for (request, mark) in [(marked(session.post(call(1))), Some(ONE)), (session.post(call(2)), None)] {
+    for (request, mark) in [(marked(session.post(call(1))), Some("call")), (session.post(call(2)), None)] {
         let pending = request.start(proxy.addr).await;
         let call = upstream.expect("tools/call").await;
         let response = pending.response().await;
-        assert_eq!((response.status, response.header(MARK)), (504, mark));
+        assert_eq!((response.status, response.header("Mcp-Resume-Failure"), response.header(MARK)), (504, mark, None));
         call.closed().await;
         upstream.expect("notifications/cancelled").await.status(202).await;
     }
