@@ -175,7 +175,7 @@ impl Metrics {
         self.connections.add(change);
     }
 
-    /// So many connections of clients may be there at a time.
+    /// Sets the gauge of the largest number of client connections at a time.
     pub fn set_connections_max(&self, most: usize) {
         self.connections_max.set(as_value(most));
     }

@@ -30,14 +30,14 @@ const SETTLED_MAX: usize = 16;
 
 /// A body is handed over in pieces of about this size, each when there is room for it, so that its end means more than its beginning.
 const PIECE: usize = 64 * 1024;
-/// The same on HTTP/2, where hyper takes a piece of each of a connection's responses before the client has room for it.
+/// Size of a piece on HTTP/2, where hyper takes one of each response before the client has room for it.
 const PIECE_OF_MANY: usize = 16 * 1024;
 
 /// The responses of one connection that ended and are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
     state: Mutex<State>,
-    /// Whose bodies go out now, and by which tasks: one at a time on HTTP/1.1, on HTTP/2 each by a task of its own.
+    /// Readers whose bodies go out now, with their tasks: one at a time on HTTP/1.1, one task for each on HTTP/2.
     reading: Mutex<Vec<Reading>>,
 }
 
@@ -310,7 +310,7 @@ impl Drop for Receipt {
 /// The body of an answer that is kept for a retry until it has arrived.
 pub struct Kept {
     bytes: Option<Bytes>,
-    /// What follows those, the last first.
+    /// Further pieces, the last first.
     behind: Vec<Bytes>,
     piece: usize,
     /// A large body goes out in copies of its pieces: a slice of it that hyper still has would keep the whole.
@@ -331,7 +331,7 @@ impl Kept {
         Self { bytes: Some(bytes), behind: Vec::new(), piece, is_large, attachment, receipt, receipts }
     }
 
-    /// The same with `pieces` behind `bytes`.
+    /// Appends `pieces` to the body.
     pub fn followed_by(mut self, mut pieces: Vec<Bytes>) -> Self {
         self.is_large |= pieces.iter().any(|behind| behind.len() > self.piece);
         pieces.reverse();

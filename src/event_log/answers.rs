@@ -23,7 +23,7 @@ use crate::store::{Error, Standing};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
-/// So many of the answers that wait for the store look for it, and go there, at a time.
+/// Bounds the answers that are written to the store at a time once it takes them again.
 pub(super) const LATE_AT_ONCE: usize = 16;
 
 impl EventLog {

@@ -64,7 +64,7 @@ struct Begun {
     seq: Seq,
     /// Bytes of it that were written.
     at: usize,
-    /// What this reader gets in place of parts of it, the last first.
+    /// Replacements of parts of the event for this reader, the last first.
     edits: Edits,
 }
 

@@ -12,7 +12,7 @@ use super::share::{Holding, Share};
 /// The responses of a stream, copied for connections that take no stream.
 #[derive(Debug)]
 pub(super) struct Copied {
-    /// So many requests were answered when they were copied.
+    /// Number of answered requests at the time of the copy.
     pub(super) answered: usize,
     pub(super) responses: usize,
     pub(super) bytes: Vec<u8>,
@@ -20,7 +20,7 @@ pub(super) struct Copied {
 }
 
 impl Copied {
-    /// The same as a body, which keeps it.
+    /// Returns the copy as a body, which keeps it alive.
     pub(super) fn into_bytes(self: Arc<Self>) -> Bytes {
         Bytes::from_owner(Body(self))
     }

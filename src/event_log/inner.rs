@@ -49,7 +49,7 @@ pub(super) type Edits = Vec<(Range<usize>, String)>;
 /// An event that is larger than one piece.
 pub(super) struct Large {
     pub(super) seq: Seq,
-    /// What this reader gets in place of parts of it.
+    /// Replacements of parts of the event for this reader.
     pub(super) edits: Edits,
 }
 

@@ -38,7 +38,7 @@ const BUSY_AFTER: Duration = Duration::from_secs(5);
 /// Records of sessions that were opened elsewhere, beside those that are in use, as a part of those that may be opened here. A record has
 /// up to 1.5 KiB.
 const UNOPENED: usize = 4;
-/// So many streams of a session are kept without a look for those that are gone.
+/// Number of a session's streams below which no search for ended ones takes place.
 const STREAMS_MIN: usize = 4;
 
 /// One session.

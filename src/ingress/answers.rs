@@ -50,7 +50,7 @@ pub(super) struct Delivery {
     pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
     pub(super) cancelled: Vec<RequestId>,
-    /// What it takes of its sender's share.
+    /// Bytes of its sender's share that it takes.
     pub(super) held: Carried,
     /// Its place among those of the session, once it may be sent.
     pub(super) place: Option<Place>,
@@ -157,7 +157,7 @@ impl Ingress {
         }
     }
 
-    /// What a POST takes of its sender's share while it is on its way up.
+    /// Bytes of its sender's share that a POST takes while it is on its way up.
     pub(super) fn carry(&self, asked: &Asked, body: usize) -> Carried {
         asked.share.carry(head_bytes(&asked.parts) + body)
     }
@@ -266,7 +266,7 @@ impl Delivery {
     }
 }
 
-/// What the upstream says to a POST.
+/// Upstream response to a POST.
 type Answered = Result<Response<Received>, Failure>;
 
 /// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_MAX`]: others need the place.

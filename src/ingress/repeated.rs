@@ -67,7 +67,7 @@ enum Next {
     Again(Option<Duration>),
 }
 
-/// What is to be done after a question, and what follows from those before it.
+/// Next step after a question, as the questions before it determine it.
 enum Step {
     Answer(Elsewhere),
     Replace,
@@ -232,7 +232,7 @@ impl Ingress {
     }
 }
 
-/// What the questions about one call have come to so far.
+/// Outcome of the questions about one call so far.
 #[derive(Default)]
 struct Inquiry {
     silent_since: Option<Instant>,

@@ -59,7 +59,7 @@ pub fn is_for_another(response: &Response<BoxBody>) -> bool {
 #[derive(Clone, Copy)]
 struct OfTheCall;
 
-/// Whether `response` is a failure of which the server here is not the cause.
+/// Returns whether `response` is a failure of which the server here is not the cause.
 pub fn is_of_the_call(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<OfTheCall>().is_some()
 }

@@ -41,7 +41,7 @@ impl Seats {
         Arc::new(Self { most, taken: AtomicUsize::new(0), refused: AtomicUsize::new(0) })
     }
 
-    /// How many connections there are at the most where so many have a place: those that are being refused included.
+    /// Returns the largest number of connections where so many have a place, those that are being refused included.
     pub fn with_refused(most: usize) -> usize {
         most + most.div_ceil(TOLD)
     }

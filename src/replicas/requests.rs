@@ -17,7 +17,7 @@ use crate::store::{Error, Shared};
 /// A request nobody took for so long is of no use any more.
 const KEPT: Duration = Duration::from_secs(60);
 
-/// What is known of a replica that does not live.
+/// State of a replica that does not live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
     /// Its lease has lapsed, and no replica has taken it for gone yet.

@@ -35,7 +35,7 @@ use crate::protocol::headers;
 const CALLS_PER_CONNECTION: usize = 100;
 /// Calls on a connection whose server has not said yet how many it takes: it refuses those beyond that number.
 const CALLS_BEFORE_SETTINGS: usize = 1;
-/// What a server may send of one answer before it is read. It lies in h2's buffers, and counts as held for no caller.
+/// Bytes that a server may send of one answer before they are read. They lie in h2's buffers, and count as held for no caller.
 const STREAM_WINDOW: u32 = 256 * 1024;
 /// The same for a connection: answers that are not read (their streams are full) never stop the others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CALLS_PER_CONNECTION as u32;
@@ -88,7 +88,7 @@ impl Error {
         }
     }
 
-    /// Whether a connection took none of its requests for as long as one may take to be made.
+    /// Returns whether a connection took none of its requests for as long as one may take to be made.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(self, Error::Stuck)
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 
 use super::{Holding, Share};
 
-/// What one costs beside its bytes, about: its task, and its part in a connection to the upstream.
+/// Approximate cost of one beside its bytes: its task, and its part in a connection to the upstream.
 const COST: usize = 4096;
 /// One up to this size needs no room, where no more than [`FEW`] are on their way: what a client says may be what ends a call and makes
 /// room.
