@@ -131,7 +131,7 @@ fn every_metric_is_explained() {
     // Their names are read where they are registered. All of them are on the page of a process that has just begun, families as well:
     // what rises from nothing is no rise to Prometheus.
     let page = String::from_utf8(Metrics::new().expect("metrics that agree").render()).expect("text");
-    let source = include_str!("../src/metrics.rs");
+    let source = include_str!("../src/metrics/mod.rs");
     let registered = source.split("add").skip(1).filter_map(|rest| {
         let call = rest.trim_start().strip_prefix('.')?;
         let (kind, arguments) = call.split_once('(')?;
