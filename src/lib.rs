@@ -19,6 +19,7 @@ pub mod admin;
 pub mod app;
 #[cfg(feature = "balancer")]
 pub mod balancer;
+pub mod body;
 pub mod check;
 pub mod clock;
 pub mod config;
@@ -27,7 +28,6 @@ pub mod demo;
 pub mod descriptors;
 pub mod dialect;
 pub mod event_log;
-pub mod incoming;
 pub mod ingress;
 pub mod key_file;
 pub mod log;

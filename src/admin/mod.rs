@@ -12,8 +12,8 @@ use std::sync::Arc;
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
-use crate::event_log::{BoxBody, EventLog};
-use crate::incoming::Incoming;
+use crate::body::{BoxBody, Incoming, whole};
+use crate::event_log::EventLog;
 use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
@@ -22,7 +22,7 @@ use crate::readiness::Readiness;
 use crate::replicas::Replicas;
 use crate::shutdown::{Drain, X_DRAIN};
 use crate::store::Standing;
-use crate::upstream::{Reachability, Upstream, whole};
+use crate::upstream::{Reachability, Upstream};
 
 /// The live page loads its own parts and talks to its own origin.
 const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";

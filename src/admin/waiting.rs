@@ -3,8 +3,7 @@
 use http::{HeaderValue, Request, Response, StatusCode};
 
 use super::{text, with_type};
-use crate::event_log::BoxBody;
-use crate::incoming::Incoming;
+use crate::body::{BoxBody, Incoming};
 use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;

@@ -18,9 +18,9 @@ use tracing::{info, warn};
 use super::running::{admin_connections, stopped};
 use super::{Bound, Error, Rest};
 use crate::admin;
+use crate::body::Incoming;
 use crate::clock;
 use crate::config::Config;
-use crate::incoming::Incoming;
 use crate::ingress::{self, Accept, Limits, Protocols, Seats, respond};
 use crate::metrics::Metrics;
 use crate::protocol::client::Trust;
@@ -133,7 +133,7 @@ fn spawn<H, F>(
     until: impl Future<Output = ()> + Send + 'static,
 ) where
     H: ingress::Handle<F> + Sync,
-    F: Future<Output = http::Response<crate::event_log::BoxBody>> + Send + 'static,
+    F: Future<Output = http::Response<crate::body::BoxBody>> + Send + 'static,
 {
     tokio::spawn(ingress::serve(listener, limits, metrics.clone(), handle, pending(), until));
 }

@@ -12,13 +12,12 @@ use tokio::net::TcpListener;
 use super::metrics::Metrics;
 use super::owner::{Condition, Replica};
 use super::table::Table;
-use crate::event_log::BoxBody;
-use crate::incoming::Incoming;
+use crate::body::whole;
+use crate::body::{BoxBody, Incoming};
 use crate::ingress::{self, Limits, Protocols, Seats, respond};
 use crate::protocol::access::{self, AllowedHosts};
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
-use crate::upstream::whole;
 
 /// Probes and a few collectors.
 const CONNECTIONS: usize = 256;

@@ -10,9 +10,9 @@ use http_body_util::{BodyExt, Empty, Full};
 use serde_json::Value;
 
 use super::facts::{Form, printable};
+use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Config, HostHeader};
-use crate::event_log::BoxBody;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::sse::{Decoder, Event};

@@ -11,8 +11,9 @@ use tracing::info;
 
 use super::lost::lost_on;
 use super::receipts::{Receipt, Receipts};
+use crate::body::BoxError;
 use crate::clock::{self, Alarm};
-use crate::event_log::{Attachment, BoxError, ReadOutcome};
+use crate::event_log::{Attachment, ReadOutcome};
 use crate::metrics::{Left, Metrics};
 use crate::protocol::ids::{Handle, Seq};
 use crate::protocol::sse;

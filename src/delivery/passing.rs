@@ -9,7 +9,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tracing::info;
 
-use crate::event_log::{Binding, BoxBody, BoxError, Stream};
+use crate::body::{BoxBody, BoxError};
+use crate::event_log::{Binding, Stream};
 use crate::metrics::{Left, Metrics};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;

@@ -17,8 +17,9 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame, SizeHint};
 use tokio::task;
 
+use crate::body::BoxError;
 use crate::clock;
-use crate::event_log::{Attachment, Binding, BoxError, Delivery, EventLog, Principal, Stream};
+use crate::event_log::{Attachment, Binding, Delivery, EventLog, Principal, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
 

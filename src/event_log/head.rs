@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
-use super::BoxBody;
+use crate::body::BoxBody;
 use crate::protocol::error::Failure;
 
 /// What the response to the downstream request begins with, once it is known.

@@ -38,7 +38,6 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 pub use attachment::{Attachment, ReadOutcome};
@@ -84,11 +83,6 @@ const SESSION_SWEEP: Duration = Duration::from_secs(60);
 
 /// How often a drain looks whether answers were fetched.
 const FETCH_LOOK: Duration = Duration::from_millis(50);
-
-/// Any error of a body.
-pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// A body on its way through the proxy.
-pub type BoxBody = http_body_util::combinators::UnsyncBoxBody<Bytes, BoxError>;
 
 /// What names this replica and its store's contents in every event ID.
 pub struct Identity {

@@ -18,8 +18,9 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
 use super::{Asked, Ingress, handed, head_bytes, refreshed, respond, unpinned};
+use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{BoxBody, Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
+use crate::event_log::{Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;

@@ -15,13 +15,12 @@ use super::refreshed::Unproven;
 use super::repeated::{Elsewhere, Place};
 use super::told::tell_return;
 use super::{Asked, Connection, Ingress, handed, head_bytes, respond, unpinned};
+use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
 use crate::dialect;
-use crate::event_log::{
-    self, Attachment, Binding, BoxBody, Collected, Fingerprint, Head, Match, Plain, Session, Spec, Stream,
-};
+use crate::event_log::{self, Attachment, Binding, Collected, Fingerprint, Head, Match, Plain, Session, Spec, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::dialect::{Declared, Waits};
@@ -455,7 +454,7 @@ impl Ingress {
                 let receipts = reply.connection.receipts().clone();
                 Kept::new(body, attachment, receipt, receipts).boxed_unsync()
             }
-            None => upstream::whole(body),
+            None => crate::body::whole(body),
         };
         response
     }

@@ -10,7 +10,7 @@ use http::Response;
 use http::header::{HeaderMap, HeaderValue};
 
 use super::{Asked, Ingress, respond};
-use crate::event_log::BoxBody;
+use crate::body::BoxBody;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};

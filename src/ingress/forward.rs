@@ -11,9 +11,8 @@ use http_body_util::BodyExt;
 use tracing::warn;
 
 use super::{Asked, Ingress, respond};
+use crate::body::{BoxBody, Incoming};
 use crate::clock;
-use crate::event_log::BoxBody;
-use crate::incoming::Incoming;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, Received, Template};

@@ -17,8 +17,10 @@ use tracing::{debug, warn};
 use super::answers::cancelled_ids;
 use super::refreshed::is_concerned;
 use super::{Asked, Connection, Ingress, respond};
+use crate::body::BoxBody;
+use crate::body::whole;
 use crate::clock;
-use crate::event_log::{BoxBody, session_group};
+use crate::event_log::session_group;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
@@ -27,7 +29,6 @@ use crate::protocol::replica::{Base64, Handed, Recipient};
 use crate::protocol::stream_url::{self, Named};
 use crate::replicas::Replicas;
 use crate::store::{self, Standing};
-use crate::upstream::whole;
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -27,9 +27,9 @@ use tracing::debug;
 
 use super::serve::{HEAD_TIMEOUT, Handle, Visit};
 use super::stall::{SEND_TIMEOUT, TAKEN_OVER_TIMEOUT};
+use crate::body::{BoxBody, BoxError};
 use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
-use crate::event_log::{BoxBody, BoxError};
 use crate::protocol::headers;
 
 /// What every HTTP/2 connection begins with ([RFC 9113 §3.4]).
@@ -475,9 +475,9 @@ mod tests {
     use tokio::sync::watch;
 
     use super::*;
-    use crate::incoming::Incoming;
+    use crate::body::Incoming;
+    use crate::body::whole;
     use crate::ingress::serve::Ending;
-    use crate::upstream::whole;
 
     /// A SETTINGS frame without settings.
     const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";

@@ -42,13 +42,11 @@ pub use hand_out::{Handed, hand_out};
 pub use seats::Seats;
 pub use serve::{Accept, Handle, Limits, Protocols, serve};
 
+use crate::body::{BoxBody, Incoming};
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
 use crate::dialect;
-use crate::event_log::{
-    Attachment, Binding, BoxBody, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown,
-};
-use crate::incoming::Incoming;
+use crate::event_log::{Attachment, Binding, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown};
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::dialect::resume_tokens::Said;

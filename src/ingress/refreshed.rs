@@ -11,8 +11,9 @@ use std::sync::Arc;
 use http::Response;
 
 use super::{Asked, Ingress, head_bytes};
+use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{Binding, BoxBody, Session, Stream, stream_owing};
+use crate::event_log::{Binding, Session, Stream, stream_owing};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{EventId, ResumeToken, Seq};
@@ -134,7 +135,7 @@ impl Ingress {
             return Ok(is_genuine);
         }
         let probed = self.upstream.probe(&asked.parts, asked.connection.forwarded(), era).await;
-        self.metrics.observe_probe(&probed);
+        self.metrics.observe_probe(probed.label());
         let is_genuine = match probed {
             Probed::Genuine => true,
             Probed::Foreign => false,

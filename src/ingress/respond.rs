@@ -6,13 +6,13 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
 use http_body_util::BodyExt;
 use tracing::warn;
 
-use crate::event_log::BoxBody;
+use crate::body::BoxBody;
+use crate::body::whole;
 use crate::metrics::Metrics;
 use crate::protocol::access;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::RequestId;
-use crate::upstream::whole;
 
 /// Clients that are told to come back later are told this many seconds.
 const RETRY_AFTER_SECS: &str = "1";
@@ -126,7 +126,7 @@ pub fn method_not_allowed() -> Response<BoxBody> {
 /// An SSE response under a head of the proxy's own.
 pub fn stream<B>(body: B) -> Response<BoxBody>
 where
-    B: http_body::Body<Data = Bytes, Error = crate::event_log::BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes, Error = crate::body::BoxError> + Send + 'static,
 {
     let mut head = HeaderMap::new();
     head.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
@@ -138,7 +138,7 @@ where
 /// An SSE response under the upstream's head.
 pub fn stream_with<B>(status: StatusCode, mut head: HeaderMap, body: B) -> Response<BoxBody>
 where
-    B: http_body::Body<Data = Bytes, Error = crate::event_log::BoxError> + Send + 'static,
+    B: http_body::Body<Data = Bytes, Error = crate::body::BoxError> + Send + 'static,
 {
     headers::sse_downstream(&mut head);
     headers::expose_ours(&mut head);

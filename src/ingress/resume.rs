@@ -11,9 +11,10 @@ use http_body_util::BodyExt;
 use super::refreshed::Unproven;
 use super::told::tell_return;
 use super::{Asked, Ingress, head_bytes, respond};
+use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
-use crate::event_log::{self, Attachment, Binding, BoxBody, Head, Session, Slice, Spec, Stream, Unreachable};
+use crate::event_log::{self, Attachment, Binding, Head, Session, Slice, Spec, Stream, Unreachable};
 use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
@@ -21,7 +22,7 @@ use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
-use crate::upstream::{Teaches, gap_warning, whole};
+use crate::upstream::{Teaches, gap_warning};
 
 /// So long the owner of a stream may take to say whether it has more than the store.
 const OWNER_PATIENCE: Duration = Duration::from_secs(1);

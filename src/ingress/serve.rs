@@ -26,9 +26,8 @@ use super::connection::{Connection, Settling, watched};
 use super::http2;
 use super::seats::{Seats, refuse};
 use super::stall::Stall;
+use crate::body::{BoxBody, Incoming};
 use crate::clock;
-use crate::event_log::BoxBody;
-use crate::incoming::Incoming;
 use crate::metrics::Metrics;
 use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client::Trust;
@@ -352,7 +351,7 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::upstream::whole;
+    use crate::body::whole;
 
     /// One connection, and then none.
     struct Once(Option<DuplexStream>);

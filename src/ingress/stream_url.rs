@@ -11,19 +11,19 @@ use tracing::{Instrument, warn};
 
 use super::answers::{Delivery, Late, Told};
 use super::{Asked, Ingress, respond, unpinned};
+use crate::body::whole;
+use crate::body::{BoxBody, Incoming};
 use crate::clock;
 use crate::config::Turns;
 use crate::delivery::{Follow, lost_event};
 use crate::dialect::stream_url::{self, Answers, Return};
-use crate::event_log::{BoxBody, Session, Stream};
-use crate::incoming::Incoming;
+use crate::event_log::{Session, Stream};
 use crate::metrics::{Dialect, Resumed};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::{Cursor, EventId, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
 use crate::protocol::stream_url::{Named, put, take};
-use crate::upstream::whole;
 
 /// The stream that a request names, and the place in it.
 struct Wanted {

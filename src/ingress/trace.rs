@@ -10,7 +10,7 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt;
 use tracing::{Span, error_span};
 
-use crate::event_log::{BoxBody, BoxError};
+use crate::body::{BoxBody, BoxError};
 use crate::protocol::trace::TraceId;
 
 /// The span of a request that names a trace. Of the highest level, so that it is there for whatever line is logged.

@@ -7,10 +7,10 @@ use http::{HeaderValue, Method, Response, StatusCode};
 use serde_json::json;
 
 use super::{Ingress, respond};
+use crate::body::BoxBody;
+use crate::body::whole;
 use crate::config;
-use crate::event_log::BoxBody;
 use crate::protocol::owner::WELL_KNOWN;
-use crate::upstream::whole;
 
 /// Where it is asked. It is never the upstream's.
 pub(super) const PATH: &str = WELL_KNOWN;

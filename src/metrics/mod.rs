@@ -18,7 +18,21 @@ use crate::log;
 use crate::protocol::error::{self, ErrorCode};
 use crate::protocol::stream::Outcome;
 use crate::tls::{Reload, Side};
-use crate::upstream::Probed;
+
+/// Outcome of a probe of a token, as `token_probes_total` has it.
+#[derive(Clone, Copy, Debug)]
+pub enum TokenProbe {
+    /// The token is good, and the upstream refuses a forged one.
+    Genuine,
+    /// The upstream takes any token.
+    Foreign,
+    /// The upstream's response proves nothing.
+    Inconclusive,
+    /// The upstream refuses the token.
+    Refused,
+    /// The upstream did not answer in time, or failed.
+    Unknown,
+}
 
 /// The pause between log lines of refusals that anybody can cause.
 const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
@@ -409,14 +423,14 @@ impl Metrics {
         self.notifications_withheld.inc_by(events);
     }
 
-    /// The upstream was asked about a token.
-    pub fn observe_probe(&self, probed: &Probed) {
-        let outcome = match probed {
-            Probed::Genuine => "genuine",
-            Probed::Foreign => "foreign",
-            Probed::Inconclusive => "inconclusive",
-            Probed::Refused(..) => "refused",
-            Probed::Unknown => "unknown",
+    /// Counts a probe of a token by its outcome.
+    pub fn observe_probe(&self, outcome: TokenProbe) {
+        let outcome = match outcome {
+            TokenProbe::Genuine => "genuine",
+            TokenProbe::Foreign => "foreign",
+            TokenProbe::Inconclusive => "inconclusive",
+            TokenProbe::Refused => "refused",
+            TokenProbe::Unknown => "unknown",
         };
         self.token_probes.with_label_values(&[outcome]).inc();
     }

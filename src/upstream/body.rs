@@ -6,12 +6,13 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use bytes::{Bytes, BytesMut};
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Frame;
 
 use super::Received;
+use crate::body::{BoxBody, BoxError};
 use crate::clock::Alarm;
-use crate::event_log::{BoxBody, BoxError, Writer};
+use crate::event_log::Writer;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
@@ -83,9 +84,4 @@ pub(super) fn passing_body(first: Bytes, rest: Received, until: Option<Instant>)
     let mut alarm = Alarm::new();
     alarm.set(until);
     Begun { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()
-}
-
-/// A body that is in memory.
-pub fn whole(bytes: Bytes) -> BoxBody {
-    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }

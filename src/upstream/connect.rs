@@ -21,7 +21,7 @@ use tower_service::Service;
 use tracing::warn;
 
 use super::reach::{Reach, Reachability};
-use crate::event_log::BoxError;
+use crate::body::BoxError;
 use crate::tls::{self, ClientFiles};
 use crate::{clock, config};
 

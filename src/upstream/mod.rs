@@ -38,7 +38,6 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
-pub use body::whole;
 use connect::{Connector, Way};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;

@@ -8,8 +8,7 @@ use http_body::{Body, Frame, SizeHint};
 
 use super::http1;
 use super::taken::Slot;
-use crate::event_log::BoxError;
-use crate::incoming::Incoming;
+use crate::body::{BoxError, Incoming};
 
 /// The body of the upstream's answer.
 #[derive(Debug)]

@@ -12,7 +12,8 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
 use super::taken::Taken;
-use crate::event_log::{BoxBody, BoxError, Stream};
+use crate::body::{BoxBody, BoxError};
+use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};
 
 /// A request to the endpoint that can be sent: once, and again where nothing of it had left.

@@ -9,7 +9,7 @@ use http_body::{Frame, SizeHint};
 
 use super::pool::Pool;
 use super::wire::Wire;
-use crate::event_log::BoxError;
+use crate::body::BoxError;
 use crate::protocol::http1::{Decoder, Error, Head};
 use crate::upstream::connect::Socket;
 

@@ -25,7 +25,7 @@ use pool::Pool;
 use wire::{Outgoing, Wire};
 
 use super::connect::{Connector, Socket};
-use crate::event_log::BoxError;
+use crate::body::BoxError;
 use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, Head, HeadReader};
 

@@ -24,9 +24,9 @@ use super::interim::{Endless, Interim};
 use super::received::Received;
 use super::request::{Body, Template};
 use super::taken::{Calls, Slot, Taken};
+use crate::body::Incoming;
 use crate::clock;
 use crate::event_log::Stream;
-use crate::incoming::Incoming;
 use crate::protocol::headers;
 
 /// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).

@@ -1,4 +1,4 @@
-//! Bodies that arrive, on either side.
+//! HTTP bodies of either side: the boxed form in which they cross the proxy, bodies that arrive, bodies in memory.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -6,8 +6,13 @@ use std::task::{Context, Poll, ready};
 use bytes::Bytes;
 use http::{Request, Response, Version};
 use http_body::{Body, Frame, SizeHint};
+use http_body_util::combinators::UnsyncBoxBody;
+use http_body_util::{BodyExt, Full};
 
-use crate::event_log::BoxError;
+/// Any error of a body.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+/// A body on its way through the proxy.
+pub type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// A body that is being received. Unlike hyper's it never calls an HTTP/2 body complete whose sender took it back: hyper ends
 /// one that was reset with `CANCEL` or `NO_ERROR` as if all of it had come.
@@ -67,4 +72,9 @@ impl<K: Unpin> Body for Incoming<K> {
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
     }
+}
+
+/// Returns a body of bytes that are in memory.
+pub fn whole(bytes: Bytes) -> BoxBody {
+    Full::new(bytes).map_err(|never| match never {}).boxed_unsync()
 }
