@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::metrics::Metrics;
-use super::owner::{Condition, Replica};
+use super::selection::{Condition, Replica};
 use super::table::Table;
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};

@@ -24,8 +24,8 @@ use tracing::{debug, warn};
 
 use super::discovery::{Discovery, Dns, Endpoint, Lookups, Standing};
 use super::metrics::Metrics;
-use super::owner::Condition;
 use super::peer::Peers;
+use super::selection::Condition;
 use super::table::{Listed, Report, Table, Way};
 use crate::clock;
 use crate::protocol::ids::Owner;

@@ -2,7 +2,7 @@
 
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
-use super::owner::Condition;
+use super::selection::Condition;
 use crate::protocol::error::ErrorCode;
 use crate::tls::{Reload, Side};
 

@@ -12,16 +12,16 @@
 
 mod admin;
 pub mod discovery;
-pub mod gathering;
 pub mod health;
 pub mod metrics;
-pub mod owner;
 pub mod peer;
 pub mod proxy;
 pub mod proxy_protocol;
-pub mod serve;
+pub mod selection;
+pub mod server;
 pub mod table;
 pub mod upgrade;
+pub mod write_buffer;
 
 use std::future::{Future, pending};
 use std::io;
@@ -53,7 +53,7 @@ use health::{Health, Intervals};
 use metrics::Metrics;
 use peer::{Peers, ReplicaFiles};
 use proxy::Phases;
-use serve::{App, Front};
+use server::{App, Front};
 use table::{Rules, Table};
 use upgrade::Predecessor;
 

@@ -1,7 +1,7 @@
 //! The phases of a request through Pingora: who sent it, whom it names, where it goes, and what is said when that fails.
 //!
 //! A request is sent once more only where nothing of it can have run: no byte of it was taken, or a sidecar says so by its own mark.
-//! Nothing is remembered beyond the request. Absent: the choice itself ([`super::owner`]), and connections ([`super::serve`]).
+//! Nothing is remembered beyond the request. Absent: the choice itself ([`super::selection`]), and connections ([`super::server`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -24,13 +24,13 @@ use pingora_proxy::{FailToProxy, ProxyHttp, Session};
 use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::gathering::READ_MAX;
 use super::health::{self, Health};
 use super::metrics::{Again, Metrics};
-use super::owner::{Choice, Wanted, choose};
 use super::peer::Peers;
-use super::serve::{self, Connection};
+use super::selection::{Choice, Wanted, choose};
+use super::server::{self, Connection};
 use super::table::{Passage, Table};
+use super::write_buffer::READ_MAX;
 use crate::clock;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::client::{self, Client, Trust, X_FORWARDED_FOR};
@@ -296,7 +296,7 @@ impl ProxyHttp for Phases {
     }
 
     async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
-        serve::forget_passage();
+        server::forget_passage();
         (request.passage, request.connection) = (None, None);
         request.tries += 1;
         let chosen = if request.tries > TRIES { None } else { self.choose(request).await };
@@ -339,7 +339,7 @@ impl ProxyHttp for Phases {
         request.is_sent = true;
         if let Some(passage) = &request.passage {
             let address = passage.entry.address;
-            serve::note_passage(passage, request.connection.map(|fd| Connection { fd, address }));
+            server::note_passage(passage, request.connection.map(|fd| Connection { fd, address }));
         }
         Ok(())
     }
@@ -369,7 +369,7 @@ impl ProxyHttp for Phases {
         client_reused: bool,
     ) -> Box<Error> {
         // What the connection was is no more.
-        serve::forget_passage();
+        server::forget_passage();
         let is_safe = matches!(session.req_header().method, Method::GET | Method::HEAD);
         let is_theirs = *error.esource() == ErrorSource::Upstream;
         let is_left = client_reused || request.passage.as_ref().is_some_and(|passage| passage.down().is_cancelled());
@@ -415,7 +415,7 @@ impl ProxyHttp for Phases {
             return self.misdirected(session, request, response.status, own).await;
         }
         request.is_answered = true;
-        serve::note_answered();
+        server::note_answered();
         Ok(())
     }
 
@@ -485,7 +485,7 @@ async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()
 impl Drop for Request {
     fn drop(&mut self) {
         // Not everything that ends a request ends by way of the phases.
-        serve::forget_passage();
+        server::forget_passage();
         self.metrics.observe_in_flight(-1);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Who is where is learned from the replicas' own word alone, so that names and addresses mean nothing. Owned here: the one table of
 //! it, what requests that broke mean, and the cut of what runs through a replica that does not answer any more. Absent: asking
-//! ([`super::health`]), and choosing ([`super::owner`]).
+//! ([`super::health`]), and choosing ([`super::selection`]).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::discovery::Standing;
-use super::owner::{Condition, Replica};
+use super::selection::{Condition, Replica};
 use crate::clock;
 use crate::protocol::ids::Owner;
 

@@ -3,7 +3,7 @@
 //! Owned here: what is believed and what is shown, both of which can change while they are in use. Absent: sockets and
 //! handshakes, and when the files are looked at.
 
-mod words;
+mod explain;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -19,7 +19,7 @@ use tokio_rustls::rustls::server::danger::ClientCertVerifier;
 use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
 
-pub use words::{explain, is_of_tls, is_plain};
+pub use explain::{explain, is_of_tls, is_plain};
 
 use crate::config::{KeyPair, ListenTls, UpstreamTls};
 
@@ -50,7 +50,7 @@ pub enum Error {
         instead: &'static str,
     },
     /// Certificate and key do not belong together, or are of a kind that cannot be used.
-    #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), words::words(source))]
+    #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), explain::words(source))]
     Pair {
         /// Both.
         pair: KeyPair,
@@ -326,14 +326,14 @@ pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>
 fn parse(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     let chain = certificates(&pair.cert, cert)?;
     // The parser's own error quotes the line, which may be of the key.
-    let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone(), instead: words::instead(key) };
+    let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone(), instead: explain::instead(key) };
     Ok((chain, PrivateKeyDer::from_pem_slice(key).map_err(no_key)?))
 }
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Chain, Error> {
     let found: Result<Chain, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.ok().filter(|found| !found.is_empty());
-    let empty = || Error::Empty { what: "certificate", path: path.to_owned(), instead: words::instead(pem) };
+    let empty = || Error::Empty { what: "certificate", path: path.to_owned(), instead: explain::instead(pem) };
     found.ok_or_else(empty)
 }
 

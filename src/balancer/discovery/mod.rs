@@ -9,7 +9,7 @@
 //! there (health checks).
 
 mod dns;
-mod listing;
+mod target_file;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::fmt::Display;
@@ -33,7 +33,7 @@ use tracing::{info, warn};
 use crate::config::{Place, Target};
 
 pub use dns::Dns;
-use listing::Listing;
+use target_file::Listing;
 
 /// An answer of the DNS is waited for no longer.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -217,7 +217,7 @@ impl<L: Lookups> Discovery<L> {
         if let Ok(text) = &text {
             known.digest = Some(digest(text));
         }
-        known.file.keep(text.and_then(|text| listing::parse(&text)), &file.path().display());
+        known.file.keep(text.and_then(|text| target_file::parse(&text)), &file.path().display());
         known.file.value.clone()
     }
 

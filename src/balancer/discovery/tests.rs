@@ -284,7 +284,7 @@ async fn a_file_that_is_bad_just_now_keeps_what_it_said() {
 
 #[test]
 fn a_bad_line_is_named() {
-    let error = listing::parse(b"# ours\nhttp://10.0.0.3:80\nhttp://h\n").unwrap_err();
+    let error = target_file::parse(b"# ours\nhttp://10.0.0.3:80\nhttp://h\n").unwrap_err();
     assert_eq!(error.to_string(), "line 3 needs a port, as in http://10.0.0.7:8080");
 }
 

@@ -22,15 +22,15 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
-#[cfg(not(unix))]
-mod elsewhere;
 #[cfg(unix)]
 mod unix;
-
 #[cfg(not(unix))]
-pub use elsewhere::{Offer, Predecessor, offer, take};
+mod unsupported;
+
 #[cfg(unix)]
 pub use unix::{Offer, Predecessor, offer, take};
+#[cfg(not(unix))]
+pub use unsupported::{Offer, Predecessor, offer, take};
 
 /// Listening sockets, by the address that each was asked for.
 pub type Listeners = Vec<(SocketAddr, TcpListener)>;

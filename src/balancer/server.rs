@@ -3,7 +3,7 @@
 //! Pingora's own server would own the process; here are the accept loop, TLS, and the one thing that its phases cannot do: nothing waits
 //! for a replica which does not answer any more. Where no answer has begun, the connection to the replica is ended, and Pingora takes it
 //! from there; an answer that has begun is cut. Absent: what becomes of a request ([`super::proxy`]), and what lies between Pingora and a
-//! socket ([`super::gathering`]).
+//! socket ([`super::write_buffer`]).
 
 use std::cell::RefCell;
 use std::future::{Future, poll_fn};
@@ -30,11 +30,11 @@ use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
-use super::gathering::Gathering;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
 use super::table::Passage;
+use super::write_buffer::Gathering;
 use crate::ingress::Accept;
 use crate::protocol::client::Trust;
 use crate::tls::Certificates;
