@@ -36,6 +36,7 @@ pub mod protocol;
 mod random;
 pub mod readiness;
 pub mod replicas;
+pub mod server;
 pub mod shutdown;
 #[cfg(feature = "simulation")]
 pub mod simulation;

@@ -14,12 +14,12 @@ use http::{HeaderValue, Method, Request, Response, StatusCode};
 
 use crate::body::{BoxBody, Incoming, whole};
 use crate::event_log::EventLog;
-use crate::ingress::respond;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::readiness::Readiness;
 use crate::replicas::Replicas;
+use crate::server::respond;
 use crate::shutdown::{Drain, X_DRAIN};
 use crate::store::Standing;
 use crate::upstream::{Reachability, Upstream};

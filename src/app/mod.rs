@@ -29,11 +29,12 @@ use running::{Beside, Running};
 
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
-use crate::ingress::{self, Accept, Ingress, Limits, Protocols, Seats, hand_out};
+use crate::ingress::Ingress;
 use crate::key_file;
 use crate::metrics::Metrics;
 use crate::random;
 use crate::replicas::{BeginError, Replicas};
+use crate::server::{self, Accept, Limits, Protocols, Seats, hand_out};
 use crate::shutdown::{Drain, Times};
 use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
@@ -331,7 +332,7 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, 
     let leaving = async move { drain.leaving().await };
     // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
     let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
-    ingress::serve(listener, limits, metrics, handle, leaving, stopped).await;
+    server::serve(listener, limits, metrics, handle, leaving, stopped).await;
 }
 
 /// Returns a listener there, and its address. `key` says in errors which of the two it is.

@@ -15,8 +15,9 @@ use tracing::{info, warn};
 use super::renewal::{Reading, reading, renew};
 use crate::admin::Admin;
 use crate::config::Config;
-use crate::ingress::{self, Ingress, Limits, Protocols, Seats};
+use crate::ingress::Ingress;
 use crate::protocol::client::Trust;
+use crate::server::{self, Limits, Protocols, Seats};
 use crate::tls::Certificates;
 
 /// After the drain, connections get so long to end.
@@ -136,5 +137,5 @@ async fn run_admin(
         is_for_metrics,
     });
     let handle = move |_, request| admin.clone().handle(request);
-    ingress::serve(listener, limits, metrics, handle, pending(), stopped).await;
+    server::serve(listener, limits, metrics, handle, pending(), stopped).await;
 }

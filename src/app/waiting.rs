@@ -21,10 +21,10 @@ use crate::admin;
 use crate::body::Incoming;
 use crate::clock;
 use crate::config::Config;
-use crate::ingress::{self, Accept, Limits, Protocols, Seats, respond};
 use crate::metrics::Metrics;
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
+use crate::server::{self, Accept, Limits, Protocols, Seats, respond};
 use crate::store::redis;
 
 /// The pauses between attempts grow from the first to the last.
@@ -132,10 +132,10 @@ fn spawn<H, F>(
     handle: H,
     until: impl Future<Output = ()> + Send + 'static,
 ) where
-    H: ingress::Handle<F> + Sync,
+    H: server::Handle<F> + Sync,
     F: Future<Output = http::Response<crate::body::BoxBody>> + Send + 'static,
 {
-    tokio::spawn(ingress::serve(listener, limits, metrics.clone(), handle, pending(), until));
+    tokio::spawn(server::serve(listener, limits, metrics.clone(), handle, pending(), until));
 }
 
 /// A listener that is given back when nobody accepts on it any more.

@@ -14,10 +14,10 @@ use super::selection::{Condition, Replica};
 use super::table::Table;
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
-use crate::ingress::{self, Limits, Protocols, Seats, respond};
 use crate::protocol::access::{self, AllowedHosts};
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
+use crate::server::{self, Limits, Protocols, Seats, respond};
 
 /// Probes and a few collectors.
 const CONNECTIONS: usize = 256;
@@ -41,7 +41,7 @@ pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usi
         let admin = admin.clone();
         async move { admin.handle(&request) }
     };
-    ingress::serve(listener, limits, Arc::new(metrics), handle, pending(), stopped).await;
+    server::serve(listener, limits, Arc::new(metrics), handle, pending(), stopped).await;
 }
 
 impl Admin {

@@ -46,7 +46,7 @@ use crate::app;
 use crate::app::renewal::{Reading, reading, renew};
 use crate::clock;
 use crate::config::Balancing;
-use crate::ingress::hand_out;
+use crate::server::hand_out;
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
 use health::{Health, Intervals};
@@ -254,7 +254,7 @@ impl Balancer {
 }
 
 /// Each with a runtime of its own: a connection stays on its thread.
-fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<crate::ingress::Handed>>, Error> {
+fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<crate::server::Handed>>, Error> {
     let mut handed = Vec::new();
     for (worker, front) in fronts.into_iter().enumerate() {
         let (hand, connections) = mpsc::channel(HANDED_MAX);

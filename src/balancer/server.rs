@@ -35,8 +35,8 @@ use super::proxy::Phases;
 use super::proxy_protocol;
 use super::table::Passage;
 use super::write_buffer::Gathering;
-use crate::ingress::Accept;
 use crate::protocol::client::Trust;
+use crate::server::Accept;
 use crate::tls::Certificates;
 
 /// A client that takes longer to agree on TLS is left.

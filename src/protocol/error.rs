@@ -1,7 +1,7 @@
 //! Every failure the proxy itself reports, and what each one means to the client.
 //!
 //! Owned here: the one table of HTTP status, JSON-RPC code, whose fault it was, and whether the tool may have run. Absent:
-//! making replies (that is `ingress::respond`) and errors that belong to the upstream, which pass through untouched.
+//! making replies (that is `server::respond`) and errors that belong to the upstream, which pass through untouched.
 
 use serde::{Deserialize, Serialize};
 use serde_json::json;

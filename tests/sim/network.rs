@@ -4,7 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use mcp_resume::ingress::Accept;
+use mcp_resume::server::Accept;
 use mcp_resume::upstream::{Dial, Dialing, Wire};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::mpsc;

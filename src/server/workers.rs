@@ -12,7 +12,7 @@ use std::task::Poll;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 
-use super::serve::{Accept, pause_after};
+use super::accept::{Accept, pause_after};
 
 /// A worker for which so many connections wait is behind: others get the next ones.
 const BEHIND: usize = 4;

@@ -23,8 +23,8 @@ use tokio::sync::watch;
 use tracing::{debug, info, warn};
 
 use super::connection::{Connection, Settling, watched};
+use super::connection_limit::{Seats, refuse};
 use super::http2;
-use super::seats::{Seats, refuse};
 use super::stall::Stall;
 use crate::body::{BoxBody, Incoming};
 use crate::clock;

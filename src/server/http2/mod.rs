@@ -25,7 +25,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tracing::debug;
 
-use super::serve::{HEAD_TIMEOUT, Handle, Visit};
+use super::accept::{HEAD_TIMEOUT, Handle, Visit};
 use super::stall::{SEND_TIMEOUT, TAKEN_OVER_TIMEOUT};
 use crate::body::{BoxBody, BoxError};
 use crate::clock::{self, Alarm};
@@ -477,7 +477,7 @@ mod tests {
     use super::*;
     use crate::body::Incoming;
     use crate::body::whole;
-    use crate::ingress::serve::Ending;
+    use crate::server::accept::Ending;
 
     /// A SETTINGS frame without settings.
     const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";

@@ -1,0 +1,14 @@
+//! HTTP servers: accept, TLS, HTTP version, connection, connection limit, error responses.
+
+mod accept;
+pub mod connection;
+mod connection_limit;
+mod http2;
+pub mod respond;
+mod stall;
+mod workers;
+
+pub use accept::{Accept, Handle, Limits, Protocols, serve};
+pub use connection::Connection;
+pub use connection_limit::Seats;
+pub use workers::{Handed, hand_out};
