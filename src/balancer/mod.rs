@@ -13,6 +13,7 @@
 mod admin;
 pub mod discovery;
 pub mod health;
+pub mod in_flight;
 pub mod metrics;
 pub mod peer;
 pub mod proxy;

@@ -25,11 +25,11 @@ use tracing::{debug, info};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::health::{self, Health};
+use super::in_flight::{self, BackendConnection, InFlight};
 use super::metrics::{Again, Metrics};
 use super::peer::Peers;
 use super::selection::{Choice, Wanted, choose};
-use super::server::{self, Connection};
-use super::table::{Passage, Table};
+use super::table::Table;
 use super::write_buffer::READ_MAX;
 use crate::clock;
 use crate::protocol::classify::{self, Route};
@@ -83,7 +83,7 @@ pub struct Request {
     has_learned: bool,
     tried: Vec<SocketAddr>,
     /// Where it is, and who it is meant for.
-    passage: Option<Passage>,
+    in_flight: Option<InFlight>,
     mark: Option<Owner>,
     connection: Option<RawFd>,
     tries: usize,
@@ -129,7 +129,7 @@ impl Phases {
     /// Whether another replica than those that were tried may take a new call.
     fn has_another(&self, request: &Request) -> bool {
         let mut tried = request.tried.clone();
-        tried.extend(request.passage.as_ref().map(|passage| passage.entry.address));
+        tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.entry.address));
         let wanted = Wanted { key: request.key.as_deref(), tried: &tried, ..Wanted::default() };
         matches!(choose(&wanted, &self.table.replicas()), Choice::Owner(_))
     }
@@ -137,19 +137,19 @@ impl Phases {
     /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
     /// names the replica says nothing of the server; nor does a failure that is the call's.
     fn note_answer(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
-        let Some(passage) = &request.passage else { return };
+        let Some(in_flight) = &request.in_flight else { return };
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
                 if *method == Method::POST && !is_refusal =>
             {
-                if passage.entry.note_failed() {
+                if in_flight.entry.note_failed() {
                     self.metrics.observe_ejection();
                 }
             }
             status if *method == Method::POST && !status.is_server_error() && !is_refusal => {
-                passage.entry.note_served()
+                in_flight.entry.note_served()
             }
-            _ => passage.entry.note_answered(),
+            _ => in_flight.entry.note_answered(),
         }
     }
 
@@ -194,8 +194,8 @@ impl Phases {
     }
 
     fn note_broken(&self, request: &Request) {
-        if let Some(passage) = &request.passage
-            && passage.entry.note_broken()
+        if let Some(in_flight) = &request.in_flight
+            && in_flight.entry.note_broken()
         {
             self.metrics.observe_ejection();
         }
@@ -225,8 +225,8 @@ impl Phases {
         }
         if is_other && !std::mem::replace(&mut request.has_learned, true) {
             self.health.learn(clock::now()).await;
-        } else if let Some(passage) = &request.passage {
-            request.tried.push(passage.entry.address);
+        } else if let Some(in_flight) = &request.in_flight {
+            request.tried.push(in_flight.entry.address);
         }
         request.again = Some(match status {
             StatusCode::MISDIRECTED_REQUEST => Again::Misdirected,
@@ -256,7 +256,7 @@ impl ProxyHttp for Phases {
             key: None,
             has_learned: false,
             tried: Vec::new(),
-            passage: None,
+            in_flight: None,
             mark: None,
             connection: None,
             tries: 0,
@@ -296,15 +296,15 @@ impl ProxyHttp for Phases {
     }
 
     async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
-        server::forget_passage();
-        (request.passage, request.connection) = (None, None);
+        in_flight::unwatch();
+        (request.in_flight, request.connection) = (None, None);
         request.tries += 1;
         let chosen = if request.tries > TRIES { None } else { self.choose(request).await };
         let entry = chosen.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
         let Some((entry, mark)) = entry else {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         };
-        (request.passage, request.mark) = (Some(entry.enter()), mark);
+        (request.in_flight, request.mark) = (Some(entry.enter()), mark);
         Ok(Box::new(self.peers.to(&entry)))
     }
 
@@ -337,9 +337,9 @@ impl ProxyHttp for Phases {
         }
         // From here on bytes may be taken, and only the replica can say anything: without it there is nothing to wait for.
         request.is_sent = true;
-        if let Some(passage) = &request.passage {
-            let address = passage.entry.address;
-            server::note_passage(passage, request.connection.map(|fd| Connection { fd, address }));
+        if let Some(in_flight) = &request.in_flight {
+            let address = in_flight.entry.address;
+            in_flight.watch(request.connection.map(|fd| BackendConnection { fd, address }));
         }
         Ok(())
     }
@@ -352,8 +352,8 @@ impl ProxyHttp for Phases {
         mut error: Box<Error>,
     ) -> Box<Error> {
         self.note_broken(request);
-        if let Some(passage) = request.passage.take() {
-            request.tried.push(passage.entry.address);
+        if let Some(in_flight) = request.in_flight.take() {
+            request.tried.push(in_flight.entry.address);
         }
         self.metrics.observe_again(Again::Connect);
         error.set_retry(true);
@@ -369,10 +369,11 @@ impl ProxyHttp for Phases {
         client_reused: bool,
     ) -> Box<Error> {
         // What the connection was is no more.
-        server::forget_passage();
+        in_flight::unwatch();
         let is_safe = matches!(session.req_header().method, Method::GET | Method::HEAD);
         let is_theirs = *error.esource() == ErrorSource::Upstream;
-        let is_left = client_reused || request.passage.as_ref().is_some_and(|passage| passage.down().is_cancelled());
+        let is_left =
+            client_reused || request.in_flight.as_ref().is_some_and(|in_flight| in_flight.down().is_cancelled());
         if request.again.is_none() && is_theirs && is_left && is_safe && !request.is_answered {
             request.again = Some(Again::Stale);
         } else if request.again.is_none() && is_theirs {
@@ -415,7 +416,7 @@ impl ProxyHttp for Phases {
             return self.misdirected(session, request, response.status, own).await;
         }
         request.is_answered = true;
-        server::note_answered();
+        in_flight::response_started();
         Ok(())
     }
 
@@ -430,7 +431,7 @@ impl ProxyHttp for Phases {
             (_, true) => Failure::after_send(ErrorCode::ReplicaBroke),
             (_, false) => Failure::before_run(ErrorCode::NoReplica),
         });
-        let replica = request.passage.as_ref().map(|passage| passage.entry.address);
+        let replica = request.in_flight.as_ref().map(|in_flight| in_flight.entry.address);
         info!(code = failure.code.label(), replica = replica.map(tracing::field::display), %error, "a request failed");
         self.metrics.observe_failure(failure.code);
         let status = failure.code.http_status();
@@ -485,7 +486,7 @@ async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()
 impl Drop for Request {
     fn drop(&mut self) {
         // Not everything that ends a request ends by way of the phases.
-        server::forget_passage();
+        in_flight::unwatch();
         self.metrics.observe_in_flight(-1);
     }
 }

@@ -5,17 +5,12 @@
 //! from there; an answer that has begun is cut. Absent: what becomes of a request ([`super::proxy`]), and what lies between Pingora and a
 //! socket ([`super::write_buffer`]).
 
-use std::cell::RefCell;
-use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, RawFd};
-use std::pin::{Pin, pin};
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::task::{Poll, ready};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use pingora_core::apps::{HttpServerApp, HttpServerOptions, ReusedHttpStream, ServerApp};
 use pingora_core::listeners::tls::Acceptor;
 use pingora_core::protocols::http::ServerSession;
@@ -26,14 +21,13 @@ use pingora_core::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
 use tokio::net::TcpStream;
 use tokio::sync::Semaphore;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
+use super::in_flight::unless_cut;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
-use super::table::Passage;
 use super::write_buffer::Gathering;
 use crate::protocol::client::Trust;
 use crate::server::Accept;
@@ -41,80 +35,6 @@ use crate::tls::Certificates;
 
 /// A client that takes longer to agree on TLS is left.
 const HANDSHAKE: Duration = Duration::from_secs(30);
-
-tokio::task_local! {
-    /// Where the request is that this task serves.
-    static PASSING: RefCell<Option<Passing>>;
-}
-
-/// Through a replica.
-struct Passing {
-    /// Cancelled when that does not answer any more.
-    down: CancellationToken,
-    /// What the answer has not begun on.
-    unanswered: Option<Connection>,
-}
-
-/// One to a replica, of Pingora's.
-pub(super) struct Connection {
-    pub(super) fd: RawFd,
-    /// The other end's.
-    pub(super) address: SocketAddr,
-}
-
-impl Connection {
-    /// Ends it: whoever reads it finds that out. False if it was not there.
-    fn end(&self) -> bool {
-        // A number alone could have come to mean another one. None to this replica would be missed.
-        let is_there = getpeername(self.fd).is_ok_and(|peer: SockaddrStorage| peer == self.address.into());
-        is_there && shutdown(self.fd, Shutdown::Both).is_ok()
-    }
-}
-
-/// The request of this task goes through that replica from now on, and has no answer yet. Whoever says so sees to it that
-/// [`note_answered`] or [`forget_passage`] is called before Pingora may close the connection.
-pub(super) fn note_passage(passage: &Passage, unanswered: Option<Connection>) {
-    let _ = PASSING.try_with(|passing| passing.replace(Some(Passing { down: passage.down().clone(), unanswered })));
-}
-
-/// Its answer begins.
-pub(super) fn note_answered() {
-    let _ = PASSING.try_with(|passing| passing.borrow_mut().iter_mut().for_each(|passing| passing.unanswered = None));
-}
-
-/// It does not go there any more.
-pub(super) fn forget_passage() {
-    let _ = PASSING.try_with(|passing| passing.replace(None));
-}
-
-/// What `served` resolves to; `None`, and counted, as soon as the replica that its answer comes through does not answer any more.
-async fn unless_cut<T>(served: impl Future<Output = T>, metrics: &Metrics) -> Option<T> {
-    let mut served = pin!(served);
-    let mut watched: Option<(CancellationToken, Pin<Box<WaitForCancellationFutureOwned>>)> = None;
-    let until_either = poll_fn(|context| {
-        if let Poll::Ready(outcome) = served.as_mut().poll(context) {
-            return Poll::Ready(Some(outcome));
-        }
-        // Only what was polled just now can have said that it goes another way.
-        PASSING.with(|passing| match &*passing.borrow() {
-            None => watched = None,
-            Some(Passing { down, .. }) if watched.as_ref().is_some_and(|(known, _)| known == down) => {}
-            Some(Passing { down, .. }) => watched = Some((down.clone(), Box::pin(down.clone().cancelled_owned()))),
-        });
-        let Some((_, cancelled)) = &mut watched else { return Poll::Pending };
-        ready!(cancelled.as_mut().poll(context));
-        if PASSING.with(RefCell::take).and_then(|passing| passing.unanswered).is_some_and(|connection| connection.end())
-        {
-            // Which wakes this task: its request fails now, and can be told so, or go elsewhere.
-            watched = None;
-            return Poll::Pending;
-        }
-        // Before the connection goes: whoever sees that finds it counted.
-        metrics.observe_cut();
-        Poll::Ready(None)
-    });
-    PASSING.scope(RefCell::default(), until_either).await
-}
 
 /// Pingora's proxy, each request of which can be cut.
 pub struct App {

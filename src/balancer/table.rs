@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::discovery::Standing;
+use super::in_flight::InFlight;
 use super::selection::{Condition, Replica};
 use crate::clock;
 use crate::protocol::ids::Owner;
@@ -81,7 +82,8 @@ pub struct Entry {
     /// How it is spoken to.
     pub way: Way,
     rules: Rules,
-    load: AtomicUsize,
+    /// Requests in flight.
+    pub(super) in_flight: AtomicUsize,
     state: Mutex<State>,
 }
 
@@ -108,26 +110,6 @@ impl State {
     fn recent_failures(&self, now: Instant, window: Duration) -> usize {
         let is_recent = self.failed_at.is_some_and(|at| now.saturating_duration_since(at) < window);
         if is_recent { self.broken + self.failed } else { 0 }
-    }
-}
-
-/// A request on its way through a replica, for as long as this lives.
-pub struct Passage {
-    /// The replica.
-    pub entry: Arc<Entry>,
-    down: CancellationToken,
-}
-
-impl Passage {
-    /// Is cancelled when the replica does not answer any more.
-    pub fn down(&self) -> &CancellationToken {
-        &self.down
-    }
-}
-
-impl Drop for Passage {
-    fn drop(&mut self) {
-        self.entry.load.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -217,7 +199,7 @@ impl Entry {
             ejections: 0,
             ejected_until: None,
         };
-        Self { address, way, rules, load: AtomicUsize::new(0), state: Mutex::new(state) }
+        Self { address, way, rules, in_flight: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
     /// It has said who and how it is.
@@ -293,14 +275,13 @@ impl Entry {
     }
 
     /// A request goes through it.
-    pub fn enter(self: &Arc<Self>) -> Passage {
-        self.load.fetch_add(1, Ordering::Relaxed);
-        Passage { entry: self.clone(), down: self.lock().down.clone() }
+    pub fn enter(self: &Arc<Self>) -> InFlight {
+        InFlight::new(self.clone(), self.lock().down.clone())
     }
 
     /// Requests on their way through it.
     pub fn load(&self) -> usize {
-        self.load.load(Ordering::Relaxed)
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// As it is to be chosen by; `None` while it has not said who it is.
@@ -381,11 +362,11 @@ mod tests {
         one.note_down();
         assert_eq!(table.unknown(), [address(2)], "one that went down is known");
         one.note_report(report(7, "a"));
-        let passage = one.enter();
+        let in_flight = one.enter();
         set(&table, &[1, 3]);
         assert!(Arc::ptr_eq(&table.find(address(1)).unwrap(), &one) && table.find(address(2)).is_none());
         assert_eq!(table.replicas()[0].load, 1);
-        drop(passage);
+        drop(in_flight);
         assert_eq!((table.replicas().len(), table.replicas()[0].load), (1, 0));
         // Another way to the same address is another replica.
         set_as(&table, &[1], Some("a"), Standing::EQUAL);
@@ -445,9 +426,9 @@ mod tests {
         let entry = table.find(address(1)).unwrap();
         entry.note_report(report(7, "a"));
         let load = || entry.replica(clock::now()).unwrap().load;
-        let passage = entry.enter();
+        let in_flight = entry.enter();
         entry.note_failed();
-        drop(passage);
+        drop(in_flight);
         assert_eq!((entry.load(), load()), (0, 1));
         entry.note_broken();
         entry.note_failed();
