@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use super::build::{self, DAY_MS, YEAR, file, key_pair, none_if_zero};
 use super::read::Reader;
-use super::{Admin, KeyPair, Limits, Listen, Log, Problems, Target, raw};
+use super::value::{DAY_MS, YEAR, file, key_pair, none_if_zero};
+use super::{Admin, KeyPair, Limits, Listen, Log, Target};
 
 /// Everything `balance` is told. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,28 +66,6 @@ pub struct BalanceTls {
     pub identity: Option<KeyPair>,
     /// The name in their certificates, where it is not the one they are looked up by.
     pub name: Option<String>,
-}
-
-impl Balancing {
-    /// Makes the configuration of `balance` from its layers; as [`super::Config::load`].
-    ///
-    /// # Errors
-    /// Everything that is wrong anywhere, also with what only `serve` uses; an upstream is not needed.
-    pub fn load(
-        file: Option<(&str, &str)>,
-        env: impl IntoIterator<Item = (String, String)>,
-        flags: super::Flags,
-        replicas: &[String],
-    ) -> Result<Self, Problems> {
-        let mut raw = raw::RawConfig::default();
-        if let Some((name, text)) = file {
-            raw.add_file(name, text);
-        }
-        raw.add_environment(env);
-        raw.add_flags(flags);
-        raw.add_replicas(replicas);
-        build::balancing(raw)
-    }
 }
 
 pub(super) fn balance(reader: &mut Reader) -> Balance {

@@ -2,34 +2,27 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
-
-use http::uri::Authority;
-use http::{HeaderName, HeaderValue};
-use tracing_subscriber::EnvFilter;
-use tracing_subscriber::filter::LevelFilter;
 
 use super::balance::{Balance, Balancing, balance};
 use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
+use super::value::{
+    DAY_MS, YEAR, file, host, key_pair, log_level, none_if_zero, principal, redis_prefix, redis_url, socket_address,
+};
 use super::{
-    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, KeyPair, Limits, Listen, ListenTls, Log,
-    LogFormat, Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store,
-    Streams, Tool, Turns, Upstream, UpstreamTls, UpstreamUrl,
+    Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log, LogFormat,
+    Mode, OnUnreachable, Prime, PrincipalSource, Problems, RedisStore, Replica, ResumeTokens, Store, Streams, Tool,
+    Turns, Upstream, UpstreamTls, UpstreamUrl,
 };
 use crate::protocol::access::{AllowedHosts, AllowedOrigins, HostPattern, OriginPattern};
 use crate::protocol::classify;
 use crate::protocol::client::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
-/// The longest wait in seconds, a year: far from where sums of times overflow.
-pub(super) const YEAR: u64 = 365 * 24 * 60 * 60;
-/// The longest wait in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
-pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 const MIB: usize = 1024 * 1024;
 /// hyper panics when told to read heads into less.
 const LEAST_HEADER_BYTES: usize = 8192;
@@ -129,21 +122,6 @@ fn said(reader: &mut Reader) -> Said {
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
     Said { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
-}
-
-/// `cert` and `key` of a section: both or none.
-pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
-    let mut s = reader.section(section);
-    let (cert, key) = (s.text("cert", file).flatten(), s.text("key", file).flatten());
-    match (cert, key) {
-        (Some(cert), Some(key)) => Some(KeyPair { cert, key }),
-        (None, None) => None,
-        (Some(_), None) | (None, Some(_)) => {
-            let text = "a certificate and its key go together: give both or none".to_owned();
-            reader.clash([(section, "cert"), (section, "key")], text);
-            None
-        }
-    }
 }
 
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
@@ -424,24 +402,6 @@ enum Kind {
     Redis,
 }
 
-/// What is behind the scheme is the store's to judge; empty for none.
-fn redis_url(text: &str) -> Result<Option<String>, String> {
-    const SCHEMES: [&str; 6] =
-        ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://"];
-    if text.is_empty() || SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
-        return Ok((!text.is_empty()).then(|| text.to_owned()));
-    }
-    Err(format!("must begin with {}", SCHEMES.join(", ")))
-}
-
-/// Braces would say what a key's slot hangs on.
-fn redis_prefix(text: &str) -> Result<String, String> {
-    if text.is_empty() || text.contains(['{', '}']) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
-        return Err("must be visible ASCII without braces, and not empty".to_owned());
-    }
-    Ok(text.to_owned())
-}
-
 fn replica(reader: &mut Reader) -> Replica {
     let replica = replica_alone(&mut reader.section("replica"));
     let is_over_before = |delay: &Duration| !delay.is_zero() && *delay >= replica.drain_timeout;
@@ -471,61 +431,4 @@ fn log(s: &mut Section<'_>) -> Log {
         format: s.one_of("format", &formats).unwrap_or(LogFormat::Text),
         level: s.text("level", log_level).unwrap_or_else(|| "info".to_owned()),
     }
-}
-
-pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
-    (!wait.is_zero()).then_some(wait)
-}
-
-/// The name of a file; empty for none.
-pub(super) fn file(text: &str) -> Result<Option<PathBuf>, String> {
-    Ok((!text.is_empty()).then(|| text.into()))
-}
-
-fn socket_address(text: &str) -> Result<SocketAddr, String> {
-    text.parse().map_err(|_| format!("must be an IP address and a port, as 127.0.0.1:8080 or [::]:8080, not {text:?}"))
-}
-
-fn host(text: &str) -> Result<HostHeader, String> {
-    match text {
-        "upstream" => Ok(HostHeader::Upstream),
-        "client" => Ok(HostHeader::Client),
-        name => {
-            let authority = name.parse::<Authority>().ok();
-            authority
-                .filter(|authority| !authority.as_str().contains('@'))
-                .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
-                .map(HostHeader::Name)
-                .ok_or_else(|| "must be \"upstream\", \"client\", or a host name with or without a port".to_owned())
-        }
-    }
-}
-
-fn principal(text: &str) -> Result<PrincipalSource, String> {
-    let source = match text.split_once(':') {
-        None if text == "auto" => Some(PrincipalSource::Auto),
-        None if text == "none" => Some(PrincipalSource::None),
-        Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
-        // A cookie's name is made of the characters of a header's (RFC 6265 §4.1.1).
-        Some(("cookie", name)) => {
-            let name_is_good = name.parse::<HeaderName>().is_ok();
-            name_is_good.then(|| PrincipalSource::Cookie(name.to_owned()))
-        }
-        _ => None,
-    };
-    source.ok_or_else(|| format!("must be \"auto\", \"none\", \"header:NAME\" or \"cookie:NAME\", not {text:?}"))
-}
-
-fn log_level(text: &str) -> Result<String, String> {
-    // The filter takes a lone word it does not know for a module, and would log nothing else; and
-    // no word at all for "error".
-    let is_named =
-        |part: &str| part.contains(['=', '[']) || (!part.is_empty() && part.trim().parse::<LevelFilter>().is_ok());
-    if text.split(',').all(is_named) && EnvFilter::try_new(text).is_ok() {
-        return Ok(text.to_owned());
-    }
-    Err(format!(
-        "must be off, error, warn, info, debug or trace, or such with exceptions \
-         as in \"warn,mcp_resume=debug\", not {text:?}"
-    ))
 }

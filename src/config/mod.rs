@@ -23,6 +23,7 @@ mod target;
 #[cfg(test)]
 mod tests;
 mod url;
+mod value;
 
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use problem::{Origin, Problem, Problems};
@@ -534,5 +535,27 @@ impl Config {
             call_timeout: tool.and_then(|tool| tool.call_timeout).unwrap_or(self.streams.call_timeout),
             mode: tool.and_then(|tool| tool.mode).unwrap_or(self.delivery.mode),
         }
+    }
+}
+
+impl Balancing {
+    /// Makes the configuration of `balance` from its layers; as [`Config::load`].
+    ///
+    /// # Errors
+    /// Everything that is wrong anywhere, also with what only `serve` uses; an upstream is not needed.
+    pub fn load(
+        file: Option<(&str, &str)>,
+        env: impl IntoIterator<Item = (String, String)>,
+        flags: Flags,
+        replicas: &[String],
+    ) -> Result<Self, Problems> {
+        let mut raw = raw::RawConfig::default();
+        if let Some((name, text)) = file {
+            raw.add_file(name, text);
+        }
+        raw.add_environment(env);
+        raw.add_flags(flags);
+        raw.add_replicas(replicas);
+        build::balancing(raw)
     }
 }

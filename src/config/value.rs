@@ -1,0 +1,108 @@
+//! Values that several sections share: bounds of waits, and checks that make a typed value of a text.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use http::uri::Authority;
+use http::{HeaderName, HeaderValue};
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::read::Reader;
+use super::{HostHeader, KeyPair, PrincipalSource};
+
+/// The longest wait in seconds, a year: far from where sums of times overflow.
+pub(super) const YEAR: u64 = 365 * 24 * 60 * 60;
+/// The longest wait in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
+pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
+
+/// `cert` and `key` of a section: both or none.
+pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
+    let mut s = reader.section(section);
+    let (cert, key) = (s.text("cert", file).flatten(), s.text("key", file).flatten());
+    match (cert, key) {
+        (Some(cert), Some(key)) => Some(KeyPair { cert, key }),
+        (None, None) => None,
+        (Some(_), None) | (None, Some(_)) => {
+            let text = "a certificate and its key go together: give both or none".to_owned();
+            reader.clash([(section, "cert"), (section, "key")], text);
+            None
+        }
+    }
+}
+
+pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
+    (!wait.is_zero()).then_some(wait)
+}
+
+/// The name of a file; empty for none.
+pub(super) fn file(text: &str) -> Result<Option<PathBuf>, String> {
+    Ok((!text.is_empty()).then(|| text.into()))
+}
+
+pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
+    text.parse().map_err(|_| format!("must be an IP address and a port, as 127.0.0.1:8080 or [::]:8080, not {text:?}"))
+}
+
+pub(super) fn host(text: &str) -> Result<HostHeader, String> {
+    match text {
+        "upstream" => Ok(HostHeader::Upstream),
+        "client" => Ok(HostHeader::Client),
+        name => {
+            let authority = name.parse::<Authority>().ok();
+            authority
+                .filter(|authority| !authority.as_str().contains('@'))
+                .and_then(|authority| HeaderValue::from_str(authority.as_str()).ok())
+                .map(HostHeader::Name)
+                .ok_or_else(|| "must be \"upstream\", \"client\", or a host name with or without a port".to_owned())
+        }
+    }
+}
+
+pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
+    let source = match text.split_once(':') {
+        None if text == "auto" => Some(PrincipalSource::Auto),
+        None if text == "none" => Some(PrincipalSource::None),
+        Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
+        // A cookie's name is made of the characters of a header's (RFC 6265 §4.1.1).
+        Some(("cookie", name)) => {
+            let name_is_good = name.parse::<HeaderName>().is_ok();
+            name_is_good.then(|| PrincipalSource::Cookie(name.to_owned()))
+        }
+        _ => None,
+    };
+    source.ok_or_else(|| format!("must be \"auto\", \"none\", \"header:NAME\" or \"cookie:NAME\", not {text:?}"))
+}
+
+pub(super) fn log_level(text: &str) -> Result<String, String> {
+    // The filter takes a lone word it does not know for a module, and would log nothing else; and
+    // no word at all for "error".
+    let is_named =
+        |part: &str| part.contains(['=', '[']) || (!part.is_empty() && part.trim().parse::<LevelFilter>().is_ok());
+    if text.split(',').all(is_named) && EnvFilter::try_new(text).is_ok() {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "must be off, error, warn, info, debug or trace, or such with exceptions \
+         as in \"warn,mcp_resume=debug\", not {text:?}"
+    ))
+}
+
+/// What is behind the scheme is the store's to judge; empty for none.
+pub(super) fn redis_url(text: &str) -> Result<Option<String>, String> {
+    const SCHEMES: [&str; 6] =
+        ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://"];
+    if text.is_empty() || SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
+        return Ok((!text.is_empty()).then(|| text.to_owned()));
+    }
+    Err(format!("must begin with {}", SCHEMES.join(", ")))
+}
+
+/// Braces would say what a key's slot hangs on.
+pub(super) fn redis_prefix(text: &str) -> Result<String, String> {
+    if text.is_empty() || text.contains(['{', '}']) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err("must be visible ASCII without braces, and not empty".to_owned());
+    }
+    Ok(text.to_owned())
+}
