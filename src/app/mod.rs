@@ -13,18 +13,15 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::thread;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket};
-use tokio::runtime;
+use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 pub use files::check_files;
 use rest::Rest;
 pub use running::connections_beside;
-pub(crate) use running::stopped;
 use running::{Beside, Running};
 
 use crate::config::{Config, Mode, PrincipalSource};
@@ -34,35 +31,21 @@ use crate::key_file;
 use crate::metrics::Metrics;
 use crate::random;
 use crate::replicas::{BeginError, Replicas};
-use crate::server::{self, Accept, Limits, Protocols, Seats, hand_out};
+use crate::server::listener::{self, BindError, stopped};
+use crate::server::{self, Accept, Limits, Protocols, Seats, distribute, start_worker};
 use crate::shutdown::{Drain, Times};
 use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
 
-/// Connections that wait for one worker. Few, because each has a descriptor and is not yet counted; the kernel keeps the others.
-const HANDED_MAX: usize = 32;
-/// Connections that wait to be accepted: all clients of a load balancer that was restarted come at once.
-const BACKLOG: u32 = 4096;
-/// The keys of the two listeners' addresses.
-pub(crate) const LISTEN: &str = "listen.address";
-/// See [`LISTEN`].
-pub(crate) const ADMIN: &str = "admin.address";
-const METRICS: &str = "admin.metrics_address";
-
+/// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted. The kernel keeps the others.
+const WORKER_QUEUE: usize = 32;
 /// Why a server could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A listener could not be bound.
-    #[error("cannot listen on {address} ({key}): {source}{}", advice(source))]
-    Bind {
-        /// The key that says where.
-        key: &'static str,
-        /// Where.
-        address: SocketAddr,
-        /// Why not.
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Bind(#[from] BindError),
     /// A worker thread or its runtime could not be had.
     #[error("cannot start a worker: {0}")]
     Thread(#[source] io::Error),
@@ -90,16 +73,6 @@ pub enum Error {
     /// The metrics contradict each other.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
-}
-
-/// Returns what to do about an address that cannot be had, where that is known.
-fn advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrInUse => "; another process listens there: end it, or give another address",
-        io::ErrorKind::AddrNotAvailable => "; this machine does not have that address",
-        io::ErrorKind::PermissionDenied => "; ports below 1024 need a privilege",
-        _ => "",
-    }
 }
 
 /// Where the listeners of a sidecar are.
@@ -131,9 +104,10 @@ struct Bound {
 impl Bound {
     fn new(config: &Config) -> Result<Self, Error> {
         let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let (listener, local_addr) = bind(LISTEN, config.listen.address)?;
-        let admin = config.admin.address.map(|address| bind(ADMIN, address)).transpose()?;
-        let monitored = config.admin.metrics_address.map(|address| bind(METRICS, address)).transpose()?;
+        let (listener, local_addr) = listener::bind(listener::LISTEN, config.listen.address)?;
+        let admin = config.admin.address.map(|address| listener::bind(listener::ADMIN, address)).transpose()?;
+        let monitored =
+            config.admin.metrics_address.map(|address| listener::bind(listener::METRICS, address)).transpose()?;
         Ok(Self { listener, local_addr, admin, monitored, certificates })
     }
 
@@ -249,23 +223,20 @@ impl Server {
     fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
         let (stop, stopping) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
-        let mut handed = Vec::new();
+        let mut queues = Vec::new();
         let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
         let limits = data_limits(&ingress, certificates.clone());
-        for worker in 0..workers.max(1) {
-            let (hand, connections) = mpsc::channel(HANDED_MAX);
-            handed.push(hand);
+        for index in 0..workers.max(1) {
             let upstream = Arc::new(ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&ingress) });
             let (limits, stopped, serving) = (limits.clone(), stopped(&stopping), serving.clone());
-            let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
-            let work = move || {
-                runtime.block_on(run_data(connections, ingress, limits, stopped));
+            let serve = move |connections| async move {
+                run_data(connections, ingress, limits, stopped).await;
                 drop(serving);
             };
-            thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
+            queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }
-        tokio::spawn(hand_out(listener, handed, stopped(&stopping)));
+        tokio::spawn(distribute(listener, queues, stopped(&stopping)));
         Ok(Running::attend(ingress, Beside { admin, monitored, certificates }, stop, ended))
     }
 }
@@ -333,36 +304,6 @@ async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, 
     // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
     let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
     server::serve(listener, limits, metrics, handle, leaving, stopped).await;
-}
-
-/// Returns a listener there, and its address. `key` says in errors which of the two it is.
-pub(crate) fn bind(key: &'static str, address: SocketAddr) -> Result<(TcpListener, SocketAddr), Error> {
-    let failed = |source| Error::Bind { key, address, source };
-    let listener = listen(address).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((listener, bound))
-}
-
-/// The same with a listener that somebody else has bound there.
-#[cfg(feature = "balancer")]
-pub(crate) fn adopt(
-    key: &'static str,
-    address: SocketAddr,
-    listener: std::net::TcpListener,
-) -> Result<(TcpListener, SocketAddr), Error> {
-    let failed = |source| Error::Bind { key, address, source };
-    listener.set_nonblocking(true).map_err(failed)?;
-    let bound = listener.local_addr().map_err(failed)?;
-    Ok((TcpListener::from_std(listener).map_err(failed)?, bound))
-}
-
-fn listen(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    // A port that a server has just left is not taken; elsewhere the option means something else.
-    #[cfg(unix)]
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    socket.listen(BACKLOG)
 }
 
 fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {

@@ -17,6 +17,7 @@ use crate::admin::Admin;
 use crate::config::Config;
 use crate::ingress::Ingress;
 use crate::protocol::client::Trust;
+use crate::server::listener::stopped;
 use crate::server::{self, Limits, Protocols, Seats};
 use crate::tls::Certificates;
 
@@ -108,13 +109,6 @@ impl Running {
             replicas.leave().await;
         }
     }
-}
-
-/// Resolves once the listeners are told to stop.
-pub(crate) fn stopped(stopping: &watch::Receiver<bool>) -> impl Future<Output = ()> + Send + 'static + use<> {
-    let mut stopping = stopping.clone();
-    // A sender that is gone has stopped as well.
-    async move { drop(stopping.wait_for(|stopping| *stopping).await) }
 }
 
 async fn run_admin(

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
-use super::running::{admin_connections, stopped};
+use super::running::admin_connections;
 use super::{Bound, Error, Rest};
 use crate::admin;
 use crate::body::Incoming;
@@ -24,6 +24,7 @@ use crate::config::Config;
 use crate::metrics::Metrics;
 use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
+use crate::server::listener::stopped;
 use crate::server::{self, Accept, Limits, Protocols, Seats, respond};
 use crate::store::redis;
 

@@ -29,7 +29,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
-use std::thread;
 use std::time::Duration;
 
 use pingora_core::apps::ServerApp;
@@ -37,17 +36,16 @@ use pingora_limits::rate::Rate;
 use pingora_proxy::HttpProxy;
 use socket2::SockRef;
 use tokio::net::TcpListener;
-use tokio::runtime;
 use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use crate::app;
 use crate::app::renewal::{Reading, reading, renew};
 use crate::clock;
 use crate::config::Balancing;
-use crate::server::hand_out;
+use crate::server::listener::{self, BindError, stopped};
+use crate::server::{Accepted, distribute, start_worker};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
 use health::{Health, Intervals};
@@ -59,7 +57,7 @@ use table::{Rules, Table};
 use upgrade::Predecessor;
 
 /// Connections that wait for one worker.
-const HANDED_MAX: usize = 1024;
+const WORKER_QUEUE: usize = 1024;
 /// After the last connection, others may be on their way from whoever has not heard yet.
 const LINGER: Duration = Duration::from_secs(1);
 
@@ -68,7 +66,7 @@ const LINGER: Duration = Duration::from_secs(1);
 pub enum Error {
     /// A listener could not be bound.
     #[error(transparent)]
-    Bind(#[from] app::Error),
+    Bind(#[from] BindError),
     /// The files that TLS needs cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::Error),
@@ -108,9 +106,9 @@ impl Balancer {
             Some(taken) => taken?.unzip(),
             None => (None, None),
         };
-        let (listener, local_addr) = take_or_bind(app::LISTEN, config.listen.address, &mut taken)?;
+        let (listener, local_addr) = take_or_bind(listener::LISTEN, config.listen.address, &mut taken)?;
         let admin = match config.admin.address {
-            Some(address) => Some(take_or_bind(app::ADMIN, address, &mut taken)?),
+            Some(address) => Some(take_or_bind(listener::ADMIN, address, &mut taken)?),
             None => None,
         };
         let balance = &config.balance;
@@ -167,17 +165,17 @@ impl Balancer {
             listeners.push((address, copy(listener)?));
         }
         let apps: Vec<_> = fronts.iter().map(|front| front.app.clone()).collect();
-        let handed = start_workers(fronts)?;
+        let queues = start_workers(fronts)?;
         let renewing = (!files.is_empty()).then(|| {
             let metrics = metrics.clone();
             tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)))
         });
         let (close, closed) = watch::channel(false);
-        let accepting = tokio::spawn(hand_out(listener, handed, app::stopped(&closed)));
+        let accepting = tokio::spawn(distribute(listener, queues, stopped(&closed)));
         if let Some((listener, _)) = admin {
             let admin =
                 admin::Admin { metrics, table, stopping: stopping.clone(), hosts: config.admin.allowed_hosts.clone() };
-            tokio::spawn(admin::serve(listener, admin, config.limits.header_bytes, app::stopped(&closed)));
+            tokio::spawn(admin::serve(listener, admin, config.limits.header_bytes, stopped(&closed)));
         }
         let asking = tokio::spawn(async move { health.run().await });
         let offer = match &config.balance.upgrade_socket {
@@ -255,16 +253,11 @@ impl Balancer {
 }
 
 /// Each with a runtime of its own: a connection stays on its thread.
-fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<crate::server::Handed>>, Error> {
-    let mut handed = Vec::new();
-    for (worker, front) in fronts.into_iter().enumerate() {
-        let (hand, connections) = mpsc::channel(HANDED_MAX);
-        handed.push(hand);
-        let runtime = runtime::Builder::new_current_thread().enable_all().build().map_err(Error::Thread)?;
-        let work = move || runtime.block_on(front.serve(connections));
-        thread::Builder::new().name(format!("worker-{worker}")).spawn(work).map_err(Error::Thread)?;
-    }
-    Ok(handed)
+fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<Accepted>>, Error> {
+    let start = |(index, front): (usize, Front)| {
+        start_worker(index, WORKER_QUEUE, move |connections| front.serve(connections)).map_err(Error::Thread)
+    };
+    fronts.into_iter().enumerate().map(start).collect()
 }
 
 /// Resolves when nobody has been connected for a while.
@@ -294,7 +287,7 @@ fn take_or_bind(
         Some(taken.swap_remove(place).1)
     });
     Ok(match taken {
-        Some(listener) => app::adopt(key, address, listener)?,
-        None => app::bind(key, address)?,
+        Some(listener) => listener::adopt(key, address, listener)?,
+        None => listener::bind(key, address)?,
     })
 }

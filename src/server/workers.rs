@@ -1,29 +1,47 @@
-//! Connections on their way from the thread that accepts to those that serve.
+//! Worker threads, and the distribution of accepted connections among them.
 //!
-//! Each worker gets the next connection in turn, so that they share the work evenly. **Invariant:** a worker that is busy stops neither
-//! the acceptor nor another worker: it is passed over while connections wait for it. Absent: what a connection is served by.
+//! Workers get connections in turn, so that they share the work evenly. **Invariant:** a busy worker blocks neither the acceptor nor
+//! another worker: it is passed over while connections wait for it. Absent: serving a connection.
 
 use std::future::{Future, pending, poll_fn};
 use std::io;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::task::Poll;
+use std::thread;
 
 use tokio::net::{TcpListener, TcpStream};
+use tokio::runtime;
 use tokio::sync::mpsc;
 
 use super::accept::{Accept, pause_after};
 
-/// A worker for which so many connections wait is behind: others get the next ones.
+/// A worker with this many waiting connections is behind: others get the next ones.
 const BEHIND: usize = 4;
 
-/// A connection that was accepted on another thread.
-pub type Handed = (std::net::TcpStream, SocketAddr);
+/// A connection accepted on another thread.
+pub type Accepted = (std::net::TcpStream, SocketAddr);
 
-/// Accepts for `workers` until `shutdown`.
-pub async fn hand_out(
+/// Starts a worker thread with a runtime of its own, on which `serve` takes its connections. Returns the queue of these, which holds at
+/// most `queue`.
+///
+/// # Errors
+/// If the thread or its runtime cannot be created.
+pub fn start_worker<F: Future<Output = ()>>(
+    index: usize,
+    queue: usize,
+    serve: impl FnOnce(mpsc::Receiver<Accepted>) -> F + Send + 'static,
+) -> io::Result<mpsc::Sender<Accepted>> {
+    let (sender, connections) = mpsc::channel(queue);
+    let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+    thread::Builder::new().name(format!("worker-{index}")).spawn(move || runtime.block_on(serve(connections)))?;
+    Ok(sender)
+}
+
+/// Accepts connections and distributes them to the queues of `workers` until `shutdown`.
+pub async fn distribute(
     mut listener: TcpListener,
-    workers: Vec<mpsc::Sender<Handed>>,
+    workers: Vec<mpsc::Sender<Accepted>>,
     shutdown: impl Future<Output = ()>,
 ) {
     let mut shutdown = pin!(shutdown);
@@ -34,9 +52,9 @@ pub async fn hand_out(
             () = &mut shutdown => return,
         };
         match accepted.and_then(|(stream, peer)| Ok((stream.into_std()?, peer))) {
-            Ok(handed) => {
+            Ok(accepted) => {
                 tokio::select! {
-                    () = hand(handed, &workers, turn) => turn = (turn + 1) % workers.len().max(1),
+                    () = send(accepted, &workers, turn) => turn = (turn + 1) % workers.len().max(1),
                     () = &mut shutdown => return,
                 }
             }
@@ -45,49 +63,51 @@ pub async fn hand_out(
     }
 }
 
-/// Hands one connection over. Waits only while no worker has room.
-async fn hand(handed: Handed, workers: &[mpsc::Sender<Handed>], turn: usize) {
+/// Sends one connection to a worker. Waits only if all queues are full.
+async fn send(accepted: Accepted, workers: &[mpsc::Sender<Accepted>], turn: usize) {
     match choose(workers, turn) {
-        // A worker that is gone is on its way out, and so are we.
-        Some(worker) => drop(worker.try_send(handed)),
+        Some(worker) => {
+            // A worker is gone only if the process ends.
+            let _ = worker.try_send(accepted);
+        }
         None => {
-            if let Some(room) = first_room(workers).await {
-                room.send(handed);
+            if let Some(permit) = first_permit(workers).await {
+                permit.send(accepted);
             }
         }
     }
 }
 
-/// The worker whose turn it is, or the one that fewest connections wait for where that one is behind. `None`: none has room.
-fn choose(workers: &[mpsc::Sender<Handed>], turn: usize) -> Option<&mpsc::Sender<Handed>> {
-    let waiting = |worker: &mpsc::Sender<Handed>| worker.max_capacity() - worker.capacity();
+/// Returns the worker whose turn it is, or the one with the shortest queue if that one is behind. `None` if all queues are full.
+fn choose(workers: &[mpsc::Sender<Accepted>], turn: usize) -> Option<&mpsc::Sender<Accepted>> {
+    let waiting = |worker: &mpsc::Sender<Accepted>| worker.max_capacity() - worker.capacity();
     let in_turn = || workers.iter().cycle().skip(turn).take(workers.len());
     let with_room = in_turn().filter(|worker| worker.capacity() > 0);
     let chosen = in_turn().next().filter(|worker| waiting(worker) < BEHIND && worker.capacity() > 0);
     chosen.or_else(|| with_room.min_by_key(|worker| waiting(worker)))
 }
 
-/// The first room that any worker has. `None`: they are gone.
-async fn first_room(workers: &[mpsc::Sender<Handed>]) -> Option<mpsc::Permit<'_, Handed>> {
-    let mut rooms: Vec<_> = workers.iter().map(|worker| Box::pin(worker.reserve())).collect();
+/// Waits for a place in any queue. `None` if the workers are gone.
+async fn first_permit(workers: &[mpsc::Sender<Accepted>]) -> Option<mpsc::Permit<'_, Accepted>> {
+    let mut reservations: Vec<_> = workers.iter().map(|worker| Box::pin(worker.reserve())).collect();
     poll_fn(|cx| {
-        for room in &mut rooms {
-            if let Poll::Ready(room) = room.as_mut().poll(cx) {
-                return Poll::Ready(room.ok());
+        for reservation in &mut reservations {
+            if let Poll::Ready(permit) = reservation.as_mut().poll(cx) {
+                return Poll::Ready(permit.ok());
             }
         }
-        if rooms.is_empty() { Poll::Ready(None) } else { Poll::Pending }
+        if reservations.is_empty() { Poll::Ready(None) } else { Poll::Pending }
     })
     .await
 }
 
-impl Accept for mpsc::Receiver<Handed> {
+impl Accept for mpsc::Receiver<Accepted> {
     type Io = TcpStream;
 
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
         match self.recv().await {
             Some((stream, peer)) => Ok((TcpStream::from_std(stream)?, peer)),
-            // Nobody accepts any more; what is open goes on.
+            // The acceptor is gone. Open connections continue.
             None => pending().await,
         }
     }
@@ -97,19 +117,19 @@ impl Accept for mpsc::Receiver<Handed> {
 mod tests {
     use super::*;
 
-    /// An acceptor before workers that have room for so many connections each.
-    async fn acceptor(rooms: &[usize]) -> (SocketAddr, Vec<mpsc::Receiver<Handed>>) {
+    /// Starts an acceptor for workers with queues of these lengths.
+    async fn acceptor(queues: &[usize]) -> (SocketAddr, Vec<mpsc::Receiver<Accepted>>) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
-        let (senders, workers) = rooms.iter().map(|room| mpsc::channel(*room)).unzip();
-        tokio::spawn(hand_out(listener, senders, pending()));
+        let (senders, workers) = queues.iter().map(|queue| mpsc::channel(*queue)).unzip();
+        tokio::spawn(distribute(listener, senders, pending()));
         (addr, workers)
     }
 
-    /// So many connections, one after another; the ports they come from.
-    async fn connect(addr: SocketAddr, many: usize) -> Vec<(TcpStream, SocketAddr)> {
+    /// Opens `count` connections one after another. Returns them with their local addresses.
+    async fn connect(addr: SocketAddr, count: usize) -> Vec<(TcpStream, SocketAddr)> {
         let mut clients = Vec::new();
-        for _ in 0..many {
+        for _ in 0..count {
             let client = TcpStream::connect(addr).await.expect("a connection");
             let from = client.local_addr().expect("an address");
             clients.push((client, from));
@@ -121,13 +141,13 @@ mod tests {
     async fn workers_take_turns() {
         let (addr, mut workers) = acceptor(&[8, 8]).await;
         for (n, (_client, from)) in connect(addr, 6).await.into_iter().enumerate() {
-            let (_, peer) = workers[n % 2].recv().await.expect("its turn");
+            let (_, peer) = workers[n % 2].recv().await.expect("a connection in turn");
             assert_eq!(peer, from);
         }
     }
 
     #[tokio::test]
-    async fn a_worker_that_takes_nothing_is_passed_over() {
+    async fn a_worker_that_is_behind_is_passed_over() {
         let (addr, mut workers) = acceptor(&[8, 8]).await;
         let mut taken = 0;
         for n in 1..=40 {
@@ -141,10 +161,10 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn where_no_worker_has_room_the_first_that_has_gets_the_connection() {
+    async fn with_full_queues_the_first_free_worker_gets_the_connection() {
         let (addr, mut workers) = acceptor(&[1, 1]).await;
         let clients = connect(addr, 10).await;
-        // All but one is taken by the second worker: the first takes nothing.
+        // The second worker takes all but one: the first takes none.
         for _ in 0..clients.len() - 1 {
             workers[1].recv().await.expect("a connection");
         }
