@@ -29,7 +29,7 @@ use super::selection::Condition;
 use super::table::{Listed, Report, Table, Way};
 use crate::clock;
 use crate::protocol::ids::Owner;
-use crate::protocol::owner::WELL_KNOWN;
+use crate::protocol::routing::WELL_KNOWN;
 
 /// Where a sidecar says who it is.
 pub const PATH: &str = WELL_KNOWN;

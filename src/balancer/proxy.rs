@@ -38,7 +38,7 @@ use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::Owner;
-use crate::protocol::owner;
+use crate::protocol::routing;
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 /// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
@@ -214,7 +214,7 @@ impl Phases {
         // It is the one that was meant: its body names another, and was not looked into.
         let is_by_body = is_other && own == request.mark;
         if is_by_body {
-            match owner::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
+            match routing::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
                 Some(named) => request.named = Some(named),
                 // What was not kept is not there the next time either.
                 None => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooLarge))),
@@ -289,7 +289,7 @@ impl ProxyHttp for Phases {
             Err(_) => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooSlow))),
         };
         let head = session.req_header();
-        request.named = owner::named(&head.headers, &head.uri, &request.body);
+        request.named = routing::named(&head.headers, &head.uri, &request.body);
         let key = head.headers.get(names::IDEMPOTENCY_KEY);
         request.key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
         Ok(false)

@@ -1,7 +1,7 @@
 //! Which replica a request goes to: a pure function of the request, the replicas, and what was tried.
 //!
 //! A stream, and a session whose server is behind one replica, has an owner, which the client says without knowing it
-//! ([`crate::protocol::owner`]). Whoever has one goes there, whatever the load. What has none goes to the least loaded replica that
+//! ([`crate::protocol::routing`]). Whoever has one goes there, whatever the load. What has none goes to the least loaded replica that
 //! takes new calls, or, with an idempotency key, to the one that its key belongs to, so that a call that is sent again meets the
 //! first. Two balancers that see the same replicas decide alike, and neither remembers anything. Absent: how it is known who is where
 //! ([`super::table`]), and HTTP.

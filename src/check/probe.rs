@@ -15,7 +15,7 @@ use super::speaker::{self, LEGACY, MODERN, Speaker};
 use super::{Limits, Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
-use crate::protocol::owner::WELL_KNOWN;
+use crate::protocol::routing::WELL_KNOWN;
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;

@@ -16,9 +16,9 @@ use super::head::Head;
 use super::recorder::{Backing, LOOK_AGAIN};
 use super::{EventLog, Stream};
 use crate::clock;
+use crate::protocol::cluster::{Handed, Known};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
-use crate::protocol::replica::{Handed, Known};
 use crate::store::{Error, Standing};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.

@@ -12,8 +12,8 @@ use super::record::State;
 use super::recorder::Backing;
 use super::{EventLog, Stream};
 use crate::clock;
+use crate::protocol::cluster::{Message, Reader};
 use crate::protocol::ids::{Owner, Seq};
-use crate::protocol::replica::{Message, Reader};
 use crate::protocol::stream::Batch;
 use crate::store::{Error, Following, Read, Stored};
 

@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use super::mirror::READER_HOLD;
 use super::{EventLog, Stream};
 use crate::clock;
+use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, Owner, StreamId};
-use crate::protocol::replica::Reader;
 
 /// What a reader says that was displaced is recognised for so long.
 const REMEMBERED: Duration = Duration::from_secs(60);

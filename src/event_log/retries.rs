@@ -15,7 +15,7 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use super::runs::Hold;
 use super::{Binding, Principal, Stream};
-use crate::protocol::replica::Base64;
+use crate::protocol::cluster::Base64;
 
 /// How long a POST that looks like a retry waits for the first call's client to be gone.
 const DETACH_WAIT: Duration = Duration::from_millis(200);

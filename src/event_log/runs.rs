@@ -22,8 +22,8 @@ use super::answers;
 use super::recorder::LOOK_AGAIN;
 use super::retries::Fingerprint;
 use crate::clock;
+use crate::protocol::cluster::{Base64, Known};
 use crate::protocol::ids::{Owner, StreamId};
-use crate::protocol::replica::{Base64, Known};
 use crate::random;
 use crate::store::{Error, Store};
 

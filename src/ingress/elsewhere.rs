@@ -1,6 +1,6 @@
 //! Requests that name another replica, for what cannot be answered here.
 //!
-//! What a client sends back names the replica that it is about (`protocol/owner.rs`). A balancer sends it there and marks it: a marked
+//! What a client sends back names the replica that it is about (`protocol/routing.rs`). A balancer sends it there and marks it: a marked
 //! request that names another replica is on the wrong way, and is told so by 421 and the name of this one, before anything goes
 //! upstream; so is a new call by 503 in a drain, and by 502 where the server accepts no connection. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
 //! server opened is never named to the server here. Absent: which replicas there are, and the hand-over between those that share a
@@ -14,7 +14,7 @@ use crate::body::BoxBody;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
-use crate::protocol::owner;
+use crate::protocol::routing;
 use crate::protocol::stream_url::Named;
 use crate::store::Standing;
 
@@ -27,7 +27,7 @@ impl Ingress {
     /// Whether the session is one of another replica's server.
     pub(super) fn is_of_another(&self, session: &SessionId, is_marked: bool) -> bool {
         let is_routed = is_marked || self.config.replica.wrap_sessions;
-        is_routed && owner::of_name(session).is_some_and(|owner| self.is_another(owner))
+        is_routed && routing::of_name(session).is_some_and(|owner| self.is_another(owner))
     }
 
     /// Whether a balancer is to be told that the request is another replica's, because nothing of others can be had here. `url` is the
@@ -41,9 +41,9 @@ impl Ingress {
             Named::Stream(id) => id.unverified_owner(),
             Named::Malformed => None,
         };
-        let by_session = || asked.binding.session.as_ref().and_then(owner::of_name);
-        let named = owner::of_head(headers, &asked.parts.uri).or_else(by_url);
-        named.or_else(|| owner::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_another(owner))
+        let by_session = || asked.binding.session.as_ref().and_then(routing::of_name);
+        let named = routing::of_head(headers, &asked.parts.uri).or_else(by_url);
+        named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_another(owner))
     }
 
     /// Why what only the session's own server can answer is not answered here; `None` where it is.

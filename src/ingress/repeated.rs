@@ -21,9 +21,9 @@ use super::refreshed::Unproven;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Run, Stream};
+use crate::protocol::cluster::{Handed, Known};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
-use crate::protocol::replica::{Handed, Known};
 use crate::replicas::{Absence, Replicas};
 use crate::store::{Error, Standing};
 

@@ -10,7 +10,7 @@ use super::{Ingress, respond};
 use crate::body::BoxBody;
 use crate::body::whole;
 use crate::config;
-use crate::protocol::owner::WELL_KNOWN;
+use crate::protocol::routing::WELL_KNOWN;
 
 /// Where it is asked. It is never the upstream's.
 pub(super) const PATH: &str = WELL_KNOWN;

@@ -20,8 +20,8 @@ pub use requests::{Absence, Requests};
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};
+use crate::protocol::cluster::{Handed, Message};
 use crate::protocol::ids::{Owner, StreamId};
-use crate::protocol::replica::{Handed, Message};
 use crate::store::{Error, Renewal, Shared};
 
 /// Readers that were displaced are looked for so often, also where nobody has told of one.

@@ -10,8 +10,8 @@ use tracing::debug;
 
 use super::cut_off;
 use crate::event_log::{EventLog, Fingerprint, Run};
+use crate::protocol::cluster::{Handed, Known, Message};
 use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::protocol::replica::{Handed, Known, Message};
 use crate::store::{Error, Shared};
 
 /// A request nobody took for so long is of no use any more.

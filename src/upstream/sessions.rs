@@ -12,7 +12,7 @@ use tracing::warn;
 
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
-use crate::protocol::owner;
+use crate::protocol::routing;
 
 /// The two names of sessions, where they have two.
 #[derive(Debug, Default)]
@@ -31,14 +31,14 @@ impl Sessions {
     /// What the server calls the session that a client's header names; `None`: what the client calls it.
     pub(super) fn unwrapped<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> Option<&'a [u8]> {
         let owner = self.owner.filter(|_| *name == names::MCP_SESSION_ID)?;
-        owner::strip(owner, value.to_str().ok()?).map(str::as_bytes)
+        routing::strip(owner, value.to_str().ok()?).map(str::as_bytes)
     }
 
     /// Gives the session of an answer the name that clients see. One that is too long for that keeps its own.
     pub(super) fn wrap(&self, headers: &mut HeaderMap) {
         let Some(owner) = self.owner else { return };
         let Some(session) = SessionId::from_headers(headers) else { return };
-        match owner::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
+        match routing::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
             Some(wrapped) => drop(headers.insert(names::MCP_SESSION_ID, wrapped)),
             None if self.has_warned.swap(true, Ordering::Relaxed) => {}
             None => warn!(

@@ -4,8 +4,8 @@ use super::sharing::finish;
 use super::*;
 use crate::event_log::head::Head;
 use crate::event_log::{Claim, Claimed, Match};
+use crate::protocol::cluster::Known;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::replica::Known;
 
 const CLAIM: Claim = Claim { retention: RETENTION, body: None };
 

@@ -3,9 +3,9 @@
 use super::restoring::{ended, event_id, read_again};
 use super::slow::Slow;
 use super::*;
+use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
-use crate::protocol::replica::Reader;
 use crate::protocol::stream::{Batch, Place};
 use crate::replicas::{Absence, Replicas};
 use crate::store::memory::whole::Memory;

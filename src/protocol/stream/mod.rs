@@ -16,36 +16,36 @@
 //! [`Machine::poll_effect`], sleep until [`Machine::poll_timeout`]. Absent: sockets, tasks, clocks, randomness, and the
 //! events' bytes, which the machine numbers and hands on.
 
-mod asks;
+mod announcements;
 mod batch;
-mod debts;
-mod frame;
-mod look;
+mod getters;
+mod input_turn;
+mod owed_responses;
 mod places;
 mod policy;
 mod reader;
 mod seal;
+mod server_requests;
 mod snapshot;
 mod states;
 #[cfg(test)]
 mod tests;
 mod timers;
-mod turn;
 mod upstream;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-pub use asks::{Answer, Asks};
+pub use announcements::Frame;
+use announcements::Framed;
 pub use batch::Batch;
-pub use debts::{Debt, Debts};
-pub use frame::Frame;
-use frame::Framed;
+use input_turn::Turns;
+pub use owed_responses::{Debt, Debts};
 pub use policy::Policy;
 pub use reader::Reader;
+pub use server_requests::{Answer, Asks};
 pub use snapshot::{Marks, Snapshot};
 pub use states::{Effect, Outcome, Phase, Place};
-use turn::Turns;
 pub use upstream::Ending;
 use upstream::{Next, Upstream};
 

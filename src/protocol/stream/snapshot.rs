@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::debts::Debt;
-use super::frame::Framed;
+use super::announcements::Framed;
+use super::owed_responses::Debt;
 use super::places::Places;
 use super::states::{Outcome, Phase};
 use super::{Batch, Frame, Machine, Policy};
