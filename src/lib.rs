@@ -12,16 +12,16 @@
 //!
 //! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`ingress`] is downstream
 //! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
-//! [`delivery`] the response bodies, [`dialect`] the resumption proposals as adapters over the log. [`app`] puts them together;
+//! [`delivery`] the response bodies, [`dialect`] the resumption proposals as adapters over the log. [`sidecar`] puts them together;
 //! [`demo`] shows them at work, [`check`] looks at a configuration and at a server before.
 
 pub mod admin;
-pub mod app;
 #[cfg(feature = "balancer")]
 pub mod balancer;
 pub mod body;
 pub mod check;
 pub mod clock;
+pub mod cluster;
 pub mod config;
 pub mod delivery;
 pub mod demo;
@@ -29,15 +29,13 @@ pub mod descriptors;
 pub mod dialect;
 pub mod event_log;
 pub mod ingress;
-pub mod key_file;
+pub mod lifecycle;
 pub mod log;
 pub mod metrics;
 pub mod protocol;
 mod random;
-pub mod readiness;
-pub mod replicas;
 pub mod server;
-pub mod shutdown;
+pub mod sidecar;
 #[cfg(feature = "simulation")]
 pub mod simulation;
 #[cfg(not(feature = "simulation"))]

@@ -16,7 +16,6 @@ use std::{env, fs, io, panic};
 
 use clap::Parser;
 use mcp_resume::admin::ask;
-use mcp_resume::app::{self, Addresses, Server};
 #[cfg(feature = "balancer")]
 use mcp_resume::balancer::{self, Balancer};
 use mcp_resume::check::{self, Report, summary::Summary};
@@ -24,6 +23,7 @@ use mcp_resume::config::{Balancing, Config, Flags, Log, LogFormat};
 use mcp_resume::demo;
 use mcp_resume::descriptors;
 use mcp_resume::log::{self, Lines};
+use mcp_resume::sidecar::{self, Addresses, Server};
 use tracing::{error, info};
 use tracing_subscriber::EnvFilter;
 
@@ -99,14 +99,14 @@ fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
     if let Some(error) = error.downcast_ref::<balancer::Error>() {
         return matches!(error, balancer::Error::Tls(_));
     }
-    matches!(error.downcast_ref(), Some(app::Error::Tls(_)))
+    matches!(error.downcast_ref(), Some(sidecar::Error::Tls(_)))
 }
 
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
     let output = Said::begin(&config.log)?;
     let limit = descriptors::raise();
     config.limits.connections = descriptors::connections(config.limits.connections, limit);
-    let (clients, beside) = (config.limits.connections, app::connections_beside(&config));
+    let (clients, beside) = (config.limits.connections, sidecar::connections_beside(&config));
     config.upstream.connections = descriptors::upstream_connections(clients, beside, limit);
     let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
     let path = config.upstream.url.endpoint_path().to_owned();
@@ -216,7 +216,7 @@ fn check(options: Check) -> ExitCode {
         Ok(config) => config,
         Err(problem) => return fail(WRONG_CONFIGURATION, problem),
     };
-    let unusable = if is_whole { app::check_files(&config) } else { Vec::new() };
+    let unusable = if is_whole { sidecar::check_files(&config) } else { Vec::new() };
     if !unusable.is_empty() {
         let lines: Vec<String> = unusable.iter().map(|error| format!("\n  {error}")).collect();
         return fail(

@@ -17,7 +17,7 @@ use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
 use crate::clock;
-use crate::shutdown::X_DRAIN;
+use crate::lifecycle::drain::X_DRAIN;
 
 /// So long a probe may take. Whoever probes does so again soon, and asks no process that cannot say a word in this time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);

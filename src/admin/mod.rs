@@ -13,14 +13,14 @@ use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
 use crate::body::{BoxBody, Incoming, whole};
+use crate::cluster::Replicas;
 use crate::event_log::EventLog;
+use crate::lifecycle::drain::{Drain, X_DRAIN};
+use crate::lifecycle::readiness::Readiness;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
-use crate::readiness::Readiness;
-use crate::replicas::Replicas;
 use crate::server::respond;
-use crate::shutdown::{Drain, X_DRAIN};
 use crate::store::Standing;
 use crate::upstream::{Reachability, Upstream};
 

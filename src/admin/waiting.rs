@@ -4,10 +4,10 @@ use http::{HeaderValue, Request, Response, StatusCode};
 
 use super::{text, with_type};
 use crate::body::{BoxBody, Incoming};
+use crate::lifecycle::readiness::Readiness;
 use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
-use crate::readiness::Readiness;
 use crate::server::respond;
 
 /// Answers one request. A drain is over at once: nothing runs.

@@ -41,11 +41,11 @@ use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
-use crate::app::renewal::{Reading, reading, renew};
 use crate::clock;
 use crate::config::Balancing;
 use crate::server::listener::{self, BindError, stopped};
 use crate::server::{Accepted, distribute, start_worker};
+use crate::tls::reload::{Reading, reading, renew};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
 use health::{Health, Intervals};

@@ -16,6 +16,7 @@
 
 mod balance;
 mod build;
+pub mod key_file;
 mod problem;
 mod raw;
 mod read;

@@ -26,8 +26,8 @@ use self::client::Client;
 use self::relay::Relay;
 use self::server::Server;
 use self::transcript::Transcript;
-use crate::app;
 use crate::config::{self, Config};
+use crate::sidecar;
 
 /// The longest the show may take; a proxy that keeps it waiting has failed it.
 const SHOW_LIMIT: Duration = Duration::from_secs(15);
@@ -59,7 +59,7 @@ pub enum Error {
     Config(#[from] config::Problems),
     /// The proxy could not start or go on.
     #[error(transparent)]
-    Proxy(#[from] app::Error),
+    Proxy(#[from] sidecar::Error),
     /// The proxy ended before it was told to.
     #[error("the proxy ended early")]
     ProxyEnded,
@@ -85,7 +85,7 @@ pub enum Error {
 /// Whatever keeps the show from ending with every event delivered exactly once; see [`Error`].
 pub async fn run(options: Options) -> Result<(), Error> {
     let server = Server::start().await?;
-    let proxy = app::Server::bind(config(&server, &options)?).await?;
+    let proxy = sidecar::Server::bind(config(&server, &options)?).await?;
     let address = proxy.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
     let mut serving = Box::pin(proxy.run(async move { drop(stopped.await) }));

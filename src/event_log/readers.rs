@@ -2,7 +2,7 @@
 //!
 //! A stream has one reader wherever that is: the newest one the writer has heard of. Owned here: what is known of those that are
 //! elsewhere. Invariant: a reader that was displaced does not become the reader again, whatever it says late. Absent: how it is heard
-//! and told (`replicas`).
+//! and told (`cluster`).
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

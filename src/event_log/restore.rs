@@ -3,7 +3,7 @@
 //!
 //! Owned here: how a stream comes out of its record. One that is over is read whole and lives here like any other. One that is not
 //! belongs to a replica that writes it: here it is a mirror (`mirror.rs`). Absent: who may have it (as for any stream), and when a replica
-//! counts as gone (`replicas`).
+//! counts as gone (`cluster`).
 
 use std::collections::HashSet;
 use std::sync::{Arc, PoisonError};

@@ -20,6 +20,7 @@ use super::{Asked, Connection, Ingress, respond};
 use crate::body::BoxBody;
 use crate::body::whole;
 use crate::clock;
+use crate::cluster::Replicas;
 use crate::event_log::session_group;
 use crate::protocol::cluster::{Base64, Handed, Recipient};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -27,7 +28,6 @@ use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::stream_url::{self, Named};
-use crate::replicas::Replicas;
 use crate::store::{self, Standing};
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.

@@ -31,20 +31,20 @@ use hyper::body::Body;
 use tracing::Instrument;
 
 use crate::body::{BoxBody, Incoming};
+use crate::cluster::Replicas;
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
 use crate::dialect;
 use crate::event_log::{Attachment, Binding, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown};
+use crate::lifecycle::drain::Drain;
+use crate::lifecycle::readiness::Readiness;
 use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
-use crate::readiness::Readiness;
-use crate::replicas::Replicas;
 use crate::server::{Connection, respond};
-use crate::shutdown::Drain;
 use crate::store;
 use crate::upstream::{Credentials, Upstream};
 

@@ -19,12 +19,12 @@ use super::Ingress;
 use super::call::{Posted, Retry};
 use super::refreshed::Unproven;
 use crate::clock;
+use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Run, Stream};
 use crate::protocol::cluster::{Handed, Known};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
-use crate::replicas::{Absence, Replicas};
 use crate::store::{Error, Standing};
 
 /// A replica that has not answered for so long is asked again, if it lives.

@@ -1,6 +1,6 @@
 //! What replicas that share a store say to each other: one JSON message each.
 //!
-//! Owned here: the words, and nothing of when they are said (`replicas`). A replica of another version may say what is not known here:
+//! Owned here: the words, and nothing of when they are said (`cluster`). A replica of another version may say what is not known here:
 //! that is no error, and passed over.
 
 use std::net::IpAddr;

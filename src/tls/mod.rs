@@ -4,6 +4,7 @@
 //! handshakes, and when the files are looked at.
 
 mod explain;
+pub(crate) mod reload;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

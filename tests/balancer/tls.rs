@@ -4,10 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use mcp_resume::app::Server;
 use mcp_resume::balancer::Balancer;
 use mcp_resume::config::{Balancing, Config, Flags, KeyPair, ListenTls};
 use mcp_resume::protocol::ids::Owner;
+use mcp_resume::sidecar::Server;
 use mcp_resume::tls::Reload;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;

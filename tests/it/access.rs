@@ -147,7 +147,7 @@ async fn the_listener_for_metrics_answers_nothing_that_changes_or_shows_anything
         },
         ..Config::for_upstream(&upstream.url()).unwrap()
     };
-    let server = mcp_resume::app::Server::bind(config).await.unwrap();
+    let server = mcp_resume::sidecar::Server::bind(config).await.unwrap();
     let metrics = server.addresses().metrics.unwrap();
     let running = tokio::spawn(server.run(std::future::pending()));
     for path in ["/metrics", "/livez", "/readyz"] {

@@ -4,8 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use mcp_resume::app;
 use mcp_resume::config::{Config, DiskStore, Fsync, OnUnreachable, Store};
+use mcp_resume::sidecar;
 use serde_json::json;
 
 use crate::dialects::open;
@@ -146,7 +146,7 @@ async fn in_redis_streams_outlive_a_change_of_keys() {
 async fn refused(keys: &Keys) -> String {
     let upstream = Upstream::start().await;
     match Proxy::try_to_url(&upstream.url(), |config| keys.give(config)).await {
-        Err(error @ app::Error::Keys(_)) => error.to_string(),
+        Err(error @ sidecar::Error::Keys(_)) => error.to_string(),
         Err(error) => panic!("{error}"),
         Ok(_) => panic!("it started"),
     }

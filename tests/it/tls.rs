@@ -3,8 +3,8 @@
 use crate::support::pki::Pki;
 use crate::support::spoken::*;
 use crate::support::*;
-use mcp_resume::app::Server;
 use mcp_resume::config::Config;
+use mcp_resume::sidecar::Server;
 use mcp_resume::tls::Reload;
 use std::fs;
 use std::path::PathBuf;

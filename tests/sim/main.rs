@@ -24,7 +24,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use mcp_resume::app::Sidecar;
+use mcp_resume::sidecar::Sidecar;
 use mcp_resume::simulation::{self, Bug};
 use tokio::runtime;
 

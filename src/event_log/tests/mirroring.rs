@@ -3,11 +3,11 @@
 use super::restoring::{ended, event_id, read_again};
 use super::slow::Slow;
 use super::*;
+use crate::cluster::{Absence, Replicas};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Batch, Place};
-use crate::replicas::{Absence, Replicas};
 use crate::store::memory::whole::Memory;
 use crate::store::{Appended, Read, Renewal, Shared};
 

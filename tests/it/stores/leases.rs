@@ -1,8 +1,8 @@
 //! The end of a replica that says nothing, and its awakening.
 
-use mcp_resume::app;
+use mcp_resume::cluster::BeginError;
 use mcp_resume::config::Store;
-use mcp_resume::replicas::BeginError;
+use mcp_resume::sidecar;
 use std::process::Stdio;
 
 use super::*;
@@ -123,7 +123,7 @@ async fn two_living_ones_of_one_name_are_refused() {
     let redis = Redis::start();
     let one = Replica::start(&redis, "one").await;
     let refused = Proxy::try_to_url(&one.upstream.url(), redis.of("one", OnUnreachable::Degrade)).await;
-    assert!(matches!(refused, Err(app::Error::Replica(BeginError::Taken(_)))), "{:?}", refused.err());
+    assert!(matches!(refused, Err(sidecar::Error::Replica(BeginError::Taken(_)))), "{:?}", refused.err());
     // As an operator sees it.
     let mut command = command(&one.upstream);
     command.args(["--store", &redis.url()]).env("MCP_RESUME_REPLICA__NAME", "one");

@@ -456,7 +456,7 @@ async fn a_start_while_redis_is_away_waits_for_it_and_is_not_ready() {
     let mut config = Config::for_upstream(&upstream.url()).expect("a usable URL");
     redis.of("one", OnUnreachable::Degrade)(&mut config);
     let (told, waits) = tokio::sync::oneshot::channel();
-    let starting = tokio::spawn(mcp_resume::app::Server::bind_and_wait(config, |at| {
+    let starting = tokio::spawn(mcp_resume::sidecar::Server::bind_and_wait(config, |at| {
         let _ = told.send(at);
     }));
     let at = within("it waits", waits).await.expect("addresses");
@@ -486,7 +486,7 @@ async fn what_waiting_cannot_mend_ends_a_start() {
     redis.of("one", OnUnreachable::Degrade)(&mut config);
     let mcp_resume::config::Store::Redis(store) = &mut config.store else { panic!("it is Redis") };
     store.url = "redis:".to_owned();
-    let started = mcp_resume::app::Server::bind_and_wait(config, |_| panic!("it waits")).await;
+    let started = mcp_resume::sidecar::Server::bind_and_wait(config, |_| panic!("it waits")).await;
     assert!(started.is_err_and(|error| error.to_string().contains("URL")));
 }
 

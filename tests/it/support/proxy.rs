@@ -2,8 +2,8 @@
 
 use super::upstream::Upstream;
 use super::within;
-use mcp_resume::app::{self, Server};
 use mcp_resume::config::Config;
+use mcp_resume::sidecar::{self, Server};
 use mcp_resume::tls::{Certificates, ClientFiles};
 use std::fs::File;
 use std::net::SocketAddr;
@@ -50,14 +50,14 @@ impl Proxy {
     }
 
     /// The same where it may not start.
-    pub(crate) async fn try_to_url(url: &str, change: impl FnOnce(&mut Config)) -> Result<Proxy, app::Error> {
+    pub(crate) async fn try_to_url(url: &str, change: impl FnOnce(&mut Config)) -> Result<Proxy, sidecar::Error> {
         let mut config = patient(url);
         change(&mut config);
         Proxy::configured(config).await
     }
 
     /// Not part of what is generic above: each test would be compiled with the whole of it.
-    async fn configured(config: Config) -> Result<Proxy, app::Error> {
+    async fn configured(config: Config) -> Result<Proxy, sidecar::Error> {
         let server = Server::bind(config).await?;
         let (addr, admin) = (server.local_addr(), server.admin_addr());
         let certificates = server.certificates().cloned();

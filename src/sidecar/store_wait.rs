@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
-use super::running::admin_connections;
+use super::lifecycle::admin_connections;
 use super::{Bound, Error, Rest};
 use crate::admin;
 use crate::body::Incoming;

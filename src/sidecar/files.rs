@@ -2,7 +2,7 @@
 //!
 //! Absent: listeners, and opening a store. A directory that is no store of ours, and a Redis that is away, show at the start alone.
 
-use super::{Error, rest};
+use super::{Error, store_setup};
 use crate::config::{self, Config, RedisStore, UpstreamTls};
 use crate::store::redis::Redis;
 use crate::tls::{self, Certificates, Source};
@@ -18,13 +18,13 @@ pub fn check_files(config: &Config) -> Vec<Error> {
     wrong.extend(unusable(&config.upstream.tls, || {
         Upstream::new(config.upstream.clone()).map(drop).map_err(Error::Tls)
     }));
-    wrong.extend(rest::keys(config).err().map(Error::Keys));
+    wrong.extend(store_setup::keys(config).err().map(Error::Keys));
     match &config.store {
         config::Store::Memory | config::Store::Disk(_) => {}
         config::Store::Redis(redis) => {
             let RedisStore { ca, identity, .. } = redis;
             let files = UpstreamTls { ca: ca.clone(), identity: identity.clone() };
-            wrong.extend(unusable(&files, || Redis::check(rest::redis_options(redis)).map_err(Error::Redis)));
+            wrong.extend(unusable(&files, || Redis::check(store_setup::redis_options(redis)).map_err(Error::Redis)));
         }
     }
     wrong

@@ -1,12 +1,11 @@
 //! Composition root: the only file that knows every module.
 
 mod files;
-pub(crate) mod renewal;
-mod rest;
-mod running;
+mod lifecycle;
+mod store_setup;
+mod store_wait;
 #[cfg(test)]
 mod tests;
-mod waiting;
 
 use std::future::Future;
 use std::io;
@@ -20,20 +19,20 @@ use tokio::sync::{mpsc, watch};
 use tracing::info;
 
 pub use files::check_files;
-use rest::Rest;
-pub use running::connections_beside;
-use running::{Beside, Running};
+pub use lifecycle::connections_beside;
+use lifecycle::{Beside, Running};
+use store_setup::Rest;
 
+use crate::cluster::{BeginError, Replicas};
+use crate::config::key_file;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::Ingress;
-use crate::key_file;
+use crate::lifecycle::drain::{Drain, Times};
 use crate::metrics::Metrics;
 use crate::random;
-use crate::replicas::{BeginError, Replicas};
 use crate::server::listener::{self, BindError, stopped};
 use crate::server::{self, Accept, Limits, Protocols, Seats, distribute, start_worker};
-use crate::shutdown::{Drain, Times};
 use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
@@ -146,7 +145,7 @@ impl Server {
         let metrics = Arc::new(Metrics::new()?);
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
         let addresses = bound.addresses();
-        let (bound, rest) = waiting::open(bound, &config, &name, &metrics, move || waits(addresses)).await?;
+        let (bound, rest) = store_wait::open(bound, &config, &name, &metrics, move || waits(addresses)).await?;
         Self::put_together(bound, config, rest, metrics).await
     }
 
@@ -255,7 +254,7 @@ impl Sidecar {
         let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
         let metrics = Arc::new(Metrics::new()?);
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(config.listen.address));
-        let rest = Rest::in_memory(&name, rest::keys(&config)?.as_ref());
+        let rest = Rest::in_memory(&name, store_setup::keys(&config)?.as_ref());
         Ok(Self { ingress: Arc::new(compose(config, rest, metrics, upstream)) })
     }
 

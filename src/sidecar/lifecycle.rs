@@ -12,7 +12,6 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::renewal::{Reading, reading, renew};
 use crate::admin::Admin;
 use crate::config::Config;
 use crate::ingress::Ingress;
@@ -20,6 +19,7 @@ use crate::protocol::client::Trust;
 use crate::server::listener::stopped;
 use crate::server::{self, Limits, Protocols, Seats};
 use crate::tls::Certificates;
+use crate::tls::reload::{Reading, reading, renew};
 
 /// After the drain, connections get so long to end.
 const STOP_GRACE: Duration = Duration::from_secs(5);

@@ -5,7 +5,7 @@
 //! nobody is swept before the store could be reached for one whole lease, so that an outage of the store is nobody's death. Absent:
 //! what a request means (ingress).
 
-mod requests;
+mod rpc;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, info, warn};
 
-pub use requests::{Absence, Requests};
+pub use rpc::{Absence, Requests};
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};
@@ -340,7 +340,7 @@ impl Replicas {
                 // Others are not to wait for an upstream that takes its time.
                 tokio::spawn(async move {
                     let reply = Message::Reply { number, reply: taken.await };
-                    requests::answer(&*shared, from, reply).await;
+                    rpc::answer(&*shared, from, reply).await;
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
@@ -349,13 +349,13 @@ impl Replicas {
                 // It may wait for a word of the upstream.
                 tokio::spawn(async move {
                     let known = log.known(&call, run, body.as_ref()).await;
-                    requests::answer(&*shared, from, Message::Known { number, known }).await;
+                    rpc::answer(&*shared, from, Message::Known { number, known }).await;
                 });
             }
             Some(Message::Known { number, known }) => self.requests.take_known(number, known),
             Some(Message::Where { from, number, stream }) => {
                 let upto = self.log.written_upto(stream);
-                requests::answer(&*self.shared, from, Message::There { number, upto }).await;
+                rpc::answer(&*self.shared, from, Message::There { number, upto }).await;
             }
             Some(Message::There { number, upto }) => self.requests.take_place(number, upto),
             None => debug!("another replica says what is not known here"),

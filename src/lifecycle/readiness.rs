@@ -1,8 +1,8 @@
 //! Whether this process takes new calls: one answer, for whoever asks on whichever listener.
 
+use crate::cluster::Replicas;
 use crate::event_log::EventLog;
-use crate::replicas::Replicas;
-use crate::shutdown::Drain;
+use crate::lifecycle::drain::Drain;
 use crate::store::Standing;
 use crate::upstream::{Reachability, Upstream};
 

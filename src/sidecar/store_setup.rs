@@ -6,9 +6,9 @@ use tracing::{info, warn};
 
 use super::Error;
 use crate::clock;
+use crate::config::key_file::{self, KeyFile};
 use crate::config::{self, Config, OnUnreachable};
 use crate::event_log::{Backing, Identity};
-use crate::key_file::{self, KeyFile};
 use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;

@@ -1,0 +1,4 @@
+//! The phases of a process as its clients see them: ready, draining, ended.
+
+pub mod drain;
+pub mod readiness;
