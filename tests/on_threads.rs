@@ -8,10 +8,10 @@
 // Some of the support is for the cases that are not here.
 #![allow(dead_code, unused_imports)]
 
-#[path = "it/answers.rs"]
-mod answers;
 #[path = "it/cancel.rs"]
 mod cancel;
+#[path = "it/client_responses.rs"]
+mod client_responses;
 #[path = "it/resume.rs"]
 mod resume;
 #[path = "it/retry.rs"]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::checker::{Call, Ending, is_lost, shown};
 use crate::http::{Failed, Next, Request, Response};
-use crate::judge::{Call, Ending, is_lost, shown};
 use crate::rng::Rng;
 use crate::sse::Frame;
 use crate::world::{LIMIT, World, count};

@@ -7,10 +7,10 @@
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-mod blow;
 mod caller;
+mod checker;
+mod faults;
 mod http;
-mod judge;
 mod process;
 #[path = "../sim/rng.rs"]
 mod rng;
@@ -24,7 +24,7 @@ mod upstream;
 mod wire;
 mod world;
 
-use blow::Blow;
+use faults::Fault;
 use process::Appends;
 use run::Run;
 use world::Allowed;
@@ -47,7 +47,7 @@ async fn disk_survives_kills(name: &'static str, fsync: &str) {
     let settings = [("STORE__KIND", "disk".to_owned()), ("STORE__PATH", store), ("STORE__FSYNC", fsync.to_owned())];
     run.begin(1, &settings, Allowed { unanswered: true, ..Allowed::default() }).await;
     while run.goes_on(16) {
-        run.blow(&[(80, Blow::Kill), (20, Blow::KillTwice)]).await;
+        run.inject(&[(80, Fault::Kill), (20, Fault::KillTwice)]).await;
     }
     run.end().await;
 }
@@ -64,8 +64,8 @@ async fn a_redis_survives_the_loss_of_replicas() {
     )
     .await;
     while run.goes_on(8) {
-        let blows = [(40, Blow::Kill), (10, Blow::KillTwice), (20, Blow::KillAll), (30, Blow::LeaveDead)];
-        run.blow(&blows).await;
+        let faults = [(40, Fault::Kill), (10, Fault::KillTwice), (20, Fault::KillAll), (30, Fault::LeaveDead)];
+        run.inject(&faults).await;
     }
     run.end().await;
 }
@@ -81,7 +81,7 @@ async fn a_replica_that_was_frozen_past_its_lease_serves_nothing_stale() {
     )
     .await;
     while run.goes_on(3) {
-        run.blow(&[(1, Blow::Freeze)]).await;
+        run.inject(&[(1, Fault::Freeze)]).await;
     }
     run.end().await;
 }
@@ -90,20 +90,20 @@ async fn a_replica_that_was_frozen_past_its_lease_serves_nothing_stale() {
 async fn a_redis_that_is_killed_loses_nothing_where_replicas_serve_on() {
     // What was begun without the store is known to its owner alone until the store is back.
     let allowed = Allowed { refusals: true, forgotten_sessions: true, ..Allowed::default() };
-    redis_is_killed("redis killed, degrade", Appends::Everysec, "degrade", allowed, &[(1, Blow::KillRedis)]).await;
+    redis_is_killed("redis killed, degrade", Appends::Everysec, "degrade", allowed, &[(1, Fault::KillRedis)]).await;
 }
 
 #[tokio::test]
 async fn a_redis_that_is_killed_loses_nothing_where_replicas_wait() {
     let allowed = Allowed { refusals: true, ..Allowed::default() };
-    redis_is_killed("redis killed, refuse", Appends::Always, "refuse", allowed, &[(1, Blow::KillRedis)]).await;
+    redis_is_killed("redis killed, refuse", Appends::Always, "refuse", allowed, &[(1, Fault::KillRedis)]).await;
 }
 
 #[tokio::test]
 async fn a_redis_and_its_replicas_may_die_together_where_replicas_wait() {
     let allowed = Allowed { refusals: true, unanswered: true, ..Allowed::default() };
-    let blows = [(1, Blow::KillRedis), (1, Blow::KillRedisAndReplica), (1, Blow::Kill)];
-    redis_is_killed("redis and replicas killed", Appends::Everysec, "refuse", allowed, &blows).await;
+    let faults = [(1, Fault::KillRedis), (1, Fault::KillRedisAndReplica), (1, Fault::Kill)];
+    redis_is_killed("redis and replicas killed", Appends::Everysec, "refuse", allowed, &faults).await;
 }
 
 async fn redis_is_killed(
@@ -111,12 +111,12 @@ async fn redis_is_killed(
     appends: Appends,
     on_unreachable: &str,
     allowed: Allowed,
-    blows: &[(usize, Blow)],
+    faults: &[(usize, Fault)],
 ) {
     let mut run = Run::prepare(name).await;
     run.begin_with_redis(appends, on_unreachable, allowed).await;
     while run.goes_on(4) {
-        run.blow(blows).await;
+        run.inject(faults).await;
     }
     run.end().await;
 }
@@ -129,7 +129,7 @@ async fn a_drain_loses_no_call() {
     // Nobody dies here: a call that ends with an error is lost, and so is one that ran and was not answered.
     run.begin_with_redis(Appends::Always, "degrade", Allowed::default()).await;
     while run.goes_on(3) {
-        run.blow(&[(1, Blow::Drain)]).await;
+        run.inject(&[(1, Fault::Drain)]).await;
     }
     run.end().await;
 }

@@ -38,8 +38,8 @@ pub(crate) struct Run {
     began: Instant,
     /// When the last word of it was said.
     told: Instant,
-    /// Each blow and its time, beside the logs of the processes.
-    blows: File,
+    /// Each fault and its time, beside the logs of the processes.
+    faults: File,
 }
 
 impl Run {
@@ -51,7 +51,7 @@ impl Run {
             .join(format!("{}-{seed}", name.replace([' ', ','], "-")));
         let _ = std::fs::remove_dir_all(&directory);
         std::fs::create_dir_all(&directory).expect("a directory");
-        let blows = File::create(directory.join("blows.log")).expect("a log");
+        let faults = File::create(directory.join("faults.log")).expect("a log");
         let rng = Rng::new(seed);
         let upstream = Some(Upstream::start().await);
         let (replicas, callers) = (Vec::new(), Vec::new());
@@ -69,7 +69,7 @@ impl Run {
             rounds: 0,
             began,
             told: began,
-            blows,
+            faults,
         }
     }
 
@@ -132,7 +132,7 @@ impl Run {
     pub(crate) fn note(&mut self, what: &str) {
         let mut at = String::new();
         SystemTime.format_time(&mut Writer::new(&mut at)).expect("room");
-        writeln!(self.blows, "{at} {what}").expect("room");
+        writeln!(self.faults, "{at} {what}").expect("room");
         let now = mcp_resume::clock::now();
         if now - self.told >= TELL {
             self.told = now;
@@ -173,11 +173,11 @@ impl Run {
             }
         }
         world.check_runs();
-        world.judge();
+        world.check();
         self.tell();
         let tally = &world.tally;
         let must_be =
-            [&tally.answered, &tally.resumed, &tally.by_token, &tally.replays, &tally.questions, &tally.blows];
+            [&tally.answered, &tally.resumed, &tally.by_token, &tally.replays, &tally.questions, &tally.faults];
         for (number, counter) in must_be.into_iter().enumerate() {
             assert!(counted(counter) > 0, "{}: nothing of kind {number} has happened: {tally}", self.name);
         }

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use crate::caller::Keeper;
+use crate::checker::{Call, Ending};
 use crate::http::Request;
-use crate::judge::{Call, Ending};
 use crate::rng::Rng;
 use crate::upstream::Upstream;
 
@@ -60,14 +60,14 @@ pub(crate) struct Tally {
     pub(crate) refused_calls: AtomicUsize,
     pub(crate) refused_resumes: AtomicUsize,
     pub(crate) sent_away: AtomicUsize,
-    pub(crate) blows: AtomicUsize,
+    pub(crate) faults: AtomicUsize,
 }
 
 impl fmt::Display for Tally {
     /// What has happened at all.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [
-            ("blows", &self.blows),
+            ("faults", &self.faults),
             ("calls", &self.calls),
             ("answered", &self.answered),
             ("owner died", &self.owner_died),
@@ -262,7 +262,7 @@ impl World {
     }
 
     /// Panics with everything that went wrong, if anything did.
-    pub(crate) fn judge(&self) {
+    pub(crate) fn check(&self) {
         let failures = self.failures.lock().expect("nobody panics with it");
         if failures.is_empty() {
             return;

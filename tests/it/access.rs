@@ -39,7 +39,7 @@ fn every_way() -> Vec<Request> {
 
 #[tokio::test]
 async fn a_name_that_is_not_ours_is_refused_on_every_way() {
-    let (mut upstream, proxy, _) = stage().await;
+    let (mut upstream, proxy, _) = setup().await;
     for request in every_way() {
         refused(&proxy, &request.with("Host", &format!("rebound.example:{}", proxy.addr.port()))).await;
     }
@@ -48,7 +48,7 @@ async fn a_name_that_is_not_ours_is_refused_on_every_way() {
 
 #[tokio::test]
 async fn a_page_that_is_not_of_this_machine_is_refused_on_every_way() {
-    let (mut upstream, proxy, _) = stage().await;
+    let (mut upstream, proxy, _) = setup().await;
     for request in every_way() {
         for origin in ["https://evil.example", "null"] {
             refused(&proxy, &request.clone().with("Origin", origin)).await;
@@ -59,7 +59,7 @@ async fn a_page_that_is_not_of_this_machine_is_refused_on_every_way() {
 
 #[tokio::test]
 async fn this_machines_names_and_pages_pass() {
-    let (mut upstream, proxy, _) = stage().await;
+    let (mut upstream, proxy, _) = setup().await;
     let preflight = Request::new("OPTIONS", "/mcp").with("Access-Control-Request-Method", "POST");
     for request in [preflight, Request::new("GET", "/other")] {
         for host in ["localhost", "127.0.0.1:1", "[::1]:8080"] {
@@ -121,7 +121,7 @@ async fn the_admin_pages_are_for_this_machines_names_as_well() {
 
 #[tokio::test]
 async fn a_refusal_names_the_host_or_the_origin_and_the_key_to_set() {
-    let (_upstream, proxy, _) = stage().await;
+    let (_upstream, proxy, _) = setup().await;
     let ask = async |name: &str, value: &str| {
         let mut response = Request::get().with(name, value).send(proxy.addr).await;
         assert_eq!(response.status, 403);

@@ -1,6 +1,6 @@
 //! The streams page and the live page.
 
-use crate::answers::question;
+use crate::client_responses::question;
 use crate::support::*;
 use serde_json::Value;
 

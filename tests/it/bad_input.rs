@@ -53,7 +53,7 @@ impl Noise {
 
 #[tokio::test]
 async fn a_body_over_the_limit_is_413_and_the_client_can_read_it() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.limits.body_bytes = 10_000).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.limits.body_bytes = 10_000).await;
     let large =
         format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{{"x":"{}"}}}}"#, "x".repeat(2_000_000));
     let request = session.post(&large);
@@ -81,7 +81,7 @@ async fn a_body_over_the_limit_is_413_and_the_client_can_read_it() {
 
 #[tokio::test]
 async fn a_head_over_the_limit_is_431() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.limits.header_bytes = 8192).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.limits.header_bytes = 8192).await;
     let request = session.post(call(1)).with("X-Large", &"x".repeat(20_000));
     let answer = raw(&proxy, &request.bytes(proxy.addr)).await;
     assert_eq!(status_of(&answer), Some(431));
@@ -96,7 +96,7 @@ async fn a_head_over_the_limit_is_431() {
 
 #[tokio::test]
 async fn a_message_that_names_a_deciding_member_twice_is_400() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for body in [
         r#"{"jsonrpc":"2.0","id":1,"method":"a","id":2}"#,
         r#"{"jsonrpc":"2.0","id":1,"method":"a","method":"b"}"#,
@@ -122,7 +122,7 @@ async fn a_message_that_names_a_deciding_member_twice_is_400() {
 /// The answers that the documentation promises; nothing of these reaches the upstream.
 #[tokio::test]
 async fn each_class_of_bad_request_has_its_answer() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.limits.body_bytes = 10_000).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.limits.body_bytes = 10_000).await;
     let long = format!(r#"{{"jsonrpc":"2.0","id":1,"method":"{}"}}"#, "x".repeat(20_000));
     let upgrade = session.get().with("Connection", "Upgrade").with("Upgrade", "websocket");
     for (class, request, status, code) in [
@@ -161,7 +161,7 @@ async fn each_class_of_bad_request_has_its_answer() {
 
 #[tokio::test]
 async fn another_upgrade_passes_without_the_offer() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let offer = session.post(call(1)).with("Connection", "Upgrade, HTTP2-Settings").with("Upgrade", "h2c");
     let pending = offer.with("HTTP2-Settings", "AAMAAABkAAQAAP__").start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
@@ -175,7 +175,7 @@ async fn another_upgrade_passes_without_the_offer() {
 
 #[tokio::test]
 async fn a_body_of_another_type_is_the_servers_to_refuse() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for request in [
         session.post(call(1)).with("Content-Type", "text/plain"),
         session.post("a=b").with("Content-Type", "application/x-www-form-urlencoded"),
@@ -193,7 +193,7 @@ async fn a_body_of_another_type_is_the_servers_to_refuse() {
 
 #[tokio::test]
 async fn what_is_not_http_is_refused_here() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let host = proxy.addr;
     for bytes in [
         "\r\n\r\n\r\n\0\0\0".to_owned(),
@@ -218,7 +218,7 @@ async fn what_is_not_http_is_refused_here() {
 
 #[tokio::test]
 async fn bytes_that_are_no_request_have_their_status() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let host = proxy.addr;
     let mut many = session.post(call(1));
     for n in 0..150 {
@@ -250,7 +250,7 @@ async fn bytes_that_are_no_request_have_their_status() {
 
 #[tokio::test]
 async fn a_request_for_another_host_goes_to_the_upstream_or_nowhere() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let other = Upstream::start().await;
     for bytes in [
         format!("CONNECT {} HTTP/1.1\r\nHost: {}\r\n\r\n", other.addr(), other.addr()),
@@ -277,7 +277,7 @@ async fn a_request_for_another_host_goes_to_the_upstream_or_nowhere() {
 
 #[tokio::test]
 async fn other_methods_on_the_endpoint_are_the_servers_to_refuse() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for method in ["PUT", "PATCH", "OPTIONS", "FOO"] {
         let request = Request::new(method, "/mcp").with("Mcp-Session-Id", &session.id);
         let pending = request.start(proxy.addr).await;
@@ -291,7 +291,7 @@ async fn other_methods_on_the_endpoint_are_the_servers_to_refuse() {
 
 #[tokio::test]
 async fn requests_sent_together_are_answered_in_order() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut bytes = session.post(call(1)).bytes(proxy.addr);
     bytes.extend(session.post(call(2)).bytes(proxy.addr));
     let mut client = Client::connect(proxy.addr).await;
@@ -306,7 +306,7 @@ async fn requests_sent_together_are_answered_in_order() {
 
 #[tokio::test]
 async fn a_request_whose_body_never_came_never_reaches_the_upstream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let whole = session.post(call(1)).bytes(proxy.addr);
     for cut in [1, 20, whole.len() / 2, whole.len() - 1] {
         let mut client = Client::connect(proxy.addr).await;
@@ -318,7 +318,7 @@ async fn a_request_whose_body_never_came_never_reaches_the_upstream() {
 
 #[tokio::test]
 async fn forged_cursors_of_every_shape_are_answered() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let real = EventId::of(response.prime().await.id());
     let mut noise = Noise(0x5eed);
@@ -410,7 +410,7 @@ async fn damaged_bodies_do_not_stop_the_server() {
 
 #[tokio::test]
 async fn whatever_the_upstream_streams_the_call_ends_with_an_answer() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut noise = Noise(0xbad4);
     let wire = format!(": c\n\nevent: message\ndata: {}\n\nretry: 5\ndata: {}\r\n\r\n", progress(1), result(1000));
     for round in 0..200 {
@@ -443,7 +443,7 @@ async fn alive(proxy: &Proxy) {
 
 #[tokio::test]
 async fn a_call_that_accepts_nothing_is_refused_under_its_id() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut response = session.post(call("mine")).with("Accept", "text/html").send(proxy.addr).await;
     assert_eq!(response.status, 406);
     assert_fault(&response.json().await, "mine", -32600, "client");

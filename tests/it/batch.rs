@@ -3,7 +3,7 @@
 use crate::support::*;
 use serde_json::{Value, json};
 
-async fn batch_stage() -> (Upstream, Proxy, Session) {
+async fn setup_with_batches() -> (Upstream, Proxy, Session) {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| {
         c.streams.linger = SOON;
@@ -42,7 +42,7 @@ fn ids(messages: &[Value]) -> Vec<Value> {
 
 #[tokio::test]
 async fn a_batch_is_forwarded_unchanged_and_its_array_comes_back() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let pending = session.post(two()).start(proxy.addr).await;
     let upstream_call = upstream.expect("batch").await;
     assert_eq!(upstream_call.body, two().into_bytes());
@@ -55,7 +55,7 @@ async fn a_batch_is_forwarded_unchanged_and_its_array_comes_back() {
 
 #[tokio::test]
 async fn its_stream_ends_with_the_last_answer() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(two())).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(result("two")).await;
@@ -73,7 +73,7 @@ async fn its_stream_ends_with_the_last_answer() {
 
 #[tokio::test]
 async fn an_array_of_responses_in_one_event_answers_both() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(two())).await;
     let both = format!("[{},{}]", result(1), result("two"));
     sse.event(&both).await;
@@ -84,7 +84,7 @@ async fn an_array_of_responses_in_one_event_answers_both() {
 
 #[tokio::test]
 async fn every_unanswered_request_gets_the_error() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     for (tool, answered) in [("a", None), ("b", Some(json!(1))), ("c", Some(json!("two")))] {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(two_of(tool))).await;
         response.prime().await;
@@ -107,7 +107,7 @@ async fn every_unanswered_request_gets_the_error() {
 
 #[tokio::test]
 async fn a_batch_refused_before_the_head_names_every_request() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     upstream.refuse().await;
     let mut response = session.post(two()).send(proxy.addr).await;
     assert!(matches!(response.status, 502..=504));
@@ -119,7 +119,7 @@ async fn a_batch_refused_before_the_head_names_every_request() {
 
 #[tokio::test]
 async fn a_late_array_becomes_the_messages_of_the_stream() {
-    let (mut upstream, proxy, _) = batch_stage().await;
+    let (mut upstream, proxy, _) = setup_with_batches().await;
     let hasty = Proxy::start(&upstream, |c| c.delivery.commit_after = Some(SOON)).await;
     drop(proxy);
     let session = Session::open(&hasty, &mut upstream, V2025_03).await;
@@ -135,7 +135,7 @@ async fn a_late_array_becomes_the_messages_of_the_stream() {
 
 #[tokio::test]
 async fn a_lost_batch_is_an_array_of_errors() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(two())).await;
     let place = EventId::of(response.prime().await.id());
     let mut lost = session.resume(&place.forged().at(0)).send(proxy.addr).await.sse();
@@ -154,7 +154,7 @@ async fn a_lost_batch_is_an_array_of_errors() {
 
 #[tokio::test]
 async fn a_cancelled_request_of_a_batch_is_not_waited_for() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(two())).await;
     response.prime().await;
     let pending = session
@@ -171,7 +171,7 @@ async fn a_cancelled_request_of_a_batch_is_not_waited_for() {
 
 #[tokio::test]
 async fn a_batch_without_requests_gets_the_upstreams_status() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let pending = session
         .post(r#"[{"jsonrpc":"2.0","method":"notifications/x"},{"jsonrpc":"2.0","method":"notifications/y"}]"#)
         .start(proxy.addr)
@@ -182,7 +182,7 @@ async fn a_batch_without_requests_gets_the_upstreams_status() {
 
 #[tokio::test]
 async fn a_client_that_takes_json_only_gets_an_array_of_an_event_once() {
-    let (mut upstream, proxy, session) = batch_stage().await;
+    let (mut upstream, proxy, session) = setup_with_batches().await;
     let pending = session.post(two()).with("Accept", "application/json").start(proxy.addr).await;
     let sse = upstream.next().await.sse().await;
     let news = progress(1);

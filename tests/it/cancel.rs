@@ -21,7 +21,7 @@ pub(crate) async fn cancel(proxy: &Proxy, upstream: &mut Upstream, request: Requ
 
 #[tokio::test]
 async fn a_response_that_still_comes_is_delivered() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     cancel(&proxy, &mut upstream, session.post(cancelled(1))).await;
     sse.finish(result(1)).await;
@@ -31,7 +31,7 @@ async fn a_response_that_still_comes_is_delivered() {
 
 #[tokio::test]
 async fn an_upstream_that_just_ends_is_no_failure_then() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(progress(1)).await;
     let id = response.event().await.id().to_owned();
@@ -45,7 +45,7 @@ async fn an_upstream_that_just_ends_is_no_failure_then() {
 #[tokio::test]
 async fn one_that_the_upstream_refuses_changes_nothing() {
     for status in [401, 403, 404, 500] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
         let place = EventId::of(response.prime().await.id());
         // The credentials end in mid-call.
@@ -108,7 +108,7 @@ async fn it_works_in_a_session_opened_elsewhere() {
 
 #[tokio::test]
 async fn an_upstream_that_does_not_react_is_closed_after_the_grace() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.cancel_grace = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.cancel_grace = SOON).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call("c"))).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(progress(1)).await;
@@ -127,7 +127,7 @@ async fn an_upstream_that_does_not_react_is_closed_after_the_grace() {
 
 #[tokio::test]
 async fn a_detached_call_can_be_cancelled() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.cancel_grace = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.cancel_grace = SOON).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -141,7 +141,7 @@ async fn a_detached_call_can_be_cancelled() {
 
 #[tokio::test]
 async fn a_committed_call_without_a_word_ends_empty() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.delivery.commit_after = Some(SOON);
         c.streams.cancel_grace = SOON;
     })
@@ -157,7 +157,7 @@ async fn a_committed_call_without_a_word_ends_empty() {
 
 #[tokio::test]
 async fn a_cancel_of_something_else_leaves_the_call_alone() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.cancel_grace = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.cancel_grace = SOON).await;
     let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", None).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (control, mut control_response) = begin(&proxy, &mut upstream, &session.post(call("control"))).await;
@@ -182,7 +182,7 @@ async fn a_cancel_of_something_else_leaves_the_call_alone() {
 
 #[tokio::test]
 async fn a_cancel_of_a_finished_call_is_only_forwarded() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.finish(result(1)).await;
     let id = response.event().await.id().to_owned();
@@ -195,7 +195,7 @@ async fn a_cancel_of_a_finished_call_is_only_forwarded() {
 
 #[tokio::test]
 async fn a_cancel_gets_the_upstreams_status() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, _response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let pending = session.post(cancelled(1)).start(proxy.addr).await;
     upstream.expect("notifications/cancelled").await.status(404).await;
@@ -205,7 +205,7 @@ async fn a_cancel_gets_the_upstreams_status() {
 
 #[tokio::test]
 async fn a_cancelled_call_without_a_head_does_not_hang() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.cancel_grace = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.cancel_grace = SOON).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
     cancel(&proxy, &mut upstream, session.post(cancelled(1))).await;

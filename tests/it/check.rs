@@ -1,6 +1,6 @@
 //! `check` before servers of several kinds: the verdict, and what it rests on.
 
-use crate::support::{self, spoken, *};
+use crate::support::{self, http_versions, *};
 use mcp_resume::check::{self, Contact, Facts, Form, Guard, Limits, Options, Report, Resumed, Standalone, Verdict};
 use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};
@@ -515,24 +515,24 @@ async fn a_wrong_scheme_is_named_with_the_right_one() {
     );
     assert!(report.to_string().contains(&format!("give http://{address}/mcp")), "{report}");
 
-    let speaker = spoken::Speaker::start(spoken::Speech::Http1Tls, &pki).await;
-    let report = report_of(&speaker.url().replace("https:", "http:"), |_| {}).await;
+    let server = http_versions::TestServer::start(http_versions::HttpVersion::Http1Tls, &pki).await;
+    let report = report_of(&server.url().replace("https:", "http:"), |_| {}).await;
     assert_eq!(report.facts.contact, Contact::OtherScheme { scheme: "https" });
-    assert!(report.to_string().contains("TLS is spoken there: give https://"), "{report}");
+    assert!(report.to_string().contains("TLS is http_versions there: give https://"), "{report}");
     assert!(!report.can_stand_in_front);
 }
 
 #[tokio::test]
 async fn a_failed_handshake_is_explained_in_words() {
     let (pki, other) = (support::pki::Pki::new(), support::pki::Pki::new());
-    let speaker = spoken::Speaker::start(spoken::Speech::Http1Tls, &pki).await;
-    let report = report_of(&speaker.url(), |config| config.upstream.tls.ca = Some(other.ca())).await;
+    let server = http_versions::TestServer::start(http_versions::HttpVersion::Http1Tls, &pki).await;
+    let report = report_of(&server.url(), |config| config.upstream.tls.ca = Some(other.ca())).await;
     assert_eq!(report.verdict, Verdict::NoTls);
     assert!(report.to_string().contains("the certificate is not signed by the authority"), "{report}");
 
     // In TLS 1.3 the server refuses a client without a certificate when the client's handshake is over.
-    let speaker = spoken::Speaker::start_asking(spoken::Speech::Http1Tls, &pki, true).await;
-    let report = report_of(&speaker.url(), |config| config.upstream.tls.ca = Some(pki.ca())).await;
+    let server = http_versions::TestServer::start_asking(http_versions::HttpVersion::Http1Tls, &pki, true).await;
+    let report = report_of(&server.url(), |config| config.upstream.tls.ca = Some(pki.ca())).await;
     assert_eq!(report.verdict, Verdict::NoTls, "{report}");
     assert!(report.to_string().contains("wants a client certificate"), "{report}");
 }
@@ -570,7 +570,7 @@ async fn a_tool_that_the_server_does_not_list_is_not_run() {
 
 #[tokio::test]
 async fn an_mcp_resume_is_recognised_and_keeps_its_warning_for_clients() {
-    let (mut upstream, proxy, _) = stage().await;
+    let (mut upstream, proxy, _) = setup().await;
     let config = Config::for_upstream(&format!("http://{}/mcp", proxy.addr)).expect("a usable URL");
     let options = options();
     let report = tokio::select! {

@@ -14,7 +14,7 @@ async fn closed_early(response: &mut Response) -> Option<u64> {
 
 #[tokio::test]
 async fn a_long_response_is_closed_before_others_do_it() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.max_connection = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.max_connection = Some(SOON)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     assert_eq!(closed_early(&mut response).await, Some(1000));
     let place = EventId::of(response.last_id().unwrap());
@@ -30,7 +30,7 @@ async fn a_long_response_is_closed_before_others_do_it() {
 
 #[tokio::test]
 async fn a_resumed_response_is_closed_as_well() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.max_connection = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.max_connection = Some(SOON)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     for _ in 0..3 {
         closed_early(&mut response).await;
@@ -76,7 +76,7 @@ async fn a_client_that_came_back_once_is_trusted_to_do_it_again() {
 
 #[tokio::test]
 async fn a_standalone_stream_is_closed_as_well() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.max_connection = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.max_connection = Some(SOON)).await;
     let pending = session.get().start(proxy.addr).await;
     let sse = upstream.expect("GET").await.sse().await;
     let mut response = pending.response().await.sse();
@@ -89,7 +89,7 @@ async fn a_standalone_stream_is_closed_as_well() {
 
 #[tokio::test]
 async fn in_poll_mode_responses_close_with_what_is_stored() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.mode = Mode::Poll).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.mode = Mode::Poll).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     assert_eq!(closed_early(&mut response).await, Some(5000));
     let place = EventId::of(response.last_id().unwrap());
@@ -116,7 +116,7 @@ async fn in_poll_mode_responses_close_with_what_is_stored() {
 
 #[tokio::test]
 async fn poll_mode_can_be_one_tools() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         let tool = Tool { mode: Some(Mode::Poll), ..Tool::default() };
         c.tools.insert("polled".to_owned(), tool);
     })
@@ -147,7 +147,7 @@ async fn in_poll_mode_older_clients_are_held() {
 
 #[tokio::test]
 async fn in_poll_mode_a_finished_answer_is_given_whole() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.mode = Mode::Poll).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.mode = Mode::Poll).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     upstream.next().await.json(200, result(1)).await;
     let mut response = pending.response().await;
@@ -156,7 +156,7 @@ async fn in_poll_mode_a_finished_answer_is_given_whole() {
 
 #[tokio::test]
 async fn in_poll_mode_a_commit_is_closed_at_once() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.delivery.mode = Mode::Poll;
         c.delivery.commit_after = Some(SOON);
     })

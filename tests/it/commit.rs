@@ -3,7 +3,7 @@
 use crate::support::*;
 
 async fn hasty() -> (Upstream, Proxy, Session) {
-    stage_with(|c| c.delivery.commit_after = Some(SOON)).await
+    setup_with(|c| c.delivery.commit_after = Some(SOON)).await
 }
 
 /// A POST that the proxy commits to; the upstream has not answered.
@@ -25,7 +25,7 @@ async fn past_commit(proxy: &Proxy, upstream: &mut Upstream, session: &Session) 
 
 #[tokio::test]
 async fn a_prompt_answer_keeps_its_status() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(LIMIT)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(LIMIT)).await;
     for status in [200, 201, 400, 401, 403, 404, 429, 500] {
         let pending = session.post(call(status)).start(proxy.addr).await;
         upstream.next().await.json(status, result(1)).await;
@@ -216,7 +216,7 @@ async fn a_browser_is_committed_to_only_when_the_upstreams_cors_headers_are_know
 
 #[tokio::test]
 async fn a_json_only_client_gets_the_response_alone() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).with("Accept", "application/json").start(proxy.addr).await;
     let sse = upstream.next().await.sse().await;
     sse.event(progress(1)).await;
@@ -236,7 +236,7 @@ async fn a_json_only_client_gets_the_response_alone() {
 
 #[tokio::test]
 async fn a_stream_only_client_gets_a_json_answer_as_an_event() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).with("Accept", "text/event-stream").start(proxy.addr).await;
     upstream.next().await.json(200, result(1)).await;
     let mut response = pending.response().await.sse();
@@ -272,7 +272,7 @@ async fn a_late_answer_to_a_client_that_left_is_kept() {
 
 #[tokio::test]
 async fn an_upstream_over_its_header_timeout_is_504() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.upstream.header_timeout = Some(LATER)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.header_timeout = Some(LATER)).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     let mut response = pending.response().await;
@@ -285,7 +285,7 @@ async fn an_upstream_over_its_header_timeout_is_504() {
 
 #[tokio::test]
 async fn a_json_only_client_is_told_of_a_failure_in_json() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, whole) in [(1, true), (2, false)] {
         let pending = session.post(call(id)).with("Accept", "application/json").start(proxy.addr).await;
         let sse = upstream.next().await.sse().await;
@@ -305,7 +305,7 @@ async fn a_json_only_client_is_told_of_a_failure_in_json() {
 
 #[tokio::test]
 async fn accepting_anything_is_accepting_a_stream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, accept) in
         ["*/*", "text/*, application/json", "application/json;q=0.1, text/event-stream;q=0.9"].into_iter().enumerate()
     {
@@ -318,7 +318,7 @@ async fn accepting_anything_is_accepting_a_stream() {
 
 #[tokio::test]
 async fn a_weight_of_zero_is_not_accepting() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Accept", "application/json, text/event-stream;q=0");
     let pending = request.start(proxy.addr).await;
     upstream.next().await.sse().await.finish(result(1)).await;
@@ -362,7 +362,7 @@ async fn a_json_answer_whose_body_is_slow_arrives_whole() {
 
 #[tokio::test]
 async fn a_json_only_client_that_left_finds_its_answer_by_asking_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Accept", "application/json");
     request.start(proxy.addr).await.reset();
     let sse = upstream.next().await.sse().await;

@@ -139,7 +139,7 @@ async fn second_part(response: Response, script: &mut Script) -> Vec<Seen> {
 }
 
 async fn cut_everywhere(rest: Rest) {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut bytes = 0;
     for limit in 1.. {
         let id = 10_000 + limit as u64;
@@ -206,7 +206,7 @@ async fn a_modern_answer_cut_at_every_byte_after_its_first_id_is_resumed_whole()
 
 #[tokio::test]
 async fn a_resumed_answer_cut_at_every_byte_is_resumed_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut bytes = 0;
     for limit in 1.. {
         let id = 10_000 + limit as u64;

@@ -1,6 +1,6 @@
 //! The end of the process: nothing that can still end is lost, nothing new begins.
 
-use crate::answers::{answer, question};
+use crate::client_responses::{answer, question};
 use crate::support::*;
 use mcp_resume::config::Config;
 use std::time::Duration;

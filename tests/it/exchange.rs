@@ -8,7 +8,7 @@ const ODD_JSON: &str = "{ \"result\":{\"b\":1.0,\"a\":\"\\u00e9\"},\n \"id\":1, 
 
 #[tokio::test]
 async fn a_json_answer_passes_unchanged() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
     assert_eq!(upstream_call.body, call(1).into_bytes());
@@ -26,7 +26,7 @@ async fn a_json_answer_passes_unchanged() {
 
 #[tokio::test]
 async fn error_statuses_pass_unchanged() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for status in [400, 401, 403, 404, 406, 421, 429, 500, 503] {
         let pending = session.post(call(status)).start(proxy.addr).await;
         upstream
@@ -44,7 +44,7 @@ async fn error_statuses_pass_unchanged() {
 
 #[tokio::test]
 async fn an_event_stream_is_numbered_and_primed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let prime = response.prime().await;
     let place = EventId::of(prime.id());
@@ -68,7 +68,7 @@ async fn an_event_stream_is_numbered_and_primed() {
 
 #[tokio::test]
 async fn the_first_id_comes_in_one_write_with_the_head() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let sse = upstream.next().await.sse().await;
     let mut response = pending.response().await.sse();
@@ -79,7 +79,7 @@ async fn the_first_id_comes_in_one_write_with_the_head() {
 
 #[tokio::test]
 async fn the_head_of_a_stream_forbids_buffering_and_claims_no_length() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     // What a server sends when everything is ready at once.
     let body = format!("event: message\ndata: {}\n\n", result(1));
@@ -121,7 +121,7 @@ async fn an_initialize_answered_as_a_stream_is_numbered_too() {
 
 #[tokio::test]
 async fn names_and_payloads_are_not_rewritten() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     // What is sent, the name and the payload that must arrive.
     let cases: &[(&[u8], Option<&str>, &[u8])] = &[
@@ -155,7 +155,7 @@ async fn names_and_payloads_are_not_rewritten() {
 
 #[tokio::test]
 async fn upstream_ids_are_replaced_and_its_empty_events_consumed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     sse.bytes("id: up-0\nretry: 77\ndata:\n\n: comment\n\nid: up-1\ndata\n\nretry: 88\n\nevent: x\n\n").await;
@@ -173,7 +173,7 @@ async fn upstream_ids_are_replaced_and_its_empty_events_consumed() {
 
 #[tokio::test]
 async fn an_event_in_pieces_is_one_event() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
     for byte in format!("event: message\r\ndata: {}\r\n\r\n", progress(1)).bytes() {
@@ -187,7 +187,7 @@ async fn an_event_in_pieces_is_one_event() {
 
 #[tokio::test]
 async fn many_events_in_one_piece_stay_many() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     let burst: String = (1..=2000).map(|n| format!("event: message\ndata: {}\n\n", progress(n))).collect();
@@ -204,7 +204,7 @@ async fn many_events_in_one_piece_stay_many() {
 
 #[tokio::test]
 async fn a_large_event_passes_whole() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let text = "x".repeat(3 * 1024 * 1024);
     let large = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"t":"{text}"}}}}"#);
@@ -215,7 +215,7 @@ async fn a_large_event_passes_whole() {
 
 #[tokio::test]
 async fn the_upstream_sees_the_headers_it_needs_and_no_others_of_ours() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session
         .post(call(1))
         .with("Accept", "application/json")
@@ -320,7 +320,7 @@ async fn the_trace_goes_on_upstream() {
 
 #[tokio::test]
 async fn hop_by_hop_headers_stop_here() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session
         .post(call(1))
         .with("Connection", "keep-alive, X-Hop")
@@ -342,7 +342,7 @@ async fn hop_by_hop_headers_stop_here() {
 
 #[tokio::test]
 async fn notifications_pass_with_the_upstreams_status() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for status in [202, 400, 404] {
         let pending = session.post(r#"{"jsonrpc":"2.0","method":"notifications/x"}"#).start(proxy.addr).await;
         upstream.expect("notifications/x").await.status_with(status, "x-custom: 1\r\n").await;
@@ -354,7 +354,7 @@ async fn notifications_pass_with_the_upstreams_status() {
 
 #[tokio::test]
 async fn two_streams_do_not_mix() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
     let first_place = EventId::of(first.prime().await.id());
@@ -372,7 +372,7 @@ async fn two_streams_do_not_mix() {
 
 #[tokio::test]
 async fn a_downstream_connection_is_reused() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.finish(result(1)).await;
     response.events().await;
@@ -385,7 +385,7 @@ async fn a_downstream_connection_is_reused() {
 
 #[tokio::test]
 async fn what_follows_the_response_at_once_is_delivered_with_it() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(result(1)).await;
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
@@ -397,7 +397,7 @@ async fn what_follows_the_response_at_once_is_delivered_with_it() {
 
 #[tokio::test]
 async fn an_upstream_that_does_not_end_after_its_response_is_closed_after_the_linger() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.linger = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.linger = SOON).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(result(1)).await;
     response.event().await;
@@ -407,7 +407,7 @@ async fn an_upstream_that_does_not_end_after_its_response_is_closed_after_the_li
 
 #[tokio::test]
 async fn a_silent_stream_gets_comments() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.heartbeat = SOON).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.heartbeat = SOON).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
     for _ in 0..2 {
@@ -445,7 +445,7 @@ async fn older_clients_are_not_primed_where_that_is_restricted() {
 
 #[tokio::test]
 async fn a_client_that_waits_for_leave_to_send_its_body_gets_it() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut client = Client::connect(proxy.addr).await;
     let request = session.post(call(1)).with("Expect", "100-continue");
     let bytes = request.bytes(proxy.addr);
@@ -462,7 +462,7 @@ async fn a_client_that_waits_for_leave_to_send_its_body_gets_it() {
 
 #[tokio::test]
 async fn a_client_that_wants_the_connection_closed_has_it_closed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Connection", "close");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     sse.finish(result(1)).await;
@@ -473,7 +473,7 @@ async fn a_client_that_wants_the_connection_closed_has_it_closed() {
 
 #[tokio::test]
 async fn interim_answers_of_the_upstream_are_not_its_answer() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     upstream_call.write("HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n").await;
@@ -485,7 +485,7 @@ async fn interim_answers_of_the_upstream_are_not_its_answer() {
 
 #[tokio::test]
 async fn a_large_json_answer_passes_unchanged() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let large = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"t":"{}"}}}}"#, "x".repeat(2_000_000));
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
@@ -505,7 +505,7 @@ async fn a_large_json_answer_passes_unchanged() {
 
 #[tokio::test]
 async fn a_compressed_json_answer_passes_unchanged() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let body = b"\x1f\x8b\x08\0 not really";
     let mut answer = format!(
@@ -522,7 +522,7 @@ async fn a_compressed_json_answer_passes_unchanged() {
 
 #[tokio::test]
 async fn a_body_sent_in_chunks_arrives_whole() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut client = Client::connect(proxy.addr).await;
     client.send(&session.post("").with("Transfer-Encoding", "chunked").head_bytes(proxy.addr)).await;
     for piece in call(1).as_bytes().chunks(7) {
@@ -537,7 +537,7 @@ async fn a_body_sent_in_chunks_arrives_whole() {
 
 #[tokio::test]
 async fn a_response_is_recognised_however_it_is_written() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (n, (id, written)) in [
         (serde_json::json!(1), "data: {\"result\":{\"id\":5},\"jsonrpc\":\"2.0\",\"id\":1}\n\n"),
         (
@@ -569,7 +569,7 @@ async fn a_response_is_recognised_however_it_is_written() {
 
 #[tokio::test]
 async fn a_servers_request_of_the_same_id_is_not_the_response() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#).await;
     response.event().await;
@@ -585,7 +585,7 @@ async fn a_servers_request_of_the_same_id_is_not_the_response() {
 
 #[tokio::test]
 async fn a_stream_that_ends_with_its_connection_is_one() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     upstream_call.write("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n\r\n").await;
@@ -601,7 +601,7 @@ async fn a_stream_that_ends_with_its_connection_is_one() {
 
 #[tokio::test]
 async fn an_upstream_connection_is_reused_after_a_stream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let before = upstream.connections();
     for id in 0..3 {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(id))).await;
@@ -614,7 +614,7 @@ async fn an_upstream_connection_is_reused_after_a_stream() {
 
 #[tokio::test]
 async fn a_json_answer_that_does_not_end_has_its_time_too() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.call_timeout = Some(LATER)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.call_timeout = Some(LATER)).await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n";

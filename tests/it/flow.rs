@@ -8,7 +8,7 @@ fn sized(n: usize, size: usize) -> String {
 
 #[tokio::test]
 async fn the_last_event_before_a_silence_arrives_whatever_its_size() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let sizes = (0..40).map(|n| n * 97).chain([4000, 8100, 8192, 16_300, 65_000, 65_536, 200_000, 500_000]);
     for (n, size) in sizes.enumerate() {
@@ -23,7 +23,7 @@ async fn the_last_event_before_a_silence_arrives_whatever_its_size() {
 
 #[tokio::test]
 async fn a_stream_far_larger_than_its_bounds_passes_a_reader_whole() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_event_bytes = 64 * 1024;
         c.streams.max_bytes = 256 * 1024;
     })
@@ -51,7 +51,7 @@ async fn a_stream_far_larger_than_its_bounds_passes_a_reader_whole() {
 
 #[tokio::test]
 async fn a_client_that_reads_nothing_delays_no_other() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_event_bytes = 64 * 1024;
         c.streams.max_bytes = 256 * 1024;
         c.streams.full_wait = LIMIT * 6;
@@ -83,7 +83,7 @@ async fn a_client_that_reads_nothing_delays_no_other() {
 
 #[tokio::test]
 async fn a_client_may_stop_reading_and_go_on_later() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     // 4 MB are within the bounds: the upstream gets rid of them with nobody reading.
@@ -101,7 +101,7 @@ async fn a_client_may_stop_reading_and_go_on_later() {
 
 #[tokio::test]
 async fn a_client_that_stopped_reading_and_left_gets_everything_it_had_not_read() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     let many = 200;
@@ -124,7 +124,7 @@ async fn a_client_that_stopped_reading_and_left_gets_everything_it_had_not_read(
 
 #[tokio::test]
 async fn many_clients_cut_at_once_and_back_at_once_lose_nothing() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let mut running = Vec::new();
     for id in 0..100 {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(id))).await;
@@ -152,7 +152,7 @@ async fn many_clients_cut_at_once_and_back_at_once_lose_nothing() {
 
 #[tokio::test]
 async fn a_request_sent_behind_a_running_answer_waits_for_its_turn() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     response.send(&session.post(call(2)).bytes(proxy.addr)).await;
@@ -170,7 +170,7 @@ async fn a_request_sent_behind_a_running_answer_waits_for_its_turn() {
 
 #[tokio::test]
 async fn a_long_answer_that_is_not_read_has_not_arrived_however_long_its_connection_stays() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Accept", "application/json");
     let pending = request.start(proxy.addr).await;
     // Far more than sockets and buffers hold.

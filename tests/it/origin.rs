@@ -5,7 +5,7 @@ use crate::support::*;
 
 #[tokio::test]
 async fn other_paths_are_proxied_plainly() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let target = "/.well-known/oauth-protected-resource/mcp?x=1&y=%2F";
     let pending =
         Request::new("GET", target).with("Accept", "text/html").with("If-None-Match", "\"a\"").start(proxy.addr).await;
@@ -23,7 +23,7 @@ async fn other_paths_are_proxied_plainly() {
 
 #[tokio::test]
 async fn a_post_elsewhere_is_not_an_mcp_call() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let pending = Request::post("not json at all").target("/token").start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     assert_eq!(upstream_call.target, "/token");
@@ -36,7 +36,7 @@ async fn a_post_elsewhere_is_not_an_mcp_call() {
 
 #[tokio::test]
 async fn an_event_stream_elsewhere_is_neither_buffered_nor_numbered() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let pending = Request::get().target("/sse").resume_from("theirs").start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     assert_eq!(upstream_call.header("last-event-id"), Some("theirs"));
@@ -52,7 +52,7 @@ async fn an_event_stream_elsewhere_is_neither_buffered_nor_numbered() {
 
 #[tokio::test]
 async fn the_query_and_a_final_slash_keep_the_endpoint() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for target in ["/mcp?api_key=k&x=%20", "/mcp/", "/mcp/?a=b"] {
         let pending = session.post(call(target)).target(target).start(proxy.addr).await;
         let upstream_call = upstream.expect("tools/call").await;
@@ -85,7 +85,7 @@ async fn the_endpoint_is_the_path_of_the_upstream_url() {
 
 #[tokio::test]
 async fn a_redirect_within_the_origin_is_followed_with_its_body() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (status, location) in [(307, "/mcp/".to_owned()), (308, format!("http://{}/mcp/", upstream.addr()))] {
         let pending = session.post(call(status)).start(proxy.addr).await;
         upstream.expect("tools/call").await.status_with(status, &format!("location: {location}\r\n")).await;
@@ -102,7 +102,7 @@ async fn a_redirect_within_the_origin_is_followed_with_its_body() {
 
 #[tokio::test]
 async fn a_redirect_to_another_origin_is_not_followed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let other = Upstream::start().await;
     let pending = session.post(call(1)).with("Authorization", "Bearer t").start(proxy.addr).await;
     upstream.expect("tools/call").await.status_with(307, &format!("location: {}\r\n", other.url())).await;
@@ -115,7 +115,7 @@ async fn a_redirect_to_another_origin_is_not_followed() {
 /// `//other` names a host, and for browsers `/\other` does.
 #[tokio::test]
 async fn a_redirect_that_names_a_host_without_a_scheme_is_not_taken_for_a_path() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for location in ["//other.example/mcp", "//other.example", "/\\other.example/mcp", "//127.0.0.1:1/mcp"] {
         let pending = session.post(call(1)).start(proxy.addr).await;
         upstream.expect("tools/call").await.status_with(307, &format!("location: {location}\r\n")).await;
@@ -135,7 +135,7 @@ async fn a_redirect_that_names_a_host_without_a_scheme_is_not_taken_for_a_path()
 
 #[tokio::test]
 async fn a_path_that_looks_like_a_host_stays_a_path() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     for (path, received) in [
         ("//evil.example/a?b=c", "/.//evil.example/a?b=c"),
         ("/\\evil.example", "/./\\evil.example"),
@@ -153,7 +153,7 @@ async fn a_path_that_looks_like_a_host_stays_a_path() {
 /// Without its slash a reference would lead to a place beside the page that it came with.
 #[tokio::test]
 async fn a_location_of_the_upstream_without_a_path_names_its_root() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (rest, received) in [
         ("", "/"),
         ("?x=1", "/?x=1"),
@@ -184,7 +184,7 @@ async fn a_location_of_the_upstream_without_a_path_names_its_root() {
 
 #[tokio::test]
 async fn one_length_reaches_the_client_whatever_the_path() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let answers = [
         ("content-length: 2\r\nContent-Length: 2\r\n", 200),
         ("content-length: 2\r\ncontent-length: 3\r\n", 502),
@@ -205,7 +205,7 @@ async fn one_length_reaches_the_client_whatever_the_path() {
 
 #[tokio::test]
 async fn three_redirects_are_followed_and_no_more() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     for n in 0..4 {
         upstream.expect("tools/call").await.status_with(307, &format!("location: /mcp/{n}\r\n")).await;
@@ -217,7 +217,7 @@ async fn three_redirects_are_followed_and_no_more() {
 
 #[tokio::test]
 async fn a_location_of_the_upstream_becomes_one_of_ours() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     let elsewhere = "https://login.example/authorize?x=1".to_owned();
     for (sent, received) in [
         (format!("http://{}/login?a=b", upstream.addr()), format!("http://{}/login?a=b", proxy.addr)),
@@ -237,7 +237,7 @@ async fn a_location_of_the_upstream_becomes_one_of_ours() {
 
 #[tokio::test]
 async fn an_upgrade_is_refused() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     for target in ["/mcp", "/ws"] {
         let response = Request::new("GET", target)
             .with("Connection", "Upgrade")
@@ -254,7 +254,7 @@ async fn an_upgrade_is_refused() {
 
 #[tokio::test]
 async fn cors_passes_and_what_resuming_needs_is_added() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let origin = format!("http://{}", proxy.addr);
     let pending = Request::new("OPTIONS", "/mcp")
         .with("Origin", &origin)
@@ -358,7 +358,7 @@ async fn a_forwarded_answer_teaches_the_cors_headers_too() {
 
 #[tokio::test]
 async fn cors_headers_are_not_invented() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     upstream.next().await.json(200, result(1)).await;
     let response = pending.response().await;
@@ -388,7 +388,7 @@ async fn the_host_the_upstream_sees_can_be_chosen() {
 
 #[tokio::test]
 async fn answers_without_a_body_do_not_hang() {
-    let (mut upstream, proxy, _session) = stage().await;
+    let (mut upstream, proxy, _session) = setup().await;
     for (method, answer, status) in [
         ("HEAD", "HTTP/1.1 200 OK\r\ncontent-length: 1234\r\netag: \"x\"\r\n\r\n", 200),
         ("GET", "HTTP/1.1 304 X\r\netag: \"x\"\r\n\r\n", 304),

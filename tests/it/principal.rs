@@ -11,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::ServerName;
 
-async fn stage_of(source: PrincipalSource) -> (Upstream, Proxy) {
+async fn setup_of(source: PrincipalSource) -> (Upstream, Proxy) {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |c| c.auth.principal = source).await;
     (upstream, proxy)
@@ -48,7 +48,7 @@ async fn reads(proxy: &Proxy, place: &EventId, headers: &[(&str, &str)]) -> bool
 
 #[tokio::test]
 async fn it_is_the_authorization_unless_said_otherwise() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let mine = ("Authorization", "Bearer mine");
     let place = finished(&proxy, &mut upstream, &modern(1).with(mine.0, mine.1)).await;
     assert!(reads(&proxy, &place, &[mine]).await);
@@ -61,7 +61,7 @@ async fn it_is_the_authorization_unless_said_otherwise() {
 
 #[tokio::test]
 async fn an_api_key_names_a_caller_too() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let mine = ("X-API-Key", "mine");
     let place = finished(&proxy, &mut upstream, &modern(1).with(mine.0, mine.1)).await;
     assert!(reads(&proxy, &place, &[mine]).await);
@@ -73,7 +73,7 @@ async fn an_api_key_names_a_caller_too() {
 /// Many share one `Authorization`, of a gateway for instance.
 #[tokio::test]
 async fn an_api_key_beside_a_shared_authorization_tells_callers_apart() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let (shared, mine) = (("Authorization", "Bearer shared"), ("X-API-Key", "mine"));
     let request = modern(1).with(shared.0, shared.1).with(mine.0, mine.1);
     let place = finished(&proxy, &mut upstream, &request).await;
@@ -85,7 +85,7 @@ async fn an_api_key_beside_a_shared_authorization_tells_callers_apart() {
 
 #[tokio::test]
 async fn a_key_in_the_query_is_a_part_of_it() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let session = Session::opened_elsewhere(V2025_11, "s-1", None);
     let pending = session.get().target("/mcp?key=mine").start(proxy.addr).await;
     let sse = upstream.expect("GET").await.sse().await;
@@ -152,7 +152,7 @@ async fn the_names_in_a_clients_certificate_are_a_part_of_it_unless_a_proxy_in_f
 
 #[tokio::test]
 async fn of_an_anonymous_stream_the_event_id_is_the_only_key() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Auto).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Auto).await;
     let place = finished(&proxy, &mut upstream, &modern(1)).await;
     assert!(reads(&proxy, &place, &[]).await);
     assert!(reads(&proxy, &place, &[("Cookie", "a=1")]).await);
@@ -161,7 +161,7 @@ async fn of_an_anonymous_stream_the_event_id_is_the_only_key() {
 
 #[tokio::test]
 async fn it_can_be_a_header_that_outlives_a_token() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Header(HeaderName::from_static("x-user"))).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Header(HeaderName::from_static("x-user"))).await;
     let request = modern(1).with("X-User", "u").with("Authorization", "Bearer 1");
     let place = finished(&proxy, &mut upstream, &request).await;
     assert!(reads(&proxy, &place, &[("X-User", "u"), ("Authorization", "Bearer 2")]).await);
@@ -171,7 +171,7 @@ async fn it_can_be_a_header_that_outlives_a_token() {
 
 #[tokio::test]
 async fn it_can_be_a_cookie() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::Cookie("sid".to_owned())).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::Cookie("sid".to_owned())).await;
     let request = modern(1).with("Cookie", "lb=1; sid=abc; x=y");
     let place = finished(&proxy, &mut upstream, &request).await;
     assert!(reads(&proxy, &place, &[("Cookie", "sid=abc")]).await);
@@ -183,7 +183,7 @@ async fn it_can_be_a_cookie() {
 
 #[tokio::test]
 async fn it_can_be_nobody() {
-    let (mut upstream, proxy) = stage_of(PrincipalSource::None).await;
+    let (mut upstream, proxy) = setup_of(PrincipalSource::None).await;
     let request = modern(1).with("Authorization", "Bearer 1");
     let place = finished(&proxy, &mut upstream, &request).await;
     assert!(reads(&proxy, &place, &[("Authorization", "Bearer 2")]).await);

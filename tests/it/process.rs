@@ -379,7 +379,7 @@ async fn event_ids_name_the_replica_by_its_name_or_else_by_host_and_port() {
 
 #[tokio::test]
 async fn asked_to_stop_it_stops() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.finish(result(1)).await;
     response.events().await;
@@ -388,7 +388,7 @@ async fn asked_to_stop_it_stops() {
 
 #[tokio::test]
 async fn what_runs_when_it_is_asked_to_stop_comes_to_its_end() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
     let stopped = proxy.ask_to_stop();

@@ -51,7 +51,7 @@ async fn gone(request: Request, proxy: &Proxy) -> (Value, Vec<u8>) {
 
 #[tokio::test]
 async fn a_resume_gets_the_rest_and_follows() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     let mut response = session.resume(&place.at(1)).send(proxy.addr).await.sse();
     assert_eq!(response.header("cache-control"), Some("no-cache, no-transform"));
@@ -71,7 +71,7 @@ async fn a_resume_gets_the_rest_and_follows() {
 
 #[tokio::test]
 async fn a_resumed_connection_starts_with_a_fresh_name_of_the_same_cursor() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     let mut names = vec![place.at(1)];
     for _ in 0..3 {
@@ -94,7 +94,7 @@ async fn a_resumed_connection_starts_with_a_fresh_name_of_the_same_cursor() {
 
 #[tokio::test]
 async fn the_head_of_a_resumed_stream_comes_with_its_first_id() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     let mut response = session.resume(&place.at(1)).send(proxy.addr).await.sse();
     response.prime().await;
@@ -104,7 +104,7 @@ async fn the_head_of_a_resumed_stream_comes_with_its_first_id() {
 
 #[tokio::test]
 async fn a_resume_from_the_beginning_gets_everything() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let place = finished(&proxy, &mut upstream, &session.post(call(1))).await;
     let mut response = session.resume(&place.at(0)).send(proxy.addr).await.sse();
     let (events, end) = response.events().await;
@@ -115,7 +115,7 @@ async fn a_resume_from_the_beginning_gets_everything() {
 
 #[tokio::test]
 async fn nothing_left_of_a_sealed_stream_is_204() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let place = finished(&proxy, &mut upstream, &session.post(call(1))).await;
     for from in [place.at(2), format!("{}.2.abcd", place.handle)] {
         let mut response = session.resume(&from).send(proxy.addr).await;
@@ -126,7 +126,7 @@ async fn nothing_left_of_a_sealed_stream_is_204() {
 
 #[tokio::test]
 async fn the_tail_of_a_running_stream_follows() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     // The second event has been logged once a reader sees it.
     let mut first = session.resume(&place.at(1)).send(proxy.addr).await.sse();
@@ -140,7 +140,7 @@ async fn the_tail_of_a_running_stream_follows() {
 
 #[tokio::test]
 async fn a_stale_cursor_gives_the_same_events_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let place = finished(&proxy, &mut upstream, &session.post(call(1))).await;
     let mut answers = Vec::new();
     for _ in 0..3 {
@@ -158,7 +158,7 @@ async fn a_stale_cursor_gives_the_same_events_again() {
 
 #[tokio::test]
 async fn a_finished_call_nobody_waited_for_can_be_fetched() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.finish(result(1)).await;
     settle(&proxy, &mut upstream).await;
@@ -171,7 +171,7 @@ async fn a_finished_call_nobody_waited_for_can_be_fetched() {
 
 #[tokio::test]
 async fn a_lost_cursor_gets_the_error_of_its_request_whatever_was_lost() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_events = 4).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_events = 4).await;
     let place = finished(&proxy, &mut upstream, &session.post(call("seven"))).await;
     let (_long, trimmed) = trimmed(&proxy, &mut upstream, &session.post(call_tool("seven", "long"))).await;
     let stranger = session.resume(&place.at(1)).with("Authorization", "Bearer x");
@@ -207,7 +207,7 @@ fn assert_fault_named(name: &str, message: &Value) {
 
 #[tokio::test]
 async fn a_handle_of_another_process_is_lost_the_same_way() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let other = Proxy::start(&upstream, |_| {}).await;
     let place = finished(&proxy, &mut upstream, &session.post(call(41))).await;
     let (message, _) = gone(session.resume(&place.at(1)), &other).await;
@@ -217,7 +217,7 @@ async fn a_handle_of_another_process_is_lost_the_same_way() {
 
 #[tokio::test]
 async fn the_error_has_the_requests_id_with_its_type() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let long = "x".repeat(100);
     let ids = [
         serde_json::json!(0),
@@ -239,7 +239,7 @@ async fn the_error_has_the_requests_id_with_its_type() {
 
 #[tokio::test]
 async fn an_expired_stream_is_lost_and_the_loss_has_an_end() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_wait = Some(SOON);
         c.streams.retention = SOON;
     })
@@ -274,7 +274,7 @@ async fn an_expired_stream_is_lost_and_the_loss_has_an_end() {
 
 #[tokio::test]
 async fn the_end_of_an_unknown_stream_is_204() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let place = finished(&proxy, &mut upstream, &session.post(call(1))).await;
     let end = session.resume(&place.forged().at("end")).send(proxy.addr).await;
     assert_eq!(end.status, 204);
@@ -282,7 +282,7 @@ async fn the_end_of_an_unknown_stream_is_204() {
 
 #[tokio::test]
 async fn what_is_not_an_event_id_of_ours_is_400() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for id in ["1", "stream_1764000000000_abcdef", "6f1c2f4e-2b1d-4a57-9a41-0d9f3a1b2c3d", "a b.c d", "????.1", "...."]
     {
         let mut response = session.resume(id).send(proxy.addr).await;
@@ -297,7 +297,7 @@ async fn what_is_not_an_event_id_of_ours_is_400() {
 
 #[tokio::test]
 async fn a_newer_connection_takes_over_and_the_older_ends_gracefully() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut older) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(progress(1)).await;
     let place = EventId::of(older.event().await.id());
@@ -311,7 +311,7 @@ async fn a_newer_connection_takes_over_and_the_older_ends_gracefully() {
 
 #[tokio::test]
 async fn retry_doubles_with_each_takeover() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut older) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(older.prime().await.id());
     let mut told = Vec::new();
@@ -328,7 +328,7 @@ async fn retry_doubles_with_each_takeover() {
 
 #[tokio::test]
 async fn takeovers_in_mid_stream_lose_and_repeat_nothing() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut reader) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(reader.prime().await.id());
     let mut seen = Vec::new();
@@ -358,7 +358,7 @@ async fn takeovers_in_mid_stream_lose_and_repeat_nothing() {
 
 #[tokio::test]
 async fn a_hopeless_resume_does_not_disturb_the_reader() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut reader) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(reader.prime().await.id());
     gone(session.resume(&place.at(5)), &proxy).await;
@@ -370,7 +370,7 @@ async fn a_hopeless_resume_does_not_disturb_the_reader() {
 
 #[tokio::test]
 async fn a_client_that_stays_away_too_long_has_its_call_cancelled() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_wait = Some(LATER)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_wait = Some(LATER)).await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(5))).await;
     let cancelled = upstream.expect("notifications/cancelled").await;
     assert_eq!(cancelled.json_body()["params"]["requestId"], 5);
@@ -389,7 +389,7 @@ async fn a_client_that_stays_away_too_long_has_its_call_cancelled() {
 
 #[tokio::test]
 async fn a_client_that_comes_back_has_its_whole_time_again() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_wait = Some(LATER)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_wait = Some(LATER)).await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     let (_control, _) = left(&proxy, &mut upstream, &session.post(call(2))).await;
     let mut response = session.resume(&place.at(1)).send(proxy.addr).await.sse();
@@ -420,7 +420,7 @@ async fn an_abandoned_initialize_is_not_cancelled() {
 
 #[tokio::test]
 async fn a_call_over_its_time_fails() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.call_timeout = Some(LATER)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.call_timeout = Some(LATER)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (events, end) = response.events().await;
     assert_eq!((events.len(), end), (1, End::Complete));
@@ -433,7 +433,7 @@ async fn a_call_over_its_time_fails() {
 
 #[tokio::test]
 async fn one_tool_can_have_a_time_of_its_own() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         let tool = mcp_resume::config::Tool { call_timeout: Some(Some(LATER)), ..Default::default() };
         c.tools.insert("hasty".to_owned(), tool);
     })
@@ -449,7 +449,7 @@ async fn one_tool_can_have_a_time_of_its_own() {
 
 #[tokio::test]
 async fn a_cursor_trimmed_away_is_told_so() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_events = 4).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_events = 4).await;
     let (sse, place) = trimmed(&proxy, &mut upstream, &session.post(call(1))).await;
     let (message, _) = gone(session.resume(&place.at(1)), &proxy).await;
     assert_eq!(message["error"]["code"], GONE);
@@ -460,7 +460,7 @@ async fn a_cursor_trimmed_away_is_told_so() {
 
 #[tokio::test]
 async fn a_full_stream_nobody_reads_fails_after_a_while() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_events = 4;
         c.streams.full_wait = SOON;
     })
@@ -503,7 +503,7 @@ async fn the_cancel_of_an_abandoned_call_carries_its_callers_credentials() {
 
 #[tokio::test]
 async fn one_tool_can_be_waited_for_longer() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_wait = Some(SOON);
         let tool = mcp_resume::config::Tool { max_wait: Some(None), ..Default::default() };
         c.tools.insert("patient".to_owned(), tool);
@@ -526,7 +526,7 @@ async fn one_tool_can_be_waited_for_longer() {
 
 #[tokio::test]
 async fn a_resume_that_takes_no_stream_is_406_and_disturbs_nobody() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     let request = session.resume(&place.at(0)).with("Accept", "application/json");

@@ -24,7 +24,7 @@ pub(crate) async fn runs_anew(proxy: &Proxy, upstream: &mut Upstream, request: &
 
 #[tokio::test]
 async fn a_retry_takes_over_the_running_call() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1));
     let (sse, place) = left(&proxy, &mut upstream, &request).await;
     let mut response = request.send(proxy.addr).await.sse();
@@ -38,7 +38,7 @@ async fn a_retry_takes_over_the_running_call() {
 
 #[tokio::test]
 async fn a_retry_goes_on_after_its_last_event_id() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1));
     let (sse, place) = left(&proxy, &mut upstream, &request).await;
     sse.finish(result(1)).await;
@@ -52,7 +52,7 @@ async fn a_retry_goes_on_after_its_last_event_id() {
 
 #[tokio::test]
 async fn a_retry_before_any_word_of_the_upstream_waits_for_it() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1));
     let client = request.start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
@@ -73,7 +73,7 @@ async fn a_retry_before_any_word_of_the_upstream_waits_for_it() {
 
 #[tokio::test]
 async fn a_json_answer_cut_on_its_way_is_given_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(9)).start(proxy.addr).await;
     upstream.next().await.json(200, result(9)).await;
     let whole = pending.response().await;
@@ -101,7 +101,7 @@ async fn a_json_answer_cut_on_its_way_is_given_again() {
 
 #[tokio::test]
 async fn a_delivered_call_is_not_given_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, sse) in [(1, true), (2, false)] {
         let request = session.post(call(id));
         let pending = request.start(proxy.addr).await;
@@ -124,7 +124,7 @@ async fn a_delivered_call_is_not_given_again() {
 
 #[tokio::test]
 async fn a_retry_takes_over_a_running_call_whose_first_connection_is_still_open() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1));
     let (sse, mut first) = begin(&proxy, &mut upstream, &request).await;
     sse.event(progress(1)).await;
@@ -150,7 +150,7 @@ async fn a_retry_takes_over_a_running_call_whose_first_connection_is_still_open(
 
 #[tokio::test]
 async fn another_request_is_no_retry() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", None).await;
     let (sse, _) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     let stranger = session.post(call(1)).with("Authorization", "Bearer x");
@@ -199,7 +199,7 @@ async fn an_idempotency_key_finds_a_delivered_call() {
 
 #[tokio::test]
 async fn an_idempotency_key_finds_a_json_answer() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Idempotency-Key", "k-1");
     let pending = request.start(proxy.addr).await;
     upstream.next().await.json(200, result(1)).await;
@@ -212,7 +212,7 @@ async fn an_idempotency_key_finds_a_json_answer() {
 
 #[tokio::test]
 async fn an_idempotency_key_takes_over_from_an_attached_client() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Idempotency-Key", "k-1");
     // The first has no head yet: it gets an empty stream.
     let headless = request.start(proxy.addr).await;
@@ -236,7 +236,7 @@ async fn an_idempotency_key_takes_over_from_an_attached_client() {
 
 #[tokio::test]
 async fn a_key_used_for_another_body_is_422() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let request = session.post(call(1)).with("Idempotency-Key", "k-1");
     let (sse, mut response) = begin(&proxy, &mut upstream, &request).await;
     let other = session.post(call_tool(1, "other")).with("Idempotency-Key", "k-1");
@@ -299,7 +299,7 @@ async fn a_batch_matches_as_a_whole() {
 
 #[tokio::test]
 async fn a_failure_that_may_have_come_after_the_tool_ran_is_an_answer_like_any() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, status) in [(1, 500), (2, 502), (3, 504)] {
         let body = format!("{{\"failed\":{status}}}");
         let request = session.post(call(id)).with("Idempotency-Key", &format!("k-{id}"));
@@ -324,7 +324,7 @@ async fn a_failure_that_may_have_come_after_the_tool_ran_is_an_answer_like_any()
 
 #[tokio::test]
 async fn a_refusal_after_which_nothing_ran_is_no_answer_to_keep() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, status) in [(1, 400), (2, 401), (3, 404), (4, 429), (5, 503)] {
         let request = session.post(call(id)).with("Idempotency-Key", &format!("k-{id}"));
         let pending = request.start(proxy.addr).await;
@@ -336,7 +336,7 @@ async fn a_refusal_after_which_nothing_ran_is_no_answer_to_keep() {
 
 #[tokio::test]
 async fn an_answer_too_large_to_keep_is_no_answer_to_a_retry() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let large = format!("{{\"large\":\"{}\"}}", "x".repeat(65 * 1024));
     for (id, has_key) in [(1, false), (2, true)] {
         let request = session.post(call(id));

@@ -5,7 +5,7 @@ use crate::support::*;
 #[tokio::test]
 async fn a_deleted_session_takes_its_streams_along() {
     for status in [200, 204, 404] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(4))).await;
         let place = EventId::of(response.prime().await.id());
         let pending = session.delete().start(proxy.addr).await;
@@ -53,7 +53,7 @@ async fn a_session_opened_elsewhere_ends_the_same_way() {
 
 #[tokio::test]
 async fn a_refused_delete_changes_nothing() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     for status in [405, 401, 500] {
         let pending = session.delete().start(proxy.addr).await;
@@ -70,7 +70,7 @@ async fn a_refused_delete_changes_nothing() {
 
 #[tokio::test]
 async fn another_sessions_delete_leaves_ours_alone() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", None).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let pending = other.delete().start(proxy.addr).await;
@@ -82,7 +82,7 @@ async fn another_sessions_delete_leaves_ours_alone() {
 
 #[tokio::test]
 async fn a_stranger_cannot_end_our_streams_with_a_delete_of_its_own() {
-    let (mut upstream, proxy, _) = stage().await;
+    let (mut upstream, proxy, _) = setup().await;
     let session = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", Some("Bearer a")).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     // The upstream judges a session by its id: 404 here says nothing of the owner's session.
@@ -96,7 +96,7 @@ async fn a_stranger_cannot_end_our_streams_with_a_delete_of_its_own() {
 
 #[tokio::test]
 async fn a_dead_session_is_the_upstreams_404() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let body = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32001,"message":"Session not found"}}"#;
     upstream.expect("tools/call").await.json(404, body).await;
@@ -145,7 +145,7 @@ async fn a_cut_initialize_can_be_resumed_with_or_without_the_new_session() {
 /// A length without its bytes would make the server take the beginning of the next request on that connection for a body.
 #[tokio::test]
 async fn no_request_goes_upstream_with_a_length_that_is_not_its_own() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, method) in ["DELETE", "GET", "OPTIONS"].into_iter().enumerate() {
         let pending = session.delete().method(method).with_body("hello").start(proxy.addr).await;
         let upstream_call = upstream.expect(method).await;

@@ -6,8 +6,8 @@ use std::time::Duration;
 use mcp_resume::protocol::client::Trust;
 
 use crate::retry::runs_anew;
+use crate::support::http_versions::{HttpVersion, TestClient};
 use crate::support::pki::Pki;
-use crate::support::spoken::{Speech, Talker};
 use crate::support::*;
 
 /// A call that is answered by a stream or as JSON on `client`'s connection, and read.
@@ -41,7 +41,7 @@ async fn is_repeated(proxy: &Proxy, upstream: &mut Upstream, request: &Request, 
 #[tokio::test]
 async fn another_callers_request_on_a_shared_connection_confirms_no_answer() {
     for sse in [true, false] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", Some("Bearer b")).await;
         let request = session.post(call(1));
         let client = Client::connect(proxy.addr).await;
@@ -62,7 +62,7 @@ async fn another_callers_request_on_a_shared_connection_confirms_no_answer() {
 async fn behind_a_trusted_proxy_an_answer_is_found_again_for_delivered_retention() {
     for sse in [true, false] {
         let (mut upstream, proxy, session) =
-            stage_with(|c| c.listen.trusted_proxies = Trust::new(["127.0.0.1/32".parse().expect("a network")])).await;
+            setup_with(|c| c.listen.trusted_proxies = Trust::new(["127.0.0.1/32".parse().expect("a network")])).await;
         let request = session.post(call(1));
         let client = Client::connect(proxy.addr).await;
         let client = answered(&proxy, &mut upstream, client, &request, sse).await;
@@ -79,9 +79,9 @@ async fn behind_a_trusted_proxy_an_answer_is_found_again_for_delivered_retention
 }
 
 /// A call that is answered as JSON on this connection, by a caller of HTTP/2.
-async fn answered_on_http2(talker: &mut Talker, upstream: &mut Upstream, id: usize) {
+async fn answered_on_http2(client: &mut TestClient, upstream: &mut Upstream, id: usize) {
     let headers = [("mcp-session-id", "s-1"), ("mcp-protocol-version", V2025_11)];
-    let answer = talker.send("POST", &headers, call(id));
+    let answer = client.send("POST", &headers, call(id));
     upstream.expect("tools/call").await.json(200, result(1)).await;
     let heard = answer.head().await;
     assert_eq!(heard.head.status, 200);
@@ -90,22 +90,22 @@ async fn answered_on_http2(talker: &mut Talker, upstream: &mut Upstream, id: usi
 
 #[tokio::test]
 async fn on_http2_only_silence_confirms_an_answer_and_not_another_request_of_the_caller() {
-    let (mut upstream, proxy, session) = stage().await;
-    let mut talker = Talker::connect(proxy.addr, Speech::Http2, &Pki::new()).await;
-    answered_on_http2(&mut talker, &mut upstream, 1).await;
-    answered_on_http2(&mut talker, &mut upstream, 2).await;
+    let (mut upstream, proxy, session) = setup().await;
+    let mut client = TestClient::connect(proxy.addr, HttpVersion::Http2, &Pki::new()).await;
+    answered_on_http2(&mut client, &mut upstream, 1).await;
+    answered_on_http2(&mut client, &mut upstream, 2).await;
     is_repeated(&proxy, &mut upstream, &session.post(call(1)), "after another request").await;
-    answered_on_http2(&mut talker, &mut upstream, 3).await;
+    answered_on_http2(&mut client, &mut upstream, 3).await;
     pass(Duration::from_secs(3)).await;
     settle(&proxy, &mut upstream).await;
     runs_anew(&proxy, &mut upstream, &session.post(call(3)), "after two quiet seconds").await;
-    drop(talker);
+    drop(client);
 }
 
 /// On HTTP/1.1 its next request confirms a caller's own answer, whoever else's requests the connection carries.
 #[tokio::test]
 async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answer_for_a_while() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let other = Session::open_as(&proxy, &mut upstream, V2025_11, "s-2", Some("Bearer b")).await;
     let client = Client::connect(proxy.addr).await;
     let client = answered(&proxy, &mut upstream, client, &session.post(call(1)), false).await;

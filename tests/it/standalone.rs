@@ -19,7 +19,7 @@ async fn open(proxy: &Proxy, upstream: &mut Upstream, session: &Session) -> (Sse
 
 #[tokio::test]
 async fn its_events_are_numbered() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let prime = response.prime().await;
     let place = EventId::of(prime.id());
@@ -33,7 +33,7 @@ async fn its_events_are_numbered() {
 
 #[tokio::test]
 async fn what_came_while_the_client_was_away_is_kept() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -49,7 +49,7 @@ async fn what_came_while_the_client_was_away_is_kept() {
 
 #[tokio::test]
 async fn a_plain_get_starts_after_what_was_written() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(notice(1)).await;
@@ -66,7 +66,7 @@ async fn a_plain_get_starts_after_what_was_written() {
 
 #[tokio::test]
 async fn a_second_get_takes_over() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut older) = open(&proxy, &mut upstream, &session).await;
     older.prime().await;
     let mut newer = session.get().send(proxy.addr).await.sse();
@@ -79,7 +79,7 @@ async fn a_second_get_takes_over() {
 
 #[tokio::test]
 async fn a_dropped_upstream_is_opened_again_unnoticed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(notice(1)).await;
@@ -101,7 +101,7 @@ async fn a_dropped_upstream_is_opened_again_unnoticed() {
 
 #[tokio::test]
 async fn an_upstream_that_is_away_for_a_moment_is_opened_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     upstream.refuse().await;
@@ -115,7 +115,7 @@ async fn an_upstream_that_is_away_for_a_moment_is_opened_again() {
 #[tokio::test]
 async fn an_upstream_that_refuses_to_open_it_again_ends_it() {
     for status in [401, 403, 404, 405] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
         response.prime().await;
         sse.end().await;
@@ -131,7 +131,7 @@ async fn an_upstream_that_refuses_to_open_it_again_ends_it() {
 #[tokio::test]
 async fn an_upstream_that_refuses_its_own_id_is_asked_once_without() {
     for status in [400, 500] {
-        let (mut upstream, proxy, session) = stage_with(|c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
+        let (mut upstream, proxy, session) = setup_with(|c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
         let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
         let place = EventId::of(response.prime().await.id());
         sse.bytes(format!("id: u1\nretry: 1\ndata: {}\n\n", notice(1))).await;
@@ -156,7 +156,7 @@ async fn an_upstream_that_refuses_its_own_id_is_asked_once_without() {
 
 #[tokio::test]
 async fn an_upstream_that_knows_the_session_no_more_is_not_asked_without_its_id() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     sse.bytes(format!("id: u1\nretry: 1\ndata: {}\n\n", notice(1))).await;
@@ -169,7 +169,7 @@ async fn an_upstream_that_knows_the_session_no_more_is_not_asked_without_its_id(
 
 #[tokio::test]
 async fn a_server_without_such_a_stream_says_so_itself() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for _ in 0..2 {
         let pending = session.get().start(proxy.addr).await;
         upstream.expect("GET").await.json_with(405, "allow: POST, DELETE\r\n", "{\"no\": 1}").await;
@@ -182,7 +182,7 @@ async fn a_server_without_such_a_stream_says_so_itself() {
 
 #[tokio::test]
 async fn a_get_that_accepts_no_stream_opens_none() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.get().with("Accept", "text/html").start(proxy.addr).await;
     upstream.expect("GET").await.json(406, "{}").await;
     assert_eq!(pending.response().await.status, 406);
@@ -190,7 +190,7 @@ async fn a_get_that_accepts_no_stream_opens_none() {
 
 #[tokio::test]
 async fn a_client_that_stays_away_has_left_it() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_wait = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_wait = Some(SOON)).await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     response.reset();
@@ -199,7 +199,7 @@ async fn a_client_that_stays_away_has_left_it() {
 
 #[tokio::test]
 async fn a_lost_cursor_starts_at_the_oldest_event_kept_and_says_so() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     for n in 1..=2 {
@@ -229,7 +229,7 @@ async fn a_lost_cursor_starts_at_the_oldest_event_kept_and_says_so() {
 
 #[tokio::test]
 async fn a_full_standalone_stream_drops_its_oldest_and_never_pauses() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_events = 4).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_events = 4).await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -249,7 +249,7 @@ async fn a_full_standalone_stream_drops_its_oldest_and_never_pauses() {
 #[tokio::test]
 async fn events_dropped_before_a_plain_get_are_told() {
     let admin = Some(([127, 0, 0, 1], 0).into());
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_events = 4;
         c.admin.address = admin;
     })
@@ -288,7 +288,7 @@ async fn events_dropped_before_a_plain_get_are_told() {
 
 #[tokio::test]
 async fn its_questions_are_answered_like_any() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
@@ -307,7 +307,7 @@ async fn its_questions_are_answered_like_any() {
 
 #[tokio::test]
 async fn a_stranger_gets_a_stream_of_its_own() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     let pending = session.get().with("Authorization", "Bearer b").start(proxy.addr).await;
@@ -322,7 +322,7 @@ async fn a_stranger_gets_a_stream_of_its_own() {
 
 #[tokio::test]
 async fn a_deleted_session_ends_it() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = open(&proxy, &mut upstream, &session).await;
     response.prime().await;
     let pending = session.delete().start(proxy.addr).await;

@@ -1,7 +1,7 @@
 //! TLS: certificates that change, that are not believed, that are asked for; and how HTTP/2 is recognised.
 
+use crate::support::http_versions::*;
 use crate::support::pki::Pki;
-use crate::support::spoken::*;
 use crate::support::*;
 use mcp_resume::config::Config;
 use mcp_resume::sidecar::Server;
@@ -14,16 +14,16 @@ use tokio::net::TcpListener;
 use tokio_rustls::TlsAcceptor;
 
 async fn shown(proxy: &Proxy, pki: &Pki) -> Vec<u8> {
-    Talker::connect(proxy.addr, Speech::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
+    TestClient::connect(proxy.addr, HttpVersion::Http1Tls, pki).await.certificate.expect("TLS").to_vec()
 }
 
 #[tokio::test]
 async fn a_new_certificate_is_taken_without_a_restart_and_a_bad_one_is_not() {
     let pki = Pki::new();
-    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
-    let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1Tls, Speech::Http1, &pki)).await;
+    let mut server = TestServer::start(HttpVersion::Http1, &pki).await;
+    let proxy = Proxy::to_url(&server.url(), with_versions(HttpVersion::Http1Tls, HttpVersion::Http1, &pki)).await;
     let certificates = proxy.certificates.clone().expect("TLS");
-    let mut before = Talker::connect(proxy.addr, Speech::Http1Tls, &pki).await;
+    let mut before = TestClient::connect(proxy.addr, HttpVersion::Http1Tls, &pki).await;
     assert_eq!(certificates.reload(), Reload::Unchanged);
 
     pki.issue();
@@ -48,7 +48,7 @@ async fn a_new_certificate_is_taken_without_a_restart_and_a_bad_one_is_not() {
 
     // Who was there before stays.
     let answer = before.send("POST", &[], call(1));
-    speaker.next().await.json(result(1));
+    server.next().await.json(result(1));
     assert_eq!(answer.head().await.body().await, result(1).as_bytes());
 }
 
@@ -101,11 +101,11 @@ fn with_admin(config: &mut Config) {
 
 #[tokio::test]
 async fn an_upstream_whose_certificate_is_not_believed_is_not_reached() {
-    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+    for up in [HttpVersion::Http1Tls, HttpVersion::Http2Tls] {
         let (pki, other) = (Pki::new(), Pki::new());
-        let speaker = Speaker::start(up, &pki).await;
-        let change = speak(Speech::Http1, up, &other);
-        let proxy = Proxy::to_url(&speaker.url(), |config| {
+        let server = TestServer::start(up, &pki).await;
+        let change = with_versions(HttpVersion::Http1, up, &other);
+        let proxy = Proxy::to_url(&server.url(), |config| {
             change(config);
             with_admin(config);
         })
@@ -116,17 +116,17 @@ async fn an_upstream_whose_certificate_is_not_believed_is_not_reached() {
         assert_fault(&message, 1, UPSTREAM_FAILED, "upstream");
         assert_eq!(message["error"]["data"]["mayHaveRun"], false, "{message}");
         assert_eq!(readiness(&proxy).await, 503);
-        assert!(speaker.is_quiet());
+        assert!(server.is_quiet());
     }
 }
 
 #[tokio::test]
 async fn an_upstream_in_tls_makes_the_proxy_ready() {
-    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+    for up in [HttpVersion::Http1Tls, HttpVersion::Http2Tls] {
         let pki = Pki::new();
-        let speaker = Speaker::start(up, &pki).await;
-        let change = speak(Speech::Http1, up, &pki);
-        let proxy = Proxy::to_url(&speaker.url(), |config| {
+        let server = TestServer::start(up, &pki).await;
+        let change = with_versions(HttpVersion::Http1, up, &pki);
+        let proxy = Proxy::to_url(&server.url(), |config| {
             change(config);
             with_admin(config);
         })
@@ -137,28 +137,28 @@ async fn an_upstream_in_tls_makes_the_proxy_ready() {
 
 #[tokio::test]
 async fn an_upstream_gets_the_client_certificate_it_asks_for() {
-    for up in [Speech::Http1Tls, Speech::Http2Tls] {
+    for up in [HttpVersion::Http1Tls, HttpVersion::Http2Tls] {
         let pki = Pki::new();
-        let mut speaker = Speaker::start_asking(up, &pki, true).await;
-        let change = speak(Speech::Http1, up, &pki);
-        let proxy = Proxy::to_url(&speaker.url(), |config| {
+        let mut server = TestServer::start_asking(up, &pki, true).await;
+        let change = with_versions(HttpVersion::Http1, up, &pki);
+        let proxy = Proxy::to_url(&server.url(), |config| {
             change(config);
             config.upstream.tls.identity = Some(pki.pair());
         })
         .await;
         let pending = Request::post(call(1)).start(proxy.addr).await;
-        speaker.next().await.json(result(1));
+        server.next().await.json(result(1));
         assert_eq!(pending.response().await.body().await, result(1).as_bytes());
 
-        let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, up, &pki)).await;
+        let proxy = Proxy::to_url(&server.url(), with_versions(HttpVersion::Http1, up, &pki)).await;
         assert_eq!(Request::post(call(1)).send(proxy.addr).await.status, 502, "{up:?}: without one");
     }
 }
 
 /// A call that goes through; its connection to the upstream stays busy as long as what is returned lives.
-async fn calls(proxy: &Proxy, speaker: &mut Speaker) -> Saying {
+async fn calls(proxy: &Proxy, server: &mut TestServer) -> EventStream {
     let pending = Request::post(call(1)).start(proxy.addr).await;
-    let saying = speaker.next().await.sse();
+    let saying = server.next().await.sse();
     saying.event(progress(1));
     assert_eq!(pending.response().await.sse().event().await.bytes(), progress(1).as_bytes());
     saying
@@ -167,9 +167,9 @@ async fn calls(proxy: &Proxy, speaker: &mut Speaker) -> Saying {
 #[tokio::test]
 async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     let (pki, files) = (Pki::new(), Pki::new());
-    let mut speaker = Speaker::start_asking(Speech::Http1Tls, &pki, true).await;
-    let change = speak(Speech::Http1, Speech::Http1Tls, &files);
-    let proxy = Proxy::to_url(&speaker.url(), |config| {
+    let mut server = TestServer::start_asking(HttpVersion::Http1Tls, &pki, true).await;
+    let change = with_versions(HttpVersion::Http1, HttpVersion::Http1Tls, &files);
+    let proxy = Proxy::to_url(&server.url(), |config| {
         change(config);
         config.upstream.tls.identity = Some(files.pair());
     })
@@ -192,15 +192,15 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     assert_eq!(in_use.reload(), Reload::Unchanged, "a bad pair is told once");
     copy(pki.pair().key, files.pair().key);
     assert_eq!(in_use.reload(), Reload::Taken);
-    let first = calls(&proxy, &mut speaker).await;
+    let first = calls(&proxy, &mut server).await;
 
     // What cannot be used changes nothing for connections yet to be made.
     fs::write(files.ca(), "no authority").expect("a file");
     assert_eq!(in_use.reload(), Reload::Refused);
-    let second = calls(&proxy, &mut speaker).await;
+    let second = calls(&proxy, &mut server).await;
     fs::remove_file(files.pair().key).expect("a file");
     assert_eq!(in_use.reload(), Reload::Refused);
-    let third = calls(&proxy, &mut speaker).await;
+    let third = calls(&proxy, &mut server).await;
 
     // Another authority that can be used is taken at its word; whoever was there before stays.
     let other = Pki::new();
@@ -215,9 +215,9 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
 }
 
 /// One that an upstream answers at once.
-async fn asks(proxy: &Proxy, speaker: &mut Speaker) -> http::Version {
+async fn asks(proxy: &Proxy, server: &mut TestServer) -> http::Version {
     let pending = Request::post(call(1)).start(proxy.addr).await;
-    let asked = speaker.next().await;
+    let asked = server.next().await;
     let version = asked.head.version;
     asked.json(result(1));
     assert_eq!(pending.response().await.body().await, result(1).as_bytes());
@@ -226,38 +226,38 @@ async fn asks(proxy: &Proxy, speaker: &mut Speaker) -> http::Version {
 
 #[tokio::test]
 async fn calls_one_after_the_other_share_a_connection_to_the_upstream() {
-    for up in Speech::ALL {
+    for up in HttpVersion::ALL {
         let pki = Pki::new();
-        let mut speaker = Speaker::start(up, &pki).await;
-        let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, up, &pki)).await;
-        asks(&proxy, &mut speaker).await;
-        let before = speaker.accepted();
+        let mut server = TestServer::start(up, &pki).await;
+        let proxy = Proxy::to_url(&server.url(), with_versions(HttpVersion::Http1, up, &pki)).await;
+        asks(&proxy, &mut server).await;
+        let before = server.accepted();
         for _ in 0..3 {
-            asks(&proxy, &mut speaker).await;
+            asks(&proxy, &mut server).await;
         }
-        assert_eq!(speaker.accepted(), before, "{up:?}");
-        // In TLS the first call finds out what is spoken.
-        assert_eq!(before, if up == Speech::Http2Tls { 2 } else { 1 }, "{up:?}");
+        assert_eq!(server.accepted(), before, "{up:?}");
+        // In TLS the first call finds out what is http_versions.
+        assert_eq!(before, if up == HttpVersion::Http2Tls { 2 } else { 1 }, "{up:?}");
     }
 }
 
 #[tokio::test]
 async fn an_upstream_may_change_the_version_it_agrees_on() {
     let pki = Pki::new();
-    let mut speaker = Speaker::start(Speech::Http1Tls, &pki).await;
-    let proxy = Proxy::to_url(&speaker.url(), speak(Speech::Http1, Speech::Http1Tls, &pki)).await;
+    let mut server = TestServer::start(HttpVersion::Http1Tls, &pki).await;
+    let proxy = Proxy::to_url(&server.url(), with_versions(HttpVersion::Http1, HttpVersion::Http1Tls, &pki)).await;
     for (turn, version) in [
-        (Speech::Http1Tls, http::Version::HTTP_11),
-        (Speech::Http2Tls, http::Version::HTTP_2),
-        (Speech::Http1Tls, http::Version::HTTP_11),
+        (HttpVersion::Http1Tls, http::Version::HTTP_11),
+        (HttpVersion::Http2Tls, http::Version::HTTP_2),
+        (HttpVersion::Http1Tls, http::Version::HTTP_11),
     ] {
-        speaker.turn_to(turn);
+        server.switch_to(turn);
         for _ in 0..2 {
-            assert_eq!(asks(&proxy, &mut speaker).await, version, "{turn:?}");
+            assert_eq!(asks(&proxy, &mut server).await, version, "{turn:?}");
         }
         // Whoever changes it ends the connections there are.
         let broken = Request::post(call(1)).start(proxy.addr).await;
-        speaker.next().await.reset();
+        server.next().await.reset();
         assert_eq!(broken.response().await.status, 502);
     }
 }
@@ -267,7 +267,7 @@ async fn the_end_of_a_connection_to_the_upstream_is_announced() {
     let pki = Pki::new();
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let url = format!("https://localhost:{}/mcp", listener.local_addr().expect("an address").port());
-    let change = speak(Speech::Http1, Speech::Http1Tls, &pki);
+    let change = with_versions(HttpVersion::Http1, HttpVersion::Http1Tls, &pki);
     let proxy = Proxy::to_url(&url, |config| {
         change(config);
         config.upstream.pool_idle = Duration::ZERO;
@@ -339,19 +339,19 @@ async fn a_request_that_begins_like_the_preface_is_answered_as_http1() {
 
 #[tokio::test]
 async fn an_http2_client_is_told_of_a_shutdown_and_its_responses_end_in_peace() {
-    for down in [Speech::Http2, Speech::Http2Tls] {
+    for down in [HttpVersion::Http2, HttpVersion::Http2Tls] {
         let pki = Pki::new();
-        let mut speaker = Speaker::start(Speech::Http1, &pki).await;
-        let proxy = Proxy::to_url(&speaker.url(), speak(down, Speech::Http1, &pki)).await;
-        let mut talker = Talker::connect(proxy.addr, down, &pki).await;
-        let answer = talker.send("POST", &[], call(1));
-        let saying = speaker.next().await.sse();
+        let mut server = TestServer::start(HttpVersion::Http1, &pki).await;
+        let proxy = Proxy::to_url(&server.url(), with_versions(down, HttpVersion::Http1, &pki)).await;
+        let mut client = TestClient::connect(proxy.addr, down, &pki).await;
+        let answer = client.send("POST", &[], call(1));
+        let saying = server.next().await.sse();
         let mut heard = answer.head().await;
         heard.prime().await;
         let stopping = proxy.ask_to_stop();
         saying.finish(result(1));
         assert_eq!(heard.events().await, [result(1).into_bytes()]);
-        talker.closed().await;
+        client.closed().await;
         stopping.await;
     }
 }
@@ -359,13 +359,13 @@ async fn an_http2_client_is_told_of_a_shutdown_and_its_responses_end_in_peace() 
 #[tokio::test]
 async fn a_body_over_the_limit_is_refused_on_its_stream_alone() {
     let pki = Pki::new();
-    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
-    let proxy = Proxy::to_url(&speaker.url(), |config| config.limits.body_bytes = 1000).await;
-    let mut talker = Talker::connect(proxy.addr, Speech::Http2, &pki).await;
-    let refused = talker.send("POST", &[], " ".repeat(2000)).head().await;
+    let mut server = TestServer::start(HttpVersion::Http1, &pki).await;
+    let proxy = Proxy::to_url(&server.url(), |config| config.limits.body_bytes = 1000).await;
+    let mut client = TestClient::connect(proxy.addr, HttpVersion::Http2, &pki).await;
+    let refused = client.send("POST", &[], " ".repeat(2000)).head().await;
     assert_eq!(refused.head.status, 413);
     assert!(!refused.head.headers.contains_key("connection"));
-    let answer = talker.send("POST", &[], call(1));
-    speaker.next().await.json(result(1));
+    let answer = client.send("POST", &[], call(1));
+    server.next().await.json(result(1));
     assert_eq!(answer.head().await.body().await, result(1).as_bytes());
 }

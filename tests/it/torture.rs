@@ -72,7 +72,7 @@ async fn read_through_cuts(addr: std::net::SocketAddr, session: &Session, id: u6
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn cuts_anywhere_on_many_streams_lose_and_repeat_nothing() {
-    let (upstream, proxy, session) = stage().await;
+    let (upstream, proxy, session) = setup().await;
     let addr = proxy.addr;
     tokio::spawn(serve(upstream));
     let clients: Vec<_> = (1..=60)

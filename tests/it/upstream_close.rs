@@ -35,7 +35,7 @@ async fn fails(response: &mut Response) {
 
 #[tokio::test]
 async fn it_is_resumed_with_its_own_last_id_and_the_client_sees_one_stream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (mut response, place) = closed_on_purpose(&proxy, &mut upstream, &session).await;
     let sse = resumed(&mut upstream, "up-2").await.sse().await;
     sse.event_id("up-3", progress(2)).await;
@@ -52,7 +52,7 @@ async fn it_is_resumed_with_its_own_last_id_and_the_client_sees_one_stream() {
 
 #[tokio::test]
 async fn it_is_resumed_while_the_client_is_away() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (response, place) = closed_on_purpose(&proxy, &mut upstream, &session).await;
     response.reset();
     let sse = resumed(&mut upstream, "up-2").await.sse().await;
@@ -64,7 +64,7 @@ async fn it_is_resumed_while_the_client_is_away() {
 
 #[tokio::test]
 async fn a_priming_event_alone_is_enough_to_go_on_from() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.bytes("id: up-0\nretry: 10\ndata:\n\n").await;
     sse.end().await;
@@ -77,7 +77,7 @@ async fn a_priming_event_alone_is_enough_to_go_on_from() {
 #[tokio::test]
 async fn a_refused_resume_is_the_failure() {
     for status in [400, 404, 405, 409, 500] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let (mut response, _) = closed_on_purpose(&proxy, &mut upstream, &session).await;
         resumed(&mut upstream, "up-2").await.status(status).await;
         fails(&mut response).await;
@@ -87,7 +87,7 @@ async fn a_refused_resume_is_the_failure() {
 
 #[tokio::test]
 async fn an_end_without_a_new_id_is_the_failure() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (mut response, _) = closed_on_purpose(&proxy, &mut upstream, &session).await;
     resumed(&mut upstream, "up-2").await.sse().await.end().await;
     fails(&mut response).await;
@@ -96,7 +96,7 @@ async fn an_end_without_a_new_id_is_the_failure() {
 
 #[tokio::test]
 async fn a_hard_cut_is_the_failure() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
     sse.event_id("up-1", progress(1)).await;
@@ -108,7 +108,7 @@ async fn a_hard_cut_is_the_failure() {
 
 #[tokio::test]
 async fn a_hard_cut_is_resumed_where_that_is_configured() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.upstream.resume = true).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.upstream.resume = true).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     response.prime().await;
     sse.bytes(format!("id: up-1\nretry: 10\ndata: {}\n\n", progress(1))).await;
@@ -123,7 +123,7 @@ async fn a_hard_cut_is_resumed_where_that_is_configured() {
 
 #[tokio::test]
 async fn a_resume_answered_with_something_else_is_the_failure() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (mut response, _) = closed_on_purpose(&proxy, &mut upstream, &session).await;
     resumed(&mut upstream, "up-2").await.json(200, "{\"no\": \"stream\"}").await;
     fails(&mut response).await;
@@ -131,7 +131,7 @@ async fn a_resume_answered_with_something_else_is_the_failure() {
 
 #[tokio::test]
 async fn an_upstream_that_named_no_place_has_failed() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(progress(1)).await;
     response.event().await;

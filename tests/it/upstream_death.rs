@@ -1,6 +1,6 @@
 //! An upstream that fails: an honest JSON-RPC error for every request, at once.
 
-use crate::answers::{answer, question};
+use crate::client_responses::{answer, question};
 use crate::support::*;
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ async fn fails_with(response: &mut Response, id: u64, code: i64) -> Vec<Frame> {
 
 #[tokio::test]
 async fn an_upstream_that_refuses_connections_is_told_before_the_head() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     upstream.refuse().await;
     let mut response = session.post(call(1)).send(proxy.addr).await;
     assert!(matches!(response.status, 502..=504), "{}", response.status);
@@ -38,7 +38,7 @@ async fn an_upstream_that_refuses_connections_is_told_before_the_head() {
 
 #[tokio::test]
 async fn an_upstream_that_dies_before_its_head_is_502_and_not_asked_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, hard) in [("x", true), ("y", false)] {
         let pending = session.post(call(id)).start(proxy.addr).await;
         let upstream_call = upstream.expect("tools/call").await;
@@ -58,7 +58,7 @@ async fn an_upstream_that_dies_before_its_head_is_502_and_not_asked_again() {
 
 #[tokio::test]
 async fn a_request_that_dies_on_a_reused_connection_is_not_sent_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let before = upstream.connections();
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.expect("tools/call").await;
@@ -70,7 +70,7 @@ async fn a_request_that_dies_on_a_reused_connection_is_not_sent_again() {
 
 #[tokio::test]
 async fn what_is_not_http_is_502() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, garbage) in [
         "SSH-2.0-OpenSSH_9.2\r\n\r\n",
         "\0\0\0\0\r\n\r\n",
@@ -93,7 +93,7 @@ async fn what_is_not_http_is_502() {
 /// Neither the endpoint nor another path passes what two readers could take apart differently.
 #[tokio::test]
 async fn a_length_said_in_two_ways_is_502_on_every_path() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, garbage) in [
         "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\ncontent-length: 2\r\n\r\n5\r\n{   }\r\n0\r\n\r\n",
         "HTTP/1.1 200 OK\r\ntransfer-encoding: gzip, chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
@@ -117,7 +117,7 @@ async fn a_length_said_in_two_ways_is_502_on_every_path() {
 
 #[tokio::test]
 async fn interim_answers_without_end_are_502_on_every_path() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for is_endpoint in [true, false] {
         for (interim, expected) in [(16, 200), (17, 502)] {
             let request = if is_endpoint { session.post(call(interim)) } else { session.get().target("/other") };
@@ -136,7 +136,7 @@ async fn interim_answers_without_end_are_502_on_every_path() {
 /// Its connection stays open: only what is wrong with it says that no end will come.
 #[tokio::test]
 async fn a_head_with_lone_line_feeds_is_502_at_once() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, garbage) in ["HTTP/1.1 200 OK\ncontent-length: 2\n\n{}", "HTTP/1.1 200 OK\r\ncontent-length: 2\n\n", "\n"]
         .into_iter()
         .enumerate()
@@ -153,7 +153,7 @@ async fn a_head_with_lone_line_feeds_is_502_at_once() {
 
 #[tokio::test]
 async fn a_stream_that_breaks_ends_with_an_error() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, how) in [(1, "reset"), (2, "fin"), (3, "end")] {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(id))).await;
         let place = EventId::of(response.prime().await.id());
@@ -174,7 +174,7 @@ async fn a_stream_that_breaks_ends_with_an_error() {
 
 #[tokio::test]
 async fn a_stream_that_ends_with_its_head_ends_with_an_error() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.end().await;
     fails_with(&mut response, 1, UPSTREAM_FAILED).await;
@@ -182,7 +182,7 @@ async fn a_stream_that_ends_with_its_head_ends_with_an_error() {
 
 #[tokio::test]
 async fn half_an_event_is_not_an_event() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for (id, half) in [
         (1, format!("event: message\ndata: {}", result(1))),
         (2, format!("event: message\ndata: {}\n", result(2))),
@@ -200,7 +200,7 @@ async fn half_an_event_is_not_an_event() {
 
 #[tokio::test]
 async fn broken_chunk_framing_fails_the_call() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     upstream_call
@@ -215,7 +215,7 @@ async fn broken_chunk_framing_fails_the_call() {
 
 #[tokio::test]
 async fn an_event_over_the_limit_fails_the_call() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.streams.max_event_bytes = 1024).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_event_bytes = 1024).await;
     for (id, end) in [(1, "\n\n"), (2, "")] {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(id))).await;
         sse.event(progress(1)).await;
@@ -232,7 +232,7 @@ async fn an_event_over_the_limit_fails_the_call() {
 
 #[tokio::test]
 async fn a_compressed_stream_is_an_upstream_failure() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let sse = upstream.next().await.sse_with("content-encoding: gzip\r\n").await;
     let mut response = pending.response().await;
@@ -243,7 +243,7 @@ async fn a_compressed_stream_is_an_upstream_failure() {
 
 #[tokio::test]
 async fn another_content_type_passes_when_it_is_prompt() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     upstream.next().await.whole("HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 5\r\n\r\n<htm>").await;
     let mut response = pending.response().await;
@@ -254,7 +254,7 @@ async fn another_content_type_passes_when_it_is_prompt() {
 
 #[tokio::test]
 async fn a_json_answer_cut_short_is_never_passed_as_whole() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).start(proxy.addr).await;
     let upstream_call = upstream.next().await;
     upstream_call
@@ -274,7 +274,7 @@ async fn a_json_answer_cut_short_is_never_passed_as_whole() {
 
 #[tokio::test]
 async fn a_death_nobody_watched_is_told_on_resume() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -288,7 +288,7 @@ async fn a_death_nobody_watched_is_told_on_resume() {
 
 #[tokio::test]
 async fn a_response_to_another_request_does_not_end_the_stream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     for other in [result(2), result("1")] {
         sse.event(&other).await;
@@ -300,7 +300,7 @@ async fn a_response_to_another_request_does_not_end_the_stream() {
 
 #[tokio::test]
 async fn an_upstreams_own_error_is_the_response() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let error = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32601,"message":"none"}}"#;
     sse.event(error).await;
@@ -331,7 +331,7 @@ async fn a_modern_stream_that_breaks_ends_with_an_error() {
 
 #[tokio::test]
 async fn a_call_outlives_the_refusals_of_its_upstream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     upstream.refuse().await;
     let refused = session.post(call(2)).send(proxy.addr).await;
@@ -343,7 +343,7 @@ async fn a_call_outlives_the_refusals_of_its_upstream() {
 
 #[tokio::test]
 async fn each_failure_shows_once_in_the_metrics_whenever_it_came() {
-    let (mut upstream, proxy, session) = stage_with(|c| {
+    let (mut upstream, proxy, session) = setup_with(|c| {
         c.admin.address = Some(([127, 0, 0, 1], 0).into());
         c.streams.max_event_bytes = 1024;
     })
@@ -398,7 +398,7 @@ async fn each_failure_shows_once_in_the_metrics_whenever_it_came() {
 /// A client that may have to get new credentials cannot wait for long.
 #[tokio::test]
 async fn an_answer_that_may_be_refused_waits_twenty_seconds_for_a_server_that_refuses_connections() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;

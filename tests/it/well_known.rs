@@ -5,8 +5,8 @@ use mcp_resume::protocol::access::AllowedHosts;
 use serde_json::{Value, json};
 
 use crate::stores::disk::Dir;
+use crate::support::http_versions::{HttpVersion, TestClient};
 use crate::support::pki::Pki;
-use crate::support::spoken::{Speech, Talker};
 use crate::support::*;
 
 const PATH: &str = "/.well-known/mcp-resume";
@@ -140,7 +140,7 @@ async fn it_is_asked_by_any_host_from_allowed_origins_by_get_and_head_alone() {
 async fn it_is_told_by_http2_as_well() {
     let upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, |_| {}).await;
-    let mut client = Talker::connect(proxy.addr, Speech::Http2, &Pki::new()).await;
+    let mut client = TestClient::connect(proxy.addr, HttpVersion::Http2, &Pki::new()).await;
     let heard = client.send_to(PATH, "GET", &[], "").head().await;
     assert_eq!(heard.head.status, 200);
     let told: Value = serde_json::from_slice(&heard.body().await).unwrap();

@@ -1,7 +1,7 @@
 //! Arrays of more messages than are taken.
 
 use super::*;
-use crate::answers::answer;
+use crate::client_responses::answer;
 
 const MIB: usize = 1024 * 1024;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use super::*;
+use crate::support::http_versions::{HttpVersion, TestClient, TestServer, with_versions};
 use crate::support::pki::Pki;
-use crate::support::spoken::{Speaker, Speech, Talker, speak};
 
 #[tokio::test]
 async fn a_connection_too_many_is_told_so_and_closed() {
@@ -100,21 +100,21 @@ async fn a_call_without_a_connection_to_the_server_is_refused_and_the_others_go_
 #[tokio::test]
 async fn a_connection_too_many_for_a_tls_listener_is_closed_without_a_word() {
     let pki = Pki::new();
-    let mut speaker = Speaker::start(Speech::Http1, &pki).await;
-    let change = speak(Speech::Http1Tls, Speech::Http1, &pki);
-    let proxy = Proxy::to_url(&speaker.url(), |c| {
+    let mut server = TestServer::start(HttpVersion::Http1, &pki).await;
+    let change = with_versions(HttpVersion::Http1Tls, HttpVersion::Http1, &pki);
+    let proxy = Proxy::to_url(&server.url(), |c| {
         change(c);
         c.limits.connections = 2;
         c.admin.address = Some(([127, 0, 0, 1], 0).into());
     })
     .await;
-    let talker = || Talker::connect(proxy.addr, Speech::Http1Tls, &pki);
-    let mut neighbour = talker().await;
+    let client = || TestClient::connect(proxy.addr, HttpVersion::Http1Tls, &pki);
+    let mut neighbour = client().await;
     let answer = neighbour.send("POST", &[], call(1));
-    let saying = speaker.next().await.sse();
+    let saying = server.next().await.sse();
     let mut heard = answer.head().await;
     heard.prime().await;
-    let last = talker().await;
+    let last = client().await;
     for n in 1..=50 {
         let mut client = Client::connect(proxy.addr).await;
         if n % 2 == 0 {
@@ -129,9 +129,9 @@ async fn a_connection_too_many_for_a_tls_listener_is_closed_without_a_word() {
     last.reset().await;
     // The neighbour's, and the one that asks.
     within("a seat is free", async { while metric(&proxy, "mcp_resume_connections").await > 2.0 {} }).await;
-    let mut next = talker().await;
+    let mut next = client().await;
     let answer = next.send("POST", &[], call(2));
-    speaker.next().await.json(result(2));
+    server.next().await.json(result(2));
     assert_eq!(answer.head().await.body().await, result(2).as_bytes());
     saying.finish(result(1));
     assert_eq!(heard.events().await, [result(1).into_bytes()]);

@@ -2,8 +2,8 @@
 
 use super::*;
 use crate::stores::Replica;
+use crate::support::http_versions::{HttpVersion, TestClient};
 use crate::support::pki::Pki;
-use crate::support::spoken::{Speech, Talker};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -169,12 +169,12 @@ async fn retries_of_clients_that_take_json_only_share_one_copy_of_a_large_answer
 async fn a_response_on_http2_that_was_taken_over_and_is_not_read_ends_soon_and_alone() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
     let (sse, place) = left_with_an_event(&proxy, &mut upstream, &session).await;
-    let mut talker = Talker::connect(proxy.addr, Speech::Http2, &Pki::new()).await;
+    let mut client = TestClient::connect(proxy.addr, HttpVersion::Http2, &Pki::new()).await;
     let last = place.at(0);
     let headers = |id| [("mcp-session-id", "s-flood"), ("authorization", "Bearer flood"), ("last-event-id", id)];
     let held = || metric(&proxy, "mcp_resume_held_bytes");
     let before = held().await;
-    let _unread = talker.send("GET", &headers(&last), "").head().await;
+    let _unread = client.send("GET", &headers(&last), "").head().await;
     let attached = || metric(&proxy, "mcp_resume_streams_attached");
     assert_eq!(attached().await, 1.0);
     settle(&proxy, &mut upstream).await;
@@ -183,7 +183,7 @@ async fn a_response_on_http2_that_was_taken_over_and_is_not_read_ends_soon_and_a
     assert_eq!(attached().await, 2.0);
     pass(Duration::from_secs(3)).await;
     until("the older response ends", async || attached().await == 1.0).await;
-    let answer = talker.send("POST", &headers("x")[..2], call(2));
+    let answer = client.send("POST", &headers("x")[..2], call(2));
     upstream.expect("tools/call").await.json(200, result(2)).await;
     assert_eq!(answer.head().await.body().await, result(2).as_bytes(), "the connection goes on");
     drop((other, sse));

@@ -6,9 +6,9 @@ mod bodies;
 mod calls;
 mod connections;
 mod heads;
-mod held;
 mod large;
 mod memory;
+mod pending;
 mod resumes;
 pub(crate) mod sessions;
 

@@ -1,7 +1,7 @@
 //! Sessions that nobody opened, and too many that somebody did.
 
 use super::*;
-use crate::answers::{answer, question};
+use crate::client_responses::{answer, question};
 use mcp_resume::config::Prime;
 use std::ops::Range;
 

@@ -41,7 +41,7 @@ async fn the_policy_comes_first_and_the_capability_goes_no_further() {
 
 #[tokio::test]
 async fn a_client_that_declared_nothing_is_told_nothing() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(7))).await;
     sse.finish(result(7)).await;
     assert_eq!(response.event().await.bytes(), result(7).as_bytes());

@@ -20,7 +20,7 @@ fn sliced(config: &mut Config) {
 
 /// A proxy that answers in slices, and a client that has listed the tools.
 async fn begun() -> (Upstream, Proxy, Session) {
-    let (mut upstream, proxy, session) = stage_with(sliced).await;
+    let (mut upstream, proxy, session) = setup_with(sliced).await;
     list(&proxy, &mut upstream, &session).await;
     (upstream, proxy, session)
 }
@@ -362,7 +362,7 @@ async fn what_is_not_configured_is_not_sliced_and_its_token_is_payload() {
 
 #[tokio::test]
 async fn a_tool_with_an_output_schema_or_one_that_no_list_shows_is_never_sliced() {
-    let (mut upstream, proxy, session) = stage_with(sliced).await;
+    let (mut upstream, proxy, session) = setup_with(sliced).await;
     let waits = async |upstream: &mut Upstream, tool: &str, is_listed: bool| {
         let pending = session.post(call_tool(7, tool)).start(proxy.addr).await;
         if !is_listed {
@@ -383,7 +383,7 @@ async fn a_tool_with_an_output_schema_or_one_that_no_list_shows_is_never_sliced(
 
 #[tokio::test]
 async fn where_no_client_has_listed_the_tools_the_proxy_asks_page_by_page() {
-    let (mut upstream, proxy, session) = stage_with(sliced).await;
+    let (mut upstream, proxy, session) = setup_with(sliced).await;
     let pending = session.post(call(7)).with("authorization", "Bearer a").start(proxy.addr).await;
     let question = upstream.expect("tools/list").await;
     assert_eq!((question.header("authorization"), question.header("mcp-session-id")), (Some("Bearer a"), Some("s-1")));
@@ -405,7 +405,7 @@ async fn where_no_client_has_listed_the_tools_the_proxy_asks_page_by_page() {
 
 #[tokio::test]
 async fn a_list_of_tools_says_which_take_a_token_as_json_and_as_an_event() {
-    let (mut upstream, proxy, session) = stage_with(sliced).await;
+    let (mut upstream, proxy, session) = setup_with(sliced).await;
     let listed = list(&proxy, &mut upstream, &session).await;
     let of = |listed: &Value, index: usize| listed["result"]["tools"][index]["inputSchema"]["properties"].clone();
     assert_eq!(of(&listed, 0)["resumeToken"]["type"], "string");
@@ -425,7 +425,7 @@ async fn a_list_of_tools_says_which_take_a_token_as_json_and_as_an_event() {
 
 #[tokio::test]
 async fn without_the_dialect_lists_and_tokens_pass_as_they_are() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     assert_eq!(list(&proxy, &mut upstream, &session).await, tools());
     let pending = session.post(again(json!(7), json!(7), "t")).start(proxy.addr).await;
     let running = upstream.expect("tools/call").await;
@@ -470,7 +470,7 @@ async fn the_token_is_good_in_another_session_which_may_cancel_the_call() {
 
 #[tokio::test]
 async fn slices_are_counted_as_what_they_are() {
-    let (mut upstream, proxy, session) = stage_with(|config| {
+    let (mut upstream, proxy, session) = setup_with(|config| {
         sliced(config);
         config.admin.address = Some(([127, 0, 0, 1], 0).into());
     })

@@ -3,7 +3,7 @@
 use mcp_resume::config::{Config, Turns};
 use serde_json::json;
 
-use crate::answers::{answer, question};
+use crate::client_responses::{answer, question};
 use crate::support::*;
 
 /// The target of a response's link, as a client resolves it.
@@ -36,7 +36,7 @@ struct Scene {
 }
 
 async fn scene(change: impl FnOnce(&mut Config)) -> Scene {
-    let (mut upstream, proxy, session) = stage_with(change).await;
+    let (mut upstream, proxy, session) = setup_with(change).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(7))).await;
     let target = target(&response);
     let place = EventId::of(response.prime().await.id());
@@ -99,7 +99,7 @@ fn array(messages: &[String]) -> String {
 
 #[tokio::test]
 async fn every_response_that_can_be_resumed_names_its_url() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(7)).target("/mcp?a=1&b").start(proxy.addr).await;
     let call = upstream.expect("tools/call").await;
     assert_eq!(call.target, "/mcp?a=1&b");
@@ -137,7 +137,7 @@ async fn every_response_that_can_be_resumed_names_its_url() {
 
 #[tokio::test]
 async fn a_response_that_the_proxy_begins_names_its_url() {
-    let (mut upstream, proxy, session) = stage_with(|config| config.delivery.commit_after = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|config| config.delivery.commit_after = Some(SOON)).await;
     let pending = session.post(call(7)).start(proxy.addr).await;
     let silent = upstream.expect("tools/call").await;
     let response = pending.response().await.sse();
@@ -152,7 +152,7 @@ async fn a_response_that_the_proxy_begins_names_its_url() {
 
 #[tokio::test]
 async fn nothing_is_said_or_taken_where_it_is_off() {
-    let (mut upstream, proxy, session) = stage_with(|config| config.dialects.stream_url = false).await;
+    let (mut upstream, proxy, session) = setup_with(|config| config.dialects.stream_url = false).await;
     let pending = session.post(call(7)).target("/mcp?mcp-stream=theirs").start(proxy.addr).await;
     let call = upstream.expect("tools/call").await;
     assert_eq!(call.target, "/mcp?mcp-stream=theirs");
@@ -165,7 +165,7 @@ async fn nothing_is_said_or_taken_where_it_is_off() {
 
 #[tokio::test]
 async fn the_parameter_goes_no_further() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let url = "/mcp?a=1&mcp-stream=x";
     let deleted = session.delete().target(url).start(proxy.addr).await;
     let call = upstream.expect("DELETE").await;

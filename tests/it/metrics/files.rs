@@ -1,17 +1,17 @@
 //! Files that are read while the proxy runs.
 
 use super::Meter;
+use crate::support::http_versions::{HttpVersion, TestServer, with_versions};
 use crate::support::pki::Pki;
-use crate::support::spoken::{Speaker, Speech, speak};
 use crate::support::*;
 use std::process::Stdio;
 use std::time::Duration;
 
 pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
     let pki = Pki::new();
-    let speaker = Speaker::start(Speech::Http1Tls, &pki).await;
-    let change = speak(Speech::Http1Tls, Speech::Http1Tls, &pki);
-    let proxy = Proxy::to_url(&speaker.url(), |config| {
+    let server = TestServer::start(HttpVersion::Http1Tls, &pki).await;
+    let change = with_versions(HttpVersion::Http1Tls, HttpVersion::Http1Tls, &pki);
+    let proxy = Proxy::to_url(&server.url(), |config| {
         change(config);
         config.upstream.tls.identity = Some(pki.pair());
         config.admin.address = Some(([127, 0, 0, 1], 0).into());

@@ -1,18 +1,18 @@
 //! Every metric, each moved by a test of its own.
 
-mod answers;
+mod client_responses;
 mod clients;
 mod events;
+mod eviction;
 mod files;
-mod room;
 mod stores;
 mod streams;
 
-use answers::*;
+use client_responses::*;
 use clients::*;
 use events::*;
+use eviction::*;
 use files::*;
-use room::*;
 use stores::*;
 use streams::*;
 
@@ -133,7 +133,7 @@ async fn observed() -> (Upstream, Proxy, Session) {
 }
 
 async fn observed_with(change: impl FnOnce(&mut Config)) -> (Upstream, Proxy, Session) {
-    stage_with(|c| {
+    setup_with(|c| {
         c.admin.address = Some(([127, 0, 0, 1], 0).into());
         change(c);
     })

@@ -224,7 +224,7 @@ async fn a_foreign_directory_is_refused_and_left_as_it_is() {
 #[tokio::test]
 async fn where_it_is_full_new_calls_are_refused_and_what_runs_goes_on() {
     let dir = Dir::new("full");
-    let (mut upstream, proxy, session) = stage_with(|config| {
+    let (mut upstream, proxy, session) = setup_with(|config| {
         let store = DiskStore { path: dir.0.clone(), fsync: Fsync::Interval, max_bytes: 1024 * 1024 };
         config.store = Store::Disk(store);
         config.admin.address = Some(([127, 0, 0, 1], 0).into());

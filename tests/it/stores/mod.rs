@@ -2,13 +2,13 @@
 
 pub(crate) mod disk;
 mod drain;
-mod handed;
-mod keyed;
+mod forward_to_owner;
+mod idempotency_key;
+mod issued_sessions;
 mod leases;
 mod outage;
-mod repeated;
+mod remote_retry;
 mod replicas;
-mod wrapped;
 
 use mcp_resume::config::{Config, OnUnreachable};
 use serde_json::Value;

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use super::*;
-use crate::answers::{answer, question};
 use crate::cancel::cancelled;
+use crate::client_responses::{answer, question};
 use crate::dialects::open;
-use crate::elsewhere::{TWO, misdirected};
+use crate::misdirected::{TWO, misdirected};
 
 const LEASE: Duration = Duration::from_secs(2);
 const UNREACHABLE: &str = "store_failures_total{reason=\"unreachable\"}";

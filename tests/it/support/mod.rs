@@ -4,12 +4,12 @@
 
 pub(crate) mod client;
 pub(crate) mod frames;
+pub(crate) mod http_versions;
 pub(crate) mod jwt;
 pub(crate) mod mcp;
 pub(crate) mod pki;
 pub(crate) mod proxy;
 pub(crate) mod redis;
-pub(crate) mod spoken;
 pub(crate) mod sse;
 pub(crate) mod upstream;
 pub(crate) mod wire;
@@ -50,11 +50,11 @@ pub(crate) async fn until(what: &str, is_so: impl AsyncFn() -> bool) {
 }
 
 /// An upstream, a proxy before it and an initialized session of 2025-11-25.
-pub(crate) async fn stage() -> (Upstream, Proxy, Session) {
-    stage_with(|_| {}).await
+pub(crate) async fn setup() -> (Upstream, Proxy, Session) {
+    setup_with(|_| {}).await
 }
 
-pub(crate) async fn stage_with(change: impl FnOnce(&mut mcp_resume::config::Config)) -> (Upstream, Proxy, Session) {
+pub(crate) async fn setup_with(change: impl FnOnce(&mut mcp_resume::config::Config)) -> (Upstream, Proxy, Session) {
     let mut upstream = Upstream::start().await;
     let proxy = Proxy::start(&upstream, change).await;
     let session = Session::open(&proxy, &mut upstream, V2025_11).await;

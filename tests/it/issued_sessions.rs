@@ -3,10 +3,10 @@
 use mcp_resume::config::Config;
 use serde_json::{Value, json};
 
-use crate::answers::{answer, question};
 use crate::cancel::cancelled;
+use crate::client_responses::{answer, question};
 use crate::dialects::open;
-use crate::elsewhere::{ONE, TWO, misdirected};
+use crate::misdirected::{ONE, TWO, misdirected};
 use crate::support::*;
 
 pub(crate) const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;

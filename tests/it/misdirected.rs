@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::answers::answer;
+use crate::client_responses::answer;
 use crate::dialects::{ask, open, refused};
 use crate::support::*;
 

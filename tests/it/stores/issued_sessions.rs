@@ -4,11 +4,11 @@ use serde_json::json;
 
 use super::outage::try_again;
 use super::*;
-use crate::answers::{answer, question};
 use crate::cancel::cancelled;
+use crate::client_responses::{answer, question};
 use crate::dialects::open;
-use crate::elsewhere::{TWO, marked, misdirected};
-use crate::wrapped::{INITIALIZED, gone};
+use crate::issued_sessions::{INITIALIZED, gone};
+use crate::misdirected::{TWO, marked, misdirected};
 
 /// Two replicas, and a session of the first one's server, which calls it `s`.
 async fn wrapping() -> (Redis, Replica, Replica, Session) {

@@ -1,7 +1,7 @@
 //! What clients send while a call runs, and what they are not sent.
 
 use super::{Meter, observed};
-use crate::answers::{answer, question};
+use crate::client_responses::{answer, question};
 use crate::support::*;
 
 /// A call that has asked its client something.

@@ -11,7 +11,7 @@ const ADOPTED: &str = "mcp_resume_streams_adopted_total";
 
 /// Something that happens to a process.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Blow {
+pub(crate) enum Fault {
     /// SIGKILL, and started again.
     Kill,
     /// Once more while it starts.
@@ -31,24 +31,24 @@ pub(crate) enum Blow {
 }
 
 impl Run {
-    /// One round: under load, at a random moment, one of `blows`, each as likely as its number says.
-    pub(crate) async fn blow(&mut self, blows: &[(usize, Blow)]) {
+    /// One round: under load, at a random moment, one of `faults`, each as likely as its number says.
+    pub(crate) async fn inject(&mut self, faults: &[(usize, Fault)]) {
         let world = self.world();
-        let blow = self.choose(blows);
+        let fault = self.choose(faults);
         let which = self.rng.below(self.replicas.len());
         let (moment, pause) = (self.rng.millis(600), self.rng.millis(2500));
         let events = self.rng.below(50);
         world.more_is_seen(events).await;
         tokio::time::sleep(moment).await;
-        count(&world.tally.blows);
-        self.note(&format!("{blow:?} of {which}"));
-        self.strike(blow, which, pause).await;
-        self.ask_again(blow).await;
+        count(&world.tally.faults);
+        self.note(&format!("{fault:?} of {which}"));
+        self.inflict(fault, which, pause).await;
+        self.ask_again(fault).await;
     }
 
-    fn choose(&mut self, blows: &[(usize, Blow)]) -> Blow {
-        let mut at = self.rng.below(blows.iter().map(|(weight, _)| weight).sum());
-        let chosen = blows.iter().find(|(weight, _)| {
+    fn choose(&mut self, faults: &[(usize, Fault)]) -> Fault {
+        let mut at = self.rng.below(faults.iter().map(|(weight, _)| weight).sum());
+        let chosen = faults.iter().find(|(weight, _)| {
             let is_it = at < *weight;
             at = at.saturating_sub(*weight);
             is_it
@@ -57,31 +57,31 @@ impl Run {
     }
 
     /// Does it to replica `which`, and returns when that serves again; what takes time in between takes some part of `pause`.
-    async fn strike(&mut self, blow: Blow, which: usize, pause: Duration) {
-        match blow {
-            Blow::Kill => {
+    async fn inflict(&mut self, fault: Fault, which: usize, pause: Duration) {
+        match fault {
+            Fault::Kill => {
                 self.kill(which).await;
                 self.replicas[which].start().await;
             }
-            Blow::KillTwice => {
+            Fault::KillTwice => {
                 self.kill(which).await;
                 drop(self.replicas[which].begin());
                 tokio::time::sleep(pause / 10).await;
                 self.kill(which).await;
                 self.replicas[which].start().await;
             }
-            Blow::KillAll => self.kill_all().await,
-            Blow::LeaveDead => {
+            Fault::KillAll => self.kill_all().await,
+            Fault::LeaveDead => {
                 let before = self.adopted_elsewhere(which).await;
                 self.kill(which).await;
                 // In vain where what ran had just ended: there is nothing to be taken then.
                 eventually(3 * LEASE, self.more_is_adopted(which, before)).await;
                 self.replicas[which].start().await;
             }
-            Blow::Freeze => self.freeze(which, pause / 5).await,
-            Blow::Drain => self.drain(which).await,
-            Blow::KillRedis => self.restart_redis(pause).await,
-            Blow::KillRedisAndReplica => self.kill_redis_and(which, pause).await,
+            Fault::Freeze => self.freeze(which, pause / 5).await,
+            Fault::Drain => self.drain(which).await,
+            Fault::KillRedis => self.restart_redis(pause).await,
+            Fault::KillRedisAndReplica => self.kill_redis_and(which, pause).await,
         }
     }
 
@@ -161,7 +161,7 @@ impl Run {
     }
 
     /// Asks again for some of what has ended.
-    async fn ask_again(&mut self, after: Blow) {
+    async fn ask_again(&mut self, after: Fault) {
         let world = self.world();
         for mut kept in world.some_kept(&mut self.rng, 5) {
             let from = self.rng.pick(&kept.call.places());

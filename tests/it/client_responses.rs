@@ -29,7 +29,7 @@ async fn held(proxy: &Proxy, session: &Session, body: String) {
 
 #[tokio::test]
 async fn an_answer_gets_the_upstreams_status() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     for status in [202, 400, 401, 404] {
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(status))).await;
         let id = format!("q{status}");
@@ -50,7 +50,7 @@ async fn an_answer_gets_the_upstreams_status() {
 /// Credentials that the upstream refused since wait for its word, and what it refuses has answered nothing.
 #[tokio::test]
 async fn an_answer_that_may_be_refused_changes_nothing_before_it_is_taken() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(SOON)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(question("q")).await;
@@ -99,7 +99,7 @@ async fn a_late_refusal_of_a_notification_reaches_a_client_of_unknown_credential
 
 #[tokio::test]
 async fn a_question_asked_while_the_client_is_away_is_asked_once() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -121,7 +121,7 @@ async fn a_question_asked_while_the_client_is_away_is_asked_once() {
 
 #[tokio::test]
 async fn a_question_not_answered_yet_is_asked_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     sse.event(question("q")).await;
@@ -137,7 +137,7 @@ async fn a_question_not_answered_yet_is_asked_again() {
 
 #[tokio::test]
 async fn a_second_answer_is_acknowledged_and_dropped() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;
@@ -151,7 +151,7 @@ async fn a_second_answer_is_acknowledged_and_dropped() {
 #[tokio::test]
 async fn a_question_that_is_answered_when_its_stream_is_over_is_not_asked_again() {
     for status in [202, 404] {
-        let (mut upstream, proxy, session) = stage().await;
+        let (mut upstream, proxy, session) = setup().await;
         let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
         let place = EventId::of(response.prime().await.id());
         sse.event(question("q")).await;
@@ -175,7 +175,7 @@ async fn a_question_that_is_answered_when_its_stream_is_over_is_not_asked_again(
 
 #[tokio::test]
 async fn an_answer_goes_to_the_call_that_waits_before_one_that_is_over() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut over) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(over.prime().await.id());
     sse.event(question("q")).await;
@@ -201,7 +201,7 @@ async fn an_answer_goes_to_the_call_that_waits_before_one_that_is_over() {
 
 #[tokio::test]
 async fn an_answer_to_nothing_we_know_is_forwarded() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     answers(&proxy, &mut upstream, &session, "unknown").await;
     let pending = Request::post(answer("q")).start(proxy.addr).await;
     upstream.expect("response").await.status(400).await;
@@ -226,7 +226,7 @@ async fn an_answer_without_a_session_is_always_forwarded() {
 
 #[tokio::test]
 async fn equal_question_ids_of_two_streams_are_two_questions() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
     one.event(question("0")).await;
@@ -244,7 +244,7 @@ async fn equal_question_ids_of_two_streams_are_two_questions() {
 
 #[tokio::test]
 async fn the_oldest_question_is_the_one_asked_first_on_whichever_stream() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
     let (first_place, second_place) = (EventId::of(first.prime().await.id()), EventId::of(second.prime().await.id()));
@@ -284,7 +284,7 @@ async fn a_session_opened_elsewhere_answers_its_questions_once_as_well() {
 
 #[tokio::test]
 async fn an_answer_waits_while_the_upstream_refuses_and_later_requests_wait_behind_it() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     response.reset();
@@ -318,7 +318,7 @@ async fn an_answer_waits_while_the_upstream_refuses_and_later_requests_wait_behi
 
 #[tokio::test]
 async fn an_answer_the_upstream_is_slow_to_take_is_never_sent_again() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(SOON)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;
@@ -335,7 +335,7 @@ async fn an_answer_the_upstream_is_slow_to_take_is_never_sent_again() {
 
 #[tokio::test]
 async fn a_notification_waits_while_the_upstream_refuses() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     upstream.refuse().await;
     let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
@@ -350,7 +350,7 @@ async fn a_notification_waits_while_the_upstream_refuses() {
 
 #[tokio::test]
 async fn a_notification_that_no_call_waits_for_is_refused_and_holds_nobody_up() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     upstream.refuse().await;
     let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
     assert_eq!(session.post(changed).send(proxy.addr).await.status, 502);
@@ -359,7 +359,7 @@ async fn a_notification_that_no_call_waits_for_is_refused_and_holds_nobody_up() 
 
 #[tokio::test]
 async fn an_answer_the_upstream_did_not_take_may_be_given_again() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;
@@ -375,7 +375,7 @@ async fn an_answer_the_upstream_did_not_take_may_be_given_again() {
 
 #[tokio::test]
 async fn an_answer_has_the_type_of_its_question() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(r#"{"jsonrpc":"2.0","id":9,"method":"roots/list"}"#).await;
     response.event().await;
@@ -412,7 +412,7 @@ async fn what_the_proxy_sends_itself_carries_the_callers_credentials() {
 
 #[tokio::test]
 async fn an_answer_nobody_waits_for_any_more_holds_nobody_up() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;
@@ -436,7 +436,7 @@ async fn an_answer_nobody_waits_for_any_more_holds_nobody_up() {
 
 #[tokio::test]
 async fn an_upstream_that_never_acknowledges_an_answer_can_still_be_called() {
-    let (mut upstream, proxy, session) = stage_with(|c| c.delivery.commit_after = Some(SOON)).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.delivery.commit_after = Some(SOON)).await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     response.event().await;
@@ -453,7 +453,7 @@ async fn an_upstream_that_never_acknowledges_an_answer_can_still_be_called() {
 
 #[tokio::test]
 async fn nothing_but_an_answered_question_left_of_a_sealed_stream_is_204() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
     // The response, and a question that is asked and answered in the moment after it.
@@ -483,7 +483,7 @@ async fn refused(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: 
 
 #[tokio::test]
 async fn a_second_answer_is_dropped_whatever_became_of_the_credentials() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
     let place = EventId::of(response.event().await.id());
@@ -523,7 +523,7 @@ async fn refusal(upstream: &mut Upstream) -> (Call, String) {
 
 #[tokio::test]
 async fn questions_to_a_client_that_takes_json_alone_are_refused_one_at_a_time_and_in_order() {
-    let (mut upstream, proxy, session) = stage().await;
+    let (mut upstream, proxy, session) = setup().await;
     let pending = session.post(call(1)).with("Accept", "application/json").start(proxy.addr).await;
     let sse = upstream.expect("tools/call").await.sse().await;
     for n in 0..5 {
@@ -545,7 +545,7 @@ async fn questions_that_wait_to_be_refused_are_bounded() {
     const ID: usize = 1000;
     // 64 KiB, at an id and 48 bytes each.
     const WAIT: usize = 62;
-    let (mut upstream, proxy, session) = stage_with(|c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
+    let (mut upstream, proxy, session) = setup_with(|c| c.admin.address = Some(([127, 0, 0, 1], 0).into())).await;
     let pending = session.post(call(1)).with("Accept", "application/json").start(proxy.addr).await;
     let sse = upstream.expect("tools/call").await.sse().await;
     let id = |n: usize| format!("{n:0ID$}");

@@ -6,8 +6,8 @@ use mcp_resume::config::{ListenTls, Turns};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::answers::{answer, question};
 use crate::cancel::{cancel, cancelled};
+use crate::client_responses::{answer, question};
 use crate::dialects::open;
 use crate::principal::asked_with_certificate;
 use crate::support::pki::Pki;

@@ -26,22 +26,23 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 /// What one side of the proxy speaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Speech {
+pub(crate) enum HttpVersion {
     Http1,
     Http1Tls,
     Http2,
     Http2Tls,
 }
 
-impl Speech {
-    pub(crate) const ALL: [Speech; 4] = [Speech::Http1, Speech::Http1Tls, Speech::Http2, Speech::Http2Tls];
+impl HttpVersion {
+    pub(crate) const ALL: [HttpVersion; 4] =
+        [HttpVersion::Http1, HttpVersion::Http1Tls, HttpVersion::Http2, HttpVersion::Http2Tls];
 
     pub(crate) fn is_tls(self) -> bool {
-        matches!(self, Speech::Http1Tls | Speech::Http2Tls)
+        matches!(self, HttpVersion::Http1Tls | HttpVersion::Http2Tls)
     }
 
     pub(crate) fn is_http2(self) -> bool {
-        matches!(self, Speech::Http2 | Speech::Http2Tls)
+        matches!(self, HttpVersion::Http2 | HttpVersion::Http2Tls)
     }
 
     fn scheme(self) -> &'static str {
@@ -66,9 +67,9 @@ fn whole(bytes: impl Into<Bytes>) -> Body {
 // ── the client ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// One downstream connection.
-pub(crate) struct Talker {
+pub(crate) struct TestClient {
     addr: SocketAddr,
-    speech: Speech,
+    version: HttpVersion,
     sender: Sender,
     connection: JoinHandle<()>,
     /// What the proxy proved itself by.
@@ -80,19 +81,19 @@ enum Sender {
     Http2(client2::SendRequest<Body>),
 }
 
-impl Talker {
-    pub(crate) async fn connect(addr: SocketAddr, speech: Speech, pki: &Pki) -> Talker {
+impl TestClient {
+    pub(crate) async fn connect(addr: SocketAddr, version: HttpVersion, pki: &Pki) -> TestClient {
         let tcp = TcpStream::connect(addr).await.expect("a connection");
         // Dropping it is a reset.
         tcp.set_zero_linger().expect("an open socket");
         tcp.set_nodelay(true).expect("an open socket");
         let mut certificate = None;
-        let wire: Box<dyn Wire> = if speech.is_tls() {
-            let connector = TlsConnector::from(pki.client(&[speech.alpn()]));
+        let wire: Box<dyn Wire> = if version.is_tls() {
+            let connector = TlsConnector::from(pki.client(&[version.alpn()]));
             let name = ServerName::try_from("localhost").expect("a name");
             let tls = within("the handshake", connector.connect(name, tcp)).await.expect("TLS");
             let session = tls.get_ref().1;
-            assert_eq!(session.alpn_protocol(), Some(speech.alpn().as_bytes()));
+            assert_eq!(session.alpn_protocol(), Some(version.alpn().as_bytes()));
             let shown = session.peer_certificates().expect("a certificate");
             certificate = Some(shown[0].clone().into_owned());
             Box::new(tls)
@@ -100,18 +101,18 @@ impl Talker {
             Box::new(tcp)
         };
         let io = TokioIo::new(wire);
-        let (sender, connection) = if speech.is_http2() {
+        let (sender, connection) = if version.is_http2() {
             let (sender, connection) = client2::handshake(TokioExecutor::new(), io).await.expect("HTTP/2");
             (Sender::Http2(sender), tokio::spawn(async { drop(connection.await) }))
         } else {
             let (sender, connection) = client1::handshake(io).await.expect("HTTP/1.1");
             (Sender::Http1(sender), tokio::spawn(async { drop(connection.await) }))
         };
-        Talker { addr, speech, sender, connection, certificate }
+        TestClient { addr, version, sender, connection, certificate }
     }
 
     /// Sends a request with the headers of every SDK client; the answer comes when it is waited for.
-    pub(crate) fn send(&mut self, method: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> Answer {
+    pub(crate) fn send(&mut self, method: &str, headers: &[(&str, &str)], body: impl Into<Bytes>) -> PendingResponse {
         self.send_to("/mcp", method, headers, body)
     }
 
@@ -122,11 +123,11 @@ impl Talker {
         method: &str,
         headers: &[(&str, &str)],
         body: impl Into<Bytes>,
-    ) -> Answer {
+    ) -> PendingResponse {
         let body = body.into();
         let mut request = Request::builder().method(method).header("accept", "application/json, text/event-stream");
-        request = match self.speech.is_http2() {
-            true => request.uri(format!("{}://{}{path}", self.speech.scheme(), self.addr)),
+        request = match self.version.is_http2() {
+            true => request.uri(format!("{}://{}{path}", self.version.scheme(), self.addr)),
             false => request.uri(path).header("host", self.addr.to_string()),
         };
         if !body.is_empty() {
@@ -140,7 +141,7 @@ impl Talker {
             Sender::Http1(sender) => Box::pin(sender.send_request(request)),
             Sender::Http2(sender) => Box::pin(sender.send_request(request)),
         };
-        Answer(sending)
+        PendingResponse(sending)
     }
 
     /// Breaks the connection with a TCP reset.
@@ -156,25 +157,25 @@ impl Talker {
 }
 
 /// An answer that is awaited. Dropped, an HTTP/2 stream is reset.
-pub(crate) struct Answer(Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>);
+pub(crate) struct PendingResponse(Pin<Box<dyn Future<Output = hyper::Result<Response<Incoming>>> + Send>>);
 
-impl Answer {
+impl PendingResponse {
     /// The head.
-    pub(crate) async fn head(self) -> Heard {
+    pub(crate) async fn head(self) -> TestResponse {
         let (head, body) = within("the head of an answer", self.0).await.expect("an answer").into_parts();
-        Heard { head, body, parser: Parser::default(), last_id: String::new() }
+        TestResponse { head, body, parser: Parser::default(), last_id: String::new() }
     }
 }
 
 /// An answer whose head has come. Dropped, an HTTP/2 stream is reset.
-pub(crate) struct Heard {
+pub(crate) struct TestResponse {
     pub(crate) head: http::response::Parts,
     body: Incoming,
     parser: Parser,
     pub(crate) last_id: String,
 }
 
-impl Heard {
+impl TestResponse {
     /// The next piece of the body, as it was framed.
     pub(crate) async fn piece(&mut self) -> Option<Bytes> {
         let frame = within("a piece of the body", self.body.frame()).await?;
@@ -236,52 +237,52 @@ impl Heard {
 // ── the server ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 /// A scripted MCP server.
-pub(crate) struct Speaker {
+pub(crate) struct TestServer {
     addr: SocketAddr,
-    speech: Speech,
+    version: HttpVersion,
     /// What new connections speak.
-    speaking: Arc<Mutex<Speech>>,
+    version_of_new: Arc<Mutex<HttpVersion>>,
     accepted: Arc<AtomicUsize>,
-    asked: mpsc::UnboundedReceiver<Asked>,
+    asked: mpsc::UnboundedReceiver<TestRequest>,
 }
 
-impl Speaker {
-    pub(crate) async fn start(speech: Speech, pki: &Pki) -> Speaker {
-        Speaker::start_asking(speech, pki, false).await
+impl TestServer {
+    pub(crate) async fn start(version: HttpVersion, pki: &Pki) -> TestServer {
+        TestServer::start_asking(version, pki, false).await
     }
 
     /// One that takes so many requests at a time on an HTTP/2 connection.
-    pub(crate) async fn start_narrow(speech: Speech, pki: &Pki, streams: u32) -> Speaker {
-        Speaker::listening(speech, pki, false, Some(streams)).await
+    pub(crate) async fn start_narrow(version: HttpVersion, pki: &Pki, streams: u32) -> TestServer {
+        TestServer::listening(version, pki, false, Some(streams)).await
     }
 
     /// One that wants certificates from its clients where `asks` says so.
-    pub(crate) async fn start_asking(speech: Speech, pki: &Pki, asks: bool) -> Speaker {
-        Speaker::listening(speech, pki, asks, None).await
+    pub(crate) async fn start_asking(version: HttpVersion, pki: &Pki, asks: bool) -> TestServer {
+        TestServer::listening(version, pki, asks, None).await
     }
 
-    async fn listening(speech: Speech, pki: &Pki, asks: bool, streams: Option<u32>) -> Speaker {
+    async fn listening(version: HttpVersion, pki: &Pki, asks: bool, streams: Option<u32>) -> TestServer {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let addr = listener.local_addr().expect("an address");
-        let acceptors = Speech::ALL
-            .map(|speech| (speech, speech.is_tls().then(|| TlsAcceptor::from(pki.server(&[speech.alpn()], asks)))));
+        let acceptors = HttpVersion::ALL
+            .map(|version| (version, version.is_tls().then(|| TlsAcceptor::from(pki.server(&[version.alpn()], asks)))));
         let (sender, asked) = mpsc::unbounded_channel();
-        let (speaking, accepted) = (Arc::new(Mutex::new(speech)), Arc::<AtomicUsize>::default());
-        let (says, counts) = (speaking.clone(), accepted.clone());
+        let (version_of_new, accepted) = (Arc::new(Mutex::new(version)), Arc::<AtomicUsize>::default());
+        let (says, counts) = (version_of_new.clone(), accepted.clone());
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 counts.fetch_add(1, Ordering::Relaxed);
                 let now = *says.lock().expect("nobody panics with it");
-                let acceptor = acceptors.iter().find(|(speech, _)| *speech == now).and_then(|(_, it)| it.clone());
+                let acceptor = acceptors.iter().find(|(version, _)| *version == now).and_then(|(_, it)| it.clone());
                 tokio::spawn(converse(tcp, acceptor, now, streams, sender.clone()));
             }
         });
-        Speaker { addr, speech, speaking, accepted, asked }
+        TestServer { addr, version, version_of_new, accepted, asked }
     }
 
     /// Has new connections speak another version.
-    pub(crate) fn turn_to(&self, speech: Speech) {
-        *self.speaking.lock().expect("nobody panics with it") = speech;
+    pub(crate) fn switch_to(&self, version: HttpVersion) {
+        *self.version_of_new.lock().expect("nobody panics with it") = version;
     }
 
     /// How many connections there were.
@@ -290,7 +291,7 @@ impl Speaker {
     }
 
     pub(crate) fn url(&self) -> String {
-        format!("{}://localhost:{}/mcp", self.speech.scheme(), self.addr.port())
+        format!("{}://localhost:{}/mcp", self.version.scheme(), self.addr.port())
     }
 
     /// The authority that the proxy knows it by.
@@ -299,7 +300,7 @@ impl Speaker {
     }
 
     /// The next request.
-    pub(crate) async fn next(&mut self) -> Asked {
+    pub(crate) async fn next(&mut self) -> TestRequest {
         within("a request reaches the upstream", self.asked.recv()).await.expect("the listener holds a sender")
     }
 
@@ -312,9 +313,9 @@ impl Speaker {
 async fn converse(
     tcp: TcpStream,
     acceptor: Option<TlsAcceptor>,
-    speech: Speech,
+    version: HttpVersion,
     streams: Option<u32>,
-    asked: mpsc::UnboundedSender<Asked>,
+    asked: mpsc::UnboundedSender<TestRequest>,
 ) -> Option<()> {
     let _ = tcp.set_nodelay(true);
     // Dropping it is a reset.
@@ -333,7 +334,7 @@ async fn converse(
                 Err(_) => return std::future::pending().await,
             };
             let (reply, replied) = oneshot::channel();
-            let _ = asked.send(Asked { head, body, reply, cut });
+            let _ = asked.send(TestRequest { head, body, reply, cut });
             match replied.await {
                 Ok(response) => response,
                 Err(_) => std::future::pending().await,
@@ -345,7 +346,7 @@ async fn converse(
     tokio::select! {
         _kept = cutting.recv() => {}
         _ = async {
-            match speech.is_http2() {
+            match version.is_http2() {
                 true => {
                     let mut http2 = server2::Builder::new(TokioExecutor::new());
                     if streams.is_some() {
@@ -364,14 +365,14 @@ async fn converse(
 type Kept = Box<dyn Send>;
 
 /// A request that reached the server.
-pub(crate) struct Asked {
+pub(crate) struct TestRequest {
     pub(crate) head: http::request::Parts,
     pub(crate) body: Bytes,
     reply: oneshot::Sender<Result<Response<Body>, h2::Error>>,
     cut: mpsc::Sender<Kept>,
 }
 
-impl Asked {
+impl TestRequest {
     pub(crate) fn json(self, body: impl Into<Bytes>) {
         let response = Response::builder().header("content-type", "application/json").body(whole(body));
         let _ = self.reply.send(Ok(response.expect("a response")));
@@ -383,12 +384,12 @@ impl Asked {
     }
 
     /// Answers, and begins an event stream.
-    pub(crate) fn sse(self) -> Saying {
+    pub(crate) fn sse(self) -> EventStream {
         let (pieces, body) = mpsc::unbounded_channel();
         let body = Pieces(body).boxed_unsync();
         let response = Response::builder().header("content-type", "text/event-stream").body(body);
         let _ = self.reply.send(Ok(response.expect("a response")));
-        Saying { pieces, cut: self.cut }
+        EventStream { pieces, cut: self.cut }
     }
 
     /// Breaks the connection with a TCP reset.
@@ -398,12 +399,12 @@ impl Asked {
 }
 
 /// An event stream under way. Dropped, it has ended.
-pub(crate) struct Saying {
+pub(crate) struct EventStream {
     pieces: mpsc::UnboundedSender<Result<BodyFrame<Bytes>, Failure>>,
     cut: mpsc::Sender<Kept>,
 }
 
-impl Saying {
+impl EventStream {
     pub(crate) fn event(&self, data: impl AsRef<str>) {
         let event = format!("event: message\ndata: {}\n\n", data.as_ref());
         let _ = self.pieces.send(Ok(BodyFrame::data(event.into())));
@@ -447,11 +448,15 @@ pub(crate) fn listen_tls(identity: mcp_resume::config::KeyPair) -> mcp_resume::c
 }
 
 /// A configuration change for what the two sides speak.
-pub(crate) fn speak(down: Speech, up: Speech, pki: &Pki) -> impl FnOnce(&mut mcp_resume::config::Config) + use<> {
+pub(crate) fn with_versions(
+    down: HttpVersion,
+    up: HttpVersion,
+    pki: &Pki,
+) -> impl FnOnce(&mut mcp_resume::config::Config) + use<> {
     let (pair, ca) = (pki.pair(), pki.ca());
     move |config| {
         config.listen.tls = down.is_tls().then_some(listen_tls(pair));
-        config.upstream.http2 = up == Speech::Http2;
+        config.upstream.http2 = up == HttpVersion::Http2;
         config.upstream.tls.ca = up.is_tls().then_some(ca);
     }
 }

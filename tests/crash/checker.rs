@@ -178,7 +178,7 @@ impl Call {
                 Err(format!("event {number} has changed: {} was {}", shown(&seen.data), shown(&before.data)))
             }
             None => {
-                self.judge(number, &seen)?;
+                self.check(number, &seen)?;
                 self.events.insert(number, seen);
                 Ok(number)
             }
@@ -191,7 +191,7 @@ impl Call {
     }
 
     /// An event nobody has seen yet.
-    fn judge(&mut self, number: u64, seen: &Seen) -> Result<(), String> {
+    fn check(&mut self, number: u64, seen: &Seen) -> Result<(), String> {
         if let Some(ended) = self.ended {
             return Err(format!("event {number} after the end ({ended:?}): {}", shown(&seen.data)));
         }
@@ -250,7 +250,7 @@ pub(crate) fn shown(bytes: &[u8]) -> String {
     format!("{text:?}{}", if bytes.len() > MOST { "…" } else { "" })
 }
 
-/// The judge against what it has to find: a kit that finds nothing proves nothing.
+/// The checker against what it has to find: a kit that finds nothing proves nothing.
 #[cfg(test)]
 mod tests {
     use super::*;
