@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 # With --paths …,hyper: hyper's server and hyper-util's client with nothing on them. No lower bound: the sidecar's client is its own.
 HYPER = "hyper"
 
