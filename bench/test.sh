@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Soaks the debug build of this tree for a minute and a quarter, and sees to it that a soak can fail: beside it, one whose streams are
-# kept for as long as it takes must be told as growth.
+# Runs a soak of 75 s on the debug build of this tree. Beside it runs a soak that must fail: its streams are kept for its whole length, which
+# has to be reported as growth.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,11 +20,11 @@ steady=$!
 if "${soak[@]}" --secs 25 --retention-secs 25 >"$work/growing" 2>&1; then
     growing=steady
 else
-    growing=told
+    growing=reported
 fi
-wait "$steady" || { cat "$work/steady" >&2; die "a soak of what is kept for three seconds is not steady"; }
-[ "$growing" = told ] || { cat "$work/growing" >&2; die "a soak of what is kept for its whole length is said to be steady"; }
+wait "$steady" || { cat "$work/steady" >&2; die "a soak with a retention of three seconds is not steady"; }
+[ "$growing" = reported ] || { cat "$work/growing" >&2; die "a soak whose streams are kept for its whole length is reported as steady"; }
 for what in memory streams_kept held_bytes; do
-    grep -q "^  $what grew from " "$work/growing" || { cat "$work/growing" >&2; die "$what is not said to have grown"; }
+    grep -q "^  $what grew from " "$work/growing" || { cat "$work/growing" >&2; die "the growth of $what is not reported"; }
 done
-echo "bench: $(grep '^memory: ' "$work/steady"): steady; and what grows is told"
+echo "bench: $(grep '^memory: ' "$work/steady"): steady; growth is reported"

@@ -1,11 +1,9 @@
-"""The processes of a benchmark: the proxies, what is beside them, and what they have used so far.
+"""The processes of a benchmark: proxies, stores and servers, and their use of CPU and memory.
 
-Everything here is begun for one block and ended with it. What is put on a proxy, and what its figures are, is the callers'.
+Each process runs for one `with` block. Loads and figures are the callers' business.
 """
 
 import contextlib
-import http.client
-import json
 import os
 import pathlib
 import resource
@@ -18,7 +16,7 @@ import tempfile
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# With --paths …,hyper: hyper's server and hyper-util's client with nothing on them. No lower bound: the sidecar's client is its own.
+# A bare proxy of hyper's server and hyper-util's client. No lower bound for mcp-resume, which has an HTTP/1.1 client of its own.
 HYPER = "hyper"
 
 NGINX_CONF = """
@@ -57,7 +55,7 @@ http {{
 }}
 """
 
-# The certificate is of the name that a client asks for.
+# The certificate has the name that clients verify.
 SERVED_WITH_TLS = " ssl; ssl_certificate {directory}/server.pem; ssl_certificate_key {directory}/server.key"
 ASKED_WITH_TLS = "proxy_ssl_verify on; proxy_ssl_trusted_certificate {directory}/ca.pem; proxy_ssl_name localhost;"
 
@@ -82,7 +80,7 @@ backend mcp
 
 
 class Proxy:
-    """A running proxy: its URL, and what its process tree has used so far."""
+    """A running proxy: its URL, and the resource use of its process tree."""
 
     def __init__(self, url, child=None):
         self.url, self.child = url, child
@@ -99,7 +97,7 @@ class Proxy:
         return found
 
     def cpu(self):
-        """Seconds on a CPU, of all threads of all processes (the scheduler's count: clock ticks are too coarse)."""
+        """CPU seconds of all threads of all processes, by the scheduler's count, since clock ticks are too coarse."""
         nanos = 0
         for pid in self.pids():
             for task in pathlib.Path(f"/proc/{pid}/task").iterdir():
@@ -107,7 +105,7 @@ class Proxy:
         return nanos / 1e9
 
     def memory(self):
-        """Bytes of memory, shared pages counted once."""
+        """Bytes of memory (PSS: shared pages counted once)."""
         total = 0
         for pid in self.pids():
             for line in pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
@@ -118,6 +116,7 @@ class Proxy:
 
 @contextlib.contextmanager
 def running(child):
+    """Ends `child` with the block: by SIGTERM, after two seconds by SIGKILL."""
     try:
         yield child
     finally:
@@ -131,31 +130,19 @@ def running(child):
 
 @contextlib.contextmanager
 def start(path, options, upstream, scratch):
-    """The proxy of `path` before `upstream`, until the block ends."""
-    if path == "direct":
-        yield Proxy(upstream["url"])
-    elif path == "nginx":
-        with start_nginx(options, upstream, scratch) as proxy:
-            yield proxy
-    elif path == "mcp-resume":
-        with start_mcp_resume(options, upstream, scratch) as proxy:
-            yield proxy
-    elif path == "haproxy":
-        with start_haproxy(options, upstream, scratch) as proxy:
-            yield proxy
-    elif path == "pingora":
-        with start_bare([options.pingora, *hosts(upstream)]) as proxy:
-            yield proxy
-    elif path == HYPER:
-        with start_bare([options.hyper, *hosts(upstream)]) as proxy:
-            yield proxy
-    elif path == "balance":
-        with start_balancer(options, upstream, scratch) as proxy:
-            yield proxy
-    else:
-        with start_store(path, options, scratch) as (store, environment):
-            with start_mcp_resume(options, upstream, scratch, ["--store", store], environment) as proxy:
-                yield proxy
+    """Starts the proxy named `path` in front of `upstream`, until the block ends; other names are those of stores."""
+    starts = {"nginx": start_nginx, "mcp-resume": start_mcp_resume, "haproxy": start_haproxy, "balance": start_balancer}
+    with contextlib.ExitStack() as stack:
+        if path == "direct":
+            yield Proxy(upstream["url"])
+        elif path in ("pingora", HYPER):
+            binary = options.pingora if path == "pingora" else options.hyper
+            yield stack.enter_context(start_bare([binary, *hosts(upstream)]))
+        elif path in starts:
+            yield stack.enter_context(starts[path](options, upstream, scratch))
+        else:
+            store, environment = stack.enter_context(start_store(path, options, scratch))
+            yield stack.enter_context(start_mcp_resume(options, upstream, scratch, ["--store", store], environment))
 
 
 @contextlib.contextmanager
@@ -169,11 +156,9 @@ def start_nginx(options, upstream, scratch):
 
 @contextlib.contextmanager
 def nginx(options, servers, scratch, listen="", scheme="http", verify=""):
-    """nginx before `servers`: its port, and its process."""
+    """Starts nginx in front of `servers`: its port, and its process."""
     prefix = pathlib.Path(tempfile.mkdtemp(dir=scratch))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     servers = " ".join(f"server {host};" for host in servers)
     user = "user root;" if os.geteuid() == 0 else ""
     conf = NGINX_CONF.format(user=user, workers=options.threads, files=options.files, servers=servers, port=port,
@@ -187,7 +172,7 @@ def nginx(options, servers, scratch, listen="", scheme="http", verify=""):
 
 @contextlib.contextmanager
 def start_tls(options, upstream, scratch):
-    """The same server behind TLS, which nginx ends before it."""
+    """Puts an nginx that terminates TLS in front of `upstream`."""
     directory = pathlib.Path(tempfile.mkdtemp(dir=scratch))
     make_certificates(directory)
     with nginx(options, hosts(upstream), scratch, listen=SERVED_WITH_TLS.format(directory=directory)) as (port, _):
@@ -195,7 +180,7 @@ def start_tls(options, upstream, scratch):
 
 
 def make_certificates(directory):
-    """An authority, and the certificate that it gave this machine."""
+    """Writes an authority, and a certificate of this machine signed by it."""
     new = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"]
     ca = [*new, "-subj", "/CN=benchmark", "-keyout", "ca.key", "-out", "ca.pem"]
     server = [*new, "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE",
@@ -206,17 +191,21 @@ def make_certificates(directory):
             sys.exit(f"failed: {' '.join(command)}: {made.stderr}")
 
 
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
 def hosts(upstream):
-    """Where the servers are that requests are spread over; one, but for --balancers."""
+    """Host and port of each server behind the proxy; several only for balancers."""
     return [url.split("/")[2] for url in [upstream.get("secure", upstream["url"]), *upstream.get("others", [])]]
 
 
 @contextlib.contextmanager
 def start_haproxy(options, upstream, scratch):
     prefix = pathlib.Path(tempfile.mkdtemp(dir=scratch))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     servers = "\n    ".join(f"server s{number} {host}" for number, host in enumerate(hosts(upstream)))
     connections = options.files // 4
     conf = HAPROXY_CONF.format(workers=options.threads, connections=connections, port=port, servers=servers)
@@ -228,6 +217,7 @@ def start_haproxy(options, upstream, scratch):
 
 @contextlib.contextmanager
 def start_bare(command):
+    """Starts a proxy of this benchmark (hyper, Pingora), which prints its address."""
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     with running(child):
         address = child.stdout.readline().split()[-1]
@@ -246,13 +236,11 @@ def start_balancer(options, upstream, scratch):
 
 @contextlib.contextmanager
 def start_store(name, options, scratch):
-    """A store of its own for one measurement: its flag, and the environment that says the rest."""
+    """Starts an empty store for one measurement: the value of --store, and the environment with its other settings."""
     directory = tempfile.mkdtemp(dir=options.store_dir or scratch)
     try:
         if name == "redis":
-            with socket.socket() as free:
-                free.bind(("127.0.0.1", 0))
-                port = free.getsockname()[1]
+            port = free_port()
             persistence = ["--save", "", "--appendonly", "yes", "--appendfsync", "everysec"]
             command = [options.redis_server, "--bind", "127.0.0.1", "--port", str(port), "--dir", directory, *persistence]
             with running(subprocess.Popen(command, stdout=subprocess.DEVNULL)) as child:
@@ -268,7 +256,7 @@ def start_store(name, options, scratch):
 def start_mcp_resume(options, upstream, scratch, arguments=(), environment=None):
     command = [options.mcp_resume, "serve", "--upstream", upstream.get("secure", upstream["url"]), "--listen", "127.0.0.1:0"]
     command += [*options.proxy_arg, *arguments]
-    # Whatever listens where its operators would look is not in the way, unless an argument asks for that.
+    # Without an admin listener, whose default port may be taken, unless an argument asks for one.
     environment = {"MCP_RESUME_ADMIN__ADDRESS": "", **(environment or {})}
     if "tls" in upstream:
         environment["MCP_RESUME_UPSTREAM__TLS__CA"] = f"{upstream['tls']}/ca.pem"
@@ -278,7 +266,7 @@ def start_mcp_resume(options, upstream, scratch, arguments=(), environment=None)
 
 @contextlib.contextmanager
 def listening(command, environment, scratch):
-    """Where it listens, and its process."""
+    """Starts an mcp-resume: the URL of its listener, and its process."""
     with open(scratch / "mcp-resume.log", "ab") as log:
         child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=os.environ | environment)
     with running(child):
@@ -301,21 +289,13 @@ def wait_for_port(port, child):
 
 
 def settle(options, proxy):
-    """The first requests: what a proxy sets up once is not what is measured."""
+    """Sends the first requests, so that one-time set-up is not measured."""
     warm_up = ["json", "--concurrency", "1", "--secs", "0.2", "--warm-up-secs", "0"]
     subprocess.run([options.bench, "load", proxy.url, *warm_up], check=True, stdout=subprocess.DEVNULL)
 
 
-def tool_runs(upstream):
-    """How often the upstream has begun to answer a call with events."""
-    conn = http.client.HTTPConnection(upstream["url"].split("/")[2])
-    with contextlib.closing(conn):
-        conn.request("GET", "/runs")
-        return json.load(conn.getresponse())["begun"]
-
-
 def raise_file_limit(options):
-    """As many descriptors as there may be; a proxy holds two for every stream."""
+    """Raises the limit of descriptors as far as possible, and caps --idle and --clients by it: a proxy holds two for each stream."""
     wanted = 65536
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -326,5 +306,5 @@ def raise_file_limit(options):
     most = (options.files - 1000) // 2
     for what in ("idle", "clients"):
         if getattr(options, what) > most:
-            print(f"  only {most} --{what}: a process may have {options.files} descriptors", file=sys.stderr)
+            print(f"  only {most} --{what}: the limit of descriptors is {options.files}", file=sys.stderr)
             setattr(options, what, most)

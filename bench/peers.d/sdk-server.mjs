@@ -1,7 +1,7 @@
-// The scripted upstream on the TypeScript SDK v1: the same tool, served by the SDK's own Streamable HTTP transport, as its examples do.
+// The scripted upstream on the TypeScript SDK v1: the same tool, served by the SDK's own Streamable HTTP transport, as in its examples.
 //
 // EVENT_STORE=1: each session has the SDK's InMemoryEventStore, so that clients can resume. The payloads are those of bench/src/payload.rs;
-// acknowledgements and gathering are absent. `GET /runs` says how often the tool has begun to answer with events.
+// acknowledgements and gathering are absent. `GET /runs` returns the number of calls that the tool has begun to answer with events.
 
 import { randomUUID } from 'node:crypto';
 import { createServer } from 'node:http';
@@ -44,7 +44,7 @@ async function events(script, extra) {
     let sent = 0;
     let due = performance.now();
     while (script.events === 0 || sent < script.events) {
-        // A timer is late, so the next one is set from when this one was due; the first event is due at once.
+        // Timers fire late, so each is set from the due time of the previous one; the first event is due at once.
         const wait = due - performance.now();
         await (wait > 0 ? sleep(wait, undefined, { signal: extra.signal }) : turn());
         if (performance.now() >= end) break;
@@ -86,7 +86,7 @@ const server = createServer(async (request, response) => {
         response.end();
     }
 });
-// A session's connection rests while others are opened.
+// A session's connection is idle while others are opened.
 server.keepAliveTimeout = 600_000;
 server.listen({ port: 0, host: '127.0.0.1', backlog: 16384 }, () => {
     console.log(JSON.stringify({ url: `http://127.0.0.1:${server.address().port}/mcp` }));

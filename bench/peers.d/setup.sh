@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
-# Gets the peers that bench/peers measures, each pinned, into target/tools/peers; prints nothing where all is there already. Needs Node 20 and
-# Python 3.11.
+# Installs the pinned peers of bench/peers into target/tools/peers; prints nothing if all are there already. Needs Node 20 and Python 3.11.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tools=target/tools/peers
@@ -15,7 +14,7 @@ need() {
     command -v "$1" >/dev/null || die "$1 is not installed; the peers need $2"
 }
 
-# `fresh NAME WHAT...`: true if NAME was made of exactly these files.
+# `fresh NAME FILE...`: true if NAME was installed from exactly these files.
 fresh() {
     local made=$tools/$1.made
     shift

@@ -1,0 +1,1 @@
+"""Shared parts of the benchmarks: processes under test, the load tool, tables and plots."""
