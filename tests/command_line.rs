@@ -63,7 +63,7 @@ fn help_says_how_values_are_found_and_exits_0() {
     }
 }
 
-/// `serve` before nobody.
+/// Returns the command `serve`, in front of a server that does not exist.
 fn serve(listen: &str, admin: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_mcp-resume"));
     command.args(["serve", "--upstream", "http://127.0.0.1:9/deep/mcp", "--listen", listen, "--admin", admin]);
@@ -109,7 +109,7 @@ fn fickle_server() -> (SocketAddr, std::sync::mpsc::Sender<()>) {
                 let mut piece = [0; 1024];
                 let read = connection.read(&mut piece).expect("a request");
                 if read == 0 {
-                    // Only a look whether somebody is there.
+                    // The peer only probed for a listener.
                     continue 'connections;
                 }
                 request.extend_from_slice(&piece[..read]);
@@ -230,7 +230,7 @@ fn one_search_finds_each_line_of_a_call_and_one_line_tells_what_became_of_it() {
     assert!(ended["attached"].is_boolean(), "its client has just left: {ended}");
 }
 
-/// What is answered to a request with these headers, and the warning about it.
+/// Sends a request with these headers; returns the response and the warning logged about it.
 #[cfg(unix)]
 fn refused(command: &mut Command, listener: &str, headers: &str) -> (String, String) {
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the binary runs");
@@ -346,11 +346,7 @@ fn health_says_what_the_process_says_and_exits_with_it() {
     child.kill().expect("it runs");
     child.wait().expect("a status");
     let said = "the upstream has not accepted a connection yet\n";
-    assert_eq!(
-        (ready.status.code(), text(&ready.stdout)),
-        (Some(1), said),
-        "nobody listens where its server should be"
-    );
+    assert_eq!((ready.status.code(), text(&ready.stdout)), (Some(1), said), "its server does not listen");
     assert_eq!((live.status.code(), text(&live.stdout)), (Some(0), "ok\n"));
     assert!(ready.stderr.is_empty() && live.stderr.is_empty());
 }
@@ -552,7 +548,7 @@ fn check_refuses_what_it_cannot_send_without_repeating_it() {
 
 #[test]
 fn check_before_nobody_exits_1_with_a_report_for_people_or_programs() {
-    // Nobody listens on port 1.
+    // Port 1 has no listener.
     let output = check(&["--upstream", "http://127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stdout).starts_with("http://127.0.0.1:1/mcp: unreachable\n"), "{}", text(&output.stdout));

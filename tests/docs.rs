@@ -1,4 +1,4 @@
-//! What the documents say of the program is compared with the program.
+//! Statements of the documents about the program, compared with the program.
 
 use std::collections::BTreeSet;
 use std::path::Path;

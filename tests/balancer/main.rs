@@ -196,7 +196,7 @@ async fn a_call_whose_sidecar_cannot_reach_its_server_goes_to_another() {
     let seen = balancer.ask(&post(CALL, session)).await;
     assert!(seen.starts_with("HTTP/1.1 502") && seen.ends_with("unreachable"), "{seen}");
     assert_eq!(header(&seen, "mcp-resume-owner"), None);
-    // Where nobody else is, its own words are passed on.
+    // With no other sidecar, the response of the only one is passed on.
     let alone = balance(&[&one], &[]).await;
     let seen = alone.ask(&post(CALL, "")).await;
     assert!(seen.starts_with("HTTP/1.1 502") && seen.ends_with("unreachable"), "{seen}");
@@ -395,7 +395,7 @@ async fn what_is_gone_with_its_owner_is_answered_honestly() {
         one.stop().await;
         let seen = balancer.ask(&get("/mcp", &format!("Last-Event-ID: {}\r\n", one.event_id()))).await;
         assert!(seen.contains(expected), "{store}: {seen}");
-        // It is for whoever has it: nobody is to send it on.
+        // Its owner is the one that answered, so it is not sent on.
         assert!(two.take_seen().iter().all(|request| header(request, "mcp-resume-owner").is_none()));
     }
 }

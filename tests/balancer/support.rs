@@ -16,7 +16,7 @@ use tokio::time::timeout;
 /// Nothing takes so long that comes at all.
 const LONG: Duration = Duration::from_secs(30);
 
-/// What a sidecar does with a request.
+/// Reaction of a sidecar to a request.
 pub(crate) enum Answer {
     /// Answers so, and keeps the connection.
     Whole(String),
@@ -71,13 +71,13 @@ impl Sidecar {
         *self.report.lock().unwrap() = report;
     }
 
-    /// Nobody is there any more.
+    /// Stops the sidecar.
     pub(crate) async fn stop(&mut self) {
         self.serving.abort();
         let _ = (&mut self.serving).await;
     }
 
-    /// What has come, which is forgotten then.
+    /// Takes the requests received so far.
     pub(crate) fn take_seen(&self) -> Vec<String> {
         std::mem::take(&mut *self.seen.lock().unwrap())
     }
@@ -119,7 +119,7 @@ fn handle(owner: Owner) -> Handle {
     Handle::mint(&keys, StreamKind::Request, owner, StoreEpoch(9), StreamId::from_bytes([5; 12]), &[], false)
 }
 
-/// What a sidecar says of itself.
+/// Returns the status that a sidecar reports.
 pub(crate) fn report(owner: Owner, store: &str, ready: bool) -> Value {
     json!({
         "service": "mcp-resume", "owner": owner.to_string(), "instance": format!("{:016x}", owner.0), "ready": ready,
@@ -310,12 +310,12 @@ pub(crate) fn post(body: &str, head: &str) -> String {
     )
 }
 
-/// The same in one chunk.
+/// Returns a POST of `body` in one chunk.
 pub(crate) fn post_chunked(body: &str) -> String {
     post_chunked_with(body, "")
 }
 
-/// The same with more lines of the head.
+/// Returns a POST of `body` in one chunk, with further header lines.
 pub(crate) fn post_chunked_with(body: &str, head: &str) -> String {
     format!(
         "POST /mcp HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\

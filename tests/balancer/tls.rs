@@ -18,7 +18,7 @@ use tokio_rustls::rustls::pki_types::ServerName;
 use super::pki::Pki;
 use super::support::{self, Running, get};
 
-/// A sidecar that lets in whoever has a certificate of `pki`, and its URL.
+/// Starts a sidecar that accepts every client certificate of `pki`; returns its URL.
 async fn sidecar(pki: &Pki) -> String {
     let mut config = Config::for_upstream("http://127.0.0.1:9/mcp").unwrap();
     config.replica.name = Some("one".to_owned());
@@ -56,7 +56,7 @@ async fn connect(balancer: &Running, pki: &Pki) -> TlsStream<TcpStream> {
     TlsConnector::from(pki.client(&["http/1.1"])).connect(name, io).await.unwrap()
 }
 
-/// What it answers to a resume of a stream of the sidecar's.
+/// Resumes a stream of the sidecar's through the balancer; returns the response.
 async fn resumed(balancer: &Running, pki: &Pki) -> String {
     let mut io = connect(balancer, pki).await;
     let id = support::event_id(Owner::from_name("one"));
@@ -108,7 +108,7 @@ async fn a_new_identity_and_new_authorities_are_used_without_a_restart() {
     assert_unmet(&resumed(&running, &pki).await);
     put(&pki.pair().key, &files.pair().key);
     assert_eq!(known.reload(), Reload::Taken);
-    // Whoever names it is looked for at once.
+    // A request that names the sidecar has it looked for at once.
     assert_met(&resumed(&running, &pki).await);
 
     fs::write(files.ca(), "none").unwrap();

@@ -1,4 +1,4 @@
-//! A client that calls, is cut off by whatever happens, and comes back until its call has ended.
+//! A client that calls, is cut off by the faults of the run, and resumes until its call has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ const BACK_OFF: Duration = Duration::from_millis(20);
 /// A tool is waited for by a client that has left, no longer.
 const AWAY: Duration = Duration::from_secs(2);
 
-/// What a client is known by.
+/// Credentials and session of a client.
 #[derive(Clone, Debug)]
 pub(crate) struct Keeper {
     authorization: String,
@@ -40,13 +40,13 @@ impl Keeper {
         }
     }
 
-    /// Somebody else, in the same session.
+    /// Returns another principal in the same session.
     fn stranger(&self) -> Keeper {
         Keeper { authorization: "Bearer stranger".to_owned(), session: self.session.clone() }
     }
 }
 
-/// How a response ended for its reader.
+/// End of a response, as its reader saw it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ended {
     /// As a response ends.
@@ -60,7 +60,7 @@ pub(crate) struct Caller {
     world: Arc<World>,
     rng: Rng,
     keeper: Keeper,
-    /// It asked for policies.
+    /// True if the call asked for resumption policies.
     wants_policy: bool,
     next_id: u64,
 }
@@ -111,7 +111,7 @@ impl Caller {
         self.until_answered(&initialized).await.map(drop)
     }
 
-    /// Sends what may be sent again until it is answered 2xx, to whichever proxy.
+    /// Sends a message that may be repeated to one proxy after another until it is answered 2xx.
     async fn until_answered(&mut self, message: &Value) -> Result<Response, String> {
         let sending = async {
             loop {
@@ -127,7 +127,7 @@ impl Caller {
                 tokio::time::sleep(BACK_OFF).await;
             }
         };
-        tokio::time::timeout(LIMIT, sending).await.unwrap_or_else(|_| Err(format!("nobody takes {message}")))
+        tokio::time::timeout(LIMIT, sending).await.unwrap_or_else(|_| Err(format!("no proxy accepts {message}")))
     }
 
     // ── calls ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -144,7 +144,7 @@ impl Caller {
         let told = self.follow(&mut call, response).await;
         told.map_err(|problem| self.describe(&call, &problem))?;
         if call.ended == Some(Ending::OwnerDied) && deaths == self.world.deaths() {
-            return Err(self.describe(&call, "the owner is said to have died, and nobody has"));
+            return Err(self.describe(&call, "an owner is reported dead though none has died"));
         }
         let told = self.ask_afterwards(&mut call).await;
         told.map_err(|problem| self.describe(&call, &problem))?;
@@ -299,7 +299,7 @@ impl Caller {
         }
     }
 
-    /// The client's answer to the tool's question, until somebody has taken it.
+    /// Sends the client's response to the tool's question until a proxy accepts it.
     async fn answer(&mut self, call: &mut Call) -> Result<(), String> {
         count(&self.world.tally.questions);
         call.note_answer();
@@ -347,7 +347,7 @@ impl Caller {
         }
     }
 
-    /// So long a client waits for a connection that says nothing.
+    /// Draws the time that a client waits on a silent connection.
     fn patience(&mut self) -> Duration {
         Duration::from_millis(500) + self.rng.millis(3500)
     }
@@ -388,7 +388,7 @@ impl Caller {
         Ok(())
     }
 
-    /// What an id is answered that opens nothing, without the id itself.
+    /// Returns the refusal that an id receives which opens no stream, with the id itself taken out.
     async fn refusal(&mut self, keeper: &Keeper, id: &str, call: &Call) -> Result<String, String> {
         let asking = async {
             loop {

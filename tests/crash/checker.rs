@@ -1,6 +1,6 @@
-//! What one caller knows of one call, and whether what it is told fits to that.
+//! Checks everything that one caller receives for one call.
 //!
-//! Every event it ever saw is kept under its number with its bytes. Whatever comes later, from whichever process, has to agree.
+//! Each event is kept under its number with its bytes. Later events, from any process, must agree with it.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ const OWNER_DIED: i64 = -32011;
 /// The stream or the place is gone.
 const STREAM_LOST: i64 = -32012;
 
-/// How a call ended.
+/// End of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// With the tool's own response.
@@ -35,7 +35,7 @@ pub(crate) struct Call {
     pub(crate) ended: Option<Ending>,
     /// The last event that the client said it has.
     confirmed: u64,
-    /// What precedes this was confirmed in a way that lets go of it.
+    /// Events before this one were acknowledged in a way that lets the proxy release them.
     let_go: u64,
     handle: Option<String>,
     events: BTreeMap<u64, Seen>,
@@ -100,7 +100,7 @@ impl Call {
         self.events.last_key_value().map_or(0, |(number, _)| *number)
     }
 
-    /// What to come back with from `number`; `None` while no id was seen.
+    /// Returns the event ID to resume with at `number`, or `None` while no id was seen.
     pub(crate) fn id_of(&self, number: u64) -> Option<String> {
         let seen = self.events.get(&number).and_then(|seen| seen.id.clone());
         // Before the first event there is only the place.
@@ -118,7 +118,7 @@ impl Call {
         self.confirmed = self.confirmed.max(number);
     }
 
-    /// It says so in a way that lets go of what precedes.
+    /// Notes an acknowledgement that lets the proxy release the events before it.
     pub(crate) fn note_let_go(&mut self) {
         self.let_go = self.confirmed;
     }
@@ -127,12 +127,12 @@ impl Call {
         self.let_go
     }
 
-    /// The client has sent an answer to the question, whatever became of it.
+    /// Notes that the client has sent a response to the question. The response may have failed.
     pub(crate) fn note_answer(&mut self) {
         self.question.iter_mut().for_each(|question| question.was_answered = true);
     }
 
-    /// Whether the last event of the call is the question.
+    /// Returns true if the last event of the call is the question.
     pub(crate) fn is_asked(&self) -> bool {
         self.question.is_some_and(|question| question.at == self.last() && !question.was_answered)
     }
@@ -190,7 +190,7 @@ impl Call {
         self.question.is_some_and(|question| question.at == number && question.was_answered)
     }
 
-    /// An event nobody has seen yet.
+    /// Checks an event that has not been seen yet.
     fn check(&mut self, number: u64, seen: &Seen) -> Result<(), String> {
         if let Some(ended) = self.ended {
             return Err(format!("event {number} after the end ({ended:?}): {}", shown(&seen.data)));
@@ -236,7 +236,7 @@ impl Call {
     }
 }
 
-/// Whether `frame` is the one event of a stream that is gone, under the id of the call.
+/// Returns true if `frame` is the one event of a lost stream, under the id of the call.
 pub(crate) fn is_lost(frame: &Frame, id: &Value) -> bool {
     let is_end = Id::of(frame).is_ok_and(|id| id.place == "end");
     let message: Value = serde_json::from_slice(frame.bytes()).unwrap_or_default();

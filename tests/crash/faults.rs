@@ -1,4 +1,4 @@
-//! What befalls the processes, and what has to be true right after.
+//! Faults of the processes, and the checks right after each.
 
 use std::time::Duration;
 
@@ -144,7 +144,7 @@ impl Run {
         }
     }
 
-    /// How many streams the others than `which` have taken over so far. Waits until there are some to be taken from it.
+    /// Waits until other replicas have adopted streams of `which`; returns the number adopted so far.
     async fn adopted_elsewhere(&self, which: usize) -> f64 {
         let world = self.world();
         let running = async {

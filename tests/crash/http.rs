@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 use crate::sse::{Frame, Parser};
 use crate::wire::{Framing, Head};
 
-/// So much is read at once.
+/// Bytes of one read.
 const PIECE: usize = 64 * 1024;
 
 /// A request, less the address.
@@ -25,7 +25,7 @@ pub(crate) struct Request {
 /// Why there is no response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Failed {
-    /// Nobody listens: nothing was sent.
+    /// The port has no listener: nothing was sent.
     Refused,
     /// The connection broke before there was a head.
     Broken,
@@ -33,7 +33,7 @@ pub(crate) enum Failed {
     Silent,
 }
 
-/// What comes next in a body.
+/// Next part of a body.
 #[derive(Debug)]
 pub(crate) enum Next {
     Frame(Frame),
@@ -47,7 +47,7 @@ pub(crate) enum Next {
 pub(crate) struct Response {
     pub(crate) status: u16,
     pub(crate) head: Head,
-    /// Who gave it.
+    /// Address of the process that answered.
     pub(crate) from: SocketAddr,
     framing: Framing,
     stream: TcpStream,

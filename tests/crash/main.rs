@@ -1,8 +1,9 @@
 //! Stores that outlive the process, against processes that die.
 //!
-//! The binary runs as it is, under load, and is killed, frozen and drained at random moments; so is the Redis it uses. Whatever a
-//! client ever saw has to stay what it was. `CRASH_SEED=N` repeats the decisions of a run (not its timing: these are real processes),
-//! `CRASH_ROUNDS=N` makes each test that many rounds long, `CRASH_SECS=N` ends each after so long at the latest.
+//! The binary runs unmodified under load, and is killed, frozen and drained at random moments; so is the Redis it uses. An
+//! event that a client has seen must never change. `CRASH_SEED=N` repeats the decisions of a run, though not its
+//! timing. `CRASH_ROUNDS=N` sets the number of rounds of each test. `CRASH_SECS=N` sets the longest duration of each
+//! test.
 
 // A test's way to fail.
 #![allow(clippy::unwrap_used, clippy::panic)]
@@ -126,7 +127,7 @@ async fn redis_is_killed(
 #[tokio::test]
 async fn a_drain_loses_no_call() {
     let mut run = Run::prepare("drain").await;
-    // Nobody dies here: a call that ends with an error is lost, and so is one that ran and was not answered.
+    // No process dies here: a call that ends with an error is lost, and so is one that ran and was not answered.
     run.begin_with_redis(Appends::Always, "degrade", Allowed::default()).await;
     while run.goes_on(3) {
         run.inject(&[(1, Fault::Drain)]).await;

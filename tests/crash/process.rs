@@ -117,7 +117,7 @@ impl Replica {
     }
 }
 
-/// When a Redis has written on the disk itself what it was told.
+/// Fsync policy of the Redis append-only file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Appends {
     Always,
@@ -199,7 +199,7 @@ fn free_address() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, free_port()).into()
 }
 
-/// A port below those that the kernel hands out: nobody takes it while its process is dead.
+/// Returns a port below the kernel's ephemeral range, so that no other process takes it while its own is dead.
 fn free_port() -> u16 {
     const FIRST: u16 = 18_000;
     const COUNT: u16 = 12_000;

@@ -17,10 +17,10 @@ use crate::rng::Rng;
 use crate::upstream::Upstream;
 use crate::world::{self, Allowed, World, counted, within};
 
-/// So many clients call at once.
+/// Clients that call at the same time.
 const CALLERS: usize = 12;
 pub(crate) const LEASE: Duration = Duration::from_secs(4);
-/// So often a run says how far it is: one of an hour is to be read in a minute.
+/// Interval of progress reports; those of an hour-long run can be read in a minute.
 const TELL: Duration = Duration::from_secs(60);
 
 /// One test: its processes, its load, its rounds.
@@ -36,7 +36,7 @@ pub(crate) struct Run {
     callers: Vec<JoinHandle<()>>,
     rounds: usize,
     began: Instant,
-    /// When the last word of it was said.
+    /// Time of the last progress report.
     told: Instant,
     /// Each fault and its time, beside the logs of the processes.
     faults: File,
@@ -118,7 +118,7 @@ impl Run {
         self.world.clone().expect("the run has begun")
     }
 
-    /// Whether there is another round, where `rounds` are to be made if nothing else was asked for.
+    /// Returns true if another round is due. `rounds` is the number if the environment sets none.
     pub(crate) fn goes_on(&mut self, rounds: usize) -> bool {
         let rounds = setting("CRASH_ROUNDS").map_or(rounds, |rounds| usize::try_from(rounds).expect("a number"));
         let is_late = setting("CRASH_SECS")
@@ -186,7 +186,7 @@ impl Run {
 }
 
 impl Drop for Run {
-    /// Whatever it was that failed.
+    /// Reports the seed of a failed run, with any cause of the failure.
     fn drop(&mut self) {
         if std::thread::panicking() {
             let (name, seed, logs) = (self.name, self.seed, self.directory.display());

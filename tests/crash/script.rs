@@ -1,4 +1,4 @@
-//! What the tool of a call does: all of it follows from one number, which the call carries in its arguments.
+//! Behaviour of the tool in a call. All of it follows from one number in the call's arguments.
 
 use std::time::Duration;
 

@@ -14,15 +14,15 @@ use crate::script::{Script, What};
 use crate::wire::{Framing, Head};
 use crate::world::eventually;
 
-/// A tool that asked goes on without an answer after so long: whoever called it is gone.
+/// Time after which a tool that asked a question goes on without a response: its caller is gone.
 const UNANSWERED: Duration = Duration::from_secs(8);
 
-/// What a tool did for one call.
+/// Record of a tool's work for one call.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Run {
-    /// How many times it was called.
+    /// Number of times the tool was called.
     pub(crate) times: usize,
-    /// It said all it had to say.
+    /// True once the tool has sent its whole response.
     pub(crate) is_over: bool,
     /// The proxy was gone before that.
     pub(crate) is_broken: bool,
@@ -84,7 +84,7 @@ impl Upstream {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, Run>> {
-        self.runs.lock().expect("nobody panics with it")
+        self.runs.lock().expect("no holder panics")
     }
 
     fn note(&self, seed: u64, change: impl FnOnce(&mut Run)) {

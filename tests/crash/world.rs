@@ -1,4 +1,4 @@
-//! What all parts of a run share: where to go, what has happened, what went wrong.
+//! State shared by all parts of a run: addresses, counts, failures.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -14,7 +14,7 @@ use crate::http::Request;
 use crate::rng::Rng;
 use crate::upstream::Upstream;
 
-/// Whatever does not happen for so long does not happen at all.
+/// Longest wait for an expected event. The run fails after it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Ended calls that are looked at again and again.
 const KEPT_MAX: usize = 300;
@@ -34,7 +34,7 @@ pub(crate) async fn eventually(limit: Duration, wait: impl Future<Output = ()>) 
     let _ = tokio::time::timeout(limit, wait).await;
 }
 
-/// What may happen in a run besides what always may.
+/// Outcomes that a run permits besides those that are always permitted.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Allowed {
     /// Resumes are refused now and then (503): the store is away.
@@ -45,7 +45,7 @@ pub(crate) struct Allowed {
     pub(crate) unanswered: bool,
 }
 
-/// How often what happened: a run in which nothing did proves nothing.
+/// Counts of each kind of occurrence. A run in which nothing happened proves nothing.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) calls: AtomicUsize,
@@ -64,7 +64,7 @@ pub(crate) struct Tally {
 }
 
 impl fmt::Display for Tally {
-    /// What has happened at all.
+    /// Lists the counts that are not zero.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let all = [
             ("faults", &self.faults),
@@ -111,9 +111,9 @@ pub(crate) struct World {
     pub(crate) addrs: Vec<SocketAddr>,
     pub(crate) admins: Vec<SocketAddr>,
     pub(crate) tally: Tally,
-    /// How many times a process of the proxy was killed or frozen.
+    /// Number of times a proxy process was killed or frozen.
     deaths: AtomicU64,
-    /// New events seen by anybody.
+    /// New events seen by any client.
     seen: AtomicUsize,
     saw: Notify,
     stopping: AtomicBool,
@@ -188,7 +188,7 @@ impl World {
             }
         };
         if tokio::time::timeout(LIMIT, waiting).await.is_err() {
-            self.fail(format!("nobody has seen {events} more events within {LIMIT:?}{}", self.streams().await));
+            self.fail(format!("no client has seen {events} more events within {LIMIT:?}{}", self.streams().await));
         }
     }
 
@@ -208,7 +208,7 @@ impl World {
             Some(Ending::OwnerDied) => &self.tally.owner_died,
         });
         let now = mcp_resume::clock::now();
-        let mut kept = self.kept.lock().expect("nobody panics with it");
+        let mut kept = self.kept.lock().expect("no holder panics");
         kept.retain(|kept| now - kept.ended_at < KEPT_FOR);
         if kept.len() == KEPT_MAX {
             kept.remove(0);
@@ -219,7 +219,7 @@ impl World {
     /// Some ended calls, up to `most`.
     pub(crate) fn some_kept(&self, rng: &mut Rng, most: usize) -> Vec<Kept> {
         let now = mcp_resume::clock::now();
-        let mut kept = self.kept.lock().expect("nobody panics with it").clone();
+        let mut kept = self.kept.lock().expect("no holder panics").clone();
         kept.retain(|kept| now - kept.ended_at < KEPT_FOR);
         while kept.len() > most {
             kept.swap_remove(rng.below(kept.len()));
@@ -228,7 +228,7 @@ impl World {
     }
 
     pub(crate) fn note_never_ran(&self, seed: u64) {
-        self.never_ran.lock().expect("nobody panics with it").push(seed);
+        self.never_ran.lock().expect("no holder panics").push(seed);
     }
 
     /// The tool ran once for a call at most, and never where a proxy said so.
@@ -238,7 +238,7 @@ impl World {
                 self.fail(format!("the tool of call {seed} ran {} times", run.times));
             }
         }
-        for seed in self.never_ran.lock().expect("nobody panics with it").iter() {
+        for seed in self.never_ran.lock().expect("no holder panics").iter() {
             if self.upstream.run(*seed).times > 0 {
                 self.fail(format!("call {seed} is said not to have run, and has"));
             }
@@ -248,7 +248,7 @@ impl World {
     // ── what went wrong ───────────────────────────────────────────────────────────────────────────────────────────────
 
     pub(crate) fn fail(&self, problem: String) {
-        let mut failures = self.failures.lock().expect("nobody panics with it");
+        let mut failures = self.failures.lock().expect("no holder panics");
         if !failures.contains(&problem) {
             failures.push(problem);
         }
@@ -258,19 +258,19 @@ impl World {
     }
 
     pub(crate) fn has_failed(&self) -> bool {
-        !self.failures.lock().expect("nobody panics with it").is_empty()
+        !self.failures.lock().expect("no holder panics").is_empty()
     }
 
     /// Panics with everything that went wrong, if anything did.
     pub(crate) fn check(&self) {
-        let failures = self.failures.lock().expect("nobody panics with it");
+        let failures = self.failures.lock().expect("no holder panics");
         if failures.is_empty() {
             return;
         }
         panic!("{}: {}\n{}", self.name, self.tally, failures.join("\n"));
     }
 
-    /// What every proxy says of its streams, in the words of its admin listener.
+    /// Returns each proxy's list of streams, as its admin listener prints it.
     pub(crate) async fn streams(&self) -> String {
         let mut said = String::new();
         for admin in &self.admins {
@@ -312,7 +312,7 @@ impl World {
         }
     }
 
-    /// How many streams run at a proxy.
+    /// Returns the number of running streams of a proxy.
     pub(crate) async fn open_at(&self, admin: SocketAddr) -> Option<u64> {
         let page = self.page(admin, "/streams").await?;
         serde_json::from_str::<serde_json::Value>(&page).ok()?["open"].as_u64()

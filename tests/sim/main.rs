@@ -1,7 +1,8 @@
 //! Seeded simulations: the whole of `serve` over pipes in memory, on a paused clock and one thread.
 //!
-//! A seed draws a run: a configuration, clients, what befalls their connections, and what the upstream does. Everything that
-//! somebody receives goes into a trace; the same seed gives the same one. A slow model says what each client may have seen.
+//! A seed draws a run: configuration, clients, faults of their connections, behaviour of the upstream. All received
+//! bytes go into a trace; a seed always gives the same trace. A slow model states the events that each client may have
+//! seen.
 //!
 //! `SIM_SEEDS=100000 SIM_FROM=0 cargo test --test sim no_seed` runs more seeds, `SIM_SEEDS=1 SIM_FROM=17` seed 17 alone and
 //! prints its plan and its trace.
@@ -33,7 +34,7 @@ use plan::{Call, Client, Ending, Form, Plan, Step};
 use rng::Rng;
 use world::{Report, World};
 
-/// So many seeds in an ordinary test run.
+/// Seeds of an ordinary test run.
 const SEEDS: u64 = 2000;
 /// Of so many seeds one is run twice.
 const TWICE: u64 = 20;
@@ -79,13 +80,13 @@ async fn run(plan: Plan) -> Report {
     }
     jumping.abort();
 
-    // Nobody is there any more: whatever still runs is given up.
+    // All clients have left, so the calls that still run are abandoned.
     let streams = &world.plan.config.streams;
     let wait = streams.max_wait.unwrap_or_default() + Duration::from_secs(100);
     world.sleep(wait).await;
     let open = world.model().open();
     if streams.max_wait.is_some() && !open.is_empty() {
-        world.blame(format!("calls that nobody waits for still run: {open:?}"));
+        world.blame(format!("calls without a client still run: {open:?}"));
     }
     world.model().is_over = true;
     upstream.abort();

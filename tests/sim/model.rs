@@ -15,7 +15,7 @@ use super::wire::Event;
 /// A client and a request id of it.
 pub(crate) type Key = (usize, usize);
 
-/// What an event of the upstream is.
+/// Kind of an upstream event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Notice,
@@ -47,9 +47,9 @@ struct Run {
 #[derive(Default)]
 pub(crate) struct Call {
     runs: Vec<Run>,
-    /// Which run a handle's stream is.
+    /// Run of each handle's stream.
     handles: BTreeMap<String, usize>,
-    /// How often an answer came upstream, by question.
+    /// Number of client responses that reached the upstream, by question.
     arrived: BTreeMap<String, usize>,
     /// Since when the client knows that its answer was taken.
     acknowledged: BTreeMap<String, Instant>,
@@ -61,22 +61,22 @@ pub(crate) struct Call {
     pub(crate) may_repeat: bool,
     /// Upstream responses that are under way.
     pub(crate) open: usize,
-    /// How many connections the client has made.
+    /// Number of connections that the client has made.
     pub(crate) connections: usize,
     /// The newest connection that reads a handle's stream, and since when.
     readers: BTreeMap<String, (usize, Instant)>,
-    /// When the client was last known to be there before that, and how long it may have been away at most.
+    /// Time at which the client was last known to be connected, and its longest possible absence before.
     last_there: Option<Instant>,
     longest_away: Duration,
 }
 
-/// What one response has brought.
+/// Progress of one response.
 pub(crate) struct Reading {
     pub(crate) connection: usize,
     /// The number it goes on from.
     cursor: Option<u64>,
     handle: Option<String>,
-    /// When the request was on its way, and when the response was there.
+    /// Times of the request and of its response.
     asked: Instant,
     begun: Instant,
     /// Read as fast as it comes.
@@ -85,7 +85,7 @@ pub(crate) struct Reading {
     over: bool,
 }
 
-/// What an event is to the client.
+/// Meaning of an event for the client.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     Nothing,
@@ -98,15 +98,14 @@ pub(crate) enum Taken {
 }
 
 impl Call {
-    /// How long the client may have been away by now.
+    /// Returns the longest time that the client may have been away by now.
     fn away(&self, now: Instant) -> Duration {
         self.last_there.map_or(Duration::ZERO, |then| now.saturating_duration_since(then))
     }
 }
 
 impl Reading {
-    /// A response that has to go on after `cursor`; `None`: from wherever it says.
-    /// The last event it has brought.
+    /// Returns the last event that the response has brought, or the one it resumes after.
     pub(crate) fn cursor(&self) -> u64 {
         self.cursor.unwrap_or(0)
     }
@@ -167,12 +166,12 @@ impl Model {
         call.steps
     }
 
-    /// How many events a run has sent.
+    /// Returns the number of events that a run has sent.
     pub(crate) fn sent(&mut self, key: Key, run: usize) -> usize {
         self.call(key).runs[run].sent.len()
     }
 
-    /// Its last byte is on its way now.
+    /// Notes an event whose last byte is sent now.
     pub(crate) fn send(&mut self, key: Key, run: usize, data: String, kind: Kind, at: Instant) {
         self.call(key).runs[run].sent.push(Sent { data, kind, at });
     }
@@ -206,7 +205,7 @@ impl Model {
         call.connections
     }
 
-    /// Whether a newer connection reads the stream that `reading` is of.
+    /// Returns true if a newer connection reads the stream of `reading`.
     pub(crate) fn is_overtaken(&mut self, key: Key, reading: &Reading) -> bool {
         let readers = &self.call(key).readers;
         let newest = reading.handle.as_ref().and_then(|handle| readers.get(handle));
@@ -402,7 +401,7 @@ impl Model {
         Err(format!("{key:?} connection {}: a response ended without an answer", reading.connection))
     }
 
-    /// What a client of another session gets for an event ID of this call.
+    /// Checks the response to a client of another session that resumes with an event ID of this call.
     pub(crate) fn spied(key: Key, event: &Event) -> Result<(), String> {
         let is_end = event.id.as_deref().is_some_and(|id| id.ends_with(".end"));
         match is_end && code(&event.data) == Some(-32012) {
@@ -487,7 +486,7 @@ fn named(plan: &Plan, key: Key, data: &str) -> Vec<usize> {
     messages(data).into_iter().map(request).collect::<Option<_>>().unwrap_or_default()
 }
 
-/// What all of the messages in `data` say.
+/// Returns the error code of the messages in `data`, if all have the same.
 fn code(data: &str) -> Option<i64> {
     let mut codes = messages(data).into_iter().map(|message| message["error"]["code"].as_i64());
     let first = codes.next()??;
@@ -499,18 +498,18 @@ impl Plan {
         self.clients[key.0].version == "2026-07-28"
     }
 
-    /// How many requests a call's POST carries.
+    /// Returns the number of requests in a call's POST.
     fn requests(&self, key: Key) -> usize {
         key.1.checked_sub(1).map_or(1, |call| self.clients[key.0].calls[call].script.requests)
     }
 
-    /// Whether every response to this client begins with an id.
+    /// Returns true if every response to this client begins with an event ID.
     fn primes(&self, key: Key) -> bool {
         let new = self.clients[key.0].version >= "2025-11-25";
         new || self.config.delivery.prime == mcp_resume::config::Prime::All
     }
 
-    /// How long a modern call survives its client at least.
+    /// Returns the shortest time that a modern call survives its client.
     pub(crate) fn grace(&self) -> Duration {
         self.config.delivery.retry.min(self.config.delivery.poll_retry) * 2 + Duration::from_secs(1)
     }

@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 
 use super::world::World;
 
-/// Where pipes come out that were pushed in at the other end.
+/// Listener whose connections are pipes that the other end pushes in.
 pub(crate) struct Listener(mpsc::UnboundedReceiver<DuplexStream>);
 
 /// Makes pipes to a [`Listener`].

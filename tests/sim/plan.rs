@@ -1,4 +1,4 @@
-//! What happens in one run, drawn from its seed before it begins.
+//! Events of one run, drawn from its seed before it begins.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ pub(crate) struct Plan {
     pub(crate) jumps: Vec<(Duration, Duration)>,
     /// The upstream refuses connections from the first time to the second.
     pub(crate) refuses: Option<(Duration, Duration)>,
-    /// What a pipe holds: to the clients, to the upstream.
+    /// Capacity of the pipes to the clients and to the upstream.
     pub(crate) pipes: (usize, usize),
 }
 
@@ -27,20 +27,20 @@ pub(crate) struct Client {
     pub(crate) calls: Vec<Call>,
     /// The answer to `initialize` is a stream.
     pub(crate) opens_by_stream: bool,
-    /// It listens to the session's own stream.
+    /// Standalone stream of the session, if the client opens it.
     pub(crate) listens: Option<Listening>,
-    /// It deletes its session at the end.
+    /// True if the client deletes its session at the end.
     pub(crate) deletes: bool,
 }
 
-/// What happens on a session's own stream.
+/// Use of a session's standalone stream.
 #[derive(Clone, Debug)]
 pub(crate) struct Listening {
-    /// What befalls its connections.
+    /// Faults of its connections.
     pub(crate) faults: Vec<Fault>,
-    /// What the server sends.
+    /// Events that the server sends.
     pub(crate) script: Script,
-    /// It comes back without its last event ID, so many of a hundred times.
+    /// Probability, in per cent, that the client reconnects without its last event ID.
     pub(crate) forgets: usize,
     pub(crate) lasts: Duration,
 }
@@ -50,37 +50,37 @@ pub(crate) struct Listening {
 pub(crate) struct Call {
     pub(crate) starts: Duration,
     pub(crate) script: Script,
-    /// What befalls its connections, one after another; those behind the last are sound.
+    /// Faults of its connections, in order; later connections are sound.
     pub(crate) faults: Vec<Fault>,
-    /// How often the client comes back without an event in between.
+    /// Number of reconnects without an event in between.
     pub(crate) tries: usize,
-    /// It comes back after this many thousandths of the `retry` it was told.
+    /// Delay of a reconnect, in thousandths of the `retry` received.
     pub(crate) haste: u32,
-    /// It sends the POST again where it has no id.
+    /// True if the client sends the POST again when it has no event ID.
     pub(crate) reposts: bool,
-    /// It comes back from an id before its last, so many of a hundred times.
+    /// Probability, in per cent, that the client resumes from an id before its last.
     pub(crate) forgets: usize,
-    /// It goes on asking after the answer until it is told that there is no more.
+    /// True if the client reads on after the response, until the proxy says that there is no more.
     pub(crate) thorough: bool,
-    /// It uses a connection again.
+    /// True if the client reuses its connection.
     pub(crate) keeps_connection: bool,
-    /// It cancels after so long.
+    /// Time after which the client cancels the call.
     pub(crate) cancels: Option<Duration>,
-    /// It gives up after so long. Always there where the call may never end.
+    /// Time after which the client gives up. Always set if the call may never end.
     pub(crate) patience: Option<Duration>,
-    /// It comes back to the finished stream after each of these pauses.
+    /// Pauses after which the client resumes the finished stream.
     pub(crate) revisits: Vec<Duration>,
     /// Another client tries its event ID.
     pub(crate) is_spied_on: bool,
-    /// It takes no stream.
+    /// True if the client accepts no event stream.
     pub(crate) json_only: bool,
-    /// It names the call by an `Idempotency-Key`.
+    /// True if the call has an `Idempotency-Key`.
     pub(crate) has_key: bool,
     pub(crate) answers_after: Duration,
     pub(crate) answers_twice: bool,
 }
 
-/// What befalls one connection of a client.
+/// Fault of one connection of a client.
 #[derive(Clone, Debug)]
 pub(crate) enum Fault {
     None,
@@ -92,11 +92,11 @@ pub(crate) enum Fault {
     CutAfterEvents(usize),
     /// Nothing is read after so many bytes; the pipe stays for so long and is read to its end then.
     Hang(usize, Duration),
-    /// So many bytes at a time, with pauses.
+    /// Reads of so many bytes, with a pause after each.
     Slow(usize, Duration),
 }
 
-/// What the upstream does with a call.
+/// Behaviour of the upstream in a call.
 #[derive(Clone, Debug)]
 pub(crate) struct Script {
     pub(crate) before_head: Duration,
@@ -133,7 +133,7 @@ pub(crate) enum Step {
     Answer(Duration, Vec<usize>),
 }
 
-/// How the upstream's response ends behind its last step.
+/// End of the upstream's response after its last step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     End,
@@ -175,7 +175,7 @@ impl Plan {
 }
 
 impl Listening {
-    /// What its client does, as for a call that is never answered.
+    /// Returns the behaviour of the client, as for a call that is never answered.
     pub(crate) fn as_call(&self) -> Call {
         Call {
             starts: Duration::ZERO,
@@ -200,7 +200,7 @@ impl Listening {
 }
 
 impl Script {
-    /// Whether every request is answered.
+    /// Returns true if every request is answered.
     pub(crate) fn has_answer(&self) -> bool {
         match &self.form {
             Form::Json(_) | Form::Status(_, true) => true,

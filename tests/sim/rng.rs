@@ -11,7 +11,7 @@ impl Rng {
         Self(seed)
     }
 
-    /// A generator of its own for somebody else, so that what one draws does not hang on when another does.
+    /// Returns an independent generator, so that draws from one do not depend on draws from the other.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }

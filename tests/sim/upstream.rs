@@ -90,7 +90,7 @@ impl Connection {
         }
     }
 
-    /// Waits, and notices when nobody waits for what comes then.
+    /// Waits; fails if the reader of the response leaves meanwhile.
     async fn wait(&mut self, time: Duration) -> Result<(), Closed> {
         if time.is_zero() {
             return Ok(());
@@ -368,7 +368,7 @@ impl Connection {
     }
 }
 
-/// What answers these requests of a call: several are answered by an array.
+/// Returns the responses to these requests of a call; several make an array.
 fn answers(key: Key, requests: &[usize], member: &str, value: &Value) -> String {
     let answer = |request: &usize| json!({ "jsonrpc": "2.0", "id": id_of(key, *request), member: value });
     match requests {

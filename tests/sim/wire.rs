@@ -1,6 +1,6 @@
 //! HTTP/1.1 and SSE as the two ends of a simulation read them: in any slicing, and strictly.
 
-/// What a message on a connection consists of.
+/// Part of an HTTP message on a connection.
 pub(crate) enum Part {
     Head(Head),
     Data(Vec<u8>),

@@ -1,4 +1,4 @@
-//! What everybody in a run shares: the plan, the model, the clock, and the trace.
+//! State shared by all parts of a run: the plan, the model, the clock, and the trace.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -51,7 +51,7 @@ impl World {
         clock::sleep_until(clock::now() + time).await;
     }
 
-    /// Whether the upstream refuses connections now.
+    /// Returns true if the upstream refuses connections now.
     pub(crate) fn refuses(&self) -> bool {
         let now = self.elapsed();
         self.plan.refuses.is_some_and(|(from, to)| from <= now && now < to)
@@ -67,7 +67,7 @@ impl World {
         self.reached.lock().expect("nothing panics under it").insert(what);
     }
 
-    /// `who` received `bytes` now.
+    /// Traces that `who` received `bytes` now.
     pub(crate) fn trace(&self, who: &str, bytes: &[u8]) {
         let at = (clock::now() - self.began).as_micros();
         let mut trace = self.trace.lock().expect("nothing panics under it");
@@ -97,9 +97,9 @@ impl World {
     }
 }
 
-/// What a run has shown.
+/// Result of a run.
 pub(crate) struct Report {
-    /// What everybody received, and when.
+    /// All received bytes, with their times.
     pub(crate) trace: String,
     pub(crate) blames: Vec<String>,
     pub(crate) reached: BTreeSet<&'static str>,

@@ -272,7 +272,7 @@ impl TestServer {
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 counts.fetch_add(1, Ordering::Relaxed);
-                let now = *says.lock().expect("nobody panics with it");
+                let now = *says.lock().expect("no holder panics");
                 let acceptor = acceptors.iter().find(|(version, _)| *version == now).and_then(|(_, it)| it.clone());
                 tokio::spawn(converse(tcp, acceptor, now, streams, sender.clone()));
             }
@@ -282,7 +282,7 @@ impl TestServer {
 
     /// Has new connections speak another version.
     pub(crate) fn switch_to(&self, version: HttpVersion) {
-        *self.version_of_new.lock().expect("nobody panics with it") = version;
+        *self.version_of_new.lock().expect("no holder panics") = version;
     }
 
     /// How many connections there were.

@@ -1,4 +1,4 @@
-//! What goes on beside a call's responses: answers, cancels, thieves, connections that are left hanging.
+//! Actions beside a call's responses: client responses, cancels, thieves, connections left hanging.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,7 +65,8 @@ impl Caller {
     }
 }
 
-/// A connection that nobody reads for a while: whoever reads it at last finds nothing of what came after it was replaced.
+/// Opens a connection and leaves it unread for a while. A late reader finds nothing that was sent after the connection
+/// was replaced.
 pub(super) async fn hang(
     world: Arc<World>,
     mut connection: Connection,

@@ -31,15 +31,15 @@ pub(super) struct Caller {
     /// The highest number it has seen.
     pub(super) highest: u64,
     pub(super) retry: Duration,
-    /// Its requests that are answered, and whether they all are.
+    /// Requests of the call that have a response, and true once all have.
     pub(super) answered: BTreeSet<usize>,
     pub(super) is_answered: bool,
-    /// It was told that there is nothing to come back to.
+    /// True once a response said that the stream is gone.
     pub(super) is_lost: bool,
     pub(super) spied: bool,
 }
 
-/// How an exchange ended.
+/// End of an exchange.
 pub(super) enum Ended {
     /// There is no more to come.
     Over,
@@ -69,7 +69,7 @@ impl Caller {
     /// Listens to the session's own stream for a while.
     pub(super) async fn listen(mut self, lasts: Duration) {
         let world = self.world.clone();
-        // Whatever it is doing then, it is gone.
+        // After that time it is gone, even in the middle of an exchange.
         let _ = timeout(lasts, self.talk()).await;
         world.reach("the session's own stream");
     }
@@ -191,7 +191,7 @@ impl Caller {
         let errand = Errand { request: &request, cursor, is_post, number, fault: &fault };
         let ended = self.converse(&mut connection, &errand).await;
         connection.log(&world);
-        // A request that was not whole has told nobody that the client is there.
+        // An incomplete request proves to no peer that the client is there.
         if !matches!(fault, Fault::CutRequest(_)) {
             world.model().leave(self.key, begun);
         }
@@ -217,7 +217,7 @@ impl Caller {
     }
 }
 
-/// How a connection was used.
+/// Outcome of one use of a connection.
 pub(super) enum Told {
     /// The response came to its end.
     Whole(Ended),

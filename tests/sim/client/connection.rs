@@ -17,7 +17,7 @@ pub(super) struct Connection {
     pub(super) pipe: DuplexStream,
     pub(super) parser: Parser,
     pub(super) name: String,
-    /// What it has read of the present response: logged when that is over, without the date, which is the machine's.
+    /// Bytes read of the present response. They are logged at its end, without the date, which is the machine's.
     raw: Vec<u8>,
     reads: String,
 }
@@ -28,7 +28,7 @@ impl Connection {
         Some(Self { pipe, parser: Parser::default(), name, raw: Vec::new(), reads: String::new() })
     }
 
-    /// The same, used again.
+    /// Reuses the connection under another name.
     pub(super) fn under(self, name: String) -> Self {
         Self { name, ..self }
     }
@@ -64,7 +64,7 @@ fn undated(mut raw: Vec<u8>) -> Vec<u8> {
     raw
 }
 
-/// Who sends a request.
+/// Sender of a request.
 #[derive(Clone, Copy)]
 pub(super) struct Sender<'a> {
     pub(super) world: &'a World,

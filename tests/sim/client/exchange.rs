@@ -14,7 +14,7 @@ use crate::wire::{Events, Head, Part};
 /// A slow reader loses its slowness after so many reads: no run waits for the last byte of a long response.
 const SLOW_READS: usize = 200;
 
-/// What a connection is used for, once.
+/// One use of a connection.
 pub(super) struct Errand<'a> {
     pub(super) request: &'a str,
     /// The number the response has to go on from, if that is known.
@@ -25,7 +25,7 @@ pub(super) struct Errand<'a> {
     pub(super) fault: &'a Fault,
 }
 
-/// What has come of a response.
+/// Response as far as it was read.
 #[derive(Default)]
 struct Response {
     status: u16,
@@ -40,7 +40,7 @@ struct Response {
 }
 
 impl Response {
-    /// How much is read next, and after how long; or what befalls the connection now.
+    /// Draws the size and the delay of the next read, or ends the connection by `fault`.
     fn next_read(&mut self, fault: &Fault) -> Result<(usize, Duration), Box<Told>> {
         match fault {
             Fault::Cut(at) if self.taken >= *at => Err(Told::Cut(self.progress).into()),
