@@ -93,8 +93,8 @@ fn list(table: &Table) -> Vec<u8> {
             "condition": condition,
             "sharesStore": replica.is_shared,
             "load": replica.load,
-            "part": replica.part,
-            "rank": replica.rank,
+            "part": replica.weight,
+            "rank": replica.priority,
         })
     });
     let unknown = table.unknown().into_iter();

@@ -17,16 +17,16 @@ use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::{Error, ErrorType, Result};
 use pingora_http::RequestHeader;
 use pingora_load_balancing::health_check::HealthCheck;
-use pingora_load_balancing::{Backend, Backends};
+use pingora_load_balancing::{self as load_balancing, Backends};
 use serde::Deserialize;
 use tokio::sync::{Mutex, Notify};
 use tracing::{debug, warn};
 
-use super::discovery::{Discovery, Dns, Endpoint, Lookups, Standing};
+use super::discovery::{Discovery, Dns, Endpoint, PriorityAndWeight, Resolver};
 use super::metrics::Metrics;
 use super::peer::Peers;
 use super::selection::Condition;
-use super::table::{Listed, Report, Table, Way};
+use super::table::{Listed, Report, Table, Transport};
 use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::protocol::routing::WELL_KNOWN;
@@ -36,7 +36,7 @@ pub const PATH: &str = WELL_KNOWN;
 /// A report is a few hundred bytes.
 const REPORT_MAX: usize = 16 * 1024;
 /// Rounds for owners that nobody knew are at least so far apart: anybody can make one up.
-const ROUND_PAUSE: Duration = Duration::from_millis(200);
+const RECHECK_PAUSE: Duration = Duration::from_millis(200);
 /// Least time between two lookups because a replica is down, which may be there again by another address.
 const LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 
@@ -61,12 +61,12 @@ pub struct Health<L = Dns> {
     backends: Backends,
     intervals: Intervals,
     /// When the last round for an unknown owner began.
-    last_round: Mutex<Option<Instant>>,
+    last_recheck: Mutex<Option<Instant>>,
     /// Told when a replica is down.
-    is_missing: Notify,
+    backend_down: Notify,
 }
 
-impl<L: Lookups> Health<L> {
+impl<L: Resolver> Health<L> {
     /// Nothing is asked yet.
     pub fn new(
         table: Arc<Table>,
@@ -77,9 +77,9 @@ impl<L: Lookups> Health<L> {
     ) -> Self {
         let mut backends = Backends::new(Box::new(discovery.clone()));
         let connector = Connector::new(Some(ConnectorOptions::from_server_conf(peers.server_conf())));
-        backends.set_health_check(Box::new(Question { table: table.clone(), peers, connector, intervals }));
-        let (last_round, is_missing) = (Mutex::new(None), Notify::new());
-        Self { table, metrics, discovery, backends, intervals, last_round, is_missing }
+        backends.set_health_check(Box::new(IdentityCheck { table: table.clone(), peers, connector, intervals }));
+        let (last_recheck, backend_down) = (Mutex::new(None), Notify::new());
+        Self { table, metrics, discovery, backends, intervals, last_recheck, backend_down }
     }
 
     /// Looks for replicas, and asks each, once.
@@ -95,7 +95,7 @@ impl<L: Lookups> Health<L> {
                 let now = clock::now();
                 let missing = async {
                     clock::sleep_until(now + LOOKUP_PAUSE).await;
-                    self.is_missing.notified().await;
+                    self.backend_down.notified().await;
                 };
                 tokio::select! {
                     biased;
@@ -119,16 +119,16 @@ impl<L: Lookups> Health<L> {
     }
 
     /// Asks everybody because of a request that came at `since`: whoever waits together shares one round.
-    pub async fn learn(&self, since: Instant) {
-        let mut last = self.last_round.lock().await;
+    pub async fn recheck(&self, since: Instant) {
+        let mut last = self.last_recheck.lock().await;
         if let Some(began) = *last {
             if began >= since {
                 return;
             }
-            clock::sleep_until(began + ROUND_PAUSE).await;
+            clock::sleep_until(began + RECHECK_PAUSE).await;
         }
         *last = Some(clock::now());
-        self.metrics.observe_round();
+        self.metrics.observe_recheck();
         let known = self.table.unknown();
         // The DNS may be silent for longer than a client is to wait.
         let looking = tokio::time::timeout(self.intervals.timeout, self.discover());
@@ -144,7 +144,7 @@ impl<L: Lookups> Health<L> {
             warn!(%error, "the replicas could not be looked up");
         }
         let found = self.discovery.found();
-        let answers = |address| self.table.find(address).is_some_and(|entry| entry.is_up());
+        let answers = |address| self.table.find(address).is_some_and(|backend| backend.is_up());
         let kept = found.iter().filter_map(|found| {
             let address = *inet(found)?;
             (!is_doubtful(found) || answers(address)).then(|| (address, listed(found)))
@@ -156,13 +156,13 @@ impl<L: Lookups> Health<L> {
         self.backends.run_health_check(true).await;
         let conditions: Vec<_> = self.table.replicas().iter().map(|replica| replica.condition).collect();
         if conditions.contains(&Condition::Down) {
-            self.is_missing.notify_one();
+            self.backend_down.notify_one();
         }
-        self.metrics.observe_replicas(&conditions, self.table.unknown().len(), self.table.find_doubled());
+        self.metrics.observe_replicas(&conditions, self.table.unknown().len(), self.table.count_duplicate_owners());
     }
 }
 
-struct Question {
+struct IdentityCheck {
     table: Arc<Table>,
     peers: Arc<Peers>,
     connector: Connector,
@@ -170,22 +170,22 @@ struct Question {
 }
 
 #[async_trait]
-impl HealthCheck for Question {
-    async fn check(&self, target: &Backend) -> Result<()> {
-        let Some(entry) = inet(target).and_then(|address| self.table.find(*address)) else { return Ok(()) };
-        let asked = self.ask(self.peers.to(&entry), entry.address);
+impl HealthCheck for IdentityCheck {
+    async fn check(&self, target: &load_balancing::Backend) -> Result<()> {
+        let Some(backend) = inet(target).and_then(|address| self.table.find(*address)) else { return Ok(()) };
+        let asked = self.ask(self.peers.peer_for(&backend), backend.address);
         let report = tokio::time::timeout(self.intervals.timeout, asked).await;
         let report =
             report.unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "it does not say who it is"))?;
-        entry.note_report(report);
+        backend.record_report(report);
         Ok(())
     }
 
-    async fn health_status_change(&self, target: &Backend, healthy: bool) {
-        if let Some(entry) = inet(target).and_then(|address| self.table.find(*address))
+    async fn health_status_change(&self, target: &load_balancing::Backend, healthy: bool) {
+        if let Some(backend) = inet(target).and_then(|address| self.table.find(*address))
             && !healthy
         {
-            entry.note_down();
+            backend.mark_down();
         }
     }
 
@@ -194,7 +194,7 @@ impl HealthCheck for Question {
     }
 }
 
-impl Question {
+impl IdentityCheck {
     /// On a connection of its own: that one can be made is a part of the answer.
     async fn ask(&self, peer: HttpPeer, address: SocketAddr) -> Result<Report> {
         let mut request = RequestHeader::build(Method::GET, PATH.as_bytes(), None)?;
@@ -215,11 +215,11 @@ impl Question {
             }
         }
         session.shutdown().await;
-        read(&body).ok_or_else(|| Error::explain(ErrorType::InvalidHTTPHeader, "no report of a sidecar"))
+        parse_report(&body).ok_or_else(|| Error::explain(ErrorType::InvalidHTTPHeader, "no report of a sidecar"))
     }
 }
 
-fn inet(backend: &Backend) -> Option<&SocketAddr> {
+fn inet(backend: &load_balancing::Backend) -> Option<&SocketAddr> {
     match &backend.addr {
         socket::SocketAddr::Inet(address) => Some(address),
         #[cfg(unix)]
@@ -227,48 +227,53 @@ fn inet(backend: &Backend) -> Option<&SocketAddr> {
     }
 }
 
-fn listed(backend: &Backend) -> Listed {
+fn listed(backend: &load_balancing::Backend) -> Listed {
     let endpoint = backend.ext.get::<Endpoint>();
-    let tls = endpoint.filter(|endpoint| endpoint.is_https).map(|endpoint| endpoint.name.to_string());
-    Listed { way: Way { tls }, standing: endpoint.map_or(Standing::EQUAL, |endpoint| endpoint.standing) }
+    let tls_name = endpoint.filter(|endpoint| endpoint.is_https).map(|endpoint| endpoint.name.to_string());
+    Listed {
+        transport: Transport { tls_name },
+        preference: endpoint.map_or(PriorityAndWeight::EQUAL, |endpoint| endpoint.preference),
+    }
 }
 
-fn is_doubtful(backend: &Backend) -> bool {
+fn is_doubtful(backend: &load_balancing::Backend) -> bool {
     backend.ext.get::<Endpoint>().is_some_and(|endpoint| endpoint.is_doubtful)
 }
 
 /// A report as it comes; what a later sidecar adds is passed over.
 #[derive(Deserialize)]
-struct Said {
+struct ReportBody {
     service: String,
     owner: String,
     instance: String,
     ready: bool,
     draining: bool,
-    store: SaidStore,
+    store: ReportStore,
 }
 
 #[derive(Deserialize)]
-struct SaidStore {
+struct ReportStore {
     kind: String,
     shared: bool,
 }
 
-fn read(body: &[u8]) -> Option<Report> {
-    let said: Said = match serde_json::from_slice(body) {
-        Ok(said) => said,
+fn parse_report(body: &[u8]) -> Option<Report> {
+    let body: ReportBody = match serde_json::from_slice(body) {
+        Ok(body) => body,
         Err(error) => {
             debug!(%error, "a report cannot be read");
             return None;
         }
     };
-    (said.service == "mcp-resume").then_some(())?;
+    if body.service != "mcp-resume" {
+        return None;
+    }
     Some(Report {
-        owner: Owner::parse(&said.owner)?,
-        instance: said.instance,
-        is_ready: said.ready && !said.draining,
-        is_shared: said.store.shared,
-        is_durable: said.store.kind != "memory",
+        owner: Owner::parse(&body.owner)?,
+        instance: body.instance,
+        is_ready: body.ready && !body.draining,
+        is_shared: body.store.shared,
+        is_durable: body.store.kind != "memory",
     })
 }
 
@@ -276,8 +281,8 @@ fn read(body: &[u8]) -> Option<Report> {
 mod tests {
     use std::future::pending;
 
-    use super::super::discovery::{LookupError, Question, Record, Sources};
-    use super::super::table::Rules;
+    use super::super::discovery::{LookupError, Query, Record, RecordKind, Sources};
+    use super::super::table::Policy;
     use super::*;
     use crate::config::BalanceTls;
 
@@ -288,11 +293,11 @@ mod tests {
     #[derive(Clone, Default)]
     struct Names(Arc<std::sync::Mutex<Option<Vec<Record>>>>);
 
-    impl Lookups for Names {
-        async fn lookup(&self, question: Question) -> std::result::Result<Vec<Record>, LookupError> {
+    impl Resolver for Names {
+        async fn lookup(&self, query: Query) -> std::result::Result<Vec<Record>, LookupError> {
             let answer = self.0.lock().unwrap().clone();
             match answer {
-                Some(records) if question.kind == super::super::discovery::Kind::V4 => Ok(records),
+                Some(records) if query.kind == RecordKind::V4 => Ok(records),
                 Some(_) => Ok(Vec::new()),
                 None => pending().await,
             }
@@ -301,11 +306,11 @@ mod tests {
 
     fn health_of(target: Option<&str>, names: &Names) -> (Arc<Health<Names>>, Arc<Table>, Arc<Metrics>) {
         let intervals = Intervals { refresh: WAIT * 5, health: WAIT, timeout: WAIT, unhealthy_after: UNHEALTHY_AFTER };
-        let table = Arc::new(Table::new(Rules { eject_after: 1, eject: WAIT, slow_start: None }));
+        let table = Arc::new(Table::new(Policy { eject_after: 1, eject: WAIT, slow_start: None }));
         let metrics = Arc::new(Metrics::new().unwrap());
         let peers = Arc::new(Peers::new(&BalanceTls::default(), WAIT).unwrap());
         let listed = target.into_iter().map(|target| target.parse().unwrap()).collect();
-        let discovery = Discovery::with_lookups(Sources { listed, file: None }, names.clone());
+        let discovery = Discovery::with_resolver(Sources { listed, file: None }, names.clone());
         (Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers, intervals)), table, metrics)
     }
 
@@ -321,9 +326,9 @@ mod tests {
         let address = silent.local_addr().unwrap();
         let (health, table, _) = health_of(Some(&format!("http://{address}")), &Names::default());
         health.discover().await;
-        let entry = table.find(address).unwrap();
-        entry.note_report(well(7));
-        let down = entry.enter();
+        let backend = table.find(address).unwrap();
+        backend.record_report(well(7));
+        let down = backend.begin_request();
         let began = clock::now();
         let running = tokio::spawn(async move { health.run().await });
         down.down().cancelled().await;
@@ -336,7 +341,7 @@ mod tests {
     async fn a_silent_dns_does_not_hold_up_whoever_asks_for_an_owner() {
         let (health, ..) = health_of(Some("http://mcp.svc:80"), &Names::default());
         let began = clock::now();
-        health.learn(began).await;
+        health.recheck(began).await;
         assert_eq!(clock::now() - began, WAIT);
     }
 
@@ -347,11 +352,11 @@ mod tests {
         let addresses = ["10.0.0.7", "10.0.0.8"].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
         *names.0.lock().unwrap() = Some(addresses.iter().map(|address| Record::Address(address.ip())).collect());
         health.discover().await;
-        addresses.iter().for_each(|address| table.find(*address).unwrap().note_report(well(7)));
+        addresses.iter().for_each(|address| table.find(*address).unwrap().record_report(well(7)));
         *names.0.lock().unwrap() = Some(Vec::new());
         health.discover().await;
         assert!(addresses.iter().all(|address| table.find(*address).is_some()));
-        table.find(addresses[0]).unwrap().note_down();
+        table.find(addresses[0]).unwrap().mark_down();
         for _ in 0..2 {
             health.discover().await;
             assert!(table.find(addresses[0]).is_none() && table.find(addresses[1]).is_some());
@@ -368,19 +373,19 @@ mod tests {
             let since = clock::now();
             let asking = (0..100).map(|_| {
                 let health = health.clone();
-                tokio::spawn(async move { health.learn(since).await })
+                tokio::spawn(async move { health.recheck(since).await })
             });
             for asked in asking.collect::<Vec<_>>() {
                 asked.await.unwrap();
             }
             assert!(rounds().contains(&format!("rounds_total {expected}\n")), "{}", rounds());
         }
-        assert!(clock::now() - began >= ROUND_PAUSE * 2, "whoever makes up owners does not set the pace");
+        assert!(clock::now() - began >= RECHECK_PAUSE * 2, "whoever makes up owners does not set the pace");
     }
 
     #[test]
     fn a_report_is_read_and_nothing_else_is() {
-        let said = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
+        let body = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
             "store":{"kind":"redis","shared":true,"epoch":"00000001"},"openStreams":3,"later":[]}"#;
         let report = Report {
             owner: Owner(0x0bad_cafe),
@@ -389,11 +394,11 @@ mod tests {
             is_shared: true,
             is_durable: true,
         };
-        assert_eq!(read(said.as_bytes()), Some(report.clone()));
-        let draining = said.replace("\"draining\":false", "\"draining\":true");
-        assert_eq!(read(draining.as_bytes()), Some(Report { is_ready: false, ..report }));
+        assert_eq!(parse_report(body.as_bytes()), Some(report.clone()));
+        let draining = body.replace("\"draining\":false", "\"draining\":true");
+        assert_eq!(parse_report(draining.as_bytes()), Some(Report { is_ready: false, ..report }));
         for (from, to) in [("mcp-resume", "other"), ("0badcafe", "0BADCAFE"), ("\"ready\":true,", ""), ("{", "[")] {
-            assert_eq!(read(said.replacen(from, to, 1).as_bytes()), None, "{to}");
+            assert_eq!(parse_report(body.replacen(from, to, 1).as_bytes()), None, "{to}");
         }
     }
 }

@@ -18,20 +18,20 @@ use nix::sys::socket::{Shutdown, SockaddrStorage, getpeername, shutdown};
 use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 
 use super::metrics::Metrics;
-use super::table::Entry;
+use super::table::Backend;
 
 /// A request in flight at a backend, for as long as this value lives.
 pub struct InFlight {
     /// The backend.
-    pub entry: Arc<Entry>,
+    pub backend: Arc<Backend>,
     down: CancellationToken,
 }
 
 impl InFlight {
     /// Counts a request at `entry`; `down` is cancelled when that goes down.
-    pub(super) fn new(entry: Arc<Entry>, down: CancellationToken) -> Self {
-        entry.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { entry, down }
+    pub(super) fn new(backend: Arc<Backend>, down: CancellationToken) -> Self {
+        backend.in_flight.fetch_add(1, Ordering::Relaxed);
+        Self { backend, down }
     }
 
     /// Cancelled when the backend goes down.
@@ -48,7 +48,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.entry.in_flight.fetch_sub(1, Ordering::Relaxed);
+        self.backend.in_flight.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -12,12 +12,12 @@ pub struct Metrics {
     requests: IntCounterVec,
     failures: IntCounterVec,
     in_flight: IntGauge,
-    again: IntCounterVec,
+    retries: IntCounterVec,
     cuts: IntCounter,
     ejections: IntCounter,
-    rounds: IntCounter,
+    rechecks: IntCounter,
     replicas: IntGaugeVec,
-    doubled: IntGauge,
+    duplicate_owners: IntGauge,
     connections: IntGauge,
     connections_max: IntGauge,
     refused: IntCounter,
@@ -26,7 +26,7 @@ pub struct Metrics {
 
 /// Why a request was sent to another replica, or to the same again.
 #[derive(Clone, Copy, Debug)]
-pub enum Again {
+pub enum RetryReason {
     /// It could not be connected to.
     Connect,
     /// A connection that was kept open was closed before a byte of the answer.
@@ -40,7 +40,7 @@ pub enum Again {
 }
 
 /// What a balancer answers itself.
-const OWN: [ErrorCode; 6] = [
+const OWN_ERRORS: [ErrorCode; 6] = [
     ErrorCode::NoReplica,
     ErrorCode::ReplicaBroke,
     ErrorCode::TooManyRequests,
@@ -94,23 +94,23 @@ impl Metrics {
             &["of", "outcome"],
         )?;
         // The first of each is a rise from something.
-        OWN.iter().for_each(|code| drop(failures.with_label_values(&[code.label()])));
+        OWN_ERRORS.iter().for_each(|code| drop(failures.with_label_values(&[code.label()])));
         for outcome in [Reload::Taken, Reload::Refused].iter().filter_map(|reload| reload.outcome()) {
             SIDES.iter().for_each(|side| drop(reloads.with_label_values(&[side.as_str(), outcome])));
         }
         let requests =
             counters("requests_total", "Requests, by the first digit of their answer's status.", &["status"])?;
         ["2xx", "3xx", "4xx", "5xx", "none"].iter().for_each(|class| drop(requests.with_label_values(&[class])));
-        let again = counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?;
-        ["connect", "stale", "misdirected", "closing"].iter().for_each(|why| drop(again.with_label_values(&[why])));
+        let retries = counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?;
+        ["connect", "stale", "misdirected", "closing"].iter().for_each(|why| drop(retries.with_label_values(&[why])));
         Ok(Self {
             requests,
             in_flight: gauge("requests_in_flight", "Requests on their way.")?,
-            again,
+            retries,
             cuts: counter("cuts_total", "Answers that were cut because their replica did not answer any more.")?,
             ejections: counter("ejections_total", "Replicas that got no new calls for a while.")?,
-            rounds: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
-            doubled: gauge("doubled_owners", "Owners that two processes say they are.")?,
+            rechecks: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
+            duplicate_owners: gauge("doubled_owners", "Owners that two processes say they are.")?,
             connections: gauge("connections", "Connections of clients.")?,
             connections_max: gauge("connections_max", "Connections of clients that there may be.")?,
             refused: counter("connections_refused_total", "Connections that were one too many.")?,
@@ -144,15 +144,15 @@ impl Metrics {
     }
 
     /// A request is sent once more.
-    pub fn observe_again(&self, why: Again) {
+    pub fn observe_retry(&self, why: RetryReason) {
         let why = match why {
-            Again::Connect => "connect",
-            Again::Stale => "stale",
-            Again::Misdirected => "misdirected",
-            Again::Closing => "closing",
-            Again::Unreachable => "unreachable",
+            RetryReason::Connect => "connect",
+            RetryReason::Stale => "stale",
+            RetryReason::Misdirected => "misdirected",
+            RetryReason::Closing => "closing",
+            RetryReason::Unreachable => "unreachable",
         };
-        self.again.with_label_values(&[why]).inc();
+        self.retries.with_label_values(&[why]).inc();
     }
 
     /// An answer was cut.
@@ -166,8 +166,8 @@ impl Metrics {
     }
 
     /// All were asked.
-    pub fn observe_round(&self) {
-        self.rounds.inc();
+    pub fn observe_recheck(&self) {
+        self.rechecks.inc();
     }
 
     /// A client has connected, or has left.
@@ -193,13 +193,13 @@ impl Metrics {
     }
 
     /// The replicas are as `conditions`, beside so many `unknown` ones, and of so many names there are two.
-    pub fn observe_replicas(&self, conditions: &[Condition], unknown: usize, doubled: usize) {
+    pub fn observe_replicas(&self, conditions: &[Condition], unknown: usize, duplicate_owners: usize) {
         let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));
         for (condition, word) in CONDITIONS {
             set(word, conditions.iter().filter(|other| **other == condition).count());
         }
         set(UNKNOWN, unknown);
-        self.doubled.set(as_value(doubled));
+        self.duplicate_owners.set(as_value(duplicate_owners));
     }
 
     /// The text format of Prometheus.

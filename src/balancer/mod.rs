@@ -1,4 +1,4 @@
-//! The other role: a balancer in front of sidecars, which finds the one that a request belongs to.
+//! The other role: a balancer in worker of sidecars, which finds the one that a request belongs to.
 //!
 //! ```text
 //! client ─► serve ─► proxy (Pingora's phases) ─► owner: which replica? ─► sidecar
@@ -52,8 +52,8 @@ use health::{Health, Intervals};
 use metrics::Metrics;
 use peer::{Peers, ReplicaFiles};
 use proxy::Phases;
-use server::{App, Front};
-use table::{Rules, Table};
+use server::{App, Worker};
+use table::{Policy, Table};
 use upgrade::Predecessor;
 
 /// Connections that wait for one worker.
@@ -115,7 +115,7 @@ impl Balancer {
         let peers = Arc::new(Peers::new(&balance.tls, balance.connect_timeout)?);
         let metrics = Arc::new(Metrics::new()?);
         let (eject_after, eject, slow_start) = (balance.eject_after, balance.eject, balance.slow_start);
-        let table = Arc::new(Table::new(Rules { eject_after, eject, slow_start }));
+        let table = Arc::new(Table::new(Policy { eject_after, eject, slow_start }));
         let sources = Sources { listed: balance.replicas.clone(), file: balance.file.clone() };
         let intervals = Intervals {
             refresh: balance.refresh,
@@ -156,17 +156,17 @@ impl Balancer {
     /// When a thread or its runtime cannot be had.
     pub async fn run(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
-        let visits = TaskTracker::new();
-        let fronts = self.fronts(workers, &visits, &stopping);
+        let connections = TaskTracker::new();
+        let workers = self.workers(workers, &connections, &stopping);
         let files = self.files();
         let Self { config, listener, admin, predecessor, health, table, metrics, .. } = self;
-        let mut listeners = vec![(config.listen.address, copy(&listener)?)];
+        let mut listeners = vec![(config.listen.address, duplicate(&listener)?)];
         if let (Some(address), Some((listener, _))) = (config.admin.address, &admin) {
-            listeners.push((address, copy(listener)?));
+            listeners.push((address, duplicate(listener)?));
         }
-        let apps: Vec<_> = fronts.iter().map(|front| front.app.clone()).collect();
-        let queues = start_workers(fronts)?;
-        let renewing = (!files.is_empty()).then(|| {
+        let apps: Vec<_> = workers.iter().map(|worker| worker.app.clone()).collect();
+        let queues = start_workers(workers)?;
+        let reloading = (!files.is_empty()).then(|| {
             let metrics = metrics.clone();
             tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)))
         });
@@ -177,7 +177,7 @@ impl Balancer {
                 admin::Admin { metrics, table, stopping: stopping.clone(), hosts: config.admin.allowed_hosts.clone() };
             tokio::spawn(admin::serve(listener, admin, config.limits.header_bytes, stopped(&closed)));
         }
-        let asking = tokio::spawn(async move { health.run().await });
+        let checking_health = tokio::spawn(async move { health.run().await });
         let offer = match &config.balance.upgrade_socket {
             Some(path) => Some(upgrade::offer(path, listeners, predecessor).await?),
             None => None,
@@ -192,22 +192,22 @@ impl Balancer {
             () = shutdown => false,
             () = successor => true,
         };
-        info!(is_handed_over, connections = visits.len(), "stopping");
+        info!(is_handed_over, connections = connections.len(), "stopping");
         let _ = stop.send(true);
         if is_handed_over {
             // Whoever connects now is the successor's.
             let _ = close.send(true);
         }
-        if tokio::time::timeout(config.balance.grace, emptied(&visits)).await.is_err() {
-            warn!(connections = visits.len(), "answers that still ran are cut");
+        if tokio::time::timeout(config.balance.grace, drained(&connections)).await.is_err() {
+            warn!(connections = connections.len(), "answers that still ran are cut");
         }
         let _ = close.send(true);
         for app in apps {
             app.cleanup().await;
         }
         accepting.abort();
-        asking.abort();
-        renewing.iter().for_each(JoinHandle::abort);
+        checking_health.abort();
+        reloading.iter().for_each(JoinHandle::abort);
         Ok(())
     }
 
@@ -218,14 +218,14 @@ impl Balancer {
     }
 
     /// One for each worker, with a proxy of its own: connections to replicas stay on their thread as well.
-    fn fronts(&self, workers: usize, visits: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Front> {
+    fn workers(&self, workers: usize, connections: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Worker> {
         let Self { config, peers, metrics, .. } = self;
         let trust = config.listen.trusted_proxies.clone();
         let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
         let most = config.limits.connections.min(Semaphore::MAX_PERMITS);
-        let seats = Arc::new(Semaphore::new(most));
+        let permits = Arc::new(Semaphore::new(most));
         metrics.set_connections_max(most);
-        let front = |_| {
+        let worker = |_| {
             let phases = Phases {
                 table: self.table.clone(),
                 health: self.health.clone(),
@@ -234,46 +234,46 @@ impl Balancer {
                 rate: rate.clone(),
                 metrics: metrics.clone(),
                 stopping: stopping.clone(),
-                turn: AtomicUsize::new(0),
+                selections: AtomicUsize::new(0),
             };
             let mut proxy = HttpProxy::new(phases, peers.server_conf().clone());
             proxy.handle_init_modules();
-            Front {
+            Worker {
                 app: Arc::new(App::new(proxy, metrics.clone())),
                 certificates: self.certificates.clone(),
-                announced_by: config.balance.proxy_protocol.then(|| trust.clone()),
-                seats: seats.clone(),
-                visits: visits.clone(),
+                proxy_protocol_from: config.balance.proxy_protocol.then(|| trust.clone()),
+                permits: permits.clone(),
+                connections: connections.clone(),
                 stopping: stopping.clone(),
                 metrics: metrics.clone(),
             }
         };
-        (0..workers.max(1)).map(front).collect()
+        (0..workers.max(1)).map(worker).collect()
     }
 }
 
 /// Each with a runtime of its own: a connection stays on its thread.
-fn start_workers(fronts: Vec<Front>) -> Result<Vec<mpsc::Sender<Accepted>>, Error> {
-    let start = |(index, front): (usize, Front)| {
-        start_worker(index, WORKER_QUEUE, move |connections| front.serve(connections)).map_err(Error::Thread)
+fn start_workers(workers: Vec<Worker>) -> Result<Vec<mpsc::Sender<Accepted>>, Error> {
+    let start = |(index, worker): (usize, Worker)| {
+        start_worker(index, WORKER_QUEUE, move |connections| worker.serve(connections)).map_err(Error::Thread)
     };
-    fronts.into_iter().enumerate().map(start).collect()
+    workers.into_iter().enumerate().map(start).collect()
 }
 
 /// Resolves when nobody has been connected for a while.
-async fn emptied(visits: &TaskTracker) {
-    visits.close();
+async fn drained(connections: &TaskTracker) {
+    connections.close();
     loop {
-        visits.wait().await;
+        connections.wait().await;
         clock::sleep_until(clock::now() + LINGER).await;
-        if visits.is_empty() {
+        if connections.is_empty() {
             return;
         }
     }
 }
 
 /// The same socket once more.
-fn copy(listener: &TcpListener) -> Result<std::net::TcpListener, Error> {
+fn duplicate(listener: &TcpListener) -> Result<std::net::TcpListener, Error> {
     Ok(SockRef::from(listener).try_clone().map_err(Error::Thread)?.into())
 }
 

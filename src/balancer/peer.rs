@@ -1,6 +1,6 @@
 //! How a replica is connected to: by requests, and by the questions who it is.
 //!
-//! What is believed and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
+//! What is authorities_of and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
 //! looked at, and the system's authorities, which Pingora reads once.
 
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use pingora_core::server::configuration::ServerConf;
 use pingora_core::upstreams::peer::HttpPeer;
 use pingora_core::utils::tls::{CertKey, WrappedX509, parse_x509};
 
-use super::table::Entry;
+use super::table::Backend;
 use crate::config::{BalanceTls, KeyPair, UpstreamTls};
 use crate::tls::{self, Error, Files, Side, Source};
 
@@ -23,7 +23,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A worker keeps so many idle connections, to all replicas together.
 const IDLE_MAX: usize = 1024;
 
-/// What the replicas are believed by, and what they are shown.
+/// What the replicas are authorities_of by, and what they are shown.
 pub type ReplicaFiles = Files<BalanceTls>;
 
 /// What all connections to replicas have in common.
@@ -63,9 +63,9 @@ impl Peers {
     }
 
     /// The way to a replica.
-    pub fn to(&self, entry: &Entry) -> HttpPeer {
-        let name = entry.way.tls.as_ref().map(|name| self.name.clone().unwrap_or_else(|| name.clone()));
-        let mut peer = HttpPeer::new(entry.address, name.is_some(), name.unwrap_or_default());
+    pub fn peer_for(&self, backend: &Backend) -> HttpPeer {
+        let name = backend.transport.tls_name.as_ref().map(|name| self.name.clone().unwrap_or_else(|| name.clone()));
+        let mut peer = HttpPeer::new(backend.address, name.is_some(), name.unwrap_or_default());
         if let Some(files) = self.files.as_ref().filter(|_| peer.is_tls()) {
             let Credentials { authorities, identity } = files.current();
             (peer.options.ca, peer.client_cert_key) = (authorities, identity);
@@ -98,20 +98,20 @@ impl Source for BalanceTls {
     fn make(&self) -> Result<Credentials, Error> {
         // Pingora takes what cannot be used for a bug.
         UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.make()?;
-        let authorities = self.ca.as_deref().map(believed).transpose()?;
-        let identity = self.identity.as_ref().map(shown).transpose()?.map(Arc::new);
+        let authorities = self.ca.as_deref().map(authorities_of).transpose()?;
+        let identity = self.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
         Ok(Credentials { authorities, identity })
     }
 }
 
 /// Authorities, as Pingora believes them.
-fn believed(path: &Path) -> Result<Arc<CaType>, Error> {
+fn authorities_of(path: &Path) -> Result<Arc<CaType>, Error> {
     let authorities = tls::read_authorities(path)?;
     Ok(authorities.iter().map(|certificate| WrappedX509::new(certificate.to_vec(), parse_x509)).collect())
 }
 
 /// A certificate with its key, as Pingora shows it.
-fn shown(pair: &KeyPair) -> Result<CertKey, Error> {
+fn cert_key_of(pair: &KeyPair) -> Result<CertKey, Error> {
     let (chain, key) = tls::read_pair(pair)?;
     Ok(CertKey::new(chain.iter().map(|certificate| certificate.to_vec()).collect(), key.secret_der().to_vec()))
 }

@@ -26,9 +26,9 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::health::{self, Health};
 use super::in_flight::{self, BackendConnection, InFlight};
-use super::metrics::{Again, Metrics};
+use super::metrics::{Metrics, RetryReason};
 use super::peer::Peers;
-use super::selection::{Choice, Wanted, choose};
+use super::selection::{Criteria, Selection, select};
 use super::table::Table;
 use super::write_buffer::READ_MAX;
 use crate::clock;
@@ -49,7 +49,7 @@ const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
 /// A body that is looked into has so long to come.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A request is sent so often at most.
-const TRIES: usize = 6;
+const ATTEMPTS_MAX: usize = 6;
 /// Clients that are told to come back later are told this many seconds.
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
@@ -70,7 +70,7 @@ pub struct Phases {
     /// Whether the balancer is on its way out.
     pub stopping: ShutdownWatch,
     /// Decides between equals.
-    pub turn: AtomicUsize,
+    pub selections: AtomicUsize,
 }
 
 /// One request.
@@ -80,18 +80,18 @@ pub struct Request {
     client: Option<Client>,
     named: Option<Owner>,
     key: Option<Bytes>,
-    has_learned: bool,
+    has_rechecked: bool,
     tried: Vec<SocketAddr>,
     /// Where it is, and who it is meant for.
     in_flight: Option<InFlight>,
-    mark: Option<Owner>,
+    sent_owner: Option<Owner>,
     connection: Option<RawFd>,
-    tries: usize,
+    attempts: usize,
     /// Bytes of it may have been taken.
     is_sent: bool,
     is_answered: bool,
     /// Why it is sent once more.
-    again: Option<Again>,
+    retry: Option<RetryReason>,
     /// What its sender is told.
     failure: Option<Failure>,
     body: Bytes,
@@ -127,29 +127,29 @@ impl Phases {
     }
 
     /// Whether another replica than those that were tried may take a new call.
-    fn has_another(&self, request: &Request) -> bool {
+    fn has_another_replica(&self, request: &Request) -> bool {
         let mut tried = request.tried.clone();
-        tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.entry.address));
-        let wanted = Wanted { key: request.key.as_deref(), tried: &tried, ..Wanted::default() };
-        matches!(choose(&wanted, &self.table.replicas()), Choice::Owner(_))
+        tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.backend.address));
+        let criteria = Criteria { key: request.key.as_deref(), tried: &tried, ..Criteria::default() };
+        matches!(select(&criteria, &self.table.replicas()), Selection::Owner(_))
     }
 
     /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
     /// names the replica says nothing of the server; nor does a failure that is the call's.
-    fn note_answer(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
+    fn record_response(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(in_flight) = &request.in_flight else { return };
         match status {
             StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE | StatusCode::GATEWAY_TIMEOUT
                 if *method == Method::POST && !is_refusal =>
             {
-                if in_flight.entry.note_failed() {
+                if in_flight.backend.record_error_response() {
                     self.metrics.observe_ejection();
                 }
             }
             status if *method == Method::POST && !status.is_server_error() && !is_refusal => {
-                in_flight.entry.note_served()
+                in_flight.backend.record_success()
             }
-            _ => in_flight.entry.note_answered(),
+            _ => in_flight.backend.record_response(),
         }
     }
 
@@ -159,28 +159,28 @@ impl Phases {
     }
 
     /// Another number each time, and no turn that clients could fall into step with.
-    fn salt(&self) -> usize {
-        xxh3_64(&self.turn.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
+    fn tie_breaker(&self) -> usize {
+        xxh3_64(&self.selections.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
     }
 
     /// Where the request goes now. Asks everybody where it names one that nobody is.
-    async fn choose(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
+    async fn select(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
         loop {
             let replicas = self.table.replicas();
-            let wanted = Wanted {
+            let criteria = Criteria {
                 owner: request.named,
                 key: request.key.as_deref(),
-                has_learned: request.has_learned,
+                has_rechecked: request.has_rechecked,
                 tried: &request.tried,
-                salt: self.salt(),
+                tie_breaker: self.tie_breaker(),
             };
-            match choose(&wanted, &replicas) {
-                Choice::Owner(replica) => return Some((replica.address, Some(replica.owner))),
-                Choice::Any(replica) => return Some((replica.address, None)),
-                Choice::Nowhere => return None,
-                Choice::Learn => {
-                    self.health.learn(request.began).await;
-                    request.has_learned = true;
+            match select(&criteria, &replicas) {
+                Selection::Owner(replica) => return Some((replica.address, Some(replica.owner))),
+                Selection::Any(replica) => return Some((replica.address, None)),
+                Selection::Nowhere => return None,
+                Selection::Recheck => {
+                    self.health.recheck(request.began).await;
+                    request.has_rechecked = true;
                     // Who could not be connected to may be there now, as another.
                     request.tried.clear();
                 }
@@ -193,9 +193,9 @@ impl Phases {
         Error::explain(ErrorType::HTTPStatus(failure.code.http_status()), failure.code.label())
     }
 
-    fn note_broken(&self, request: &Request) {
+    fn record_transport_failure(&self, request: &Request) {
         if let Some(in_flight) = &request.in_flight
-            && in_flight.entry.note_broken()
+            && in_flight.backend.record_transport_failure()
         {
             self.metrics.observe_ejection();
         }
@@ -212,7 +212,7 @@ impl Phases {
     ) -> Result<()> {
         let is_other = status == StatusCode::MISDIRECTED_REQUEST;
         // It is the one that was meant: its body names another, and was not looked into.
-        let is_by_body = is_other && own == request.mark;
+        let is_by_body = is_other && own == request.sent_owner;
         if is_by_body {
             match routing::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
                 Some(named) => request.named = Some(named),
@@ -220,18 +220,18 @@ impl Phases {
                 None => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooLarge))),
             }
         }
-        if request.tries >= TRIES || session.as_ref().retry_buffer_truncated() {
+        if request.attempts >= ATTEMPTS_MAX || session.as_ref().retry_buffer_truncated() {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         }
-        if is_other && !std::mem::replace(&mut request.has_learned, true) {
-            self.health.learn(clock::now()).await;
+        if is_other && !std::mem::replace(&mut request.has_rechecked, true) {
+            self.health.recheck(clock::now()).await;
         } else if let Some(in_flight) = &request.in_flight {
-            request.tried.push(in_flight.entry.address);
+            request.tried.push(in_flight.backend.address);
         }
-        request.again = Some(match status {
-            StatusCode::MISDIRECTED_REQUEST => Again::Misdirected,
-            StatusCode::BAD_GATEWAY => Again::Unreachable,
-            _ => Again::Closing,
+        request.retry = Some(match status {
+            StatusCode::MISDIRECTED_REQUEST => RetryReason::Misdirected,
+            StatusCode::BAD_GATEWAY => RetryReason::Unreachable,
+            _ => RetryReason::Closing,
         });
         let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of it ran");
         error.set_retry(true);
@@ -254,15 +254,15 @@ impl ProxyHttp for Phases {
             client: None,
             named: None,
             key: None,
-            has_learned: false,
+            has_rechecked: false,
             tried: Vec::new(),
             in_flight: None,
-            mark: None,
+            sent_owner: None,
             connection: None,
-            tries: 0,
+            attempts: 0,
             is_sent: false,
             is_answered: false,
-            again: None,
+            retry: None,
             failure: None,
             body: Bytes::new(),
         }
@@ -298,14 +298,14 @@ impl ProxyHttp for Phases {
     async fn upstream_peer(&self, _: &mut Session, request: &mut Request) -> Result<Box<HttpPeer>> {
         in_flight::unwatch();
         (request.in_flight, request.connection) = (None, None);
-        request.tries += 1;
-        let chosen = if request.tries > TRIES { None } else { self.choose(request).await };
-        let entry = chosen.and_then(|(address, mark)| Some((self.table.find(address)?, mark)));
-        let Some((entry, mark)) = entry else {
+        request.attempts += 1;
+        let selected = if request.attempts > ATTEMPTS_MAX { None } else { self.select(request).await };
+        let backend = selected.and_then(|(address, sent_owner)| Some((self.table.find(address)?, sent_owner)));
+        let Some((backend, sent_owner)) = backend else {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         };
-        (request.in_flight, request.mark) = (Some(entry.enter()), mark);
-        Ok(Box::new(self.peers.to(&entry)))
+        (request.in_flight, request.sent_owner) = (Some(backend.begin_request()), sent_owner);
+        Ok(Box::new(self.peers.peer_for(&backend)))
     }
 
     async fn connected_to_upstream(
@@ -332,13 +332,13 @@ impl ProxyHttp for Phases {
             forward(client, if is_tls { "https" } else { "http" }, upstream)?;
         }
         upstream.remove_header(&names::MCP_RESUME_OWNER);
-        if let Some(owner) = request.mark {
+        if let Some(owner) = request.sent_owner {
             upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?;
         }
         // From here on bytes may be taken, and only the replica can say anything: without it there is nothing to wait for.
         request.is_sent = true;
         if let Some(in_flight) = &request.in_flight {
-            let address = in_flight.entry.address;
+            let address = in_flight.backend.address;
             in_flight.watch(request.connection.map(|fd| BackendConnection { fd, address }));
         }
         Ok(())
@@ -351,11 +351,11 @@ impl ProxyHttp for Phases {
         request: &mut Request,
         mut error: Box<Error>,
     ) -> Box<Error> {
-        self.note_broken(request);
+        self.record_transport_failure(request);
         if let Some(in_flight) = request.in_flight.take() {
-            request.tried.push(in_flight.entry.address);
+            request.tried.push(in_flight.backend.address);
         }
-        self.metrics.observe_again(Again::Connect);
+        self.metrics.observe_retry(RetryReason::Connect);
         error.set_retry(true);
         error
     }
@@ -374,14 +374,14 @@ impl ProxyHttp for Phases {
         let is_theirs = *error.esource() == ErrorSource::Upstream;
         let is_left =
             client_reused || request.in_flight.as_ref().is_some_and(|in_flight| in_flight.down().is_cancelled());
-        if request.again.is_none() && is_theirs && is_left && is_safe && !request.is_answered {
-            request.again = Some(Again::Stale);
-        } else if request.again.is_none() && is_theirs {
-            self.note_broken(request);
+        if request.retry.is_none() && is_theirs && is_left && is_safe && !request.is_answered {
+            request.retry = Some(RetryReason::Stale);
+        } else if request.retry.is_none() && is_theirs {
+            self.record_transport_failure(request);
         }
-        let again = request.again.take().filter(|_| request.tries < TRIES);
+        let again = request.retry.take().filter(|_| request.attempts < ATTEMPTS_MAX);
         if let Some(again) = again {
-            self.metrics.observe_again(again);
+            self.metrics.observe_retry(again);
             request.is_sent = false;
         }
         error.set_retry(again.is_some());
@@ -395,23 +395,24 @@ impl ProxyHttp for Phases {
         request: &mut Request,
     ) -> Result<()> {
         let said = response.remove_header(&names::MCP_RESUME_OWNER);
-        let is_marked = said.is_some() && request.mark.is_some();
-        let is_of_the_call = response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.mark.is_some();
-        let says_nothing = is_of_the_call || (is_marked && response.status != StatusCode::BAD_GATEWAY);
+        let is_by_replica = said.is_some() && request.sent_owner.is_some();
+        let is_of_the_call =
+            response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.sent_owner.is_some();
+        let says_nothing = is_of_the_call || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
         let method = &session.req_header().method;
-        self.note_answer(request, method, response.status, says_nothing);
+        self.record_response(request, method, response.status, says_nothing);
         let has_not_run = match response.status {
             StatusCode::MISDIRECTED_REQUEST => true,
             // Whoever named it has nobody else to go to.
             StatusCode::SERVICE_UNAVAILABLE => request.named.is_none(),
             // Where nobody else can take it, its own words say most.
             StatusCode::BAD_GATEWAY => {
-                let may_go_on = request.tries < TRIES && !session.as_ref().retry_buffer_truncated();
-                request.named.is_none() && may_go_on && self.has_another(request)
+                let may_go_on = request.attempts < ATTEMPTS_MAX && !session.as_ref().retry_buffer_truncated();
+                request.named.is_none() && may_go_on && self.has_another_replica(request)
             }
             _ => false,
         };
-        if is_marked && has_not_run {
+        if is_by_replica && has_not_run {
             let own = said.and_then(|own| Owner::parse(own.to_str().ok()?));
             return self.misdirected(session, request, response.status, own).await;
         }
@@ -431,7 +432,7 @@ impl ProxyHttp for Phases {
             (_, true) => Failure::after_send(ErrorCode::ReplicaBroke),
             (_, false) => Failure::before_run(ErrorCode::NoReplica),
         });
-        let replica = request.in_flight.as_ref().map(|in_flight| in_flight.entry.address);
+        let replica = request.in_flight.as_ref().map(|in_flight| in_flight.backend.address);
         info!(code = failure.code.label(), replica = replica.map(tracing::field::display), %error, "a request failed");
         self.metrics.observe_failure(failure.code);
         let status = failure.code.http_status();

@@ -28,9 +28,9 @@ pub struct Replica {
     /// Requests that are on their way through it.
     pub load: usize,
     /// The part of the load that it is to have, of 1: by its weight, and less while it is new.
-    pub part: f64,
+    pub weight: f64,
     /// New calls are for those of the lowest rank of which one takes them.
-    pub rank: usize,
+    pub priority: usize,
 }
 
 /// How a replica is.
@@ -48,70 +48,70 @@ pub enum Condition {
 
 /// What is known of a request.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted<'a> {
+pub struct Criteria<'a> {
     /// The replica it names.
     pub owner: Option<Owner>,
     /// What makes it the same as another.
     pub key: Option<&'a [u8]>,
     /// Whether every replica was asked who it is since the request came.
-    pub has_learned: bool,
+    pub has_rechecked: bool,
     /// Where it was sent already, without a byte of it being taken.
     pub tried: &'a [SocketAddr],
     /// Any number: decides between equals.
-    pub salt: usize,
+    pub tie_breaker: usize,
 }
 
 /// Where a request goes.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Choice<'a> {
+pub enum Selection<'a> {
     /// To the replica that it names, or to one that has to be told who it is meant for.
     Owner(&'a Replica),
     /// To this one. If it named another, that one is gone: this one serves from the store they share, or says so.
     Any(&'a Replica),
     /// Nobody is known by the name: all are to be asked who they are.
-    Learn,
+    Recheck,
     /// Nowhere now; it may be sent again.
     Nowhere,
 }
 
 /// Chooses.
-pub fn choose<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Choice<'a> {
-    match wanted.owner {
-        None => new_call(wanted, replicas).map_or(Choice::Nowhere, Choice::Owner),
-        Some(owner) => owned(owner, wanted, replicas),
+pub fn select<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
+    match criteria.owner {
+        None => select_for_new_call(criteria, replicas).map_or(Selection::Nowhere, Selection::Owner),
+        Some(owner) => select_owner(owner, criteria, replicas),
     }
 }
 
-fn owned<'a>(owner: Owner, wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Choice<'a> {
+fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
     let named = || replicas.iter().filter(|replica| replica.owner == owner);
-    let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(wanted, replica));
+    let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     // Two of one name are a mistake that is reported; each request of theirs goes the same way, at every balancer.
     if let Some(replica) = up.min_by_key(|replica| replica.address) {
-        return Choice::Owner(replica);
+        return Selection::Owner(replica);
     }
     // One that is down is asked all the time: asking it once more would only let this request wait for it.
-    if !wanted.has_learned && !named().any(|replica| replica.condition == Condition::Down) {
-        return Choice::Learn;
+    if !criteria.has_rechecked && !named().any(|replica| replica.condition == Condition::Down) {
+        return Selection::Recheck;
     }
     // What is on its disk comes back with it, and nobody else can say anything of it.
     if named().any(|replica| replica.is_durable && !replica.is_shared) {
-        return Choice::Nowhere;
+        return Selection::Nowhere;
     }
-    stand_in(wanted, replicas).map_or(Choice::Nowhere, Choice::Any)
+    stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::Any)
 }
 
 /// Who answers for an owner that is gone: one that has its store where there is one, and takes new calls where one does.
-fn stand_in<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
-    let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(wanted, replica));
+fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
+    let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {
-        let rank = |replica: &Replica| (!replica.is_shared, replica.condition as u8);
-        rank(a).cmp(&rank(b)).then(pressure(a).total_cmp(&pressure(b)))
+        let priority = |replica: &Replica| (!replica.is_shared, replica.condition as u8);
+        priority(a).cmp(&priority(b)).then(relative_load(a).total_cmp(&relative_load(b)))
     })
 }
 
-fn new_call<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
+fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let of = |condition: Condition| -> Vec<&Replica> {
-        let are = replicas.iter().filter(|replica| replica.condition == condition && is_untried(wanted, replica));
+        let are = replicas.iter().filter(|replica| replica.condition == condition && is_untried(criteria, replica));
         are.collect()
     };
     let mut among = of(Condition::Ready);
@@ -119,30 +119,30 @@ fn new_call<'a>(wanted: &Wanted<'_>, replicas: &'a [Replica]) -> Option<&'a Repl
         // Better one that may break than none.
         among = of(Condition::Ejected);
     }
-    let first = among.iter().map(|replica| replica.rank).min();
-    among.retain(|replica| Some(replica.rank) == first);
-    match wanted.key {
+    let first = among.iter().map(|replica| replica.priority).min();
+    among.retain(|replica| Some(replica.priority) == first);
+    match criteria.key {
         Some(key) => {
             among.into_iter().max_by_key(|replica| (xxh3_64_with_seed(key, replica.owner.0.into()), replica.owner))
         }
-        None => least_loaded(&among, wanted.salt),
+        None => select_least_loaded(&among, criteria.tie_breaker),
     }
 }
 
 /// The first of the least loaded, counted from a place that differs from request to request.
-fn least_loaded<'a>(among: &[&'a Replica], salt: usize) -> Option<&'a Replica> {
-    let begin = salt.checked_rem(among.len())?;
+fn select_least_loaded<'a>(among: &[&'a Replica], tie_breaker: usize) -> Option<&'a Replica> {
+    let begin = tie_breaker.checked_rem(among.len())?;
     let (late, early) = among.split_at(begin);
-    early.iter().chain(late).copied().min_by(|a, b| pressure(a).total_cmp(&pressure(b)))
+    early.iter().chain(late).copied().min_by(|a, b| relative_load(a).total_cmp(&relative_load(b)))
 }
 
 /// What one more request would be to it.
-fn pressure(replica: &Replica) -> f64 {
-    (replica.load as f64 + 1.0) / replica.part.max(f64::MIN_POSITIVE)
+fn relative_load(replica: &Replica) -> f64 {
+    (replica.load as f64 + 1.0) / replica.weight.max(f64::MIN_POSITIVE)
 }
 
-fn is_untried(wanted: &Wanted<'_>, replica: &Replica) -> bool {
-    !wanted.tried.contains(&replica.address)
+fn is_untried(criteria: &Criteria<'_>, replica: &Replica) -> bool {
+    !criteria.tried.contains(&replica.address)
 }
 
 #[cfg(test)]
@@ -159,8 +159,8 @@ mod tests {
             is_shared: false,
             is_durable: false,
             load: 0,
-            part: 1.0,
-            rank: 0,
+            weight: 1.0,
+            priority: 0,
         }
     }
 
@@ -173,16 +173,16 @@ mod tests {
     }
 
     fn behind(number: u16, condition: Condition) -> Replica {
-        Replica { rank: 1, ..replica(number, condition) }
+        Replica { priority: 1, ..replica(number, condition) }
     }
 
     /// What was chosen, by its port.
-    fn chosen(wanted: &Wanted<'_>, replicas: &[Replica]) -> String {
-        match choose(wanted, replicas) {
-            Choice::Owner(replica) => format!("owner {}", replica.address.port()),
-            Choice::Any(replica) => format!("any {}", replica.address.port()),
-            Choice::Learn => "learn".to_owned(),
-            Choice::Nowhere => "nowhere".to_owned(),
+    fn selected(criteria: &Criteria<'_>, replicas: &[Replica]) -> String {
+        match select(criteria, replicas) {
+            Selection::Owner(replica) => format!("owner {}", replica.address.port()),
+            Selection::Any(replica) => format!("any {}", replica.address.port()),
+            Selection::Recheck => "recheck".to_owned(),
+            Selection::Nowhere => "nowhere".to_owned(),
         }
     }
 
@@ -190,16 +190,16 @@ mod tests {
     fn whoever_names_an_owner_goes_there() {
         let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
         let disk = |condition| vec![replica(1, Ready), Replica { is_durable: true, ..replica(2, condition) }];
-        let least = Replica { part: 0.01, load: 9, ..behind(2, Ready) };
+        let least = Replica { weight: 0.01, load: 9, ..behind(2, Ready) };
         let two_of_a_name = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
         let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];
-        for (what, owner, has_learned, replicas, expected) in [
+        for (what, owner, has_rechecked, replicas, expected) in [
             ("loaded", 2, false, of(Ready), "owner 2"),
             ("behind, and of no weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
             ("requests broke", 2, false, of(Ejected), "owner 2"),
             ("draining", 2, false, of(Closing), "owner 2"),
             ("one that does not answer is not waited for", 2, false, of(Down), "any 1"),
-            ("nobody of that name", 7, false, of(Ready), "learn"),
+            ("nobody of that name", 7, false, of(Ready), "recheck"),
             ("gone with its memory: the honest answer", 2, true, of(Down), "any 1"),
             ("never heard of: the honest answer", 7, true, of(Ready), "any 1"),
             ("gone with its disk: it may come back", 2, true, disk(Down), "nowhere"),
@@ -208,25 +208,25 @@ mod tests {
             ("nobody at all", 2, true, vec![], "nowhere"),
             ("all down", 2, true, vec![replica(1, Down)], "nowhere"),
         ] {
-            let wanted = Wanted { owner: Some(Owner(owner)), has_learned, ..Wanted::default() };
-            assert_eq!(chosen(&wanted, &replicas), expected, "{what}");
+            let criteria = Criteria { owner: Some(Owner(owner)), has_rechecked, ..Criteria::default() };
+            assert_eq!(selected(&criteria, &replicas), expected, "{what}");
         }
     }
 
     #[test]
     fn what_names_nobody_goes_to_the_least_loaded() {
-        let new = Replica { part: 0.1, ..loaded(2, 0) };
+        let new = Replica { weight: 0.1, ..loaded(2, 0) };
         for (what, replicas, tried, expected) in [
             ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
             ("one that is new counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
             ("but gets some", vec![loaded(1, 30), new], vec![], "owner 2"),
             (
                 "one of less weight counts as loaded",
-                vec![loaded(1, 3), Replica { part: 0.5, ..loaded(2, 2) }],
+                vec![loaded(1, 3), Replica { weight: 0.5, ..loaded(2, 2) }],
                 vec![],
                 "owner 1",
             ),
-            ("until it has its part", vec![loaded(1, 4), Replica { part: 0.5, ..loaded(2, 1) }], vec![], "owner 2"),
+            ("until it has its part", vec![loaded(1, 4), Replica { weight: 0.5, ..loaded(2, 1) }], vec![], "owner 2"),
             ("one behind waits", vec![behind(1, Ready), loaded(2, 99)], vec![], "owner 2"),
             ("until none before it is ready", vec![behind(1, Ready), replica(2, Closing)], vec![], "owner 1"),
             ("or breaks", vec![behind(1, Ready), replica(2, Ejected)], vec![], "owner 1"),
@@ -240,9 +240,9 @@ mod tests {
             ("nobody", vec![], vec![], "nowhere"),
         ] {
             let tried: Vec<_> = tried.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
-            for salt in 0..4 {
-                let wanted = Wanted { tried: &tried, salt, ..Wanted::default() };
-                assert_eq!(chosen(&wanted, &replicas), expected, "{what}");
+            for tie_breaker in 0..4 {
+                let criteria = Criteria { tried: &tried, tie_breaker, ..Criteria::default() };
+                assert_eq!(selected(&criteria, &replicas), expected, "{what}");
             }
         }
     }
@@ -250,7 +250,8 @@ mod tests {
     #[test]
     fn equals_take_turns() {
         let replicas = [loaded(1, 0), loaded(2, 0), loaded(3, 0)];
-        let turns: Vec<_> = (0..4).map(|salt| chosen(&Wanted { salt, ..Wanted::default() }, &replicas)).collect();
+        let turns: Vec<_> =
+            (0..4).map(|tie_breaker| selected(&Criteria { tie_breaker, ..Criteria::default() }, &replicas)).collect();
         assert_eq!(turns, ["owner 1", "owner 2", "owner 3", "owner 1"]);
     }
 
@@ -262,8 +263,9 @@ mod tests {
         let (mut counts, mut moved) = ([0; 4], 0);
         for number in 0..3000_u32 {
             let key = number.to_be_bytes();
-            let of = |replicas: &[Replica]| match choose(&Wanted { key: Some(&key), ..Wanted::default() }, replicas) {
-                Choice::Owner(replica) => replica.owner.0 as usize,
+            let of = |replicas: &[Replica]| match select(&Criteria { key: Some(&key), ..Criteria::default() }, replicas)
+            {
+                Selection::Owner(replica) => replica.owner.0 as usize,
                 other => panic!("{other:?}"),
             };
             let first = of(&three);

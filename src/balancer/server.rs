@@ -73,58 +73,58 @@ impl HttpServerApp for App {
 
 /// What every connection is served with.
 #[derive(Clone)]
-pub struct Front {
+pub struct Worker {
     /// What answers.
     pub app: Arc<App>,
     /// What the listener proves itself by, if it speaks TLS.
     pub certificates: Option<Arc<Certificates>>,
     /// Whose PROXY header is read; `None` where connections have none.
-    pub announced_by: Option<Trust>,
+    pub proxy_protocol_from: Option<Trust>,
     /// Room for connections.
-    pub seats: Arc<Semaphore>,
+    pub permits: Arc<Semaphore>,
     /// Every connection.
-    pub visits: TaskTracker,
+    pub connections: TaskTracker,
     /// Told to end.
     pub stopping: ShutdownWatch,
     /// All counters.
     pub metrics: Arc<Metrics>,
 }
 
-impl Front {
+impl Worker {
     /// Serves what `connections` has, until dropped; those that were begun go on.
-    pub async fn serve(self, mut connections: impl Accept<Io = TcpStream>) {
+    pub async fn serve(self, mut incoming: impl Accept<Io = TcpStream>) {
         loop {
-            let Ok((io, peer)) = connections.accept().await else { continue };
-            let Ok(seat) = self.seats.clone().try_acquire_owned() else {
+            let Ok((io, peer)) = incoming.accept().await else { continue };
+            let Ok(permit) = self.permits.clone().try_acquire_owned() else {
                 self.metrics.observe_refused_connection();
                 continue;
             };
-            let front = self.clone();
-            self.visits.spawn(async move {
-                front.metrics.observe_connection(1);
-                front.visit(io, peer).await;
-                front.metrics.observe_connection(-1);
-                drop(seat);
+            let worker = self.clone();
+            self.connections.spawn(async move {
+                worker.metrics.observe_connection(1);
+                worker.serve_connection(io, peer).await;
+                worker.metrics.observe_connection(-1);
+                drop(permit);
             });
         }
     }
 
-    async fn visit(&self, mut io: TcpStream, peer: SocketAddr) {
-        let client = match &self.announced_by {
+    async fn serve_connection(&self, mut io: TcpStream, peer: SocketAddr) {
+        let client = match &self.proxy_protocol_from {
             Some(trust) => match proxy_protocol::read(trust, &mut io, peer).await {
                 Ok(client) => client,
                 Err(error) => return debug!(%error, "a connection does not begin as it must"),
             },
             None => peer,
         };
-        let Some(stream) = self.begin(io, client).await else { return };
+        let Some(stream) = self.open_stream(io, client).await else { return };
         let mut next = Some(stream);
         while let Some(stream) = next {
             next = self.app.process_new(stream, &self.stopping).await;
         }
     }
 
-    async fn begin(&self, io: TcpStream, client: SocketAddr) -> Option<Stream> {
+    async fn open_stream(&self, io: TcpStream, client: SocketAddr) -> Option<Stream> {
         let digest = SocketDigest::from_raw_fd(io.as_raw_fd());
         let _ = digest.peer_addr.set(Some(socket::SocketAddr::Inet(client)));
         let mut stream = L4Stream::from(io);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
-use super::discovery::Standing;
+use super::discovery::PriorityAndWeight;
 use super::in_flight::InFlight;
 use super::selection::{Condition, Replica};
 use crate::clock;
@@ -22,8 +22,8 @@ use crate::protocol::ids::Owner;
 /// One that is ejected again and again is out for at most so many times as long as the first time.
 const EJECT_MOST: u32 = 10;
 /// The part of the load that a replica begins with when it comes up.
-const FIRST_PART: f64 = 0.1;
-const PART_STEPS: f64 = 10.0;
+const FIRST_WEIGHT: f64 = 0.1;
+const WEIGHT_STEPS: f64 = 10.0;
 
 /// What a replica says of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,23 +42,23 @@ pub struct Report {
 
 /// How a replica is spoken to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Transport {
     /// In TLS, as this name.
-    pub tls: Option<String>,
+    pub tls_name: Option<String>,
 }
 
 /// What is known of a replica that has not said anything.
 #[derive(Clone, Debug)]
 pub struct Listed {
     /// How it is spoken to.
-    pub way: Way,
+    pub transport: Transport,
     /// What it is to get.
-    pub standing: Standing,
+    pub preference: PriorityAndWeight,
 }
 
 /// When a replica counts as broken, and for how long.
 #[derive(Clone, Copy, Debug)]
-pub struct Rules {
+pub struct Policy {
     /// Requests that broke, one behind the other.
     pub eject_after: usize,
     /// How long it is out the first time.
@@ -69,26 +69,26 @@ pub struct Rules {
 
 /// All replicas.
 pub struct Table {
-    rules: Rules,
-    entries: RwLock<Arc<Vec<Arc<Entry>>>>,
+    policy: Policy,
+    backends: RwLock<Arc<Vec<Arc<Backend>>>>,
     /// Owners that two processes say they are.
-    doubled: Mutex<Vec<Owner>>,
+    duplicate_owners: Mutex<Vec<Owner>>,
 }
 
 /// One address.
-pub struct Entry {
+pub struct Backend {
     /// Where it is.
     pub address: SocketAddr,
     /// How it is spoken to.
-    pub way: Way,
-    rules: Rules,
+    pub transport: Transport,
+    policy: Policy,
     /// Requests in flight.
     pub(super) in_flight: AtomicUsize,
     state: Mutex<State>,
 }
 
 struct State {
-    standing: Standing,
+    preference: PriorityAndWeight,
     /// What it said last, however long ago.
     report: Option<Report>,
     is_up: bool,
@@ -96,11 +96,11 @@ struct State {
     /// Cancelled when it goes down; another one when it comes up.
     down: CancellationToken,
     /// Requests that broke, in a row.
-    broken: usize,
+    transport_failures: usize,
     /// Requests that were answered with a failure, in a row.
-    failed: usize,
+    error_responses: usize,
     /// When the last of either did.
-    failed_at: Option<Instant>,
+    last_failure: Option<Instant>,
     ejections: u32,
     ejected_until: Option<Instant>,
 }
@@ -108,108 +108,109 @@ struct State {
 impl State {
     /// Returns the requests that broke or failed since the last good one, unless that was longer ago than `window`.
     fn recent_failures(&self, now: Instant, window: Duration) -> usize {
-        let is_recent = self.failed_at.is_some_and(|at| now.saturating_duration_since(at) < window);
-        if is_recent { self.broken + self.failed } else { 0 }
+        let is_recent = self.last_failure.is_some_and(|at| now.saturating_duration_since(at) < window);
+        if is_recent { self.transport_failures + self.error_responses } else { 0 }
     }
 }
 
 impl Table {
     /// Nobody yet.
-    pub fn new(rules: Rules) -> Self {
-        Self { rules, entries: RwLock::default(), doubled: Mutex::default() }
+    pub fn new(policy: Policy) -> Self {
+        Self { policy, backends: RwLock::default(), duplicate_owners: Mutex::default() }
     }
 
     /// These addresses and no others; what is known of those that stay is kept.
     pub fn set(&self, found: &HashMap<SocketAddr, Listed>) {
-        let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);
-        let is_as_before =
-            |entry: &&Arc<Entry>| found.get(&entry.address).is_some_and(|listed| listed.way == entry.way);
-        let mut next: Vec<Arc<Entry>> = entries.iter().filter(is_as_before).cloned().collect();
+        let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
+        let is_as_before = |backend: &&Arc<Backend>| {
+            found.get(&backend.address).is_some_and(|listed| listed.transport == backend.transport)
+        };
+        let mut next: Vec<Arc<Backend>> = backends.iter().filter(is_as_before).cloned().collect();
         for (address, listed) in found {
-            if let Some(known) = next.iter().find(|entry| entry.address == *address) {
-                known.lock().standing = listed.standing;
+            if let Some(known) = next.iter().find(|backend| backend.address == *address) {
+                known.lock().preference = listed.preference;
             } else {
                 info!(%address, "found a replica");
-                next.push(Arc::new(Entry::new(*address, listed.clone(), self.rules)));
+                next.push(Arc::new(Backend::new(*address, listed.clone(), self.policy)));
             }
         }
-        for gone in entries.iter().filter(|entry| !next.iter().any(|kept| Arc::ptr_eq(kept, entry))) {
+        for gone in backends.iter().filter(|backend| !next.iter().any(|kept| Arc::ptr_eq(kept, backend))) {
             // What runs through it goes on: an address that left the list may still be answering.
             info!(address = %gone.address, "a replica has left the list");
         }
-        next.sort_by_key(|entry| entry.address);
-        *entries = Arc::new(next);
+        next.sort_by_key(|backend| backend.address);
+        *backends = Arc::new(next);
     }
 
     /// Every address.
-    pub fn entries(&self) -> Arc<Vec<Arc<Entry>>> {
-        self.entries.read().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn backends(&self) -> Arc<Vec<Arc<Backend>>> {
+        self.backends.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The one at an address.
-    pub fn find(&self, address: SocketAddr) -> Option<Arc<Entry>> {
-        self.entries().iter().find(|entry| entry.address == address).cloned()
+    pub fn find(&self, address: SocketAddr) -> Option<Arc<Backend>> {
+        self.backends().iter().find(|backend| backend.address == address).cloned()
     }
 
     /// All that have ever said who they are.
     pub fn replicas(&self) -> Vec<Replica> {
         let now = clock::now();
-        self.entries().iter().filter_map(|entry| entry.replica(now)).collect()
+        self.backends().iter().filter_map(|backend| backend.replica(now)).collect()
     }
 
     /// Where one is expected that has never said who it is.
     pub fn unknown(&self) -> Vec<SocketAddr> {
-        let entries = self.entries();
-        entries.iter().filter(|entry| entry.lock().report.is_none()).map(|entry| entry.address).collect()
+        let backends = self.backends();
+        backends.iter().filter(|backend| backend.lock().report.is_none()).map(|backend| backend.address).collect()
     }
 
     /// Says once of each owner that two processes are it, and how many such there are.
-    pub fn find_doubled(&self) -> usize {
+    pub fn count_duplicate_owners(&self) -> usize {
         let mut seen: HashMap<Owner, (String, SocketAddr)> = HashMap::new();
-        let mut doubled = Vec::new();
-        for entry in self.entries().iter() {
-            let state = entry.lock();
+        let mut duplicate_owners = Vec::new();
+        for backend in self.backends().iter() {
+            let state = backend.lock();
             let Some(report) = state.report.as_ref().filter(|_| state.is_up) else { continue };
-            let first = seen.entry(report.owner).or_insert_with(|| (report.instance.clone(), entry.address));
+            let first = seen.entry(report.owner).or_insert_with(|| (report.instance.clone(), backend.address));
             if first.0 != report.instance {
-                doubled.push((report.owner, first.1, entry.address));
+                duplicate_owners.push((report.owner, first.1, backend.address));
             }
         }
-        let mut known = self.doubled.lock().unwrap_or_else(PoisonError::into_inner);
-        for (owner, one, other) in doubled.iter().filter(|(owner, ..)| !known.contains(owner)) {
+        let mut known = self.duplicate_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        for (owner, one, other) in duplicate_owners.iter().filter(|(owner, ..)| !known.contains(owner)) {
             error!(%owner, %one, %other, "two replicas have one name (replica.name): what one has is asked of the other");
         }
-        *known = doubled.iter().map(|(owner, ..)| *owner).collect();
-        doubled.len()
+        *known = duplicate_owners.iter().map(|(owner, ..)| *owner).collect();
+        duplicate_owners.len()
     }
 }
 
-impl Entry {
-    fn new(address: SocketAddr, listed: Listed, rules: Rules) -> Self {
-        let Listed { way, standing } = listed;
+impl Backend {
+    fn new(address: SocketAddr, listed: Listed, policy: Policy) -> Self {
+        let Listed { transport, preference } = listed;
         let state = State {
-            standing,
+            preference,
             report: None,
             is_up: false,
             up_since: clock::now(),
             down: CancellationToken::new(),
-            broken: 0,
-            failed: 0,
-            failed_at: None,
+            transport_failures: 0,
+            error_responses: 0,
+            last_failure: None,
             ejections: 0,
             ejected_until: None,
         };
-        Self { address, way, rules, in_flight: AtomicUsize::new(0), state: Mutex::new(state) }
+        Self { address, transport, policy, in_flight: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
     /// It has said who and how it is.
-    pub fn note_report(&self, report: Report) {
+    pub fn record_report(&self, report: Report) {
         let mut state = self.lock();
         let is_new = state.report.as_ref().is_none_or(|known| known.instance != report.instance);
         if !state.is_up || is_new {
             info!(address = %self.address, owner = %report.owner, "a replica is up");
             state.up_since = clock::now();
-            (state.broken, state.failed, state.ejections, state.ejected_until) = (0, 0, 0, None);
+            (state.transport_failures, state.error_responses, state.ejections, state.ejected_until) = (0, 0, 0, None);
         }
         if !state.is_up {
             state.down = CancellationToken::new();
@@ -219,7 +220,7 @@ impl Entry {
     }
 
     /// It does not answer any more: what runs through it waits no longer.
-    pub fn note_down(&self) {
+    pub fn mark_down(&self) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_up, false) {
             warn!(address = %self.address, load = self.load(), "a replica does not answer: what runs through it is ended");
@@ -228,45 +229,45 @@ impl Entry {
     }
 
     /// A request to it broke, and this was nobody else's fault. True if it is out from now on.
-    pub fn note_broken(&self) -> bool {
+    pub fn record_transport_failure(&self) -> bool {
         let mut state = self.lock();
         if !state.is_up {
             // Which is known, and why it broke.
             return false;
         }
-        state.broken += 1;
-        state.failed_at = Some(clock::now());
-        state.broken >= self.rules.eject_after && self.eject(&mut state)
+        state.transport_failures += 1;
+        state.last_failure = Some(clock::now());
+        state.transport_failures >= self.policy.eject_after && self.eject(&mut state)
     }
 
     /// Notes that it answered a call with a failure: it cannot reach its server, or that cannot answer. Returns whether it is
     /// ejected from now on.
-    pub fn note_failed(&self) -> bool {
+    pub fn record_error_response(&self) -> bool {
         let mut state = self.lock();
-        state.broken = 0;
-        state.failed += 1;
-        state.failed_at = Some(clock::now());
-        state.failed >= self.rules.eject_after && self.eject(&mut state)
+        state.transport_failures = 0;
+        state.error_responses += 1;
+        state.last_failure = Some(clock::now());
+        state.error_responses >= self.policy.eject_after && self.eject(&mut state)
     }
 
     fn eject(&self, state: &mut State) -> bool {
-        (state.broken, state.failed) = (0, 0);
+        (state.transport_failures, state.error_responses) = (0, 0);
         state.ejections = (state.ejections + 1).min(EJECT_MOST);
-        let pause = self.rules.eject * state.ejections;
+        let pause = self.policy.eject * state.ejections;
         state.ejected_until = Some(clock::now() + pause);
         warn!(address = %self.address, ?pause, "requests to a replica broke or failed: it gets no new calls for a while");
         true
     }
 
     /// It answered a request that says nothing of its server: it may have answered from its log.
-    pub fn note_answered(&self) {
-        self.lock().broken = 0;
+    pub fn record_response(&self) {
+        self.lock().transport_failures = 0;
     }
 
     /// It answered a call without a failure.
-    pub fn note_served(&self) {
+    pub fn record_success(&self) {
         let mut state = self.lock();
-        (state.broken, state.failed) = (0, 0);
+        (state.transport_failures, state.error_responses) = (0, 0);
     }
 
     /// Returns whether it answers the questions who it is.
@@ -275,7 +276,7 @@ impl Entry {
     }
 
     /// A request goes through it.
-    pub fn enter(self: &Arc<Self>) -> InFlight {
+    pub fn begin_request(self: &Arc<Self>) -> InFlight {
         InFlight::new(self.clone(), self.lock().down.clone())
     }
 
@@ -296,8 +297,8 @@ impl Entry {
         };
         let age = now.saturating_duration_since(state.up_since).as_secs_f64();
         // In steps, so that those who came together are equals.
-        let part_at = |whole: Duration| (age / whole.as_secs_f64() * PART_STEPS).floor() / PART_STEPS;
-        let part = self.rules.slow_start.map_or(1.0, |whole| part_at(whole).clamp(FIRST_PART, 1.0));
+        let weight_at = |whole: Duration| (age / whole.as_secs_f64() * WEIGHT_STEPS).floor() / WEIGHT_STEPS;
+        let weight = self.policy.slow_start.map_or(1.0, |whole| weight_at(whole).clamp(FIRST_WEIGHT, 1.0));
         Some(Replica {
             address: self.address,
             owner: report.owner,
@@ -305,9 +306,9 @@ impl Entry {
             is_shared: report.is_shared,
             is_durable: report.is_durable,
             // A request that fails at once would look like little load, and draw the next.
-            load: self.load() + state.recent_failures(now, self.rules.eject),
-            part: part * state.standing.percent as f64 / 100.0,
-            rank: state.standing.rank,
+            load: self.load() + state.recent_failures(now, self.policy.eject),
+            weight: weight * state.preference.weight_percent as f64 / 100.0,
+            priority: state.preference.priority,
         })
     }
 
@@ -320,8 +321,8 @@ impl Entry {
 mod tests {
     use super::*;
 
-    const RULES: Rules =
-        Rules { eject_after: 3, eject: Duration::from_secs(10), slow_start: Some(Duration::from_secs(10)) };
+    const POLICY: Policy =
+        Policy { eject_after: 3, eject: Duration::from_secs(10), slow_start: Some(Duration::from_secs(10)) };
 
     fn address(port: u16) -> SocketAddr {
         SocketAddr::from(([127, 0, 0, 1], port))
@@ -333,22 +334,22 @@ mod tests {
     }
 
     fn table(ports: &[u16]) -> Table {
-        let table = Table::new(RULES);
+        let table = Table::new(POLICY);
         set(&table, ports);
         table
     }
 
     fn set(table: &Table, ports: &[u16]) {
-        set_as(table, ports, None, Standing::EQUAL);
+        set_as(table, ports, None, PriorityAndWeight::EQUAL);
     }
 
-    fn set_as(table: &Table, ports: &[u16], tls: Option<&str>, standing: Standing) {
-        let listed = Listed { way: Way { tls: tls.map(str::to_owned) }, standing };
+    fn set_as(table: &Table, ports: &[u16], tls: Option<&str>, preference: PriorityAndWeight) {
+        let listed = Listed { transport: Transport { tls_name: tls.map(str::to_owned) }, preference };
         table.set(&ports.iter().map(|port| (address(*port), listed.clone())).collect());
     }
 
-    fn condition(entry: &Entry) -> Option<Condition> {
-        entry.replica(clock::now()).map(|replica| replica.condition)
+    fn condition(backend: &Backend) -> Option<Condition> {
+        backend.replica(clock::now()).map(|replica| replica.condition)
     }
 
     #[tokio::test(start_paused = true)]
@@ -357,136 +358,141 @@ mod tests {
         assert!(table.replicas().is_empty(), "nobody has said who it is");
         assert_eq!(table.unknown(), [address(1), address(2)]);
         let one = table.find(address(1)).unwrap();
-        one.note_report(report(7, "a"));
+        one.record_report(report(7, "a"));
         assert_eq!(table.unknown(), [address(2)]);
-        one.note_down();
+        one.mark_down();
         assert_eq!(table.unknown(), [address(2)], "one that went down is known");
-        one.note_report(report(7, "a"));
-        let in_flight = one.enter();
+        one.record_report(report(7, "a"));
+        let in_flight = one.begin_request();
         set(&table, &[1, 3]);
         assert!(Arc::ptr_eq(&table.find(address(1)).unwrap(), &one) && table.find(address(2)).is_none());
         assert_eq!(table.replicas()[0].load, 1);
         drop(in_flight);
         assert_eq!((table.replicas().len(), table.replicas()[0].load), (1, 0));
         // Another way to the same address is another replica.
-        set_as(&table, &[1], Some("a"), Standing::EQUAL);
+        set_as(&table, &[1], Some("a"), PriorityAndWeight::EQUAL);
         assert!(table.replicas().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_a_replica_is_to_get_may_change() {
         let table = table(&[1]);
-        let entry = table.find(address(1)).unwrap();
-        entry.note_report(report(7, "a"));
-        tokio::time::advance(RULES.slow_start.unwrap()).await;
-        set_as(&table, &[1], None, Standing { rank: 2, percent: 40 });
+        let backend = table.find(address(1)).unwrap();
+        backend.record_report(report(7, "a"));
+        tokio::time::advance(POLICY.slow_start.unwrap()).await;
+        set_as(&table, &[1], None, PriorityAndWeight { priority: 2, weight_percent: 40 });
         let [replica] = &table.replicas()[..] else { panic!("it is the same") };
-        assert!(replica.rank == 2 && (replica.part - 0.4).abs() < 0.01);
+        assert!(replica.priority == 2 && (replica.weight - 0.4).abs() < 0.01);
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_breaks_again_and_again_is_out_for_longer_each_time() {
         let table = table(&[1]);
-        let entry = table.find(address(1)).unwrap();
-        entry.note_report(report(7, "a"));
+        let backend = table.find(address(1)).unwrap();
+        backend.record_report(report(7, "a"));
         for times in 1..=2 {
-            assert!(!entry.note_broken() && !entry.note_broken());
-            entry.note_answered();
-            assert!(!entry.note_broken() && !entry.note_broken());
-            assert_eq!(condition(&entry), Some(Condition::Ready));
-            assert!(entry.note_broken());
-            tokio::time::advance(RULES.eject * times - Duration::from_millis(1)).await;
-            assert_eq!(condition(&entry), Some(Condition::Ejected));
+            assert!(!backend.record_transport_failure() && !backend.record_transport_failure());
+            backend.record_response();
+            assert!(!backend.record_transport_failure() && !backend.record_transport_failure());
+            assert_eq!(condition(&backend), Some(Condition::Ready));
+            assert!(backend.record_transport_failure());
+            tokio::time::advance(POLICY.eject * times - Duration::from_millis(1)).await;
+            assert_eq!(condition(&backend), Some(Condition::Ejected));
             tokio::time::advance(Duration::from_millis(1)).await;
-            assert_eq!(condition(&entry), Some(Condition::Ready));
+            assert_eq!(condition(&backend), Some(Condition::Ready));
         }
-        entry.note_report(report(7, "another process"));
-        assert!(!entry.note_broken() && !entry.note_broken() && entry.note_broken());
-        tokio::time::advance(RULES.eject).await;
-        assert_eq!(condition(&entry), Some(Condition::Ready));
+        backend.record_report(report(7, "another process"));
+        assert!(
+            !backend.record_transport_failure()
+                && !backend.record_transport_failure()
+                && backend.record_transport_failure()
+        );
+        tokio::time::advance(POLICY.eject).await;
+        assert_eq!(condition(&backend), Some(Condition::Ready));
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_answers_with_failures_is_out_as_well_and_answers_from_its_log_change_nothing() {
         let table = table(&[1]);
-        let entry = table.find(address(1)).unwrap();
-        entry.note_report(report(7, "a"));
-        assert!(!entry.note_failed() && !entry.note_failed());
-        entry.note_served();
-        assert!(!entry.note_failed() && !entry.note_failed());
-        entry.note_answered();
-        assert_eq!(condition(&entry), Some(Condition::Ready));
-        assert!(entry.note_failed());
-        assert_eq!(condition(&entry), Some(Condition::Ejected));
+        let backend = table.find(address(1)).unwrap();
+        backend.record_report(report(7, "a"));
+        assert!(!backend.record_error_response() && !backend.record_error_response());
+        backend.record_success();
+        assert!(!backend.record_error_response() && !backend.record_error_response());
+        backend.record_response();
+        assert_eq!(condition(&backend), Some(Condition::Ready));
+        assert!(backend.record_error_response());
+        assert_eq!(condition(&backend), Some(Condition::Ejected));
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_request_that_failed_at_once_is_no_little_load() {
         let table = table(&[1]);
-        let entry = table.find(address(1)).unwrap();
-        entry.note_report(report(7, "a"));
-        let load = || entry.replica(clock::now()).unwrap().load;
-        let in_flight = entry.enter();
-        entry.note_failed();
+        let backend = table.find(address(1)).unwrap();
+        backend.record_report(report(7, "a"));
+        let load = || backend.replica(clock::now()).unwrap().load;
+        let in_flight = backend.begin_request();
+        backend.record_error_response();
         drop(in_flight);
-        assert_eq!((entry.load(), load()), (0, 1));
-        entry.note_broken();
-        entry.note_failed();
+        assert_eq!((backend.load(), load()), (0, 1));
+        backend.record_transport_failure();
+        backend.record_error_response();
         assert_eq!(load(), 2);
-        entry.note_served();
+        backend.record_success();
         assert_eq!(load(), 0, "one that serves again is as good as any");
-        entry.note_failed();
-        tokio::time::advance(RULES.eject).await;
+        backend.record_error_response();
+        tokio::time::advance(POLICY.eject).await;
         assert_eq!(load(), 0, "it is tried again after a while");
     }
 
     #[tokio::test(start_paused = true)]
     async fn one_that_is_new_has_less_than_its_part() {
         let table = table(&[1]);
-        let entry = table.find(address(1)).unwrap();
-        entry.note_report(report(7, "a"));
-        let part = || entry.replica(clock::now()).unwrap().part;
-        assert!((part() - FIRST_PART).abs() < 0.01);
+        let backend = table.find(address(1)).unwrap();
+        backend.record_report(report(7, "a"));
+        let weight = || backend.replica(clock::now()).unwrap().weight;
+        assert!((weight() - FIRST_WEIGHT).abs() < 0.01);
         tokio::time::advance(Duration::from_secs(5)).await;
-        entry.note_report(report(7, "a"));
-        assert!((part() - 0.5).abs() < 0.01);
+        backend.record_report(report(7, "a"));
+        assert!((weight() - 0.5).abs() < 0.01);
         tokio::time::advance(Duration::from_secs(50)).await;
-        assert!((part() - 1.0).abs() < f64::EPSILON);
-        entry.note_report(report(7, "b"));
-        assert!((part() - FIRST_PART).abs() < 0.01, "another process");
+        assert!((weight() - 1.0).abs() < f64::EPSILON);
+        backend.record_report(report(7, "b"));
+        assert!((weight() - FIRST_WEIGHT).abs() < 0.01, "another process");
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_runs_through_one_that_is_down_is_cut_and_nothing_else() {
         let table = table(&[1, 2]);
         let (one, two) = (table.find(address(1)).unwrap(), table.find(address(2)).unwrap());
-        one.note_report(report(1, "a"));
-        two.note_report(report(2, "b"));
-        let (through_one, through_two) = (one.enter(), two.enter());
-        one.note_down();
+        one.record_report(report(1, "a"));
+        two.record_report(report(2, "b"));
+        let (through_one, through_two) = (one.begin_request(), two.begin_request());
+        one.mark_down();
         through_one.down().cancelled().await;
         assert!(tokio::time::timeout(Duration::from_secs(60), through_two.down().cancelled()).await.is_err());
         assert_eq!(condition(&one), Some(Condition::Down), "who it was is remembered");
-        assert!((0..9).all(|_| !one.note_broken()), "what breaks then says nothing new");
-        one.note_report(report(1, "a"));
+        assert!((0..9).all(|_| !one.record_transport_failure()), "what breaks then says nothing new");
+        one.record_report(report(1, "a"));
         assert_eq!(condition(&one), Some(Condition::Ready));
-        let again = one.enter();
+        let again = one.begin_request();
         assert!(tokio::time::timeout(Duration::from_secs(60), again.down().cancelled()).await.is_err());
     }
 
     #[test]
     fn two_processes_of_one_name_are_found() {
         let table = table(&[1, 2, 3]);
-        let report_of = |port, owner, instance| table.find(address(port)).unwrap().note_report(report(owner, instance));
+        let report_of =
+            |port, owner, instance| table.find(address(port)).unwrap().record_report(report(owner, instance));
         report_of(1, 7, "a");
         report_of(2, 8, "b");
-        assert_eq!(table.find_doubled(), 0);
+        assert_eq!(table.count_duplicate_owners(), 0);
         // The same process by another address is no mistake.
         report_of(3, 7, "a");
-        assert_eq!(table.find_doubled(), 0);
+        assert_eq!(table.count_duplicate_owners(), 0);
         report_of(3, 7, "c");
-        assert_eq!(table.find_doubled(), 1);
-        table.find(address(1)).unwrap().note_down();
-        assert_eq!(table.find_doubled(), 0);
+        assert_eq!(table.count_duplicate_owners(), 1);
+        table.find(address(1)).unwrap().mark_down();
+        assert_eq!(table.count_duplicate_owners(), 0);
     }
 }

@@ -11,7 +11,7 @@ use hickory_resolver::proto::op::ResponseCode;
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 use hickory_resolver::system_conf::read_system_conf;
 
-use super::{Kind, LookupError, Lookups, Question, Record};
+use super::{LookupError, Query, Record, RecordKind, Resolver};
 use crate::clock;
 
 /// A server that does not answer is asked again after so long.
@@ -45,10 +45,10 @@ impl Dns {
     }
 }
 
-impl Lookups for Dns {
-    async fn lookup(&self, question: Question) -> Result<Vec<Record>, LookupError> {
+impl Resolver for Dns {
+    async fn lookup(&self, query: Query) -> Result<Vec<Record>, LookupError> {
         let failed = |error: NetError| LookupError::Failed(error.to_string());
-        self.system().map_err(failed)?.lookup(&question).await.map_err(failed)
+        self.system().map_err(failed)?.lookup(&query).await.map_err(failed)
     }
 }
 
@@ -69,10 +69,10 @@ impl System {
 
     /// The first answer with records in it, of the names that may be meant. Not left to the resolver, which forgets that one of them failed
     /// when the next does not exist.
-    async fn lookup(&self, question: &Question) -> Result<Vec<Record>, NetError> {
+    async fn lookup(&self, query: &Query) -> Result<Vec<Record>, NetError> {
         let mut failed = None;
-        for name in candidates(&question.name, &self.search, self.ndots)? {
-            match self.records(name, question.kind).await {
+        for name in candidates(&query.name, &self.search, self.ndots)? {
+            match self.records(name, query.kind).await {
                 Ok(records) if records.is_empty() => {}
                 Ok(records) => return Ok(records),
                 Err(error) => failed = Some(error),
@@ -81,15 +81,15 @@ impl System {
         failed.map_or(Ok(Vec::new()), Err)
     }
 
-    async fn records(&self, name: Name, kind: Kind) -> Result<Vec<Record>, NetError> {
+    async fn records(&self, name: Name, kind: RecordKind) -> Result<Vec<Record>, NetError> {
         let of_type = match kind {
-            Kind::V4 => RecordType::A,
-            Kind::V6 => RecordType::AAAA,
-            Kind::Service => RecordType::SRV,
+            RecordKind::V4 => RecordType::A,
+            RecordKind::V6 => RecordType::AAAA,
+            RecordKind::Service => RecordType::SRV,
         };
         match self.resolver.lookup(name, of_type).await {
             Ok(lookup) => Ok(lookup.answers().iter().filter_map(|answer| record(&answer.data)).collect()),
-            Err(error) if says_none(&error) => Ok(Vec::new()),
+            Err(error) if is_negative(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }
@@ -111,7 +111,7 @@ fn candidates(name: &str, search: &[Name], ndots: usize) -> Result<Vec<Name>, Ne
 }
 
 /// Whether a server said that there is nothing, and not only who else may know.
-fn says_none(error: &NetError) -> bool {
+fn is_negative(error: &NetError) -> bool {
     let NetError::Dns(DnsError::NoRecordsFound(NoRecords { response_code, soa, ns, .. })) = error else { return false };
     let is_answer = matches!(response_code, ResponseCode::NXDomain | ResponseCode::NoError);
     is_answer && (soa.is_some() || ns.is_none())
@@ -135,7 +135,7 @@ mod tests {
 
     use hickory_resolver::config::{ConnectionConfig, NameServerConfig};
     use hickory_resolver::net::ForwardNSData;
-    use hickory_resolver::proto::op::{Message, MessageType, Query};
+    use hickory_resolver::proto::op::{Message, MessageType, Query as DnsQuery};
     use hickory_resolver::proto::rr::rdata::{NS, SOA, SRV};
     use tokio::net::UdpSocket;
 
@@ -163,8 +163,8 @@ mod tests {
 
     #[test]
     fn only_an_answer_says_that_there_is_nothing() {
-        let none = |code| NoRecords::new(Query::default(), code);
-        let says = |records: NoRecords| says_none(&NetError::Dns(DnsError::NoRecordsFound(records)));
+        let none = |code| NoRecords::new(DnsQuery::default(), code);
+        let says = |records: NoRecords| is_negative(&NetError::Dns(DnsError::NoRecordsFound(records)));
         assert!(says(none(ResponseCode::NXDomain)));
         assert!(says(none(ResponseCode::NoError)));
         assert!(!says(none(ResponseCode::ServFail)));
@@ -181,7 +181,7 @@ mod tests {
             NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail)),
             NetError::Dns(DnsError::ResponseCode(ResponseCode::Refused)),
         ] {
-            assert!(!says_none(&error), "{error}");
+            assert!(!is_negative(&error), "{error}");
         }
     }
 
@@ -231,16 +231,16 @@ mod tests {
         let config = ResolverConfig::from_parts(None, vec![name("broken.test."), name("gone.test.")], vec![server]);
         let system = System::new(config, ResolverOpts::default()).unwrap();
         let serving = tokio::spawn(serve(socket));
-        let ask = async |name: &str, kind| system.lookup(&Question { name: name.to_owned(), kind }).await;
+        let ask = async |name: &str, kind| system.lookup(&Query { name: name.to_owned(), kind }).await;
         for addresses in 1..=3 {
-            assert_eq!(ask("there.test.", Kind::V4).await.unwrap().len(), addresses);
+            assert_eq!(ask("there.test.", RecordKind::V4).await.unwrap().len(), addresses);
         }
-        assert!(ask("there.test.", Kind::V6).await.unwrap().is_empty());
-        assert!(ask("gone.test.", Kind::V4).await.unwrap().is_empty());
-        assert!(ask("nothing.test.", Kind::Service).await.unwrap().is_empty());
-        assert!(ask("broken.test.", Kind::V4).await.is_err());
+        assert!(ask("there.test.", RecordKind::V6).await.unwrap().is_empty());
+        assert!(ask("gone.test.", RecordKind::V4).await.unwrap().is_empty());
+        assert!(ask("nothing.test.", RecordKind::Service).await.unwrap().is_empty());
+        assert!(ask("broken.test.", RecordKind::V4).await.is_err());
         // Of the names that may be meant the first fails, and the others do not exist.
-        assert!(ask("mcp", Kind::V4).await.is_err());
+        assert!(ask("mcp", RecordKind::V4).await.is_err());
         serving.abort();
     }
 }

@@ -33,7 +33,7 @@ use tracing::{info, warn};
 use crate::config::{Place, Target};
 
 pub use dns::Dns;
-use target_file::Listing;
+use target_file::TargetFile;
 
 /// An answer of the DNS is waited for no longer.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
@@ -60,37 +60,37 @@ pub struct Endpoint {
     /// The name or address its certificate must be for, to be sent as SNI.
     pub name: Arc<str>,
     /// What it is to get.
-    pub standing: Standing,
+    pub preference: PriorityAndWeight,
     /// The DNS has no records of it any more, nor of anything else by its name: to be kept only as long as it answers.
     pub is_doubtful: bool,
 }
 
 /// What a replica is to get of new calls (RFC 2782), as far as anything was said of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Standing {
+pub struct PriorityAndWeight {
     /// Those of rank 0 get them, as long as one can be had; then those of rank 1.
-    pub rank: usize,
+    pub priority: usize,
     /// Its part beside the one of its rank that gets the most; 1 to 100.
-    pub percent: usize,
+    pub weight_percent: usize,
 }
 
-impl Standing {
+impl PriorityAndWeight {
     /// Of one that is like all others.
-    pub const EQUAL: Self = Self { rank: 0, percent: 100 };
+    pub const EQUAL: Self = Self { priority: 0, weight_percent: 100 };
 }
 
 /// What the DNS is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct Query {
     /// In lower case; complete if it ends in a dot, else as far as the search list allows.
     pub name: String,
     /// What is asked of it.
-    pub kind: Kind,
+    pub kind: RecordKind,
 }
 
 /// A type of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
+pub enum RecordKind {
     /// A.
     V4,
     /// AAAA.
@@ -129,23 +129,23 @@ pub enum LookupError {
 }
 
 /// Who is asked.
-pub trait Lookups: Send + Sync + 'static {
+pub trait Resolver: Send + Sync + 'static {
     /// All records of that kind. Empty: it is known that there are none. Need not be bounded in time.
-    fn lookup(&self, question: Question) -> impl Future<Output = Result<Vec<Record>, LookupError>> + Send;
+    fn lookup(&self, query: Query) -> impl Future<Output = Result<Vec<Record>, LookupError>> + Send;
 }
 
 /// The discovery of [`Sources`]. Clones share what is known.
 pub struct Discovery<L = Dns> {
     listed: Arc<[Target]>,
-    file: Option<Arc<Listing>>,
-    lookups: Arc<L>,
-    known: Arc<Mutex<Known>>,
+    file: Option<Arc<TargetFile>>,
+    resolver: Arc<L>,
+    state: Arc<Mutex<State>>,
 }
 
 /// What stands where there is no better answer.
 #[derive(Default)]
-struct Known {
-    file: Kept<Vec<Target>>,
+struct State {
+    file: LastGood<Vec<Target>>,
     /// Of what the file held at the last discovery.
     digest: Option<u64>,
     answers: Answers,
@@ -153,11 +153,11 @@ struct Known {
     found: BTreeSet<Backend>,
 }
 
-type Answers = HashMap<Question, Kept<Vec<Record>>>;
+type Answers = HashMap<Query, LastGood<Vec<Record>>>;
 
 /// The last good value of something, and whether it could not be had the last time.
 #[derive(Clone, Default)]
-struct Kept<T> {
+struct LastGood<T> {
     value: T,
     is_failing: bool,
     /// The last answer said that there is nothing.
@@ -167,15 +167,15 @@ struct Kept<T> {
 impl Discovery {
     /// Discovers with the DNS of the system.
     pub fn new(sources: Sources) -> Self {
-        Self::with_lookups(sources, Dns::default())
+        Self::with_resolver(sources, Dns::default())
     }
 }
 
-impl<L: Lookups> Discovery<L> {
+impl<L: Resolver> Discovery<L> {
     /// Discovers with `lookups`.
-    pub fn with_lookups(sources: Sources, lookups: L) -> Self {
-        let file = sources.file.map(|path| Arc::new(Listing::new(path)));
-        Self { listed: sources.listed.into(), file, lookups: Arc::new(lookups), known: Arc::default() }
+    pub fn with_resolver(sources: Sources, resolver: L) -> Self {
+        let file = sources.file.map(|path| Arc::new(TargetFile::new(path)));
+        Self { listed: sources.listed.into(), file, resolver: Arc::new(resolver), state: Arc::default() }
     }
 
     /// Resolves when the file holds something else than at the last discovery; looks about once a second, by its content alone, so that no
@@ -185,7 +185,7 @@ impl<L: Lookups> Discovery<L> {
         loop {
             sleep(WATCH_INTERVAL).await;
             let digest = file.read().await.ok().map(|text| digest(&text));
-            if digest.is_some() && digest != self.known().digest {
+            if digest.is_some() && digest != self.state().digest {
                 return;
             }
         }
@@ -194,66 +194,66 @@ impl<L: Lookups> Discovery<L> {
     /// Every backend that is known of now, each address once: as the first target says that has it. Cancel safe.
     pub async fn backends(&self) -> BTreeSet<Backend> {
         let mut targets = self.listed.to_vec();
-        targets.extend(self.listed_in_file().await);
-        let before = self.known().answers.clone();
-        let mut answers = self.ask(&before, services(&targets)).await;
-        answers.extend(self.ask(&before, hosts(&targets, &answers)).await);
+        targets.extend(self.targets_of_file().await);
+        let before = self.state().answers.clone();
+        let mut answers = self.ask(&before, service_queries(&targets)).await;
+        answers.extend(self.ask(&before, host_queries(&targets, &answers)).await);
         let backends = backends(&targets, &answers);
-        let mut known = self.known();
-        known.answers = answers;
-        known.found = backends.clone();
+        let mut state = self.state();
+        state.answers = answers;
+        state.found = backends.clone();
         backends
     }
 
     /// What the last discovery has found.
     pub fn found(&self) -> BTreeSet<Backend> {
-        self.known().found.clone()
+        self.state().found.clone()
     }
 
-    async fn listed_in_file(&self) -> Vec<Target> {
+    async fn targets_of_file(&self) -> Vec<Target> {
         let Some(file) = &self.file else { return Vec::new() };
         let text = file.read().await;
-        let mut known = self.known();
+        let mut state = self.state();
         if let Ok(text) = &text {
-            known.digest = Some(digest(text));
+            state.digest = Some(digest(text));
         }
-        known.file.keep(text.and_then(|text| target_file::parse(&text)), &file.path().display());
-        known.file.value.clone()
+        state.file.update(text.and_then(|text| target_file::parse(&text)), &file.path().display());
+        state.file.value.clone()
     }
 
     /// The answers to `questions`, asked all at once, or what was answered `before`.
-    async fn ask(&self, before: &Answers, questions: HashSet<Question>) -> Answers {
+    async fn ask(&self, before: &Answers, queries: HashSet<Query>) -> Answers {
         let at_once = Arc::new(Semaphore::new(LOOKUPS_AT_ONCE));
         let mut asking = JoinSet::new();
-        for question in questions {
-            let (lookups, at_once) = (self.lookups.clone(), at_once.clone());
-            let mut kept = before.get(&question).cloned().unwrap_or_default();
+        for query in queries {
+            let (resolver, at_once) = (self.resolver.clone(), at_once.clone());
+            let mut last_good = before.get(&query).cloned().unwrap_or_default();
             asking.spawn(async move {
                 let _permit = at_once.acquire().await;
-                let answer = timeout(LOOKUP_TIMEOUT, lookups.lookup(question.clone())).await;
-                kept.keep_records(answer.unwrap_or(Err(LookupError::TimedOut)), &question.name);
+                let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup(query.clone())).await;
+                last_good.update_records(answer.unwrap_or(Err(LookupError::TimedOut)), &query.name);
                 // Servers rotate their answers.
-                kept.value.sort();
-                (question, kept)
+                last_good.value.sort();
+                (query, last_good)
             });
         }
         let mut answers = Answers::new();
         while let Some(answered) = asking.join_next().await {
             match answered {
-                Ok((question, kept)) => _ = answers.insert(question, kept),
+                Ok((query, last_good)) => _ = answers.insert(query, last_good),
                 Err(error) => resume_unwind(error.into_panic()),
             }
         }
         answers
     }
 
-    fn known(&self) -> MutexGuard<'_, Known> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 #[async_trait]
-impl<L: Lookups> ServiceDiscovery for Discovery<L> {
+impl<L: Resolver> ServiceDiscovery for Discovery<L> {
     async fn discover(&self) -> pingora_core::Result<(BTreeSet<Backend>, HashMap<u64, bool>)> {
         Ok((self.backends().await, HashMap::new()))
     }
@@ -262,13 +262,13 @@ impl<L: Lookups> ServiceDiscovery for Discovery<L> {
 impl<L> Clone for Discovery<L> {
     fn clone(&self) -> Self {
         let (listed, file) = (self.listed.clone(), self.file.clone());
-        Self { listed, file, lookups: self.lookups.clone(), known: self.known.clone() }
+        Self { listed, file, resolver: self.resolver.clone(), state: self.state.clone() }
     }
 }
 
-impl<T> Kept<T> {
+impl<T> LastGood<T> {
     /// Takes what was found, if anything was; tells when that begins or ends to fail.
-    fn keep(&mut self, found: Result<T, impl Display>, source: &dyn Display) {
+    fn update(&mut self, found: Result<T, impl Display>, source: &dyn Display) {
         let failed = match found {
             Ok(value) => {
                 self.value = value;
@@ -285,9 +285,9 @@ impl<T> Kept<T> {
     }
 }
 
-impl Kept<Vec<Record>> {
-    /// Takes an answer of the DNS as [`Self::keep`] does, but doubts one that is empty where there were records.
-    fn keep_records(&mut self, found: Result<Vec<Record>, LookupError>, name: &str) {
+impl LastGood<Vec<Record>> {
+    /// Takes an answer of the DNS as [`Self::update`] does, but doubts one that is empty where there were records.
+    fn update_records(&mut self, found: Result<Vec<Record>, LookupError>, name: &str) {
         if found.as_ref().is_ok_and(Vec::is_empty) && !self.value.is_empty() {
             if !std::mem::replace(&mut self.is_doubtful, true) {
                 warn!(
@@ -299,7 +299,7 @@ impl Kept<Vec<Record>> {
             return;
         }
         self.is_doubtful &= found.is_err();
-        self.keep(found, &name);
+        self.update(found, &name);
     }
 }
 
@@ -309,31 +309,31 @@ fn digest(bytes: &[u8]) -> u64 {
     hasher.finish()
 }
 
-fn services(targets: &[Target]) -> HashSet<Question> {
+fn service_queries(targets: &[Target]) -> HashSet<Query> {
     let service = |target: &Target| match target.place() {
-        Place::Service(name) => Some(Question { name: name.clone(), kind: Kind::Service }),
+        Place::Service(name) => Some(Query { name: name.clone(), kind: RecordKind::Service }),
         Place::Address(_) | Place::Name { .. } => None,
     };
     targets.iter().filter_map(service).collect()
 }
 
-fn hosts(targets: &[Target], answers: &Answers) -> HashSet<Question> {
+fn host_queries(targets: &[Target], answers: &Answers) -> HashSet<Query> {
     let names = targets.iter().flat_map(|target| match target.place() {
         Place::Address(_) => Vec::new(),
         Place::Name { name, .. } => vec![name.clone()],
         Place::Service(name) => hosts_of(name, answers).into_iter().map(|host| host.name).collect(),
     });
-    names.flat_map(|name| [Kind::V4, Kind::V6].map(|kind| Question { name: name.clone(), kind })).collect()
+    names.flat_map(|name| [RecordKind::V4, RecordKind::V6].map(|kind| Query { name: name.clone(), kind })).collect()
 }
 
 fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
     let mut endpoints: BTreeMap<SocketAddr, Endpoint> = BTreeMap::new();
     for target in targets {
         let name: Arc<str> = target.certified().into();
-        for Found { addr, standing, is_doubtful } in addresses(target.place(), answers) {
-            let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), standing, is_doubtful };
-            let known = endpoints.entry(addr).or_insert(endpoint);
-            known.is_doubtful &= is_doubtful;
+        for FoundAddress { addr, preference, is_doubtful } in addresses(target.place(), answers) {
+            let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), preference, is_doubtful };
+            let state = endpoints.entry(addr).or_insert(endpoint);
+            state.is_doubtful &= is_doubtful;
         }
     }
     endpoints.into_iter().map(|(addr, endpoint)| backend(addr, endpoint)).collect()
@@ -346,52 +346,54 @@ fn backend(addr: SocketAddr, endpoint: Endpoint) -> Backend {
 }
 
 /// One address of a target.
-struct Found {
+struct FoundAddress {
     addr: SocketAddr,
-    standing: Standing,
+    preference: PriorityAndWeight,
     is_doubtful: bool,
 }
 
-fn addresses(place: &Place, answers: &Answers) -> Vec<Found> {
+fn addresses(place: &Place, answers: &Answers) -> Vec<FoundAddress> {
     let (hosts, is_doubtful) = match place {
-        Place::Address(addr) => return vec![Found { addr: *addr, standing: Standing::EQUAL, is_doubtful: false }],
-        Place::Name { name, port } => {
-            (vec![Host { name: name.clone(), port: *port, standing: Standing::EQUAL }], false)
+        Place::Address(addr) => {
+            return vec![FoundAddress { addr: *addr, preference: PriorityAndWeight::EQUAL, is_doubtful: false }];
         }
-        Place::Service(name) => (hosts_of(name, answers), records(name, Kind::Service, answers).1),
+        Place::Name { name, port } => {
+            (vec![Host { name: name.clone(), port: *port, preference: PriorityAndWeight::EQUAL }], false)
+        }
+        Place::Service(name) => (hosts_of(name, answers), records(name, RecordKind::Service, answers).1),
     };
-    let of_kind = |host: &Host, kind: Kind| {
+    let of_kind = |host: &Host, kind: RecordKind| {
         let (records, is_doubted) = records(&host.name, kind, answers);
         let ips = records.iter().filter_map(|record| match record {
             Record::Address(ip) => Some(*ip),
             Record::Service { .. } => None,
         });
-        let found = |ip| Found {
+        let found = |ip| FoundAddress {
             addr: SocketAddr::new(ip, host.port),
-            standing: host.standing,
+            preference: host.preference,
             is_doubtful: is_doubtful || is_doubted,
         };
         ips.map(found).collect::<Vec<_>>()
     };
-    hosts.iter().flat_map(|host| [of_kind(host, Kind::V4), of_kind(host, Kind::V6)]).flatten().collect()
+    hosts.iter().flat_map(|host| [of_kind(host, RecordKind::V4), of_kind(host, RecordKind::V6)]).flatten().collect()
 }
 
 /// What is known of a question, and whether that is doubted.
-fn records<'a>(name: &str, kind: Kind, answers: &'a Answers) -> (&'a [Record], bool) {
-    let kept = answers.get(&Question { name: name.to_owned(), kind });
-    kept.map_or((&[], false), |kept| (&kept.value, kept.is_doubtful))
+fn records<'a>(name: &str, kind: RecordKind, answers: &'a Answers) -> (&'a [Record], bool) {
+    let last_good = answers.get(&Query { name: name.to_owned(), kind });
+    last_good.map_or((&[], false), |last_good| (&last_good.value, last_good.is_doubtful))
 }
 
 struct Host {
     name: String,
     port: u16,
-    standing: Standing,
+    preference: PriorityAndWeight,
 }
 
 /// The hosts of the service, those of the lowest priority first. One named `.` says that there is none.
 fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
-    for record in records(service, Kind::Service, answers).0 {
+    for record in records(service, RecordKind::Service, answers).0 {
         if let Record::Service { priority, host, port, weight } = record
             && host != "."
         {
@@ -399,18 +401,18 @@ fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
         }
     }
     let mut hosts = Vec::new();
-    for (rank, found) in priorities.into_values().enumerate() {
+    for (priority, found) in priorities.into_values().enumerate() {
         let largest = found.iter().map(|(.., weight)| *weight).max().unwrap_or(0);
         for (name, port, weight) in found {
-            let standing = Standing { rank, percent: percent(weight, largest) };
-            hosts.push(Host { name: name.clone(), port, standing });
+            let preference = PriorityAndWeight { priority, weight_percent: weight_percent(weight, largest) };
+            hosts.push(Host { name: name.clone(), port, preference });
         }
     }
     hosts
 }
 
 /// Of 0 it is the least there is; where all are 0, as all that is no service has it, they are equals.
-fn percent(weight: u16, largest: u16) -> usize {
+fn weight_percent(weight: u16, largest: u16) -> usize {
     if largest == 0 { 100 } else { (usize::from(weight) * 100).div_ceil(largest.into()).max(1) }
 }
 

@@ -41,13 +41,13 @@ pub(super) enum Error {
 }
 
 /// A file that is read again and again.
-pub(super) struct Listing {
+pub(super) struct TargetFile {
     path: PathBuf,
     /// A file system that hangs holds one thread and no more.
     one_at_a_time: Arc<Semaphore>,
 }
 
-impl Listing {
+impl TargetFile {
     pub(super) fn new(path: PathBuf) -> Self {
         Self { path, one_at_a_time: Arc::new(Semaphore::new(1)) }
     }
@@ -58,10 +58,10 @@ impl Listing {
 
     /// What the path leads to now, through whatever links.
     pub(super) async fn read(&self) -> Result<Vec<u8>, Error> {
-        timeout(READ_TIMEOUT, self.read_in_thread()).await.unwrap_or(Err(Error::TimedOut))
+        timeout(READ_TIMEOUT, self.read_blocking()).await.unwrap_or(Err(Error::TimedOut))
     }
 
-    async fn read_in_thread(&self) -> Result<Vec<u8>, Error> {
+    async fn read_blocking(&self) -> Result<Vec<u8>, Error> {
         let permit = self.one_at_a_time.clone().acquire_owned().await.map_err(io::Error::other)?;
         let path = self.path.clone();
         let reading = spawn_blocking(move || {

@@ -5,20 +5,20 @@ use crate::{clock, random};
 
 /// What the DNS says now; what is not in it hangs.
 #[derive(Clone, Default)]
-struct Table(Arc<Mutex<HashMap<Question, Option<Vec<Record>>>>>);
+struct Table(Arc<Mutex<HashMap<Query, Option<Vec<Record>>>>>);
 
 impl Table {
     /// `None`: it fails.
-    fn set(&self, name: &str, kind: Kind, answer: Option<Vec<Record>>) {
-        self.0.lock().unwrap().insert(Question { name: name.to_owned(), kind }, answer);
+    fn set(&self, name: &str, kind: RecordKind, answer: Option<Vec<Record>>) {
+        self.0.lock().unwrap().insert(Query { name: name.to_owned(), kind }, answer);
     }
 
     fn v4(&self, name: &str, ips: &[&str]) {
-        self.set(name, Kind::V4, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
+        self.set(name, RecordKind::V4, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
     }
 
     fn v6(&self, name: &str, ips: &[&str]) {
-        self.set(name, Kind::V6, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
+        self.set(name, RecordKind::V6, Some(ips.iter().map(|ip| Record::Address(ip.parse().unwrap())).collect()));
     }
 
     fn host(&self, name: &str, ip: &str) {
@@ -33,17 +33,17 @@ impl Table {
             port: *port,
             host: (*host).to_owned(),
         };
-        self.set(name, Kind::Service, Some(records.iter().map(record).collect()));
+        self.set(name, RecordKind::Service, Some(records.iter().map(record).collect()));
     }
 
-    fn hangs(&self, name: &str, kind: Kind) {
-        self.0.lock().unwrap().remove(&Question { name: name.to_owned(), kind });
+    fn hangs(&self, name: &str, kind: RecordKind) {
+        self.0.lock().unwrap().remove(&Query { name: name.to_owned(), kind });
     }
 }
 
-impl Lookups for Table {
-    async fn lookup(&self, question: Question) -> Result<Vec<Record>, LookupError> {
-        let answer = self.0.lock().unwrap().get(&question).cloned();
+impl Resolver for Table {
+    async fn lookup(&self, query: Query) -> Result<Vec<Record>, LookupError> {
+        let answer = self.0.lock().unwrap().get(&query).cloned();
         match answer {
             Some(Some(records)) => Ok(records),
             Some(None) => Err(LookupError::Failed("SERVFAIL".to_owned())),
@@ -54,11 +54,11 @@ impl Lookups for Table {
 
 fn of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table> {
     let listed = targets.iter().map(|target| target.parse().unwrap()).collect();
-    Discovery::with_lookups(Sources { listed, file }, table.clone())
+    Discovery::with_resolver(Sources { listed, file }, table.clone())
 }
 
-fn standing(backend: &Backend) -> Standing {
-    backend.ext.get::<Endpoint>().unwrap().standing
+fn preference(backend: &Backend) -> PriorityAndWeight {
+    backend.ext.get::<Endpoint>().unwrap().preference
 }
 
 /// Each backend as `address*percent`, and the rank of those behind.
@@ -67,9 +67,11 @@ async fn found(discovery: &Discovery<Table>) -> Vec<String> {
     assert!(enabled.is_empty());
     let said = |backend: &Backend| {
         let doubt = if backend.ext.get::<Endpoint>().unwrap().is_doubtful { " if it answers" } else { "" };
-        match standing(backend) {
-            Standing { rank: 0, percent } => format!("{}*{percent}{doubt}", backend.addr),
-            Standing { rank, percent } => format!("{}*{percent} in rank {rank}{doubt}", backend.addr),
+        match preference(backend) {
+            PriorityAndWeight { priority: 0, weight_percent } => format!("{}*{weight_percent}{doubt}", backend.addr),
+            PriorityAndWeight { priority, weight_percent } => {
+                format!("{}*{weight_percent} in priority {priority}{doubt}", backend.addr)
+            }
         }
     };
     backends.iter().map(said).collect()
@@ -103,12 +105,12 @@ async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
     // Where an address is twice, its best place counts.
     assert_eq!(
         found(&discovery).await,
-        ["10.0.0.1:9*100 in rank 1", "10.0.0.1:80*67", "10.0.0.2:81*100", "10.0.0.3:9*100 in rank 1"]
+        ["10.0.0.1:9*100 in priority 1", "10.0.0.1:80*67", "10.0.0.2:81*100", "10.0.0.3:9*100 in priority 1"]
     );
     // Pingora would take these for those that it has.
     table.service("_m._tcp.svc", &[(5, 1, 81, "b."), (5, 100, 80, "a.")]);
     discovery.backends().await;
-    let percents = discovery.found().iter().map(|backend| standing(backend).percent).collect::<Vec<_>>();
+    let percents = discovery.found().iter().map(|backend| preference(backend).weight_percent).collect::<Vec<_>>();
     assert_eq!(percents, [100, 1]);
 }
 
@@ -117,7 +119,7 @@ fn a_weight_is_a_part_of_the_largest() {
     for (weight, largest, expected) in
         [(0, 0, 100), (33, 33, 100), (0, 30, 1), (10, 30, 34), (1, 65535, 1), (32767, 65535, 50), (65535, 65535, 100)]
     {
-        assert_eq!(percent(weight, largest), expected, "{weight} of {largest}");
+        assert_eq!(weight_percent(weight, largest), expected, "{weight} of {largest}");
     }
 }
 
@@ -134,7 +136,7 @@ async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
         [tls, plain].map(|(name, is_https)| Endpoint {
             is_https,
             name: name.into(),
-            standing: Standing::EQUAL,
+            preference: PriorityAndWeight::EQUAL,
             is_doubtful: false
         })
     );
@@ -147,10 +149,10 @@ async fn an_error_takes_nothing_away_and_an_answer_with_records_does() {
     let discovery = of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
     let both = ["10.0.0.1:1*100", "10.0.0.7:80*100"];
     assert_eq!(found(&discovery).await, both);
-    table.set("mcp", Kind::V4, None);
+    table.set("mcp", RecordKind::V4, None);
     assert_eq!(found(&discovery).await, both);
     assert_eq!(found(&discovery).await, both);
-    table.hangs("mcp", Kind::V4);
+    table.hangs("mcp", RecordKind::V4);
     assert_eq!(found(&discovery).await, both);
     table.v4("mcp", &["10.0.0.9"]);
     assert_eq!(found(&discovery).await, ["10.0.0.1:1*100", "10.0.0.9:80*100"]);
@@ -170,7 +172,7 @@ async fn an_answer_without_records_where_there_were_some_is_doubted() {
     for _ in 0..3 {
         assert_eq!(found(&discovery).await, doubted);
     }
-    table.set("mcp", Kind::V4, None);
+    table.set("mcp", RecordKind::V4, None);
     assert_eq!(found(&discovery).await, doubted, "an error says nothing new");
     table.host("mcp", "10.0.0.8");
     table.service("svc", &[(0, 0, 80, "a.")]);
@@ -181,11 +183,11 @@ async fn an_answer_without_records_where_there_were_some_is_doubted() {
 async fn one_family_that_fails_leaves_the_other() {
     let table = Table::default();
     table.v4("mcp", &["10.0.0.7"]);
-    table.set("mcp", Kind::V6, None);
+    table.set("mcp", RecordKind::V6, None);
     let discovery = of(&["http://mcp:80"], None, &table);
     assert_eq!(found(&discovery).await, ["10.0.0.7:80*100"]);
     table.v6("mcp", &["fd00::7"]);
-    table.set("mcp", Kind::V4, None);
+    table.set("mcp", RecordKind::V4, None);
     assert_eq!(found(&discovery).await, ["10.0.0.7:80*100", "[fd00::7]:80*100"]);
 }
 
@@ -198,9 +200,9 @@ async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
     let discovery = of(&["srv+http://svc"], None, &table);
     let both = ["10.0.0.1:80*100", "10.0.0.2:80*100"];
     assert_eq!(found(&discovery).await, both);
-    table.set("svc", Kind::Service, None);
+    table.set("svc", RecordKind::Service, None);
     assert_eq!(found(&discovery).await, both);
-    table.set("a.", Kind::V4, None);
+    table.set("a.", RecordKind::V4, None);
     assert_eq!(found(&discovery).await, both);
     table.service("svc", &[(0, 0, 80, "b.")]);
     assert_eq!(found(&discovery).await, both[1..]);
@@ -221,12 +223,12 @@ async fn lookups_that_hang_do_not_hold_up_more_than_their_bound() {
 
 #[test]
 fn a_failure_is_told_once_until_it_is_over() {
-    let mut kept = Kept::<u32>::default();
+    let mut last_good = LastGood::<u32>::default();
     for (found, value, is_failing) in
         [(Ok(1), 1, false), (Err("bad"), 1, true), (Err("bad"), 1, true), (Ok(2), 2, false), (Err("bad"), 2, true)]
     {
-        kept.keep(found, &"x");
-        assert_eq!((kept.value, kept.is_failing), (value, is_failing));
+        last_good.update(found, &"x");
+        assert_eq!((last_good.value, last_good.is_failing), (value, is_failing));
     }
 }
 
