@@ -1,4 +1,4 @@
-//! The other role: a balancer in worker of sidecars, which finds the one that a request belongs to.
+//! The other role: a balancer in front of sidecars, which finds the one that a request belongs to.
 //!
 //! ```text
 //! client ─► serve ─► proxy (Pingora's phases) ─► owner: which replica? ─► sidecar

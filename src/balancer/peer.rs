@@ -1,6 +1,6 @@
 //! How a replica is connected to: by requests, and by the questions who it is.
 //!
-//! What is authorities_of and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
+//! What is believed and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
 //! looked at, and the system's authorities, which Pingora reads once.
 
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ const IDLE: Duration = Duration::from_secs(30);
 /// A worker keeps so many idle connections, to all replicas together.
 const IDLE_MAX: usize = 1024;
 
-/// What the replicas are authorities_of by, and what they are shown.
+/// What the replicas are believed by, and what they are shown.
 pub type ReplicaFiles = Files<BalanceTls>;
 
 /// What all connections to replicas have in common.
