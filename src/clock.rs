@@ -56,6 +56,11 @@ pub fn cpu() -> Option<Duration> {
     }
 }
 
+/// Sleeps for `time`, counted from the call of this function and not from the first poll.
+pub fn sleep(time: Duration) -> impl Future<Output = ()> {
+    sleep_until(now() + time)
+}
+
 /// Sleeps until `at`.
 pub async fn sleep_until(at: Instant) {
     tokio::time::sleep_until(TokioInstant::from_std(at)).await;

@@ -41,5 +41,6 @@ pub mod simulation;
 #[cfg(not(feature = "simulation"))]
 mod simulation;
 pub mod store;
+mod sync;
 pub mod tls;
 pub mod upstream;

@@ -265,7 +265,7 @@ async fn drained(connections: &TaskTracker) {
     connections.close();
     loop {
         connections.wait().await;
-        clock::sleep_until(clock::now() + LINGER).await;
+        clock::sleep(LINGER).await;
         if connections.is_empty() {
             return;
         }

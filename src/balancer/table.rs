@@ -18,6 +18,7 @@ use super::in_flight::InFlight;
 use super::selection::{Condition, Replica};
 use crate::clock;
 use crate::protocol::ids::Owner;
+use crate::sync;
 
 /// One that is ejected again and again is out for at most so many times as long as the first time.
 const EJECT_MOST: u32 = 10;
@@ -176,7 +177,7 @@ impl Table {
                 duplicate_owners.push((report.owner, first.1, backend.address));
             }
         }
-        let mut known = self.duplicate_owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = sync::lock(&self.duplicate_owners);
         for (owner, one, other) in duplicate_owners.iter().filter(|(owner, ..)| !known.contains(owner)) {
             error!(%owner, %one, %other, "two replicas have one name (replica.name): what one has is asked of the other");
         }
@@ -313,7 +314,7 @@ impl Backend {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

@@ -291,7 +291,7 @@ impl Probe<'_> {
         }
         self.options.tell("running it once more, to be cut and asked for after its time");
         if let Some(cut) = self.call(speaker, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
-            clock::sleep_until(clock::now() + took + self.limits.margin).await;
+            clock::sleep(took + self.limits.margin).await;
             facts.resumption.later = Some(self.resume(speaker, 52, &cut, whole.messages, self.limits.answer).await);
         }
     }

@@ -89,7 +89,7 @@ impl Replicas {
         if shared.renew(lease).wait().await? == Renewal::Taken {
             info!(?lease, "a process of this name was running a moment ago: waiting until it counts as gone");
             // A little longer, because the lease is renewed three times in its length.
-            clock::sleep_until(clock::now() + lease + lease / 10).await;
+            clock::sleep(lease + lease / 10).await;
             if shared.renew(lease).wait().await? == Renewal::Taken {
                 return Err(BeginError::Taken(lease));
             }
@@ -322,7 +322,7 @@ impl Replicas {
                 }
                 Err(error) => {
                     debug!(%error, "nothing can be heard of other replicas");
-                    clock::sleep_until(clock::now() + PAUSE).await;
+                    clock::sleep(PAUSE).await;
                 }
             }
         }
@@ -367,7 +367,7 @@ impl Replicas {
             tokio::select! {
                 biased;
                 () = self.log.has_displaced_readers() => {}
-                () = clock::sleep_until(clock::now() + LOOK_FOR_READERS) => {}
+                () = clock::sleep(LOOK_FOR_READERS) => {}
             }
             self.displace(self.log.displaced_readers()).await;
         }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
@@ -13,6 +13,7 @@ use crate::event_log::{EventLog, Fingerprint, Run};
 use crate::protocol::cluster::{Handed, Known, Message};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Error, Shared};
+use crate::sync;
 
 /// A request nobody took for so long is of no use any more.
 const KEPT: Duration = Duration::from_secs(60);
@@ -62,7 +63,7 @@ impl<T> Asked<T> {
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<T>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.0)
     }
 }
 

@@ -9,7 +9,7 @@
 //! connection of one caller alone a later POST that comes back to no stream proves that the client has read what precedes it.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -22,6 +22,7 @@ use crate::clock;
 use crate::event_log::{Attachment, Binding, Delivery, EventLog, Principal, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
+use crate::sync;
 
 /// A connection that is open so long after a response ended has delivered it.
 const SETTLED: Duration = Duration::from_secs(2);
@@ -220,7 +221,7 @@ impl Receipts {
     }
 
     fn lock_reading(&self) -> std::sync::MutexGuard<'_, Vec<Reading>> {
-        self.reading.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.reading)
     }
 
     fn wait_for(&self, waiting: Waiting) {
@@ -228,7 +229,7 @@ impl Receipts {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -25,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::{JoinHandle, JoinSet};
 
 use super::ACCEPT_PAUSE;
+use crate::sync;
 
 /// The header that names a session.
 pub(super) const SESSION_HEADER: &str = "mcp-session-id";
@@ -211,7 +212,7 @@ impl Tools {
     }
 
     fn sessions(&self) -> std::sync::MutexGuard<'_, Sessions> {
-        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.sessions)
     }
 
     /// Counts on a task of its own, which no client can stop by leaving.

@@ -87,7 +87,7 @@ impl Late {
     async fn write(&self, backing: &Backing, turns: &Semaphore) {
         let Ok(Ok(_turn)) = timeout(self.left(), turns.acquire()).await else { return };
         loop {
-            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            clock::sleep(LOOK_AGAIN).await;
             let left = self.left();
             if left.is_zero() {
                 return;

@@ -1,12 +1,13 @@
 //! The head of the response to a POST or a standalone GET, and an answer that is no stream.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use http::{HeaderMap, StatusCode};
 
 use crate::body::BoxBody;
 use crate::protocol::error::Failure;
+use crate::sync;
 
 /// What the response to the downstream request begins with, once it is known.
 #[derive(Clone, Debug)]
@@ -65,7 +66,7 @@ impl Plain {
     pub fn take_passing(&self) -> Option<BoxBody> {
         match &self.body {
             PlainBody::Kept(_) => None,
-            PlainBody::Passing(body) => body.lock().unwrap_or_else(PoisonError::into_inner).take(),
+            PlainBody::Passing(body) => sync::lock(body).take(),
         }
     }
 }

@@ -332,7 +332,7 @@ impl EventLog {
     /// come back.
     pub async fn fetched(&self, patience: Duration) {
         while self.unfetched(patience) > 0 {
-            clock::sleep_until(clock::now() + FETCH_LOOK).await;
+            clock::sleep(FETCH_LOOK).await;
         }
     }
 
@@ -393,7 +393,7 @@ impl EventLog {
 
     async fn sweep_sessions(&self) {
         loop {
-            clock::sleep_until(clock::now() + SESSION_SWEEP).await;
+            clock::sleep(SESSION_SWEEP).await;
             self.sessions.sweep(clock::now());
             self.room.shares.sweep(clock::now());
         }

@@ -5,7 +5,7 @@
 //! and told (`cluster`).
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use super::mirror::READER_HOLD;
@@ -13,6 +13,7 @@ use super::{EventLog, Stream};
 use crate::clock;
 use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, Owner, StreamId};
+use crate::sync;
 
 /// What a reader says that was displaced is recognised for so long.
 const REMEMBERED: Duration = Duration::from_secs(60);
@@ -37,7 +38,7 @@ pub type Displaced = (Owner, StreamId, AttachId);
 
 impl Readers {
     fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<Known>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.known)
     }
 }
 

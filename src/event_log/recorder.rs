@@ -82,7 +82,7 @@ impl Backing {
             if !waits {
                 return false;
             }
-            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            clock::sleep(LOOK_AGAIN).await;
         }
         true
     }
@@ -208,7 +208,7 @@ pub(super) async fn seal(stream: &Arc<Stream>, backing: &Arc<Backing>, done: imp
                 }
                 return;
             }
-            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            clock::sleep(LOOK_AGAIN).await;
         }
     });
 }
@@ -247,7 +247,7 @@ impl Recorder<'_> {
                 return Fate::Kept;
             }
             self.stream.keep_turn();
-            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            clock::sleep(LOOK_AGAIN).await;
         }
     }
 

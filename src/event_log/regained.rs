@@ -5,7 +5,7 @@
 //! never having been, because the store does not know it: whoever has it is about to say so. Absent: events that a running call still
 //! writes, of which the writer finds out itself (the recorder).
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
@@ -14,6 +14,7 @@ use super::recorder::{self, Backing};
 use super::{EventLog, Stream};
 use crate::clock;
 use crate::protocol::ids::StoreEpoch;
+use crate::sync;
 
 /// What the store holds, as it was when somebody last looked. Nothing where it cannot lose that while this process runs.
 #[derive(Debug, Default)]
@@ -42,7 +43,7 @@ pub enum Regained {
 impl Contents {
     /// The contents are these now, and were regained so often. For one lease after they were they are young.
     pub(super) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
-        let mut seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = sync::lock(&self.0);
         let regained = match *seen {
             Some(seen) if seen.epoch != epoch => Regained::Empty,
             Some(seen) if seen.times != times => Regained::Less,
@@ -58,7 +59,7 @@ impl Contents {
 
     /// Whether contents that were regained so often may lack what others are bringing there.
     fn are_young(&self, times: u64) -> bool {
-        let seen = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let seen = sync::lock(&self.0);
         seen.is_some_and(|seen| seen.times != times || seen.young_until.is_some_and(|until| clock::now() < until))
     }
 }

@@ -6,7 +6,7 @@
 //! counts as gone (`cluster`).
 
 use std::collections::HashSet;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
@@ -24,6 +24,7 @@ use crate::config::OnUnreachable;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
 use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
+use crate::sync;
 
 /// So long a client may wait for an event that the store was handed.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -246,7 +247,7 @@ impl EventLog {
             let (log, backing) = (self.clone(), backing.clone());
             tokio::spawn(async move {
                 loop {
-                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    clock::sleep(LOOK_AGAIN).await;
                     if log.end_taken(&backing, id, epoch).await.is_ok() {
                         return;
                     }
@@ -259,12 +260,12 @@ impl EventLog {
     /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
     /// replica may only be cut off from the store, and still serve the clients that it has.
     pub fn note_lapsed(&self, owners: HashSet<Owner>) {
-        *self.lapsed.lock().unwrap_or_else(PoisonError::into_inner) = owners;
+        *sync::lock(&self.lapsed) = owners;
     }
 
     /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
     pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
-        let lapsed = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let lapsed = sync::lock(&self.lapsed).clone();
         if lapsed.is_empty() {
             return Vec::new();
         }
@@ -275,7 +276,7 @@ impl EventLog {
 
     /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
     async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
-        let was_noted = self.lapsed.lock().unwrap_or_else(PoisonError::into_inner).contains(&owner);
+        let was_noted = sync::lock(&self.lapsed).contains(&owner);
         match &backing.shared {
             Some(shared) if was_noted => Ok(shared.lapsed().wait().await?.contains(&owner)),
             Some(_) | None => Ok(false),
@@ -340,7 +341,7 @@ impl EventLog {
             let log = self.clone();
             tokio::spawn(async move {
                 while !waiting.is_empty() {
-                    clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+                    clock::sleep(LOOK_AGAIN).await;
                     // What is open by now otherwise is written by this process.
                     match log.adopt_all(&waiting).await {
                         Ok(still) => waiting = still,
@@ -416,7 +417,7 @@ impl EventLog {
     pub async fn keep_open(&self) {
         let Some(backing) = &self.backing else { return std::future::pending().await };
         loop {
-            clock::sleep_until(clock::now() + KEEP_UNSEALED / 6).await;
+            clock::sleep(KEEP_UNSEALED / 6).await;
             for (id, _) in self.open_here() {
                 if let Err(error) = backing.store.keep(id, KEEP_UNSEALED).wait().await {
                     warn!(stream.id = %id, %error, "the store could not be told to keep a stream");

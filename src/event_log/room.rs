@@ -6,7 +6,7 @@
 //! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
 //! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -18,6 +18,7 @@ use super::stub::{Known, Stub};
 use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
+use crate::sync;
 
 /// Where the process is full, whose shares are the largest is found out again so much later.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
@@ -251,7 +252,7 @@ impl Room {
     }
 
     fn lock_search(&self) -> MutexGuard<'_, Search> {
-        self.search.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.search)
     }
 
     /// One step; false when there is none left.

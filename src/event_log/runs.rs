@@ -11,7 +11,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -26,6 +26,7 @@ use crate::protocol::cluster::{Base64, Known};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
 use crate::store::{Error, Store};
+use crate::sync;
 
 /// Another replica that asks waits so long for the head of a response, and then asks again: it may have gone, and so may its client.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
@@ -84,7 +85,7 @@ pub(super) struct Released(Mutex<HashSet<StreamId>>);
 
 impl Released {
     fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.0)
     }
 
     fn contains(&self, run: StreamId) -> bool {
@@ -158,7 +159,7 @@ impl Hold {
     }
 
     pub(super) fn keep_if_due(&self, now: Instant) {
-        let mut kept_at = self.kept_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept_at = sync::lock(&self.kept_at);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
             // Nobody waits for the answer: what is not kept now is kept the next time.
@@ -201,13 +202,13 @@ impl Record {
     /// Removes it from a store that did not confirm it, and could have it until then.
     async fn remove_for_sure(&self, store: &dyn Store, until: Instant) {
         while clock::now() < until {
-            clock::sleep_until(clock::now() + LOOK_AGAIN).await;
+            clock::sleep(LOOK_AGAIN).await;
             if store.hold(&self.key, &self.value, None).wait().await.is_ok() {
                 break;
             }
         }
         // A claim whose connection broke may take effect after that.
-        clock::sleep_until(clock::now() + LOOK).await;
+        clock::sleep(LOOK).await;
         let _ = store.hold(&self.key, &self.value, None).wait().await;
     }
 }
@@ -359,7 +360,7 @@ impl EventLog {
             return std::future::pending().await;
         }
         loop {
-            clock::sleep_until(clock::now() + LOOK).await;
+            clock::sleep(LOOK).await;
             let now = clock::now();
             self.retries().streams().iter().for_each(|stream| stream.keep_holds(now));
         }

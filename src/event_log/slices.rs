@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +15,7 @@ use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renaming, Samen
 use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
+use crate::sync;
 
 /// So many slices of a stream are known by their handles: the first, and the latest. A client that comes back to one in between
 /// left it long ago.
@@ -141,7 +142,7 @@ impl Slices {
     }
 
     fn lock(&self) -> MutexGuard<'_, VecDeque<Arc<Slice>>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.known)
     }
 }
 

@@ -4,13 +4,14 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use tokio::sync::Notify;
 
 use crate::clock::{self, Alarm};
 use crate::protocol::ids::StreamId;
+use crate::sync;
 
 /// When a stream that is being read is looked at again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
@@ -33,7 +34,7 @@ pub(super) enum Verdict {
 impl Sweeper {
     /// Looks at `stream` at the given time.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner).push(Reverse((at, stream)));
+        sync::lock(&self.due).push(Reverse((at, stream)));
         self.earlier.notify_one();
     }
 
@@ -52,7 +53,7 @@ impl Sweeper {
     }
 
     fn peek(&self) -> Option<Instant> {
-        self.due.lock().unwrap_or_else(PoisonError::into_inner).peek().map(|Reverse((at, _))| *at)
+        sync::lock(&self.due).peek().map(|Reverse((at, _))| *at)
     }
 
     fn sweep(&self, now: Instant, judge: &impl Fn(StreamId, Instant) -> Verdict) {
@@ -65,7 +66,7 @@ impl Sweeper {
     }
 
     fn take_due(&self, now: Instant) -> Option<StreamId> {
-        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut due = sync::lock(&self.due);
         match due.peek() {
             Some(Reverse((at, _))) if *at <= now => due.pop().map(|Reverse((_, stream))| stream),
             Some(_) | None => None,

@@ -221,7 +221,7 @@ impl Ingress {
                     }
                 }
             }
-            clock::sleep_until(clock::now() + pause).await;
+            clock::sleep(pause).await;
             pause = (pause * 2).min(BACKOFF.1);
         }
     }

@@ -271,9 +271,9 @@ impl Inquiry {
             }
             Next::Unknown => {
                 self.unknown = Some(record.clone());
-                clock::sleep_until(clock::now() + PAUSE).await;
+                clock::sleep(PAUSE).await;
             }
-            Next::Again(pause) => clock::sleep_until(clock::now() + pause.unwrap_or_default()).await,
+            Next::Again(pause) => clock::sleep(pause.unwrap_or_default()).await,
         }
         Step::Again
     }

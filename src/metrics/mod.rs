@@ -4,7 +4,7 @@
 
 mod process;
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use prometheus::{
@@ -17,6 +17,7 @@ use crate::clock;
 use crate::log;
 use crate::protocol::error::{self, ErrorCode};
 use crate::protocol::stream::Outcome;
+use crate::sync;
 use crate::tls::{Reload, Side};
 
 /// Outcome of a probe of a token, as `token_probes_total` has it.
@@ -286,7 +287,7 @@ impl Metrics {
     /// Whether another refusal for a host or an origin may be logged: anybody can cause them, so it is one in ten seconds.
     pub fn may_log_refusal(&self) -> bool {
         let now = clock::now();
-        let mut last = self.refusal_logged.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut last = sync::lock(&self.refusal_logged);
         let may = last.is_none_or(|last| now.saturating_duration_since(last) >= REFUSAL_LOG_PAUSE);
         if may {
             *last = Some(now);

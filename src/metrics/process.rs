@@ -4,11 +4,11 @@
 
 use std::fs;
 use std::sync::Mutex;
-use std::sync::PoisonError;
 
 use prometheus::{Counter, Gauge, Opts, Registry};
 
 use crate::clock;
+use crate::sync;
 
 /// The process, in a registry of its own: these names have no prefix.
 pub(super) struct Process {
@@ -58,7 +58,7 @@ impl Process {
         // Reading the directory takes one itself.
         set(&self.open_fds, fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1) as f64));
         if let Some(cpu) = clock::cpu() {
-            let counter = self.cpu_seconds.lock().unwrap_or_else(PoisonError::into_inner);
+            let counter = sync::lock(&self.cpu_seconds);
             counter.inc_by((cpu.as_secs_f64() - counter.get()).max(0.0));
         }
         self.registry.gather()

@@ -8,7 +8,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, ready};
 use std::time::Instant;
 
@@ -20,6 +20,7 @@ use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
 use crate::protocol::certificate::CertificateNames;
 use crate::protocol::client::Trust;
+use crate::sync;
 use crate::upstream::Forwarded;
 
 /// Bytes that are read ahead of hyper to see whether a FIN stands behind them.
@@ -154,7 +155,7 @@ impl<Io: AsyncRead + Unpin> Watch<Io> {
 }
 
 fn lock<Io>(socket: &Mutex<Socket<Io>>) -> MutexGuard<'_, Socket<Io>> {
-    socket.lock().unwrap_or_else(PoisonError::into_inner)
+    sync::lock(socket)
 }
 
 impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {

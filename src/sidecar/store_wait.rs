@@ -52,7 +52,7 @@ pub(super) async fn open(
     let room = Room::open(bound, config, metrics);
     let (mut pause, mut said) = (FIRST_PAUSE, clock::now());
     let rest = loop {
-        clock::sleep_until(clock::now() + pause).await;
+        clock::sleep(pause).await;
         pause = (pause * 2).min(LAST_PAUSE);
         match super::open(config, name, metrics).await {
             Err(error) if is_away(&error) => {

@@ -5,11 +5,13 @@
 //!
 //! Absent: the order of results, which is that of the groups, and any bound; there is one for each call that waits.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use dashmap::DashMap;
 use tokio::runtime::{Handle, Id};
 use tokio::sync::Notify;
+
+use crate::sync;
 
 /// A result that knows whom it is for.
 pub(super) trait Complete: Send + 'static {
@@ -69,7 +71,7 @@ impl<C> Queue<C> {
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State<C>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

@@ -7,7 +7,7 @@ mod explain;
 pub(crate) mod reload;
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::{fs, io};
 
 use sha2::{Digest, Sha256};
@@ -23,6 +23,7 @@ use tracing::{info, warn};
 pub use explain::{explain, is_of_tls, is_plain};
 
 use crate::config::{KeyPair, ListenTls, UpstreamTls};
+use crate::sync;
 
 /// What both sides of ours speak inside TLS, the better first.
 const ALPN: [&[u8]; 2] = [HTTP2, b"http/1.1"];
@@ -218,7 +219,7 @@ impl<S: Source> Files<S> {
     }
 
     fn lock(&self) -> MutexGuard<'_, Current<S::Made>> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.current)
     }
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn renew(files: Vec<Reading>, observe: impl Fn(Side, Reload)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {
-        let next = clock::sleep_until(clock::now() + RENEWAL);
+        let next = clock::sleep(RENEWAL);
         #[cfg(unix)]
         match &mut hangups {
             Some(hangups) => tokio::select! {

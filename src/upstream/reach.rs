@@ -5,13 +5,14 @@
 //! connection is made ([`super::connect`]), and what else readiness depends on.
 
 use std::error::Error;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
 use super::connect::Connector;
 use crate::clock;
+use crate::sync;
 
 /// Least time between the beginnings of two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -122,7 +123,7 @@ impl Reach {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 
@@ -187,7 +188,7 @@ mod tests {
     }
 
     async fn pass(time: Duration) {
-        clock::sleep_until(clock::now() + time).await;
+        clock::sleep(time).await;
     }
 
     #[tokio::test(start_paused = true)]

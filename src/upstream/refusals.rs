@@ -5,7 +5,7 @@
 //! machine), and what a refusal says ([`own`]).
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tracing::{Instrument, debug};
@@ -14,6 +14,7 @@ use super::{Template, Upstream, own};
 use crate::clock;
 use crate::event_log::{Holding, Stream};
 use crate::protocol::jsonrpc::RequestId;
+use crate::sync;
 
 /// Between two tries to refuse a question: doubling from the first to the second.
 const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
@@ -121,13 +122,13 @@ impl Refusals {
             if may_have_arrived {
                 return true;
             }
-            clock::sleep_until(clock::now() + pause).await;
+            clock::sleep(pause).await;
             pause = (pause * 2).min(BACKOFF.1);
         }
     }
 
     fn queue(&self) -> MutexGuard<'_, Queue> {
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.queue)
     }
 }
 

@@ -48,7 +48,7 @@ impl World {
     }
 
     pub(crate) async fn sleep(&self, time: Duration) {
-        clock::sleep_until(clock::now() + time).await;
+        clock::sleep(time).await;
     }
 
     /// Returns true if the upstream refuses connections now.

@@ -1,6 +1,6 @@
 //! The DNS as the system knows it: its servers, its search list, its hosts file.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use hickory_resolver::TokioResolver;
@@ -13,6 +13,7 @@ use hickory_resolver::system_conf::read_system_conf;
 
 use super::{LookupError, Query, Record, RecordKind, Resolver};
 use crate::clock;
+use crate::sync;
 
 /// A server that does not answer is asked again after so long.
 const RETRY: Duration = Duration::from_secs(1);
@@ -32,7 +33,7 @@ struct System {
 
 impl Dns {
     fn system(&self) -> Result<Arc<System>, NetError> {
-        let mut system = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut system = sync::lock(&self.0);
         let now = clock::now();
         if let Some((read_at, system)) = &*system
             && now.saturating_duration_since(*read_at) < REREAD

@@ -18,7 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::net::{IpAddr, SocketAddr};
 use std::panic::resume_unwind;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -31,6 +31,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use crate::config::{Place, Target};
+use crate::sync;
 
 pub use dns::Dns;
 use target_file::TargetFile;
@@ -248,7 +249,7 @@ impl<L: Resolver> Discovery<L> {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 

@@ -11,7 +11,7 @@ mod turns;
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
@@ -28,6 +28,7 @@ use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Answer, Phase};
+use crate::sync;
 
 /// A session that nobody used for this long, and that has no stream, is forgotten. The upstream may still know it.
 const IDLE: Duration = Duration::from_secs(3600);
@@ -256,7 +257,7 @@ impl Session {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }
 
@@ -359,7 +360,7 @@ impl Sessions {
     }
 
     fn row(&self) -> MutexGuard<'_, Row> {
-        self.row.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.row)
     }
 
     /// The record of a session of the proxy's own, which says itself what is to be known of it.

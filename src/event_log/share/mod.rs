@@ -16,7 +16,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 use std::ops::Bound;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 pub use carried::Carried;
@@ -28,6 +28,7 @@ use crate::clock;
 use crate::metrics::Metrics;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
+use crate::sync;
 
 /// What a stream costs beside its events, about: its state, its pump and the upstream connection's part in it.
 const STREAM_COST: usize = 2048;
@@ -175,7 +176,7 @@ impl Turn {
     }
 
     fn lock(&self) -> MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.held)
     }
 }
 
@@ -379,7 +380,7 @@ impl Share {
     /// When one may.
     fn count_resume(&self, now: Instant) -> Result<(), Instant> {
         let cost = Duration::from_secs(1) / self.whole.allowance.resumes_per_sec;
-        let mut paid = self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut paid = sync::lock(&self.resumes_paid);
         let before = paid.map_or(now, |paid| paid.max(now));
         match before.checked_sub(RESUME_BURST).filter(|at| *at > now) {
             Some(at) => Err(at),
@@ -392,7 +393,7 @@ impl Share {
 
     /// Whether forgetting it would make its next resumes cheaper.
     fn owes_time(&self, now: Instant) -> bool {
-        self.resumes_paid.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|paid| paid > now)
+        sync::lock(&self.resumes_paid).is_some_and(|paid| paid > now)
     }
 
     pub(super) fn line_up(&self, (row, at): (Row, Instant), stream: StreamId) {
@@ -450,11 +451,11 @@ impl Share {
     }
 
     fn proven(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
-        self.proven.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.proven)
     }
 
     fn delivered(&self) -> MutexGuard<'_, Delivered> {
-        self.delivered.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.delivered)
     }
 
     fn add(&self, bytes: usize) {

@@ -38,6 +38,7 @@ use crate::protocol::ids::{AttachId, Handle, Owner, Secret, Seq, StoreEpoch, Str
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
+use crate::sync;
 
 pub(super) use elsewhere::Restored;
 pub use responses::Collected;
@@ -555,7 +556,7 @@ impl Stream {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
         // A panic under the lock would have left the log consistent: every step is complete before anything that can fail.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.inner)
     }
 }
 

@@ -1,17 +1,17 @@
 //! By what the POST that began a stream is known when it comes again, here and at other replicas.
 
-use std::sync::PoisonError;
 use std::time::Instant;
 
 use super::Stream;
 use crate::event_log::head::Head;
 use crate::event_log::retries::Registration;
 use crate::event_log::runs::Hold;
+use crate::sync;
 
 impl Stream {
     /// Keeps an entry of the index of retries for as long as the stream lives.
     pub fn keep_registration(&self, registration: Registration) {
-        let mut entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = sync::lock(&self.registrations);
         // Most streams have one.
         entries.reserve_exact(1);
         entries.push(registration);
@@ -19,13 +19,13 @@ impl Stream {
 
     /// No retry finds it any more.
     pub fn forget_retries(&self) {
-        let entries = std::mem::take(&mut *self.registrations.lock().unwrap_or_else(PoisonError::into_inner));
+        let entries = std::mem::take(&mut *sync::lock(&self.registrations));
         drop(entries);
     }
 
     /// Whether a retry can still find it.
     pub fn has_retries(&self) -> bool {
-        !self.registrations.lock().unwrap_or_else(PoisonError::into_inner).is_empty()
+        !sync::lock(&self.registrations).is_empty()
     }
 
     /// Gives up an answer that still comes from the upstream and that no connection waits for: the upstream is not to wait either.
@@ -40,25 +40,25 @@ impl Stream {
 
     /// Returns whether the store has a record by which a retry can find it elsewhere.
     pub(in crate::event_log) fn has_hold(&self) -> bool {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = sync::lock(&self.registrations);
         entries.iter().any(|entry| entry.hold().is_some())
     }
 
     /// Other replicas go on finding it, where they are to.
     pub(in crate::event_log) fn keep_holds(&self, now: Instant) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = sync::lock(&self.registrations);
         entries.iter().filter_map(Registration::hold).for_each(|hold| hold.keep_if_due(now));
     }
 
     /// The same where the store has lost what told of it.
     pub(in crate::event_log) fn write_holds(&self) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = sync::lock(&self.registrations);
         entries.iter().filter_map(Registration::hold).for_each(Hold::write_again);
     }
 
     /// They stay there when it goes here.
     pub(in crate::event_log) fn leave_holds(&self) {
-        let entries = self.registrations.lock().unwrap_or_else(PoisonError::into_inner);
+        let entries = sync::lock(&self.registrations);
         entries.iter().filter_map(Registration::hold).for_each(Hold::leave);
     }
 }

@@ -9,7 +9,7 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::{Duration, Instant};
 
@@ -31,6 +31,7 @@ use crate::body::{BoxBody, BoxError};
 use crate::clock::{self, Alarm};
 use crate::delivery::Receipts;
 use crate::protocol::headers;
+use crate::sync;
 
 /// What every HTTP/2 connection begins with ([RFC 9113 §3.4]).
 ///
@@ -325,7 +326,7 @@ impl Requests {
     }
 
     fn lock(&self) -> MutexGuard<'_, Counted> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.0)
     }
 }
 
@@ -485,7 +486,7 @@ mod tests {
     /// Serves the other end of a pipe; every request is answered after `takes`.
     fn served(takes: Duration) -> (DuplexStream, watch::Sender<Ending>) {
         served_by(move |_, _| async move {
-            clock::sleep_until(clock::now() + takes).await;
+            clock::sleep(takes).await;
             Response::new(whole(Bytes::from_static(b"done")))
         })
     }
@@ -681,13 +682,13 @@ mod tests {
             unread.push(sender.send_request(request_for("http://h/endless")).await.expect("an answer"));
         }
         while dropped.load(Ordering::Relaxed) < 2 {
-            clock::sleep_until(clock::now() + Duration::from_millis(100)).await;
+            clock::sleep(Duration::from_millis(100)).await;
             let took = clock::now() - begin;
             assert!(took < SEND_TIMEOUT + Duration::from_secs(2), "{dropped:?} after {took:?}");
         }
         assert!(clock::now() - begin >= SEND_TIMEOUT);
         // The others go on, for as long as they like.
-        clock::sleep_until(clock::now() + SLOW_TIMEOUT * 2).await;
+        clock::sleep(SLOW_TIMEOUT * 2).await;
         assert_eq!((dropped.load(Ordering::Relaxed), ended.is_finished()), (2, false));
         sender.send_request(request_for("http://h/")).await.expect("the connection takes requests");
         drop(silent);
@@ -702,7 +703,7 @@ mod tests {
         let mut read = sender.send_request(request_for("http://h/endless")).await.expect("an answer").into_body();
         let begin = clock::now();
         while dropped.load(Ordering::Relaxed) == 0 {
-            clock::sleep_until(clock::now() + Duration::from_secs(1)).await;
+            clock::sleep(Duration::from_secs(1)).await;
             read.frame().await.expect("it goes on").expect("it goes on");
         }
         let took = clock::now() - begin;

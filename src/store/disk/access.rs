@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::database::Database;
+use crate::sync;
 
 /// Readers wait so long at most while the database is opened again.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -53,6 +54,6 @@ impl Access {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.state)
     }
 }

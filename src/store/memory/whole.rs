@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -19,6 +19,7 @@ use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
 use crate::store::{Appended, Error, Following, Pending, Read, Renewal, Shared, Standing, Store, Stored, WriterEpoch};
+use crate::sync;
 
 /// So late.
 const SLOW: Duration = Duration::from_secs(2);
@@ -185,7 +186,7 @@ impl Memory {
 }
 
 fn lock(shelf: &Mutex<Shelf>) -> MutexGuard<'_, Shelf> {
-    shelf.lock().unwrap_or_else(PoisonError::into_inner)
+    sync::lock(shelf)
 }
 
 impl Shelf {

@@ -1,7 +1,7 @@
 //! What replicas do through Redis besides keeping streams: leases, messages, groups.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use ::redis::{Cmd, Value};
@@ -15,6 +15,7 @@ use super::wake::MAIL;
 use super::{Redis, call, last, millis};
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::store::{Error, Pending, Renewal, Shared, Standing};
+use crate::sync;
 
 /// As many messages are taken at once at most.
 const TAKEN: usize = 256;
@@ -176,7 +177,7 @@ fn take(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
         };
         let messages: Vec<_> = texts(messages)?.into_iter().map(Bytes::from).collect();
         if !messages.is_empty() {
-            *of.taken.lock().unwrap_or_else(PoisonError::into_inner) = (first, count);
+            *sync::lock(&of.taken) = (first, count);
             drop(of.call(mail_order(&of), vec![told(&of, &scripts::TAKEN)], |_| Ok(())));
         }
         Ok(messages)
@@ -186,7 +187,7 @@ fn take(core: &Arc<Core>) -> Pending<Result<Vec<Bytes>, Error>> {
 /// A script on this replica's messages, with those that came last.
 fn told(core: &Core, script: &Script) -> Cmd {
     let [mail, _] = core.names.mail(core.owner);
-    let (first, count) = core.taken.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let (first, count) = sync::lock(&core.taken).clone();
     let mut cmd = script.call();
     cmd.arg(mail).arg(first).arg(count);
     cmd

@@ -99,7 +99,7 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut ears:
                 Ok(ears) => break ears,
                 Err(why) => debug!(%why, "Redis cannot be listened to"),
             }
-            clock::sleep_until(clock::now() + RETRY).await;
+            clock::sleep(RETRY).await;
         };
         core.followers.tell_all();
         core.mail.notify_one();
@@ -136,7 +136,7 @@ pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Erro
 pub(super) async fn renew(core: Arc<Core>) {
     loop {
         tokio::select! {
-            () = clock::sleep_until(clock::now() + RENEW_EVERY) => {}
+            () = clock::sleep(RENEW_EVERY) => {}
             () = core.rejoin.notified() => {}
         }
         let registering: Vec<_> =

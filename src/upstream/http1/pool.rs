@@ -1,13 +1,14 @@
 //! Connections between two requests.
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncRead, ReadBuf};
 
 use crate::clock;
+use crate::sync;
 
 /// Connections that no request is on. The one given back last is taken first, so that no more are kept alive than are needed.
 pub(super) struct Pool<S> {
@@ -70,7 +71,7 @@ impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept<S>> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+        sync::lock(&self.kept)
     }
 }
 

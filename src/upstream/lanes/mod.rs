@@ -9,7 +9,7 @@
 #[cfg(test)]
 mod tests;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use http::header::HOST;
@@ -28,6 +28,7 @@ use crate::body::Incoming;
 use crate::clock;
 use crate::event_log::Stream;
 use crate::protocol::headers;
+use crate::sync;
 
 /// Calls on one HTTP/2 connection. Servers are asked to allow no fewer ([RFC 9113 §6.5.2]).
 ///
@@ -111,7 +112,7 @@ impl Lane {
     async fn stuck(&self, taken: &Taken, patience: Duration) {
         let mut before = self.calls.taken_if_idle();
         while !taken.is_taken() {
-            clock::sleep_until(clock::now() + patience).await;
+            clock::sleep(patience).await;
             let now = self.calls.taken_if_idle();
             if now.is_some() && now == before && taken.give_up() {
                 return;
@@ -201,7 +202,7 @@ impl Lanes {
         if let Some(found) = take(&self.first) {
             return found;
         }
-        let mut more = self.more.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut more = sync::lock(&self.more);
         if let Some(found) = more.iter().find_map(take) {
             return found;
         }

@@ -50,7 +50,7 @@ async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receive
         let mut wait = RETRY_FIRST;
         let mut said = String::new();
         loop {
-            clock::sleep_until(clock::now() + jitter(wait)).await;
+            clock::sleep(jitter(wait)).await;
             wait = (wait * 2).min(RETRY_LAST);
             let opened = tokio::time::timeout(connector.patience(), open(core, connector)).await;
             match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {

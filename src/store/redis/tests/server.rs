@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::sync::{Mutex, PoisonError, Weak};
+use std::sync::{Mutex, Weak};
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{Client, Value};
@@ -13,6 +13,7 @@ use ::redis::{Client, Value};
 use super::until;
 use crate::random;
 use crate::store::redis::call::cmd;
+use crate::sync;
 
 /// Waits for the end of its input, which comes when the tests end, in whatever way.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
@@ -145,7 +146,7 @@ impl<T> Common<T> {
     }
 
     pub(super) fn get(&self, make: impl FnOnce() -> T) -> Arc<T> {
-        let mut there = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut there = sync::lock(&self.0);
         there.upgrade().unwrap_or_else(|| {
             let made = Arc::new(make());
             *there = Arc::downgrade(&made);
