@@ -1,6 +1,6 @@
 #!/bin/sh
-# Builds what the program depends on, from the manifests alone: build-dependencies.sh [FEATURES]. The sources are stood in for by empty ones
-# while it runs. For the layer of an image; PROFILE as in build-static.sh.
+# Builds the program's dependencies from the manifests alone: build-dependencies.sh [FEATURES]. Empty files stand in for the sources
+# meanwhile. For a layer of the image; PROFILE as in build-static.sh.
 set -eu
 
 features=${1:-}
@@ -8,7 +8,7 @@ profile=${PROFILE:-image}
 cd "$(dirname "$0")/.."
 [ ! -e src ] || { echo "build-dependencies.sh: there are sources, which it would overwrite" >&2; exit 1; }
 
-# Of each package the targets that its manifest names, and a library.
+# The targets that each package's manifest names, and a library.
 for package in . bench bench/operations; do
     mkdir -p "$package/src"
     echo >"$package/src/lib.rs"
@@ -20,5 +20,5 @@ for package in . bench bench/operations; do
 done
 ${CARGO:-cargo} build --locked --profile "$profile" --features "$features" --bin mcp-resume
 rm -rf src bench/src bench/operations/src tests
-# Cargo goes by times: what comes in place of these is built anew, whatever the time of its files.
+# Without fingerprints Cargo rebuilds the real sources, regardless of the times of their files.
 rm -rf "${CARGO_TARGET_DIR:-target}"/*/.fingerprint/mcp-resume-*

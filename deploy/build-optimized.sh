@@ -1,8 +1,7 @@
 #!/bin/sh
-# Builds the sidecar, optimized by a profile of itself under the benchmark's loads, as target/optimized/mcp-resume. It is built twice, which
-# takes three times as long as a build. Needs what bench/run does, but for nginx, and llvm-profdata: rustup's component llvm-tools, or
-# Debian's llvm-19 or later (LLVM_PROFDATA names another one). Without the balancer, which no load goes through: what never ran is
-# compiled as what is rare.
+# Builds the sidecar with a profile of itself under the benchmark's loads, as target/optimized/mcp-resume. Takes the time of three builds.
+# Needs the tools of bench/run without nginx, and llvm-profdata: rustup's component llvm-tools, or Debian's llvm-19 or later (LLVM_PROFDATA
+# names another one). The balancer is left out, since no load passes through it, and code that never ran is compiled as rare.
 set -eu
 
 cd "$(dirname "$0")/.."
@@ -14,7 +13,7 @@ die() {
     exit 1
 }
 
-# With flags of its own, so that what these builds compile stays apart from what others did.
+# Builds with the given flags in a target directory of its own, apart from other builds.
 build() {
     RUSTFLAGS="${RUSTFLAGS:-} $2" CARGO_TARGET_DIR="$made/$1" \
         cargo build --release --locked --bin mcp-resume
@@ -26,7 +25,7 @@ load() {
         { cat "$made/load.log" >&2; die "the load $2 went wrong"; }
 }
 
-# The first that reads what this compiler's programs write.
+# Merges the counts with the first llvm-profdata that reads the format of this compiler.
 merge() {
     host=$(rustc -vV | sed -n 's/^host: //p')
     ours=$(rustc --print sysroot)/lib/rustlib/$host/bin/llvm-profdata
@@ -44,13 +43,13 @@ mkdir -p "$made"
 : >"$made/merge.log"
 cargo build --release --locked --package mcp-resume-bench
 build counting "-Cprofile-generate=$made/counts"
-# Macros and build scripts have counted as well.
+# Drops the counts of macros and build scripts.
 rm -rf "$made/counts"
 stores=mcp-resume,disk
 if command -v redis-server >/dev/null; then stores=$stores,redis; else echo "no redis-server: its store counts as rare" >&2; fi
 load mcp-resume json-64,json-1,paced,resume 3
 load "$stores" json-64,paced 1
-# A tenth as long, because its events are ten times as many.
+# A tenth of the time, because a burst has ten times as many events.
 load mcp-resume burst 0.3
 merge "$made/mcp-resume.profdata"
 build built "-Cprofile-use=$made/mcp-resume.profdata"

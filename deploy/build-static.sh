@@ -1,9 +1,9 @@
 #!/bin/sh
-# Builds mcp-resume as one static file and lays out what an image of it holds: build-static.sh DIRECTORY [FEATURES]. In DIRECTORY are
-# then the binary, the authorities that it trusts, and how it finds names (lay-out.sh).
+# Builds mcp-resume as one static file and lays out the contents of an image: build-static.sh DIRECTORY [FEATURES]. DIRECTORY then holds the
+# binary, its TLS authorities, and the configuration of its resolver (lay-out.sh).
 #
-# The C library is glibc's own archive, of Debian's libc6-dev. Its resolver loads nothing at run time as long as `nsswitch.conf` names
-# only files and dns, which glibc has built in since 2.34. PROFILE says how it is built (default: image).
+# The C library is glibc's archive from Debian's libc6-dev. Its resolver loads nothing at run time as long as `nsswitch.conf` names only
+# files and dns, which glibc has built in since 2.34. PROFILE is the cargo profile (default: image).
 set -eu
 
 [ $# -ge 1 ] || { echo "usage: build-static.sh DIRECTORY [FEATURES]" >&2; exit 2; }
@@ -12,8 +12,8 @@ features=${2:-}
 profile=${PROFILE:-image}
 cd "$(dirname "$0")/.."
 
-# For the program alone: macros and build scripts, which the compiler loads, are not linked so. Its addresses are still random; the
-# list of what must be adjusted for that is packed, which saves half a megabyte.
+# For the program alone: macros and build scripts, which the compiler loads, cannot be static. Addresses stay random; packed relocations
+# save half a megabyte.
 cargo rustc --locked --profile "$profile" --features "$features" --bin mcp-resume -- \
     -C target-feature=+crt-static -C link-arg=-Wl,-z,pack-relative-relocs
 

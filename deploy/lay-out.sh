@@ -1,5 +1,5 @@
 #!/bin/sh
-# Lays out what an image of mcp-resume holds: `lay-out.sh DIRECTORY BINARY`. The binary must be static.
+# Lays out the contents of an image of mcp-resume: `lay-out.sh DIRECTORY BINARY`. The binary must be static.
 set -eu
 
 [ $# = 2 ] || { echo "usage: lay-out.sh DIRECTORY BINARY" >&2; exit 2; }
@@ -14,7 +14,7 @@ die() {
 
 [ -x "$binary" ] || die "$binary is no program"
 [ -s "$authorities" ] || die "$authorities has no authorities (Debian: install ca-certificates)"
-# An image without a loader cannot run anything else.
+# An image without a loader cannot run dynamic binaries.
 if readelf --program-headers "$binary" | grep -q INTERP; then
     die "$binary is not static"
 fi

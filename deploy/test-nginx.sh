@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks deploy/nginx.conf with `nginx -t`, as it stands and with its TLS lines, and those for several replicas, in force. Installs
-# nothing; runs nginx on free ports of loopback, to see what it logs, what it passes on and what it sends again.
+# Checks deploy/nginx.conf with `nginx -t`: unchanged, with its TLS lines, and with those for several replicas. Installs nothing. Runs nginx
+# on free ports of loopback, to check its logs, the headers that it passes on, and its retries.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
@@ -19,10 +19,10 @@ check() {
 
 check "$here/nginx.conf" "nginx.conf"
 
-# mcp-resume believes nginx: what a client writes of itself must end here. And a tool call is sent to one server only.
+# mcp-resume trusts nginx, so nginx must drop a client's own claims. A tool call must go to one server only.
 python3 "$here/test/nginx.py" "$here/nginx.conf"
 
-# nginx looks for certificates where the configuration is.
+# nginx resolves paths of certificates against its configuration's directory.
 openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 1 -subj /CN=mcp.example.com \
     -keyout "$prefix/mcp.example.com.key" -out "$prefix/mcp.example.com.crt" 2>/dev/null
 sed 's/#tls //' "$here/nginx.conf" >"$prefix/tls.conf"
@@ -33,19 +33,19 @@ sed 's/#several //' "$here/nginx.conf" >"$prefix/several.conf"
 [ "$(grep -c '^ *server 127' "$prefix/several.conf")" = 2 ] || { echo "test-nginx: nginx.conf has no lines for several replicas" >&2; exit 1; }
 check "$prefix/several.conf" "nginx.conf for several replicas"
 
-# A check that accepts everything checks nothing.
+# Shows that the check can fail.
 sed 's/proxy_buffering off/proxy_buffering of/' "$here/nginx.conf" >"$prefix/broken.conf"
 if nginx -t -q -p "$prefix" -e /dev/null -c "$prefix/broken.conf" 2>/dev/null; then
     echo "test-nginx: nginx accepts a broken configuration" >&2
     exit 1
 fi
 
-# The URL of a stream opens it, and must be in no log: neither of a good request nor of one whose server is away.
+# A stream's URL is a secret, and must be in no log: neither for a successful request nor for an unreachable server.
 free_port() {
     python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'
 }
 
-# `logs NAME SED-SCRIPT`: what nginx logs of a request with a stream's URL, with its configuration changed so.
+# `logs NAME SED-SCRIPT`: nginx's logs of a request with a stream's URL, with the configuration changed by the script.
 logs() {
     port=$(free_port)
     sed "s/listen 8000/listen 127.0.0.1:$port/; s/server 127.0.0.1:8080/server 127.0.0.1:1/; s|/dev/stdout|$prefix/$1.log|; s|error_log stderr|error_log $prefix/$1.log|; $2" \

@@ -1,5 +1,5 @@
 #!/bin/sh
-# alerts.yaml as the Prometheus operator takes it: for-operator.sh >../kubernetes/monitoring/prometheusrule.yaml
+# Converts alerts.yaml for the Prometheus operator: for-operator.sh >../kubernetes/monitoring/prometheusrule.yaml
 set -eu
 cat <<'HEAD'
 # Written by deploy/prometheus/for-operator.sh, of deploy/prometheus/alerts.yaml.
@@ -11,5 +11,5 @@ metadata:
     app.kubernetes.io/part-of: mcp-resume
 spec:
 HEAD
-# What comes before the groups is about the plain file.
+# The comments before the groups describe the plain file.
 sed -n '/^groups:/,$ { /./ s/^/  /; p }' "$(dirname "$0")/alerts.yaml"

