@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks everything in deploy/: what is said there is what the tools of its readers accept, and what runs is run. Gets those tools first
-# (test/setup.sh). Each check is also shown something that it must refuse.
+# Checks all files in deploy/ with the tools that read them, and runs the runnable ones. Installs those tools first (test/setup.sh). Each
+# check is also given an input that it must refuse.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 PATH=$PATH:/usr/sbin
@@ -17,7 +17,7 @@ die() {
     exit 1
 }
 
-# `refused WHAT COMMAND...`: if the command accepts WHAT, it checks nothing.
+# `refused WHAT COMMAND...`: fails if the command accepts WHAT.
 refused() {
     local what=$1
     shift
@@ -32,18 +32,18 @@ check_nginx() {
 
 check_alerts() {
     "$promtool" check rules deploy/prometheus/alerts.yaml >/dev/null || die "promtool refuses alerts.yaml"
-    "$promtool" test rules deploy/prometheus/alerts_test.yaml || die "the alerts do not do what alerts_test.yaml says"
+    "$promtool" test rules deploy/prometheus/alerts_test.yaml || die "the alerts differ from alerts_test.yaml"
     diff -u deploy/kubernetes/monitoring/prometheusrule.yaml <(deploy/prometheus/for-operator.sh) ||
-        die "prometheusrule.yaml is not what for-operator.sh makes of alerts.yaml: write it again"
+        die "prometheusrule.yaml differs from the output of for-operator.sh: write it again"
     cp deploy/prometheus/*.yaml "$work"
     sed -i 's/mcp_resume_store_ready == 0/mcp_resume_store_ready == 1/' "$work/alerts.yaml"
-    refused "an alert of a store that is there" "$promtool" test rules "$work/alerts_test.yaml"
+    refused "an alert of an available store" "$promtool" test rules "$work/alerts_test.yaml"
     sed 's/condition=~"down|unknown"}) > 0/condition=~"down|unknown"}) > -1/' deploy/prometheus/alerts.yaml >"$work/alerts.yaml"
-    refused "an alert of replicas that answer" "$promtool" test rules "$work/alerts_test.yaml"
+    refused "an alert of healthy replicas" "$promtool" test rules "$work/alerts_test.yaml"
     "$python" deploy/test/metrics.py "$promtool"
 }
 
-# systemd starts a unit with keys that it does not know, and says so.
+# systemd only warns of unknown keys in a unit.
 verify_unit() {
     local said
     said=$(systemd-analyze verify --man=no "$1" 2>&1) && [ -z "$said" ] || { echo "$said" >&2; return 1; }
@@ -56,36 +56,36 @@ check_units() {
 
     check_unit mcp-resume-balancer@.service balance
     balances deploy/systemd/mcp-resume-balancer.toml || die "mcp-resume-balancer.toml is wrong"
-    stops_after mcp-resume-balancer@.service mcp-resume-balancer.toml grace_secs || die "systemd kills the balancer before its answers end"
+    stops_after mcp-resume-balancer@.service mcp-resume-balancer.toml grace_secs || die "systemd kills the balancer before its responses end"
     cp deploy/systemd/mcp-resume-balancer* "$work"
-    hands_over deploy/systemd || die "a balancer does not find the next one"
+    hands_over deploy/systemd || die "a balancer cannot hand over to the next one"
 
     for unit in mcp-resume.service mcp-resume-balancer@.service; do
-        stays_up "deploy/systemd/$unit" || die "$unit stays down after a few failures, or may take all memory"
+        stays_up "deploy/systemd/$unit" || die "$unit has a start limit, or no memory limit"
         sed '/^StartLimitIntervalSec=/d' "deploy/systemd/$unit" >"$work/tired-$unit"
-        refused "a unit that is given up" stays_up "$work/tired-$unit"
+        refused "a unit with a start limit" stays_up "$work/tired-$unit"
         sed '/^MemoryMax=/d' "deploy/systemd/$unit" >"$work/greedy-$unit"
-        refused "a unit that may take all memory" stays_up "$work/greedy-$unit"
+        refused "a unit without a memory limit" stays_up "$work/greedy-$unit"
     done
 
-    refused "a drain that takes longer" stops_after mcp-resume-balancer@.service mcp-resume.toml drain_timeout_secs
+    refused "a drain that is longer" stops_after mcp-resume-balancer@.service mcp-resume.toml drain_timeout_secs
     sed -i 's/^grace_secs/grace/' "$work/mcp-resume-balancer.toml"
     refused "a balancer with an unknown key" balances "$work/mcp-resume-balancer.toml"
     sed -i '/^RuntimeDirectoryPreserve=/d' "$work/mcp-resume-balancer@.service"
-    refused "a socket that goes with the first balancer" hands_over "$work"
+    refused "a socket that is removed with the first balancer" hands_over "$work"
 }
 
 check_unit() {
     local unit=$1 role=$2
-    # The program must be there, and is wherever this was built.
+    # systemd checks that the program exists; the built one is elsewhere.
     sed "s|/usr/local/bin/mcp-resume|$binary|" "deploy/systemd/$unit" >"$work/$unit"
     grep -q "^ExecStart=$binary $role " "$work/$unit" || die "$unit runs another program"
     verify_unit "$work/$unit" || die "systemd does not understand $unit"
-    may_do_little "$work/$unit" || die "$unit may do too much: systemd-analyze security says what"
+    may_do_little "$work/$unit" || die "$unit has too many privileges: systemd-analyze security lists them"
     sed 's/^ProtectSystem=/ProtectSytem=/' "$work/$unit" >"$work/broken-$unit"
     refused "a unit with an unknown key" verify_unit "$work/broken-$unit"
     sed '/^ProtectSystem=/d; /^SystemCallFilter=/d; /^PrivateUsers=/d' "$work/$unit" >"$work/open-$unit"
-    refused "a unit that may do much" may_do_little "$work/open-$unit"
+    refused "a unit with few restrictions" may_do_little "$work/open-$unit"
     echo "deploy: systemd accepts $unit"
 }
 
@@ -93,17 +93,17 @@ may_do_little() {
     systemd-analyze security --offline=true --threshold=15 "$1" >/dev/null
 }
 
-# `stops_after UNIT CONFIG KEY`: systemd waits for longer than that key says.
+# `stops_after UNIT CONFIG KEY`: true if systemd waits for longer than that key.
 stops_after() {
     [ "$(value_of TimeoutStopSec "deploy/systemd/$1")" -gt "$(value_of "$3" "deploy/systemd/$2")" ]
 }
 
-# It is started again however often it fails, and takes no more memory than twice what it holds by default, which is 1 GiB.
+# True if a unit restarts after any number of failures, and is limited to twice the held bytes, which are 1 GiB by default.
 stays_up() {
     [ "$(value_of StartLimitIntervalSec "$1")" = 0 ] && [ "$(value_of MemoryMax "$1")" = 2G ]
 }
 
-# Of a unit's key or a configuration's.
+# `value_of KEY FILE`: the value of a key in a unit or a configuration.
 value_of() {
     sed -n "s/^$1 \{0,1\}= \{0,1\}//p" "$2" | tr -d '"'
 }
@@ -112,7 +112,7 @@ balances() {
     "$python" deploy/test/balances.py "$binary" "$1"
 }
 
-# The socket is where systemd makes a directory, of one user, that outlives the first of them.
+# True if the socket is in a directory of systemd's that has one user and survives the first instance.
 hands_over() {
     local unit=$1/mcp-resume-balancer@.service
     [ "$(dirname "$(value_of upgrade_socket "$1/mcp-resume-balancer.toml")")" = "/run/$(value_of RuntimeDirectory "$unit")" ] &&
@@ -125,14 +125,14 @@ compose() {
 
 check_compose() {
     compose deploy/compose.yaml || die "compose refuses compose.yaml"
-    # Its variables are the proxy's whole configuration.
+    # The variables are the proxy's whole configuration.
     "$python" - deploy/compose.yaml <<'PY' >"$work/environment"
 import sys, yaml
 for name, value in yaml.safe_load(open(sys.argv[1]))["services"]["mcp-resume"]["environment"].items():
     print(f"{name}={value}")
 PY
     mapfile -t environment <"$work/environment"
-    env -i "${environment[@]}" "$binary" check >/dev/null || die "compose.yaml configures what the proxy refuses"
+    env -i "${environment[@]}" "$binary" check >/dev/null || die "the proxy refuses the configuration in compose.yaml"
     sed 's/stop_grace_period/stop_grace_time/' deploy/compose.yaml >"$work/compose.yaml"
     refused "a compose file with an unknown key" compose "$work/compose.yaml"
     echo "deploy: compose accepts compose.yaml"
@@ -141,12 +141,13 @@ PY
 check_image() {
     hadolint deploy/Dockerfile || die "hadolint refuses the Dockerfile"
     sed 's/^USER .*/USER root/; s/:1.95-bookworm//' deploy/Dockerfile >"$work/Dockerfile"
-    manifests_suffice "$work/manifests" || die "the layer of dependencies cannot be built from what the Dockerfile copies before it"
+    manifests_suffice "$work/manifests" || die "the Dockerfile copies too few files for the layer of dependencies"
     refused "an image of root" hadolint "$work/Dockerfile"
     "$python" deploy/test/image.py "$work/image"
 }
 
-# Cargo finds every target of the workspace in what the layer of dependencies has: its lock file is taken as it is. Nothing is built.
+# True if Cargo finds every target of the workspace in the files of the layer of dependencies, with the lock file unchanged. Nothing is
+# built.
 manifests_suffice() {
     mkdir -p "$1"
     sed -n 's/^COPY \(Cargo.*\|bench.*\|deploy\/build-dependencies.sh .*\)$/\1/p' deploy/Dockerfile | while read -r line; do
@@ -163,7 +164,7 @@ hadolint() {
     "$tools/venv/bin/hadolint" --no-color "$@"
 }
 
-# The same static program as in an image, but as the tests build it: `make image` makes the real one, and looks at its size.
+# The static program of an image in the tests' profile; `make image` makes the real one, and checks its size.
 PROFILE=dev deploy/build-static.sh "$work/image"
 binary=$work/image/mcp-resume
 

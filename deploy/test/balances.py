@@ -1,7 +1,7 @@
-"""Whether `mcp-resume balance` takes a configuration: `balances.py MCP-RESUME FILE`.
+"""Checks that `mcp-resume balance` accepts a configuration: `balances.py MCP-RESUME FILE`.
 
-It has no `check` of its own, and one that takes its configuration serves until it is told to end. So its address is taken already: it
-fails at that, which comes after the configuration, or, in a binary without the balancer, at being one.
+The balancer has no `check` command, and serves until it is stopped if its configuration is valid. The test therefore occupies its address:
+the balancer fails to bind it, which comes after the configuration. A binary without the balancer fails at the role.
 """
 
 import socket
@@ -12,7 +12,7 @@ PATIENCE_SECS = 60
 
 
 def refusal(mcp_resume, file, environment):
-    """What it has against the configuration; None where it takes it."""
+    """The balancer's complaint about the configuration, or None if it accepts it."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         command = [mcp_resume, "balance", "--config", file]

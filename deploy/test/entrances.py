@@ -1,7 +1,7 @@
-"""Who reaches what in deploy/kubernetes: services, policies, and the ways in from outside. Called by kubernetes.py with everything that
-an overlay builds to.
+"""Checks access in deploy/kubernetes: services, policies, and the entrances from outside. Called by kubernetes.py with all objects of an
+overlay.
 
-The Gateway API and NGINX Gateway Fabric have no schemas here: of their objects the keys that are used are compared with a list.
+The Gateway API and NGINX Gateway Fabric have no schemas here: the keys of their objects are compared with a list.
 """
 
 import re
@@ -9,14 +9,14 @@ from fnmatch import fnmatch
 
 from forwarded import removed
 
-# What a caller may send (limits.body_bytes), as nginx writes it.
+# limits.body_bytes in nginx's notation.
 BODY = "16m"
-# Said by the controller, so not to be said a second time; and how many names a filter of the Gateway API may have.
+# Headers that the controller sets and the Ingress must not set again; and the largest number of names in a filter of the Gateway API.
 SET_BY_INGRESS_NGINX = {"X-Forwarded-Scheme"}
 MOST_REMOVED = 16
 ADMIN_PORT = 9464
 ADMIN_NAMES = {ADMIN_PORT, "admin"}
-# Path of a key -> what it must be; numbers of lists are left out.
+# The allowed keys as paths, without the indices of lists.
 KEYS = {
     "Gateway": {
         "spec.gatewayClassName", "spec.listeners.name", "spec.listeners.protocol", "spec.listeners.port", "spec.listeners.hostname",
@@ -70,7 +70,7 @@ def has_sidecar(work):
 
 
 def only_the_kubelet_may_drain(objects):
-    """The kubelet's requests come from the node and pass any policy, a container's own stay in the pod."""
+    """Checks the admin port. The kubelet's requests come from the node and pass any policy; a container's own stay in the pod."""
     for work in filter(has_sidecar, objects.of("Deployment")):
         for policy in objects.of("NetworkPolicy"):
             if work not in objects.pods(policy["spec"]["podSelector"]["matchLabels"]):
@@ -93,11 +93,11 @@ def admin_ports_are_no_clients(objects):
 def ways_in_lead_to_the_service(objects):
     for ingress in objects.of("Ingress"):
         said = {key.rsplit("/", 1)[1]: value for key, value in ingress["metadata"].get("annotations", {}).items()}
-        require(said.get("proxy-body-size") == BODY, "an Ingress refuses bodies that the proxy takes")
-        require(said.get("proxy-buffering") == "off", "an Ingress holds events back")
+        require(said.get("proxy-body-size") == BODY, "an Ingress refuses bodies that the proxy accepts")
+        require(said.get("proxy-buffering") == "off", "an Ingress buffers events")
         require("non_idempotent" not in said.get("proxy-next-upstream", ""), "an Ingress sends a tool call twice")
         cleared = set(re.findall(r'^proxy_set_header ([\w-]+) +"";$', said.get("configuration-snippet", ""), re.M))
-        require(cleared == set(removed()) - SET_BY_INGRESS_NGINX, "an Ingress passes a client's claims on, or sets a header twice")
+        require(cleared == set(removed()) - SET_BY_INGRESS_NGINX, "an Ingress forwards a client's claims, or sets a header twice")
         for rule in ingress["spec"]["rules"]:
             require(any(rule["host"] in tls["hosts"] for tls in ingress["spec"]["tls"]), f"{rule['host']} has no certificate")
             for path in rule["http"]["paths"]:
@@ -109,12 +109,12 @@ def ways_in_lead_to_the_service(objects):
             hosts = [listener["hostname"] for listener in gateway["spec"]["listeners"]]
             require(all(any(fnmatch(host, pattern) for pattern in hosts) for host in route["spec"]["hostnames"]), "no listener for the route")
             bodies = [policy for policy in objects.of("ClientSettingsPolicy") if policy["spec"]["targetRef"]["name"] == parent["name"]]
-            require([policy["spec"]["body"]["maxSize"] for policy in bodies] == [BODY], "a Gateway refuses bodies that the proxy takes")
+            require([policy["spec"]["body"]["maxSize"] for policy in bodies] == [BODY], "a Gateway refuses bodies that the proxy accepts")
         for rule in route["spec"]["rules"]:
             [taken] = [each["requestHeaderModifier"]["remove"] for each in rule.get("filters", []) if each["type"] == "RequestHeaderModifier"] or [[]]
-            require(set(taken) == set(removed()), "a Gateway passes a client's claims on")
-            require(len(taken) <= MOST_REMOVED, "a Gateway refuses more names than that")
-            require(set(rule["timeouts"].values()) == {"0s"}, "a route ends streams after a time")
+            require(set(taken) == set(removed()), "a Gateway forwards a client's claims")
+            require(len(taken) <= MOST_REMOVED, "a Gateway filter has too many names")
+            require(set(rule["timeouts"].values()) == {"0s"}, "a route limits the duration of streams")
             for backend in rule["backendRefs"]:
                 leads_to(objects, backend["name"], "port", backend["port"])
 

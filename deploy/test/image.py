@@ -1,6 +1,5 @@
-"""The image: built by buildah without network, and run as a container would be: as its user, on a root that cannot be written to, in a
-network of its own where names are found by DNS. `image.py DIRECTORY [LARGEST-BYTES]`; DIRECTORY is what build-static.sh or lay-out.sh
-made. Needs root."""
+"""Checks the image. buildah builds it without network; it runs like a container: as its user, on a read-only root, in a network of its own
+with a DNS server. `image.py DIRECTORY [LARGEST-BYTES]`; DIRECTORY comes from build-static.sh or lay-out.sh. Needs root."""
 
 import json
 import os
@@ -26,7 +25,7 @@ def output(*command):
 
 def build_and_run(directory, largest):
     with tempfile.TemporaryDirectory() as folder:
-        # A store of its own: nothing of this machine's is touched, and nothing is left.
+        # A temporary store: this machine's images are not touched, and nothing is left behind.
         place = ["--root", f"{folder}/store", "--runroot", f"{folder}/run", "--storage-driver", "vfs"]
         output(DEPLOY / "image.sh", directory, TAG, *place)
         buildah = ["buildah", *place]
@@ -52,13 +51,13 @@ def holds_what_it_should(root, largest):
     files = {str(path.relative_to(root)): path.stat().st_size for path in root.rglob("*") if path.is_file()}
     assert files.keys() == {"mcp-resume", "etc/ssl/certs/ca-certificates.crt", "etc/nsswitch.conf"}, files
     size = sum(files.values())
-    assert largest is None or size < largest, f"the image has {size:,} bytes, and may have {largest:,}"
+    assert largest is None or size < largest, f"the image has {size:,} bytes, more than {largest:,}"
     print(f"deploy: the image has {size:,} bytes in {len(files)} files")
 
 
 def run_inside(root, config):
-    """In namespaces of its own: a mount that is read-only, and a loopback with every port free."""
-    # What every engine mounts, of what a program asks for.
+    """Runs the image in namespaces of its own: a read-only mount, and a loopback with all ports free."""
+    # The files that every engine mounts and the program needs.
     (root / "etc" / "resolv.conf").write_text("nameserver 127.0.0.1\n")
     (root / "dev").mkdir()
     for device in DEVICES:
@@ -78,21 +77,21 @@ def inside(root, config):
     assert version.startswith("mcp-resume "), version
 
     healthy = [*container, *config["Healthcheck"]["Test"][1:]]
-    assert subprocess.run(healthy, stderr=subprocess.DEVNULL).returncode == 1, "nobody runs, and that is healthy"
+    assert subprocess.run(healthy, stderr=subprocess.DEVNULL).returncode == 1, "no proxy runs, and the health check succeeds"
     answer_names()
     parts.serve(3000)
     environment = {"PATH": os.environ["PATH"], "MCP_RESUME_UPSTREAM__URL": f"http://{SERVER}:3000/mcp", "MCP_RESUME_LOG__LEVEL": "warn"}
     with parts.Proxy([*container, *config["Entrypoint"], *config["Cmd"]], environment) as proxy:
-        assert proxy.data.endswith(":8080"), "it listens elsewhere"
+        assert proxy.data.endswith(":8080"), "the proxy does not listen on port 8080"
         parts.call_and_resume("127.0.0.1:8080")
         assert output(*healthy) == "ready"
         of_process = Path(f"/proc/{proxy.process.pid}/status").read_text()
         assert "Uid:\t65532\t65532\t65532\t65532\n" in of_process, of_process
-    print("deploy: the image runs as nobody, on a root that cannot be written to, finds its server by name and says that it is healthy")
+    print("deploy: the image runs as an unprivileged user on a read-only root, finds its server by name and reports that it is healthy")
 
 
 def answer_names():
-    """A name server that knows one name."""
+    """Starts a name server that knows one name."""
     resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     resolver.bind(("127.0.0.1", 53))
 

@@ -1,8 +1,8 @@
-"""What deploy/kubernetes builds to: every object against its schema, every name against what it names, and the promises that the
-comments make. `kubernetes.py KUBECTL MCP-RESUME`.
+"""Checks the objects that deploy/kubernetes builds: their schemas, their references by name, and the promises of the comments.
+`kubernetes.py KUBECTL MCP-RESUME`.
 
-The schemas are Kubernetes' own, strict, of the oldest version that is supported and of the newest that is known, and the Prometheus
-operator's. No cluster is asked: what only an API server knows (admission, quotas) is not checked.
+The schemas are Kubernetes' own, strict, of the oldest supported and of the newest known version, and the Prometheus operator's. No cluster
+takes part: the decisions of an API server (admission, quotas) are not checked.
 """
 
 import base64
@@ -24,27 +24,27 @@ import entrances
 from entrances import Wrong, require
 
 HERE = Path(__file__).resolve().parent.parent
-# What deploy/README.md asks for: native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
+# The requirement in deploy/README.md: native sidecars are on by default from 1.29, and a hook that sleeps from 1.30.
 VERSIONS = ["1.30", "1.37"]
 CUSTOM = {"ServiceMonitor": operator.ServiceMonitor, "PrometheusRule": operator.PrometheusRule}
-# Kept free for the server to end by itself, after its sidecar has drained.
+# Time for the server's own shutdown, after its sidecar has drained.
 LEAST_REST_SECS = 30
-# A call that runs when new ones are refused has so long.
+# Time for calls that still run when new ones are refused.
 LEAST_RUN_SECS = 120
 
 
-# CoreDNS answers from its cache for so long, and the balancer asks so often: a new pod is known to all after both.
+# Lifetime of CoreDNS's cache, and interval of the balancer's lookups: all balancers know a new pod after both.
 DNS_CACHE_SECS = 30
 LOOKED_UP_SECS = 5
-# Where names are asked for: at CoreDNS, or at NodeLocal DNSCache on the node itself.
+# The DNS servers: CoreDNS, or NodeLocal DNSCache on the node itself.
 DNS_PLACES = [
     {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "kube-system"}}},
     {"ipBlock": {"cidr": "169.254.20.10/32"}},
 ]
 DNS_PORTS = [(53, "UDP"), (53, "TCP")]
-# What a balancer takes before its first stream, and for each.
+# A balancer's memory before its first stream, and for each stream.
 BALANCER_MEMORY = 256 << 20
-# Whose word on clients is believed. Only who runs the cluster knows the network of its pods; the tests take that of kubeadm.
+# The networks whose headers about clients are trusted. Only the cluster's operator knows its pod network; the tests use kubeadm's.
 TRUSTED = "MCP_RESUME_LISTEN__TRUSTED_PROXIES"
 PLACEHOLDER = "YOUR-POD-NETWORK"
 POD_NETWORK = "10.244.0.0/16"
@@ -76,7 +76,7 @@ def fits_schema(text):
 
 
 def fits_model(model, thing):
-    """The operator's models pass over what they do not know; then it is missing from what they say."""
+    """Detects unknown keys: the operator's models ignore them, so they are missing from the models' output."""
     said = model.model_validate(thing).model_dump(by_alias=True, exclude_unset=True, mode="json")
     require(said == thing, "has keys that its kind does not have")
 
@@ -164,7 +164,7 @@ def selectors_find_pods(objects):
         objects.pods(budget["spec"]["selector"]["matchLabels"])
     for scaler in objects.of("HorizontalPodAutoscaler"):
         target = objects.named(scaler["spec"]["scaleTargetRef"]["kind"], scaler["spec"]["scaleTargetRef"]["name"])
-        require("replicas" not in target["spec"], "what is scaled says how many there are, and every apply would reset it")
+        require("replicas" not in target["spec"], "a scaled workload has replicas, which every apply would reset")
 
 
 def policies_name_pods_and_ports(objects):
@@ -185,11 +185,11 @@ def policies_name_pods_and_ports(objects):
 
 
 def policies_let_names_be_asked(objects):
-    """Who may call only some may ask the DNS all the same, wherever in the cluster it answers; what calls nobody asks nothing."""
+    """Checks that policies with restricted egress allow DNS at all its addresses. Pods without any egress need no DNS."""
     for policy in objects.of("NetworkPolicy"):
         rules = policy["spec"].get("egress", [])
         peers = [peer for rule in rules if DNS_PORTS == [(port["port"], port["protocol"]) for port in rule["ports"] if "protocol" in port] for peer in rule["to"]]
-        require(not rules or all(place in peers for place in DNS_PLACES), f"{policy['metadata']['name']}: names cannot be asked for")
+        require(not rules or all(place in peers for place in DNS_PLACES), f"{policy['metadata']['name']}: the DNS cannot be reached")
 
 
 def monitors_find_services(objects):
@@ -205,7 +205,7 @@ def monitors_find_services(objects):
 
 
 def pods_are_restricted(work):
-    """As the restricted Pod Security Standard wants, and with a root that cannot be written to."""
+    """Checks the restricted Pod Security Standard, and a read-only root."""
     pod = work["spec"]["template"]["spec"]
     context = pod["securityContext"]
     require(context["runAsNonRoot"] and context["runAsUser"] > 0, "it runs as root")
@@ -220,14 +220,14 @@ def pods_are_restricted(work):
 
 
 def configured(mcp_resume, objects, work, container):
-    """What the proxy believes of the file and the variables it gets; the file as TOML."""
+    """The container's environment and configuration file as the proxy reads them, and the file as TOML."""
     pod = work["spec"]["template"]["spec"]
     [mount] = [mount for mount in container["volumeMounts"] if mount["mountPath"] == "/etc/mcp-resume"]
     [volume] = [volume for volume in pod["volumes"] if volume["name"] == mount["name"]]
     text = objects.named("ConfigMap", volume["configMap"]["name"])["data"]["mcp-resume.toml"]
     require(container["args"][1:] == ["--config", "/etc/mcp-resume/mcp-resume.toml"], container["args"])
     environment = {variable["name"]: value_of(objects, variable) for variable in container.get("env", [])}
-    require(environment.get(TRUSTED) == PLACEHOLDER, f"it ships with a word on whom to believe: {environment.get(TRUSTED)}")
+    require(environment.get(TRUSTED) == PLACEHOLDER, f"it ships with trusted networks: {environment.get(TRUSTED)}")
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(text)
         file.flush()
@@ -238,16 +238,16 @@ def configured(mcp_resume, objects, work, container):
 
 @cache
 def refuses_the_placeholder(mcp_resume, role, file_text):
-    """Before the network of the pods is named nothing starts, and it says what to set."""
+    """Checks that no proxy starts before the network of the pods is set, and that its error names the key."""
     with tempfile.NamedTemporaryFile("w", suffix=".toml") as file:
         file.write(file_text)
         file.flush()
         try:
             is_taken(mcp_resume, role, file.name, {TRUSTED: PLACEHOLDER})
         except Wrong as error:
-            require(TRUSTED in str(error) and PLACEHOLDER in str(error), f"it does not say what to set: {error}")
+            require(TRUSTED in str(error) and PLACEHOLDER in str(error), f"the error does not name the key: {error}")
             return
-    raise Wrong("a proxy starts before the network of the pods is named")
+    raise Wrong("a proxy starts before the network of the pods is set")
 
 
 def is_taken(mcp_resume, role, file, environment):
@@ -284,7 +284,7 @@ def sidecars_outlive_their_server(mcp_resume, objects):
             delay = config["replica"]["drain_delay_secs"]
             require(min(delay, work["spec"]["minReadySeconds"]) > DNS_CACHE_SECS + LOOKED_UP_SECS, "a rollout is faster than DNS")
             for probe in ("startupProbe", "livenessProbe"):
-                # A server that was there before keeps the probes that it has, or has none.
+                # An existing server keeps its own probes, if any.
                 is_theirs = is_added(work) and probe not in server
                 asks = server.get(probe, {}).get("httpGet")
                 require(is_theirs or asks == {"path": "/upstreamz", "port": admin}, f"{probe} of the server")
@@ -298,7 +298,7 @@ def sidecars_outlive_their_server(mcp_resume, objects):
 
 
 def is_added(work):
-    """Whether the sidecar was put into a Deployment that was there before."""
+    """True if the sidecar was added to an existing Deployment."""
     return "mcp-resume/sidecar" in work["metadata"]["labels"]
 
 
@@ -313,7 +313,7 @@ def proxies_listen_where_they_are_asked(mcp_resume, objects):
             for name, section, key in keys:
                 said = config[section].get(key)
                 require(said == (f"0.0.0.0:{listens[name]}" if name in listens else None), f"[{section}] {key} is not port {name}")
-            require("trusted_proxies" not in config["listen"], "two places say whose word on clients is believed")
+            require("trusted_proxies" not in config["listen"], "trusted networks are set in two places")
 
 
 def balancers_end_in_time(mcp_resume, objects):
@@ -325,7 +325,7 @@ def balancers_end_in_time(mcp_resume, objects):
             memory = BALANCER_MEMORY + config["limits"]["connections"] * STREAM_MEMORY
             require(bytes_of(balancer["resources"]["limits"]["memory"]) >= memory, "less memory than its streams may need")
             needed = balancer["lifecycle"]["preStop"]["sleep"]["seconds"] + grace
-            require(pod["terminationGracePeriodSeconds"] > needed, f"killed before {needed} s: while something runs through it")
+            require(pod["terminationGracePeriodSeconds"] > needed, f"killed before {needed} s: with responses in flight")
 
 
 def balancers_find_the_sidecars(objects):
@@ -337,8 +337,8 @@ def balancers_find_the_sidecars(objects):
         host, port = replica.removeprefix("http://").split(":")
         service = objects.named("Service", host)
         require(int(port) in {port["port"] for port in service["spec"]["ports"]}, f"{host} has no port {port}")
-        require(service["spec"]["clusterIP"] == "None", "one address stands for all sidecars")
-        require(service["spec"]["publishNotReadyAddresses"] is True, "a replica that drains cannot be found")
+        require(service["spec"]["clusterIP"] == "None", "all sidecars share one address")
+        require(service["spec"]["publishNotReadyAddresses"] is True, "a draining replica cannot be found")
 
 
 def nothing_is_all_in_one_place(objects):
@@ -349,7 +349,7 @@ def nothing_is_all_in_one_place(objects):
         require(spread.keys() == {"kubernetes.io/hostname", "topology.kubernetes.io/zone"}, "pods may all be on one node, or in one zone")
         require(all(selector["matchLabels"] == work["spec"]["selector"]["matchLabels"] for selector in spread.values()), "spread by others' labels")
         budgets = [budget for budget in objects.of("PodDisruptionBudget") if work in objects.pods(budget["spec"]["selector"]["matchLabels"])]
-        require([budget["spec"].get("maxUnavailable") for budget in budgets] == [1], "nodes may be emptied of several at a time")
+        require([budget["spec"].get("maxUnavailable") for budget in budgets] == [1], "several may be evicted at a time")
 
 
 def metrics_that_are_scaled_by_exist(objects):
@@ -366,7 +366,7 @@ def bytes_of(quantity):
 
 
 def check(mcp_resume, things):
-    """Everything; the first thing that is wrong ends it."""
+    """Runs all checks; ends with the first fault."""
     for thing in things:
         try:
             fits_schema(json.dumps(thing))
@@ -390,8 +390,8 @@ def check(mcp_resume, things):
     entrances.check(objects)
 
 
-# A check that accepts everything checks nothing: what must be refused, as (kind, path to a value, what it is made; None: it is taken away).
-# Of deployments the server's is meant, of maps the balancer's.
+# Changes that the checks must refuse, as (kind, path to a value, new value; None removes it). Deployments mean the server's, maps the
+# balancer's.
 SIDECAR = (HERE / "kubernetes" / "base-sidecar" / "mcp-resume.toml").read_text()
 BALANCER = (HERE / "kubernetes" / "balancer" / "mcp-resume.toml").read_text()
 INGRESS = yaml.safe_load((HERE / "kubernetes" / "components" / "ingress" / "ingress.yaml").read_text())["metadata"]["annotations"]
@@ -442,7 +442,7 @@ BROKEN = [
     ("PodDisruptionBudget", "spec.maxUnavailable", 2),
     ("NetworkPolicy", "spec.podSelector.matchLabels", {"app": "other"}),
     ("NetworkPolicy", "spec.ingress.0.ports.0.port", 9466),
-    # Of the server: whoever reaches it may drain.
+    # The server's admin port, which would allow callers to drain it.
     ("NetworkPolicy/mcp-server", "spec.ingress.0.ports.0.port", 9464),
     ("NetworkPolicy/mcp-server", "spec.ingress.0.ports", []),
     ("NetworkPolicy/mcp-balancer", "spec.egress.1.to.1.ipBlock.cidr", "169.254.20.0/32"),
@@ -475,10 +475,10 @@ def broken(things, kind, path, value):
 
 
 def hooks_stay(kubectl):
-    """The component of the sidecar replaces no lifecycle that a server has: it fails, or leaves it to a label."""
+    """Checks that the sidecar component replaces no existing lifecycle of a server: it fails, or keeps it for the label."""
     overlay = HERE / "kubernetes" / "overlays" / "existing-deployment"
     own = {"preStop": {"exec": {"command": ["/bin/flush"]}}}
-    require(server_of(kubectl, overlay, "own-hook", own)["lifecycle"] == own, "a hook of the server's own is lost")
+    require(server_of(kubectl, overlay, "own-hook", own)["lifecycle"] == own, "the server's own hook is lost")
     require("lifecycle" in server_of(kubectl, overlay, "true", None), "a server without a hook does not wait for the drain")
     for lifecycle in (own, {"postStart": own["preStop"]}):
         try:
@@ -486,12 +486,12 @@ def hooks_stay(kubectl):
         except Wrong as error:
             require("containers/0/lifecycle failed" in str(error), error)
             continue
-        raise Wrong("a hook of the server's own is replaced")
+        raise Wrong("the server's own hook is replaced")
     print("deploy: a server keeps a lifecycle of its own")
 
 
 def server_of(kubectl, overlay, label, lifecycle):
-    """The server's container, where the Deployment that the sidecar is put into has this label and lifecycle; with its sidecar."""
+    """The server's container after the sidecar was added to a Deployment with this label and lifecycle."""
     things = list(yaml.safe_load_all((overlay / "your-deployment.yaml").read_text()))
     [deployment] = [thing for thing in things if thing["kind"] == "Deployment"]
     deployment["metadata"]["labels"]["mcp-resume/sidecar"] = label
@@ -507,12 +507,12 @@ def server_of(kubectl, overlay, label, lifecycle):
 
 
 def relative_from(folder):
-    """The way to kubernetes/: kustomize takes no absolute one."""
+    """The relative path to kubernetes/, since kustomize accepts no absolute one."""
     return Path(*[".."] * (len(Path(folder).resolve().parts) - 1)) / (HERE / "kubernetes").relative_to("/")
 
 
 def with_components(kubectl, overlay, *components):
-    """The overlay with these as well; kustomize wants a folder for that, and relative paths."""
+    """The overlay with additional resources, in a folder with relative paths, as kustomize requires."""
     with tempfile.TemporaryDirectory() as folder:
         relative = relative_from(folder)
         text = {"resources": [f"{relative}/overlays/{overlay}"], "components": [f"{relative}/components/{name}" for name in components]}
@@ -528,7 +528,7 @@ def main(kubectl, mcp_resume):
     built += [(" with ".join(names), with_components(kubectl, *names)) for names in extended]
     monitoring = build(kubectl, HERE / "kubernetes" / "monitoring")
     for name, things in built:
-        # What a user had before has no services that the monitoring knows.
+        # An existing Deployment has no services for the monitoring.
         monitored = monitoring if name != "existing-deployment" else []
         try:
             check(mcp_resume, things)

@@ -1,9 +1,8 @@
-"""What the alerts and the dashboards ask for: metrics, labels and values that exist, in queries that Prometheus can read, on panels that do
-not lie on each other. `metrics.py PROMTOOL`.
+"""Checks the queries of the alerts and the dashboards: existing metrics, labels and values, valid PromQL, and panels that do not overlap.
+`metrics.py PROMTOOL`.
 
-A sidecar's metrics are those of the table in docs/operations.md, which tests/docs.rs compares with the program; the balancer's are those of
-docs/balancer.md, which is compared here with src/balancer/metrics.rs. Of Grafana nothing is at hand that would load a dashboard: that
-it does is not checked.
+A sidecar's metrics are those of the table in docs/operations.md, which tests/docs.rs compares with the program. The balancer's are those of
+docs/balancer.md, which is compared here with src/balancer/metrics.rs. The dashboards are not loaded into Grafana.
 """
 
 import copy
@@ -20,10 +19,10 @@ import yaml
 
 DEPLOY = Path(__file__).resolve().parent.parent
 ROOT = DEPLOY.parent
-# What Prometheus, its operator or a histogram add.
+# Labels that Prometheus, its operator or a histogram add.
 ADDED_LABELS = {"job", "instance", "pod", "le"}
 OTHERS = {"up": set()}
-# Metric -> what it cannot exceed: section, key, and its default.
+# Metric -> its upper limit: section, key, and the key's default.
 BOUNDS = {
     "mcp_resume_held_bytes": ("streams", "max_bytes_total", 1 << 30),
     "mcp_resume_connections": ("limits", "connections", 20_480),
@@ -53,7 +52,7 @@ def documented(document, heading, prefix, least):
 
 
 def check_balancer(metrics, source):
-    """That the table has what the source registers, and nothing else."""
+    """Checks that the table has exactly the metrics that the source registers."""
     prefix = re.search(r'new_custom\(Some\("(\w+)"', source)[1]
     text = r'\(\s*"(\w+)",\s*"[^"]*"'
     registered = {(name, kind, "") for kind, name in re.findall(rf"\b(counter|gauge){text}", source)}
@@ -65,7 +64,7 @@ def check_balancer(metrics, source):
 
 
 def asked(expression):
-    """Metrics with the labels and values that are asked of them, and labels that are asked of the result."""
+    """The metrics of an expression with their label selectors, and the labels of its aggregations."""
     expression = expression.replace('"$job"', '""').replace('"$instance"', '""')
     names = re.findall(r"\b(mcp_resume_\w+|up)\b(?:\{([^}]*)\})?", expression)
     return [(name, re.findall(r'(\w+)\s*[=!]~?\s*"([^"]*)"', selector)) for name, selector in names], listed("by", expression)
@@ -77,7 +76,7 @@ def listed(before, expression):
 
 def exists(metrics, expression):
     used, _ = asked(expression)
-    require(used, f"asks for nothing: {expression}")
+    require(used, f"names no metric: {expression}")
     known, seen = set(ADDED_LABELS), set()
     for name, selected in used:
         base = re.sub(r"_(bucket|sum|count)$", "", name)
@@ -86,10 +85,10 @@ def exists(metrics, expression):
         require((base != name) == (kind == "histogram"), f"{name} is a {kind}")
         labels = {label for label, _ in selected}
         require(labels <= own | ADDED_LABELS, f"{name} has no label {labels - own - ADDED_LABELS}")
-        # Patterns are left to the tests of the alerts.
+        # The tests of the alerts cover patterns.
         values = {word for label, value in selected if label in own and re.fullmatch(r"[\w|]+", value) for word in value.split("|")}
-        require(values <= words, f"the row of {name} says nothing of {values - words}")
-        require(kind != "counter" or re.search(rf"(rate|increase)\({name}\b|{name}\b.* offset ", expression), f"{name} only grows: {expression}")
+        require(values <= words, f"the row of {name} does not name {values - words}")
+        require(kind != "counter" or re.search(rf"(rate|increase)\({name}\b|{name}\b.* offset ", expression), f"{name} is a counter without a rate: {expression}")
         known |= own
         seen.add(base)
     named = listed("by|without|on|ignoring", expression)
@@ -98,7 +97,7 @@ def exists(metrics, expression):
 
 
 def readable(promtool, expressions):
-    """As Prometheus reads it: each in a rule, with what Grafana would put in place of its variables."""
+    """Checks the expressions with promtool, each in a rule, with values for Grafana's variables."""
     rules = [{"record": f"q{number}", "expr": re.sub(r"\$__\w+", "5m", expression)} for number, expression in enumerate(expressions)]
     with tempfile.NamedTemporaryFile("w", suffix=".yaml") as file:
         yaml.safe_dump({"groups": [{"name": "queries", "rules": rules}]}, file)
@@ -115,7 +114,7 @@ def check_dashboard(promtool, metrics, dashboard):
     panels = dashboard["panels"]
     require(len({panel["id"] for panel in panels}) == len(panels), "two panels have one id")
     for one, other in combinations(panels, 2):
-        require(not overlap(one, other), f"{one['title']} and {other['title']} lie on each other")
+        require(not overlap(one, other), f"{one['title']} and {other['title']} overlap")
     variables = {variable["name"] for variable in dashboard["templating"]["list"]}
     for variable in dashboard["templating"]["list"]:
         if variable["type"] == "query":
@@ -156,7 +155,7 @@ def check_alerts(metrics, rules, tests):
 
 
 def can_fire(expression):
-    """A bound that is compared with a number is reached first in every configuration that ships."""
+    """Checks that an alert's number is below the limit in every shipped configuration."""
     for name, number in re.findall(r"\b(mcp_resume_\w+) > (\d+)", expression):
         if name in BOUNDS:
             section, key, default = BOUNDS[name]
@@ -192,20 +191,20 @@ def main(promtool):
 
     for expression in ("mcp_resume_stream_open", "sum by (reason) (mcp_resume_streams_open)", 'mcp_resume_streams_open{kind="x"}',
                        "mcp_resume_retries_total", "rate(mcp_resume_live_event_seconds[5m])",
-                       # Each is a metric of the other role.
+                       # Metrics of the other role.
                        "mcp_resume_balancer_streams_open", "mcp_resume_doubled_owners",
                        "sum without (conditions) (mcp_resume_balancer_replicas)", 'mcp_resume_balancer_replicas{condition=~"ready|reedy"}'):
         refused(lambda: exists(metrics, expression), expression)
     for expression in ("mcp_resume_balancer_connections > 16384", "mcp_resume_held_bytes > 1073741824"):
         refused(lambda: can_fire(expression), expression)
-    refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of nothing")
+    refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of an instant vector")
     refused(lambda: check_balancer(balancer, source.replace('"rounds_total"', '"round_total"')), "a metric of the balancer with another name")
     refused(lambda: check_balancer(balancer, source.replace('["reason"]', '["why"]')), "a metric of the balancer with another label")
     for own, dashboard in dashboards:
         for change in (lambda d: d["panels"].pop(), lambda d: d["panels"][2]["gridPos"].update(d["panels"][1]["gridPos"])):
             other = copy.deepcopy(dashboard)
             change(other)
-            refused(lambda: check_dashboard(promtool, own, other), "a dashboard with less, or with panels on each other,")
+            refused(lambda: check_dashboard(promtool, own, other), "a dashboard with a panel less, or with overlapping panels,")
     refused(lambda: check_dashboard(promtool, sidecar, dashboards[1][1]), "a dashboard of another role's metrics")
     refused(lambda: check_alerts(metrics, rules, {"tests": tests["tests"][1:]}), "an alert without a test")
 

@@ -1,4 +1,4 @@
-"""deploy/nginx.conf by a running nginx: what it says of its clients, and what it sends to a second replica. `nginx.py CONFIGURATION`."""
+"""Checks deploy/nginx.conf in a running nginx: its headers about clients, and its retries at a second replica. `nginx.py CONFIGURATION`."""
 
 import http.client
 import re
@@ -13,7 +13,7 @@ from pathlib import Path
 from forwarded import removed
 
 PATIENCE_SECS = 30
-# What nginx says itself; of a client's own words nothing may be left.
+# Headers that nginx sets itself; no value of a client may pass.
 SAID = ["X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Forwarded-Port", "X-Real-IP"]
 CLAIM = "claimed-by-the-client"
 
@@ -28,7 +28,7 @@ def require(holds, what):
 
 
 class Replica:
-    """Takes one request on each connection, keeps it, and answers; with no answer it closes the connection."""
+    """A server that records one request on each connection and answers it, or closes the connection."""
 
     def __init__(self, answer):
         self.answer, self.seen = answer, []
@@ -56,7 +56,7 @@ def free_port():
 
 
 class Nginx:
-    """Before one replica, and a second that has its turn only where the first has failed."""
+    """nginx in front of one replica, and a backup that is used only after the first has failed."""
 
     def __init__(self, text, first, second):
         self.port = free_port()
@@ -96,9 +96,9 @@ def claims_end_here(text):
         nginx.post({name: CLAIM for name in removed() + SAID})
     [head] = replica.seen
     left = [line for line in head if CLAIM in line]
-    require(not left, f"nginx passes on {left}")
+    require(not left, f"nginx forwards {left}")
     said = {line.split(":")[0] for line in head}
-    require(said >= set(SAID), f"nginx does not say {set(SAID) - said}")
+    require(said >= set(SAID), f"nginx does not set {set(SAID) - said}")
 
 
 def no_post_is_sent_twice(text):
@@ -109,7 +109,7 @@ def no_post_is_sent_twice(text):
         require((len(first.seen), len(second.seen), told) == (1, 0, status), f"after {answer}: {told}, and {len(second.seen)} at the next replica")
 
 
-def one_that_is_not_there_is_passed_over(text):
+def an_unreachable_replica_is_skipped(text):
     second = Replica("200")
     with Nginx(text, free_port(), second.port) as nginx:
         require(nginx.post({}) == 200, "a replica that cannot be connected to fails a call")
@@ -118,7 +118,7 @@ def one_that_is_not_there_is_passed_over(text):
 def check(text):
     claims_end_here(text)
     no_post_is_sent_twice(text)
-    one_that_is_not_there_is_passed_over(text)
+    an_unreachable_replica_is_skipped(text)
 
 
 def main(file):
@@ -132,7 +132,7 @@ def main(file):
             check(broken)
         except Wrong:
             continue
-        raise Wrong("a configuration that passes a client's claims on, or sends a POST twice, is accepted")
+        raise Wrong("a configuration that forwards a client's claims, or sends a POST twice, is accepted")
     print("test-nginx: a client's claims end at nginx, and no POST is sent twice")
 
 

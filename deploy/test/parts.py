@@ -1,4 +1,4 @@
-"""What the tests of running things share: a server to stand before, a proxy that was started, and waiting for what it says."""
+"""Shared parts of the tests with running processes: an MCP server, a proxy, and a call with its resume."""
 
 import http.client
 import subprocess
@@ -9,7 +9,7 @@ PATIENCE_SECS = 60
 
 
 class Server(BaseHTTPRequestHandler):
-    """An MCP server as far as a proxy can tell: each call is answered by a message and a result, as events."""
+    """A minimal MCP server: each call is answered by a message and a result, as events."""
 
     protocol_version = "HTTP/1.1"
 
@@ -32,20 +32,20 @@ class Server(BaseHTTPRequestHandler):
 
 
 def serve(port=0):
-    """Its address."""
+    """Starts the server; returns its address."""
     server = ThreadingHTTPServer(("127.0.0.1", port), Server)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"127.0.0.1:{server.server_port}"
 
 
 class Proxy:
-    """A running `mcp-resume serve`: by `with`, ended by SIGTERM."""
+    """A running `mcp-resume serve`, for one `with` block; ended by SIGTERM."""
 
     def __init__(self, command, environment):
         self.process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
 
     def __enter__(self):
-        # It has said both before it can be asked anything.
+        # Both addresses are printed before the proxy accepts requests.
         self.data = self.said("listening on http://").split("/")[0]
         self.admin = self.said("admin on http://")
         return self
@@ -54,7 +54,7 @@ class Proxy:
         line = self.process.stdout.readline()
         if not line.startswith(before):
             self.process.kill()
-            raise SystemExit(f"the proxy says {line!r}, not {before}…")
+            raise SystemExit(f"the proxy printed {line!r}, not {before}…")
         return line.removeprefix(before).strip()
 
     def __exit__(self, *_):
@@ -72,7 +72,7 @@ def request(address, method, path, body=None, **headers):
 
 
 def call_and_resume(address):
-    """A call, and its second event again by the id of the first."""
+    """Makes a call, and resumes it after its first event."""
     accept = {"Accept": "application/json, text/event-stream", "MCP_Protocol_Version": "2025-11-25"}
     call = '{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"t"}}'
     status, stream = request(address, "POST", "/mcp", call, Content_Type="application/json", **accept)

@@ -1,5 +1,5 @@
-"""The Redis of deploy/kubernetes/redis, run by Debian's redis-server: its configuration is taken, nobody gets in before it has a password
-of its own, and then its user may do all that the store does and nothing else. `shared_store.py MCP-RESUME`."""
+"""Checks the Redis of deploy/kubernetes/redis with Debian's redis-server: its configuration is valid, every login is refused before a
+password is set, and then its user may run the commands of the store and no others. `shared_store.py MCP-RESUME`."""
 
 import os
 import socket
@@ -33,7 +33,7 @@ def start(folder, port, secret):
     here = ["--port", str(port), "--bind", "127.0.0.1", "--logfile", folder / "log"]
     redis = subprocess.Popen(["redis-server", config, *here])
     until = time.monotonic() + parts.PATIENCE_SECS
-    # As its probe does.
+    # The command of the readiness probe.
     while say(port, "ping", user="probe") != "PONG":
         if redis.poll() is not None or time.monotonic() > until:
             log = folder / "log"
@@ -49,7 +49,7 @@ def login(secret):
 
 
 def refused(port):
-    """With what ships nobody gets in."""
+    """Checks that every login is refused with the shipped files."""
     _, password = login(FOLDER)
     for attempt in (password, "", "change-me", "probe"):
         run = ["redis-cli", "-p", str(port), "--no-auth-warning", "--user", "mcp-resume", "--pass", attempt, "get", "mcp-resume:keys"]
@@ -71,13 +71,13 @@ def check(mcp_resume, port, secret):
         parts.call_and_resume(proxy.data)
         assert parts.request(proxy.admin, "GET", "/readyz") == (200, "ready\n")
         assert "mcp_resume_store_ready 1\n" in parts.request(proxy.admin, "GET", "/metrics")[1]
-        assert say(port, "keys", "mcp-resume:*"), "nothing was stored"
-    assert say(port, "acl", "log") == "", f"it was not allowed: {say(port, 'acl', 'log')}"
+        assert say(port, "keys", "mcp-resume:*"), "the proxy stored no keys"
+    assert say(port, "acl", "log") == "", f"commands were refused: {say(port, 'acl', 'log')}"
     assert say(port, "config", "get", "maxmemory-policy").split()[1] == "noeviction"
     assert say(port, "config", "get", "appendonly").split()[1] == "yes"
     assert "NOPERM" in say(port, "keys", "*", user="probe"), "the probe may read"
-    nobody = subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True, text=True).stdout
-    assert "NOAUTH" in nobody, "anybody may connect"
+    anonymous = subprocess.run(["redis-cli", "-p", str(port), "ping"], capture_output=True, text=True).stdout
+    assert "NOAUTH" in anonymous, "anonymous clients may connect"
     print("deploy: kubernetes/redis runs, and its user may do what the store does")
 
 
@@ -99,5 +99,5 @@ if __name__ == "__main__":
         subprocess.run([FOLDER / "make-secret.sh", secret], check=True)
         first = login(secret)
         subprocess.run([FOLDER / "make-secret.sh", secret], check=True)
-        assert login(secret) != first, "two have one password"
+        assert login(secret) != first, "two runs made the same password"
         with_redis(Path(own), secret, lambda port: check(os.path.abspath(sys.argv[1]), port, secret))
