@@ -32,7 +32,7 @@ async fn three() -> [Sidecar; 3] {
 }
 
 #[tokio::test]
-async fn whatever_a_client_comes_back_with_leads_to_its_owner() {
+async fn every_identifier_of_a_stream_leads_to_its_owner() {
     let [one, two, three] = three().await;
     let balancer = balance(&[&one, &two, &three], &[]).await;
     for sidecar in [&one, &two, &three] {
@@ -107,7 +107,7 @@ async fn what_another_has_is_sent_there_once_it_is_known_who_is_where() {
 }
 
 #[tokio::test]
-async fn a_token_that_nobody_could_look_for_leads_to_its_owner_all_the_same() {
+async fn a_token_in_a_body_that_is_not_read_leads_to_its_owner() {
     let [one, two, three] = three().await;
     for sidecar in [&one, &three] {
         let own = sidecar.owner.to_string();
@@ -327,7 +327,7 @@ async fn a_balancer_is_ready_as_long_as_calls_run_behind_it() {
 }
 
 #[tokio::test]
-async fn whoever_names_one_that_is_down_does_not_wait_for_it() {
+async fn a_request_that_names_a_sidecar_that_is_down_does_not_wait_for_it() {
     let [mut one, two, _] = three().await;
     let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "50"), ("BALANCE__UNHEALTHY_AFTER", "1")]).await;
     one.stop().await;

@@ -2,7 +2,7 @@
 
 use crate::support::*;
 
-/// What a client gets for raw bytes on a fresh connection, to the end of that connection.
+/// Sends raw bytes on a new connection; returns everything received until its end.
 async fn raw(proxy: &Proxy, bytes: &[u8]) -> Vec<u8> {
     let mut client = Client::connect(proxy.addr).await;
     // The proxy may refuse before it has read everything.
@@ -409,7 +409,7 @@ async fn damaged_bodies_do_not_stop_the_server() {
 }
 
 #[tokio::test]
-async fn whatever_the_upstream_streams_the_call_ends_with_an_answer() {
+async fn a_call_ends_with_a_response_for_any_upstream_stream() {
     let (mut upstream, proxy, session) = setup().await;
     let mut noise = Noise(0xbad4);
     let wire = format!(": c\n\nevent: message\ndata: {}\n\nretry: 5\ndata: {}\r\n\r\n", progress(1), result(1000));

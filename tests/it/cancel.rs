@@ -1,4 +1,4 @@
-//! `notifications/cancelled`: forwarded, and the stream ends without an answer that nobody wants.
+//! `notifications/cancelled`: forwarded, and the stream ends without a response.
 
 use crate::support::*;
 use serde_json::{Value, json};
@@ -41,7 +41,7 @@ async fn an_upstream_that_just_ends_is_no_failure_then() {
     assert_eq!(session.resume(&id).send(proxy.addr).await.status, 204);
 }
 
-/// Whoever has the session's name and a credential that ended may say what it likes; the server decides.
+/// A caller with the session's name and an expired credential may send anything; the server decides.
 #[tokio::test]
 async fn one_that_the_upstream_refuses_changes_nothing() {
     for status in [401, 403, 404, 500] {
@@ -210,7 +210,7 @@ async fn a_cancelled_call_without_a_head_does_not_hang() {
     let upstream_call = upstream.expect("tools/call").await;
     cancel(&proxy, &mut upstream, session.post(cancelled(1))).await;
     upstream_call.closed().await;
-    // Nobody is owed an answer, but the request must come to an end.
+    // No response is owed, but the request must come to an end.
     if let Ok(mut response) = pending.try_response().await {
         response.try_body().await;
     }

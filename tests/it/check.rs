@@ -6,11 +6,11 @@ use mcp_resume::config::{Config, HostHeader};
 use serde_json::{Value, json};
 use std::time::Duration;
 
-/// What a server of these tests does with one request.
+/// Reaction of a test's server to one request.
 trait Personality: AsyncFn(&mut Memory, Call) {}
 impl<T: AsyncFn(&mut Memory, Call)> Personality for T {}
 
-/// What the server and the test remember of the probe.
+/// Record of the probe, shared by the server and the test.
 #[derive(Default)]
 struct Memory {
     /// The JSON-RPC methods, and HTTP methods with paths, in order.
@@ -28,7 +28,7 @@ fn options() -> Options {
     Options { limits: Limits { margin: SOON, ..Limits::default() }, ..Options::default() }
 }
 
-/// The same before a server that leaves requests unanswered.
+/// Returns the options for a server that leaves requests unanswered.
 fn waiting(limit: Duration) -> Options {
     Options { limits: Limits { answer: limit, stream: limit, ..options().limits }, ..Options::default() }
 }
@@ -173,7 +173,7 @@ async fn a_server_that_speaks_the_modern_era_alone_is_known_by_its_discovery() {
     assert_eq!(report.facts.server.as_ref().map(|server| &server.name[..]), Some("new"));
 }
 
-/// How a numbering server answers a resume.
+/// Reaction of a server that numbers its events to a resume.
 #[derive(Clone, Copy, PartialEq)]
 enum Replay {
     Whole,
@@ -413,7 +413,7 @@ async fn a_server_that_falls_silent_is_not_waited_for_again_and_again() {
 }
 
 #[tokio::test]
-async fn where_nobody_listens_the_system_says_why() {
+async fn the_systems_error_is_shown_where_no_server_listens() {
     let mut upstream = Upstream::start().await;
     let config = Config::for_upstream(&upstream.url()).expect("a usable URL");
     upstream.refuse().await;
@@ -483,7 +483,7 @@ async fn an_endless_answer_is_left() {
     assert_eq!(report.verdict, Verdict::NoMcp);
 }
 
-/// A listener that answers whatever comes as HTTP/1.1 without TLS.
+/// Starts a listener that answers every request as HTTP/1.1 without TLS.
 async fn plain_http() -> std::net::SocketAddr {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -1,4 +1,4 @@
-//! What the client answers to the server's requests.
+//! Client responses to the server's requests.
 
 use crate::support::*;
 use serde_json::json;
@@ -75,7 +75,7 @@ async fn an_answer_that_may_be_refused_changes_nothing_before_it_is_taken() {
         assert_eq!(answered.await.status, status);
     }
     answers(&proxy, &mut upstream, &session, "q").await;
-    // Now it is answered, and nobody is asked again.
+    // The request is answered now, and is not asked again.
     held(&proxy, &session, answer("q")).await;
     sse.finish(result(1)).await;
     let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
@@ -83,7 +83,7 @@ async fn an_answer_that_may_be_refused_changes_nothing_before_it_is_taken() {
     assert!(upstream.is_quiet());
 }
 
-/// Also in a session that somebody made up.
+/// The refusal arrives in a made-up session too.
 #[tokio::test]
 async fn a_late_refusal_of_a_notification_reaches_a_client_of_unknown_credentials() {
     let mut upstream = Upstream::start().await;
@@ -159,7 +159,7 @@ async fn a_question_that_is_answered_when_its_stream_is_over_is_not_asked_again(
         sse.finish(result(1)).await;
         let (events, end) = response.events().await;
         assert_eq!((events.len(), end), (3, End::Complete));
-        // Nobody waits for it: what becomes of it is between the client and the server.
+        // No response waits for it: its outcome is between the client and the server.
         let pending = session.post(answer("q")).start(proxy.addr).await;
         upstream.expect("response").await.status(status).await;
         assert_eq!(pending.response().await.status, status);
@@ -349,7 +349,7 @@ async fn a_notification_waits_while_the_upstream_refuses() {
 }
 
 #[tokio::test]
-async fn a_notification_that_no_call_waits_for_is_refused_and_holds_nobody_up() {
+async fn a_notification_that_no_call_waits_for_is_refused_and_delays_no_other_request() {
     let (mut upstream, proxy, session) = setup().await;
     upstream.refuse().await;
     let changed = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
@@ -411,7 +411,7 @@ async fn what_the_proxy_sends_itself_carries_the_callers_credentials() {
 }
 
 #[tokio::test]
-async fn an_answer_nobody_waits_for_any_more_holds_nobody_up() {
+async fn a_client_response_to_an_ended_call_delays_no_other_request() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;
@@ -482,7 +482,7 @@ async fn refused(proxy: &Proxy, upstream: &mut Upstream, session: &Session, id: 
 }
 
 #[tokio::test]
-async fn a_second_answer_is_dropped_whatever_became_of_the_credentials() {
+async fn a_second_client_response_is_dropped_even_after_the_credentials_changed() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.event(question("q")).await;

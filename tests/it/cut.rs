@@ -2,10 +2,10 @@
 
 use crate::support::*;
 
-/// What an application sees of an event.
+/// An event as the application sees it.
 type Seen = (Option<String>, Vec<u8>);
 
-/// When the upstream sends what the client had not asked to read yet.
+/// Time at which the upstream sends the events that the client has not read yet.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Rest {
     /// All at once, before the client reads.
@@ -41,7 +41,7 @@ fn seen(frame: Frame) -> Seen {
     (frame.event, frame.data.unwrap_or_default())
 }
 
-/// What the first connection brought before it was cut.
+/// Events that the first connection brought before the cut.
 struct Cut {
     events: Vec<Seen>,
     last_id: Option<String>,

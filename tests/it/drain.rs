@@ -192,7 +192,7 @@ async fn a_sessions_own_stream_does_not_keep_the_process() {
 }
 
 #[tokio::test]
-async fn nobody_drains_it_by_a_link() {
+async fn a_link_cannot_start_a_drain() {
     let (_upstream, proxy, _session) = observed(|_| {}).await;
     assert_eq!(admin(&proxy, get("/drain")).await.0, 403);
     assert_eq!(admin(&proxy, get("/drain").method("POST").with("X-Drain", "1")).await.0, 405);

@@ -1,4 +1,4 @@
-//! What an undisturbed exchange looks like on both sides.
+//! Undisturbed exchanges, seen from both sides.
 
 use crate::support::*;
 use mcp_resume::protocol::client::{Network, Trust};
@@ -620,6 +620,6 @@ async fn a_json_answer_that_does_not_end_has_its_time_too() {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 100000\r\n\r\n";
     upstream_call.write(format!("{head}{}", "x".repeat(70_000))).await;
     let (body, end) = pending.response().await.try_body().await;
-    assert_eq!((body.len(), end), (70_000, End::Broken), "nobody takes it for whole");
+    assert_eq!((body.len(), end), (70_000, End::Broken), "a client sees that it is incomplete");
     upstream_call.closed().await;
 }

@@ -1,4 +1,4 @@
-//! Fast and slow: nothing is held back, nothing is lost, nobody waits for another.
+//! Fast and slow peers: nothing is held back, nothing is lost, no stream waits for another.
 
 use crate::support::*;
 
@@ -7,7 +7,7 @@ fn sized(n: usize, size: usize) -> String {
 }
 
 #[tokio::test]
-async fn the_last_event_before_a_silence_arrives_whatever_its_size() {
+async fn the_last_event_before_a_silence_arrives_at_any_size() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let sizes = (0..40).map(|n| n * 97).chain([4000, 8100, 8192, 16_300, 65_000, 65_536, 200_000, 500_000]);
@@ -86,7 +86,7 @@ async fn a_client_may_stop_reading_and_go_on_later() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());
-    // 4 MB are within the bounds: the upstream gets rid of them with nobody reading.
+    // 4 MB are within the bounds: the upstream can send them all without a reader.
     let many = 400;
     for n in 1..=many {
         sse.event(sized(n, 10_000)).await;

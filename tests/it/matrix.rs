@@ -1,8 +1,8 @@
-//! Two callers, and every combination of what one of them may hold of the other's.
+//! Two callers, and every combination of credentials and identifiers that one of them may hold of the other's.
 //!
-//! A slow, obvious rule says what each combination is worth; the proxy must say the same. Whoever gets nothing gets it in the same
-//! bytes and for the same work, whatever the reason. The server behind is lax on purpose: it takes every call, and looks at
-//! tokens only when it is asked about one, so that all that keeps the two apart is the proxy.
+//! A slow, obvious rule states the result of each combination, and the proxy must agree. Every refusal has equal bytes
+//! and costs equal work, for any reason. The server behind is lax on purpose: it accepts every call, and examines
+//! tokens only when it is asked about one. The proxy alone keeps the two callers apart.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::support::*;
 
-/// What one holds of a kind.
+/// Possession of one kind of secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Held {
     Own,
@@ -29,7 +29,7 @@ enum Held {
 const ALL: [Held; 5] = [Held::Own, Held::Stolen, Held::Absent, Held::Forged, Held::Expired];
 const EVENTS: [Held; 6] = [Held::Own, Held::Stolen, Held::Absent, Held::Forged, Held::Expired, Held::Forgotten];
 
-/// What one does.
+/// Action of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Deed {
     Resume,
@@ -57,10 +57,10 @@ enum Caller {
     Victim,
 }
 
-/// What an attempt is worth.
+/// Rightful result of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Worth {
-    /// What is this caller's.
+    /// Data of this caller.
     Theirs(Caller),
     /// The server's refusal of a token that claims to be the owner's.
     Refusal,
@@ -71,7 +71,8 @@ enum Worth {
 }
 
 impl Attempt {
-    /// Whether a stream that it begins can be come back to. It is kept by what the attempt names, whosever that is.
+    /// Returns true if a stream begun by the attempt can be resumed. It belongs to the session and credential that the
+    /// attempt names.
     fn is_kept(self) -> bool {
         let has_session = self.session != Held::Absent;
         let has_key = self.key != Held::Absent && self.token != Held::Absent;
@@ -117,7 +118,7 @@ impl Attempt {
     }
 }
 
-/// What a caller has.
+/// Secrets of a caller.
 #[derive(Clone, Debug)]
 struct Things {
     token: String,
@@ -125,7 +126,7 @@ struct Things {
     key: String,
     /// The place before the first event of its call without a key.
     event: String,
-    /// The same of a call that is forgotten.
+    /// Identifier of a forgotten call.
     forgotten: String,
 }
 
@@ -154,7 +155,7 @@ fn question() -> String {
     json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage", "params": {"messages": []}}).to_string()
 }
 
-/// What only the caller with this token may read.
+/// Returns the text that only the caller with this token may read.
 fn secret(authorization: &str) -> String {
     let token: String = authorization.chars().rev().filter(char::is_ascii_alphanumeric).collect();
     json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "info", "data": token}}).to_string()
@@ -180,7 +181,7 @@ impl Server {
                 }
                 let rpc = call.rpc_method();
                 seen.lock().unwrap().push(rpc.clone());
-                let token = call.header("authorization").unwrap_or("nobody").to_owned();
+                let token = call.header("authorization").unwrap_or("unknown").to_owned();
                 match rpc.as_str() {
                     "tools/call" if call.body == soon_over().as_bytes() => {
                         call.sse().await.finish(result("plain")).await
@@ -256,7 +257,7 @@ impl Stage {
         stage
     }
 
-    /// What the proxy was told on other connections has reached it.
+    /// Waits until the proxy has handled the requests of other connections.
     async fn settle(&self) {
         assert_eq!(Request::new("GET", "/settle").send(self.proxy.addr).await.status, 204);
     }
@@ -285,7 +286,7 @@ impl Stage {
             Deed::Answer => Request::post(answer()),
             Deed::Delete => Request::new("DELETE", "/mcp"),
         };
-        // The claim is the victim's, the signature nobody's; and a token of the thief's that is no longer good.
+        // The claim is the victim's and the signature is invalid; and an expired token of the thief's.
         let (forged, expired) = (bearer("victim", 666), bearer("thief", 0));
         let forged_event = EventId::of(&self.victim.event).forged().at(0);
         for (name, value) in [
@@ -320,7 +321,7 @@ impl Stage {
 
     /// The body without what the caller has shown itself: what the server makes of its token, and the ID it came with.
     fn anonymous(&self, mut body: String) -> String {
-        let tokens = [&self.thief.token, &self.victim.token, "nobody", &bearer("victim", 666), &bearer("thief", 0)];
+        let tokens = [&self.thief.token, &self.victim.token, "unknown", &bearer("victim", 666), &bearer("thief", 0)];
         for token in tokens {
             body = body.replace(&secret(token), "SECRET");
         }
@@ -332,7 +333,7 @@ impl Stage {
         body
     }
 
-    /// Whether a deed of its own still finds what `caller` had: it was neither ended nor answered by anybody.
+    /// Returns true if `caller` still finds its call by a request of its own: neither ended nor answered.
     async fn is_untouched(&self, caller: Caller, deed: Deed) -> bool {
         let things = self.of(caller);
         self.settle().await;
@@ -353,7 +354,8 @@ impl Stage {
                 let resume = things.ask(Request::get().resume_from(&things.event));
                 let mut response = resume.send(self.proxy.addr).await.sse();
                 assert_eq!(response.event().await.bytes(), secret(&things.token).as_bytes());
-                // An answered question is not repeated; here nobody answered. What ended ends with an error.
+                // An answered question is not repeated; here none was answered. An ended call has an error. The error
+                // comes in the same piece; a running call has nothing more for now.
                 assert_eq!(response.event().await.bytes(), question().as_bytes());
                 // What has ended has its error in the same piece; what goes on has nothing more for now.
                 tokio::select! {
@@ -391,7 +393,7 @@ impl Things {
     }
 }
 
-/// What came of an attempt: everything a caller can see but time, and everything that was done.
+/// Outcome of an attempt: everything that a caller can see but time, and everything that was done.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Seen {
     status: u16,
@@ -400,7 +402,7 @@ struct Seen {
     moved: Vec<String>,
 }
 
-/// What is held for callers.
+/// Metrics of the state held for callers.
 const HELD: [&str; 2] = ["mcp_resume_held_bytes", "mcp_resume_streams_kept"];
 
 /// Makes every attempt of a deed, each before a proxy of its own; asserts its worth.

@@ -13,7 +13,7 @@ const MARK: &str = "Mcp-Resume-Owner";
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
 pub(crate) fn marked(request: Request) -> Request {
-    request.with(MARK, "whatever")
+    request.with(MARK, "anything")
 }
 
 /// 421, and who is there instead.
@@ -65,7 +65,7 @@ async fn a_marked_request_for_anothers_stream_is_misdirected() {
 }
 
 #[tokio::test]
-async fn a_marked_request_in_anothers_session_is_misdirected_whatever_it_wants() {
+async fn every_marked_request_in_anothers_session_is_misdirected() {
     let (untouched, two) = start("two").await;
     let session = Session::opened_elsewhere(V2025_11, &format!("{ONE}~s"), None);
     let put = session.get().method("PUT").with_body("x");

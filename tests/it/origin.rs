@@ -183,7 +183,7 @@ async fn a_location_of_the_upstream_without_a_path_names_its_root() {
 }
 
 #[tokio::test]
-async fn one_length_reaches_the_client_whatever_the_path() {
+async fn one_length_reaches_the_client_on_any_path() {
     let (mut upstream, proxy, session) = setup().await;
     let answers = [
         ("content-length: 2\r\nContent-Length: 2\r\n", 200),

@@ -27,7 +27,7 @@ async fn finished(proxy: &Proxy, upstream: &mut Upstream, request: &Request) -> 
     place
 }
 
-/// Whether a caller with these headers can read the stream.
+/// Returns true if a caller with these headers can read the stream.
 async fn reads(proxy: &Proxy, place: &EventId, headers: &[(&str, &str)]) -> bool {
     let mut request = modern_resume(&place.at(0));
     for (name, value) in headers {
@@ -94,7 +94,7 @@ async fn a_key_in_the_query_is_a_part_of_it() {
     sse.event(progress(1)).await;
     response.event().await;
     response.reset();
-    // Whoever has the session's name and no key is the server's to judge, and so is every other key.
+    // A caller with the session's name and no key, or with any other key, is the server's to judge.
     for target in ["/mcp", "/mcp?", "/mcp?key=theirs", "/mcp?key=mine&", "/mcp?key=mine&key=mine"] {
         for request in [session.get().target(target), session.resume(&place.at(0)).target(target)] {
             let pending = request.start(proxy.addr).await;
@@ -182,7 +182,7 @@ async fn it_can_be_a_cookie() {
 }
 
 #[tokio::test]
-async fn it_can_be_nobody() {
+async fn the_principal_can_be_none() {
     let (mut upstream, proxy) = setup_of(PrincipalSource::None).await;
     let request = modern(1).with("Authorization", "Bearer 1");
     let place = finished(&proxy, &mut upstream, &request).await;
@@ -190,7 +190,8 @@ async fn it_can_be_nobody() {
     assert!(reads(&proxy, &place, &[]).await);
 }
 
-/// The server judges an `X-API-Key` as well, whatever tells callers apart: what it said of one key says nothing of another.
+/// The server judges an `X-API-Key` too, under every principal source. Its judgement of one key says nothing of
+/// another.
 #[tokio::test]
 async fn acceptance_is_of_all_that_a_caller_shows() {
     for source in [PrincipalSource::Auto, PrincipalSource::Header(HeaderName::from_static("x-user"))] {

@@ -86,7 +86,7 @@ async fn a_server_that_stops_and_comes_back_is_told_by_probes_and_in_the_log() {
 }
 
 #[tokio::test]
-async fn whoever_asks_for_its_health_gets_its_own_words() {
+async fn a_health_check_gets_the_balancers_own_response() {
     let (mut upstream, proxy) = observed().await;
     let admin = proxy.admin.expect("an admin listener");
     Session::open(&proxy, &mut upstream, V2025_11).await;
@@ -118,7 +118,7 @@ async fn a_listener_of_another_kind_is_not_taken_for_healthy() {
 async fn a_process_that_says_nothing_is_not_waited_for() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let address = listener.local_addr().expect("an address");
-    let error = ask::health(address, Probe::Live).await.expect_err("nobody accepts");
+    let error = ask::health(address, Probe::Live).await.expect_err("no listener accepts");
     assert_eq!(error.to_string(), format!("{address} gives no answer to a probe"));
 }
 
@@ -237,7 +237,7 @@ async fn the_log_holds_no_secret_at_any_level() {
     let pending = post("secret-form".to_owned()).target("/told-path?code=secret-code").start(proxy.addr).await;
     upstream.next().await.json_with(401, "www-authenticate: Bearer secret-realm\r\n", "secret-page").await;
     assert_eq!(pending.response().await.status, 401);
-    // Failures of the upstream: before a head, in mid-stream, no JSON-RPC, nobody there.
+    // Failures of the upstream: before a head, in mid-stream, no JSON-RPC, no listener.
     let pending = post(call("secret-2")).start(proxy.addr).await;
     upstream.expect("tools/call").await.reset().await;
     assert_eq!(pending.response().await.status, 502);
@@ -323,7 +323,8 @@ async fn the_log_tells_of_each_request_and_return_once_and_of_unprotected_traffi
     assert!(requests.iter().all(|(_, fields)| fields["duration_ms"].is_u64()), "{requests:#?}");
 }
 
-/// What reads stderr has fallen behind: most of a mebibyte waits behind a full pipe when the process is asked to end.
+/// The reader of stderr has fallen behind: most of a mebibyte waits behind a full pipe when the process is asked to
+/// end.
 #[tokio::test]
 async fn the_end_waits_for_a_reader_that_takes_the_last_lines() {
     const READ_FIRST: usize = 256 * 1024;
@@ -352,7 +353,7 @@ async fn the_end_waits_for_a_reader_that_takes_the_last_lines() {
     proxy.stop().await;
 }
 
-/// What a balancer finds its replica by.
+/// Returns the replica that a balancer reads from an event ID.
 pub(crate) fn owner(id: &EventId) -> Owner {
     let bytes = BASE64_URL_SAFE_NO_PAD.decode(&id.handle).expect("base64");
     Owner(u32::from_be_bytes(bytes[2..6].try_into().expect("four bytes")))

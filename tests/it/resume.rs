@@ -157,7 +157,7 @@ async fn a_stale_cursor_gives_the_same_events_again() {
 }
 
 #[tokio::test]
-async fn a_finished_call_nobody_waited_for_can_be_fetched() {
+async fn a_call_that_finished_without_its_client_can_be_fetched() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, place) = left(&proxy, &mut upstream, &session.post(call(1))).await;
     sse.finish(result(1)).await;
@@ -170,7 +170,7 @@ async fn a_finished_call_nobody_waited_for_can_be_fetched() {
 }
 
 #[tokio::test]
-async fn a_lost_cursor_gets_the_error_of_its_request_whatever_was_lost() {
+async fn every_kind_of_lost_cursor_gets_the_error_of_its_request() {
     let (mut upstream, proxy, session) = setup_with(|c| c.streams.max_events = 4).await;
     let place = finished(&proxy, &mut upstream, &session.post(call("seven"))).await;
     let (_long, trimmed) = trimmed(&proxy, &mut upstream, &session.post(call_tool("seven", "long"))).await;
@@ -333,7 +333,7 @@ async fn takeovers_in_mid_stream_lose_and_repeat_nothing() {
     let place = EventId::of(reader.prime().await.id());
     let mut seen = Vec::new();
     for n in 1..=50 {
-        // The event and the takeover race; whoever gets it, it is one of them, once.
+        // The event and the takeover race; exactly one connection gets it, once.
         sse.event(progress(n)).await;
         let from = reader.last_id().unwrap().to_owned();
         let mut newer = session.resume(&from).send(proxy.addr).await.sse();
@@ -459,7 +459,7 @@ async fn a_cursor_trimmed_away_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_full_stream_nobody_reads_fails_after_a_while() {
+async fn a_full_unread_stream_fails_after_a_while() {
     let (mut upstream, proxy, session) = setup_with(|c| {
         c.streams.max_events = 4;
         c.streams.full_wait = SOON;
@@ -525,7 +525,7 @@ async fn one_tool_can_be_waited_for_longer() {
 }
 
 #[tokio::test]
-async fn a_resume_that_takes_no_stream_is_406_and_disturbs_nobody() {
+async fn a_resume_that_takes_no_stream_is_406_and_disturbs_no_reader() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());

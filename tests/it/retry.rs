@@ -1,4 +1,4 @@
-//! The same POST again: the tool runs once.
+//! Retried POSTs: the tool runs once.
 
 use crate::support::*;
 

@@ -102,7 +102,7 @@ async fn on_http2_only_silence_confirms_an_answer_and_not_another_request_of_the
     drop(client);
 }
 
-/// On HTTP/1.1 its next request confirms a caller's own answer, whoever else's requests the connection carries.
+/// On HTTP/1.1, a caller's next request confirms its own response, even on a connection shared with other callers.
 #[tokio::test]
 async fn a_further_request_on_a_shared_connection_confirms_the_callers_own_answer_for_a_while() {
     let (mut upstream, proxy, session) = setup().await;

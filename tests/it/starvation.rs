@@ -1,4 +1,4 @@
-//! The binary where it is given little: few descriptors, and output that nobody reads.
+//! The binary with few resources: few descriptors, and output that is not read.
 
 #![cfg(target_os = "linux")]
 
@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::process::Stdio;
 use tokio::process::Command;
 
-/// The same command, begun by a shell that first does `setup`.
+/// Returns the command, started by a shell that first runs `setup`.
 fn after(setup: &str, command: &Command) -> Command {
     let command = command.as_std();
     let mut shell = Command::new("sh");
@@ -68,7 +68,7 @@ async fn more_clients_than_descriptors_leave_room_for_probes_and_calls() {
 }
 
 #[tokio::test]
-async fn a_log_that_nobody_reads_stops_no_worker_and_says_later_what_it_dropped() {
+async fn an_unread_log_stops_no_worker_and_says_later_what_it_dropped() {
     const DROPPED: &str = "mcp_resume_log_lines_dropped_total";
     let upstream = Upstream::start().await;
     let (mut log, stderr) = std::io::pipe().expect("a pipe");
@@ -98,7 +98,7 @@ async fn a_log_that_nobody_reads_stops_no_worker_and_says_later_what_it_dropped(
 }
 
 #[tokio::test]
-async fn it_stops_although_nobody_reads_its_log() {
+async fn it_stops_although_its_log_is_not_read() {
     let upstream = Upstream::start().await;
     let mut command = command(&upstream);
     // The pipe is there as long as the process.
@@ -112,7 +112,7 @@ async fn it_stops_although_nobody_reads_its_log() {
 }
 
 #[tokio::test]
-async fn a_stdout_that_nobody_reads_does_not_keep_it_from_serving() {
+async fn an_unread_stdout_does_not_keep_it_from_serving() {
     const PIPE: usize = 64 * 1024;
     let upstream = Upstream::start().await;
     let (_unread, mut stdout) = std::io::pipe().expect("a pipe");

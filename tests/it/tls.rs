@@ -202,7 +202,7 @@ async fn an_upstream_is_believed_by_and_shown_what_is_in_the_files_now() {
     assert_eq!(in_use.reload(), Reload::Refused);
     let third = calls(&proxy, &mut server).await;
 
-    // Another authority that can be used is taken at its word; whoever was there before stays.
+    // Another valid authority is used at once; existing connections stay.
     let other = Pki::new();
     copy(other.ca(), files.ca());
     copy(other.pair().cert, files.pair().cert);
@@ -255,7 +255,7 @@ async fn an_upstream_may_change_the_version_it_agrees_on() {
         for _ in 0..2 {
             assert_eq!(asks(&proxy, &mut server).await, version, "{turn:?}");
         }
-        // Whoever changes it ends the connections there are.
+        // A change of the file ends the existing connections.
         let broken = Request::post(call(1)).start(proxy.addr).await;
         server.next().await.reset();
         assert_eq!(broken.response().await.status, 502);
@@ -293,7 +293,7 @@ async fn the_end_of_a_connection_to_the_upstream_is_announced() {
     assert_eq!(end.expect("an end that was announced"), 0);
 }
 
-/// What every HTTP/2 client begins with, and an empty SETTINGS frame.
+/// HTTP/2 client preface and an empty SETTINGS frame.
 const HELLO: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0";
 
 /// The server's own SETTINGS frame comes first of all.

@@ -308,7 +308,7 @@ async fn of_two_requests_at_once_both_know_that_there_is_no_answer() {
 }
 
 #[tokio::test]
-async fn whoever_waited_for_one_that_left_asks_itself() {
+async fn a_request_that_waited_for_a_client_that_left_asks_the_server_itself() {
     let mut on = Refreshed::start().await;
     let (calls, [one, other], question) = two_at_once(&mut on).await;
     one.reset();
@@ -322,7 +322,7 @@ async fn whoever_waited_for_one_that_left_asks_itself() {
 }
 
 #[tokio::test]
-async fn nobody_is_asked_about_another_claim_another_session_or_no_claim() {
+async fn the_server_is_not_asked_about_another_claim_another_session_or_no_claim() {
     let mut on = Refreshed::start().await;
     let (_sse, place) = on.left().await;
     let opaque = Session::opened_elsewhere(V2025_11, "s-1", Some("Bearer opaque"));
@@ -459,7 +459,7 @@ async fn the_standalone_stream_goes_on_with_it() {
     assert!(on.upstream.is_quiet());
 }
 
-/// Whoever opened something under a claim may have made the claim up.
+/// A caller that opened something under a claim may have made the claim up.
 #[tokio::test]
 async fn what_the_new_one_begins_is_not_the_old_ones() {
     let mut on = Refreshed::start().await;

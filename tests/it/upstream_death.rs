@@ -4,7 +4,7 @@ use crate::client_responses::{answer, question};
 use crate::support::*;
 use std::time::{Duration, Instant};
 
-/// How soon after the fact a client must know.
+/// Time within which a client must learn of the death.
 const PROMPT: Duration = Duration::from_secs(1);
 
 /// Reads what is left: events, then exactly one error for request `id`, then the end.
@@ -133,7 +133,7 @@ async fn interim_answers_without_end_are_502_on_every_path() {
     }
 }
 
-/// Its connection stays open: only what is wrong with it says that no end will come.
+/// The connection stays open: the malformed head alone shows that no end will come.
 #[tokio::test]
 async fn a_head_with_lone_line_feeds_is_502_at_once() {
     let (mut upstream, proxy, session) = setup().await;
@@ -273,7 +273,7 @@ async fn a_json_answer_cut_short_is_never_passed_as_whole() {
 }
 
 #[tokio::test]
-async fn a_death_nobody_watched_is_told_on_resume() {
+async fn an_unwatched_death_is_reported_on_resume() {
     let (mut upstream, proxy, session) = setup().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let place = EventId::of(response.prime().await.id());

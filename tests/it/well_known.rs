@@ -1,4 +1,4 @@
-//! What a sidecar tells a balancer on its data listener.
+//! Status that a sidecar reports to a balancer on its data listener.
 
 use mcp_resume::config::{DiskStore, Fsync, Store};
 use mcp_resume::protocol::access::AllowedHosts;
@@ -21,7 +21,7 @@ async fn said(proxy: &Proxy) -> Value {
     response.json().await
 }
 
-/// What is random in it is checked for its form, and taken out.
+/// Checks the form of random values, and takes them out.
 fn fixed(mut said: Value) -> Value {
     let mut take = |place: &str, digits: usize| {
         let value = said.pointer_mut(place).expect(place).take();

@@ -14,7 +14,7 @@ fn notification() -> String {
 }
 
 #[tokio::test]
-async fn a_longer_array_is_413_with_one_error_whatever_is_in_it() {
+async fn a_longer_array_of_any_content_is_413_with_one_error() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
     let bodies = [
@@ -24,7 +24,7 @@ async fn a_longer_array_is_413_with_one_error_whatever_is_in_it() {
         // What its answer used to repeat for each request.
         array((0..200_000).map(|id| format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"m"}}"#))),
         format!("[{}{{}}]", "{},".repeat(3 * MIB)),
-        // Nobody looks at what follows.
+        // The rest is not read.
         format!("[{}{}, and so on]", format!("{},", notification()).repeat(100), notification()),
     ];
     for (n, body) in bodies.iter().enumerate() {

@@ -76,7 +76,7 @@ async fn invented_credentials_share_the_bounds_of_their_address_and_a_proven_one
     const MAY: usize = 5;
     let (mut upstream, proxy, _) = bounded(|c| c.limits.streams_per_principal = MAY).await;
     let with = |token: &str| Request::post(call(1)).with("Authorization", &format!("Bearer {token}"));
-    // A server that refuses nobody has proven nobody: all are told apart by their address alone.
+    // A server that refuses no credential has proven none: all callers are told apart by their address alone.
     let pending = with("good").start(proxy.addr).await;
     upstream.expect("tools/call").await.json(200, result(1)).await;
     assert_eq!(pending.response().await.status, 200);
@@ -138,7 +138,7 @@ async fn of_ten_thousand_calls_that_are_left_as_many_run_as_may() {
     assert_eq!(refused, 10_000 - MAY);
     assert_eq!(metric(&proxy, "mcp_resume_calls_detached").await, MAY as f64);
     assert_eq!(metric(&proxy, &rejects("too_many_detached")).await, refused as f64);
-    // Whoever comes back for one is let in, and there is room for another.
+    // A client that resumes one of them is let in, and there is room for another.
     let back = session.post(call(7)).start(proxy.addr).await;
     let place = left.remove(7);
     place.json(200, result(7)).await;
@@ -214,7 +214,7 @@ async fn posts_whose_streams_are_reset_cost_as_many_calls_as_may_be_left_and_lea
     while metric(&proxy, &rejects("too_many_detached")).await < 1000.0 {
         // On one connection, and looked at before they are reset.
         let mut opened = Vec::new();
-        assert!(id < 5000, "nobody is refused");
+        assert!(id < 5000, "no call is refused");
         for _ in 0..10 {
             id += 1;
             let (bytes, stream) = client.open(&session.post(call(id)));
@@ -267,7 +267,7 @@ async fn standalone_streams_that_were_left_are_no_calls() {
     assert_eq!(metric(&proxy, "mcp_resume_calls_detached").await, 0.0);
     let list = streams(&proxy).await;
     assert_eq!((&list["open"], &list["detached"]), (&SESSIONS.into(), &0.into()), "{list}");
-    // Nobody comes back for them: each is closed, and no call has failed.
+    // No client resumes them: each is closed, and no call has failed.
     pass(std::time::Duration::from_secs(700)).await;
     for sse in &opened {
         sse.closed().await;

@@ -8,7 +8,7 @@ use crate::support::pki::Pki;
 
 #[tokio::test]
 async fn a_connection_too_many_is_told_so_and_closed() {
-    // The flood has four: the others are the neighbour's, and one for whoever wants in.
+    // The flood has four connections; one is the neighbour's, and one is left for a newcomer.
     let (mut upstream, proxy, session) = bounded(|c| c.limits.connections = 6).await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
     settle(&proxy, &mut upstream).await;
@@ -96,7 +96,7 @@ async fn a_call_without_a_connection_to_the_server_is_refused_and_the_others_go_
     assert_eq!(second.response().await.status, 200);
 }
 
-/// A word would have to be said in TLS, and nobody beyond the bound is worth a handshake.
+/// A refusal would need a TLS handshake, and a connection beyond the bound is not worth one.
 #[tokio::test]
 async fn a_connection_too_many_for_a_tls_listener_is_closed_without_a_word() {
     let pki = Pki::new();

@@ -49,7 +49,7 @@ fn status_kib(pid: u32, name: &str) -> usize {
 
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn resumes_of_a_large_event_that_nobody_reads_take_no_copies_of_it() {
+async fn unread_resumes_of_a_large_event_take_no_copies_of_it() {
     let mut upstream = Upstream::start().await;
     let mut command = command(&upstream);
     command.stderr(Stdio::null());

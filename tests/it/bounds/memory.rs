@@ -128,7 +128,7 @@ async fn a_full_stream_that_is_read_flows_on_and_gives_up_what_was_read() {
 }
 
 #[tokio::test]
-async fn a_full_stream_that_nobody_reads_keeps_all_it_has_and_fails() {
+async fn a_full_unread_stream_keeps_all_it_has_and_fails() {
     let (mut upstream, proxy, session) = bounded(|c| {
         small_share(c);
         c.streams.full_wait = LATER;
@@ -181,7 +181,7 @@ async fn a_caller_over_its_share_is_429_until_it_has_read_what_is_kept_for_it() 
 }
 
 #[tokio::test]
-async fn a_full_process_refuses_whoever_holds_much_and_nobody_else() {
+async fn a_full_process_refuses_only_callers_that_hold_much() {
     let (mut upstream, proxy, session) = bounded(|c| {
         small_streams(c);
         // What is read in one piece may go beyond the process's part, but not beyond the caller's.

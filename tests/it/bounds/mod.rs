@@ -44,7 +44,7 @@ impl Neighbour {
         Neighbour { session, sse, response, place, events: 0 }
     }
 
-    /// One more event of its stream arrives, whatever else goes on.
+    /// Receives one more event of its stream in time, under any load.
     async fn hears(&mut self) {
         self.events += 1;
         self.sse.event(progress(self.events)).await;
@@ -53,7 +53,7 @@ impl Neighbour {
         assert_eq!(event.bytes(), progress(self.events).as_bytes());
     }
 
-    /// Its call ends as if nothing had been.
+    /// Ends its call as without the load.
     async fn moves_out(mut self) {
         self.hears().await;
         self.sse.finish(result(1)).await;

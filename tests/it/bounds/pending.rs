@@ -68,7 +68,7 @@ async fn the_head_of_a_request_for_the_sessions_own_stream_counts_as_its_callers
     drop(sse);
 }
 
-/// What is remembered of a question outlives the event that asked it, and so counts beside that.
+/// The record of a question outlives the event that asked it, so it counts beside the event.
 #[tokio::test]
 async fn questions_of_the_server_count_beside_their_events() {
     const ASKED: usize = 50;
@@ -197,7 +197,7 @@ async fn posts_that_the_server_never_answers_keep_their_places() {
         unanswered.push(upstream.expect(&format!("notifications/n{n}")).await);
         pass(Duration::from_secs(2)).await;
         assert_eq!(pending.response().await.status, 202);
-        // Nobody waits behind it any longer.
+        // No request waits behind it any longer.
         pass(Duration::from_secs(6)).await;
     }
     assert_not_sent(&mut upstream, &proxy, &session.post(notification(4)), 503).await;
@@ -233,7 +233,7 @@ async fn posts_that_the_server_does_not_answer_delay_the_next_one_together() {
     drop(unanswered);
 }
 
-/// Also in a session that somebody made up.
+/// The bound holds in a made-up session too.
 #[tokio::test]
 async fn posts_of_unknown_credentials_have_places_as_well() {
     let (mut upstream, proxy, _) = bounded(|c| {
@@ -253,7 +253,7 @@ async fn posts_of_unknown_credentials_have_places_as_well() {
     finds_a_place(&mut upstream, &proxy, &session, 4).await;
 }
 
-/// What a client says may be what ends a call.
+/// A POST of the client may be the one that ends a call.
 #[tokio::test]
 async fn a_full_share_refuses_large_posts_before_they_are_sent_and_takes_slight_ones() {
     let (mut upstream, proxy, session) = bounded(|c| {

@@ -4,7 +4,7 @@ use super::*;
 use std::time::Duration;
 
 #[tokio::test]
-async fn hostile_cursors_at_full_speed_all_get_the_same_and_nobody_else_notices() {
+async fn hostile_cursors_at_full_speed_all_get_the_same_and_disturb_no_other_client() {
     let (mut upstream, proxy, session) = bounded(|_| ()).await;
     let mut neighbour = Neighbour::moves_in(&proxy, &mut upstream).await;
     let (_sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(1))).await;

@@ -1,4 +1,4 @@
-//! Sessions that nobody opened, and too many that somebody did.
+//! Made-up sessions, and more real sessions than the limit.
 
 use super::*;
 use crate::client_responses::{answer, question};
@@ -8,7 +8,7 @@ use std::ops::Range;
 /// More than have a record.
 const MANY: usize = 20_000;
 
-/// A POST in each session of these numbers, which nobody opened. None goes upstream.
+/// Sends a POST in each of these made-up sessions. None goes upstream.
 pub(crate) async fn make_up(proxy: &Proxy, session: &Session, numbers: Range<usize>) {
     let mut client = Client::connect(proxy.addr).await;
     let made_up = |n: &usize| session.post("no JSON").with("Mcp-Session-Id", &format!("made-up-{n}"));
@@ -57,7 +57,7 @@ async fn made_up_sessions_cost_no_other_what_is_known_of_it() {
     assert!(upstream.is_quiet());
     sse.finish(result(1)).await;
     assert_eq!(response.event().await.bytes(), result(1).as_bytes());
-    // Whoever was forgotten is served as before.
+    // A session that was forgotten is served as before.
     let back = session.post(call(3)).with("Mcp-Session-Id", "made-up-0");
     let (sse, mut response) = begin(&proxy, &mut upstream, &back).await;
     sse.finish(result(3)).await;

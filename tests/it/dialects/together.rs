@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{ask, open};
 use crate::support::*;
 
-/// How a client comes back.
+/// Dialect in which a client resumes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Way {
     LastEventId,
@@ -17,7 +17,7 @@ enum Way {
 
 const WAYS: [Way; 4] = [Way::LastEventId, Way::Request, Way::Stream, Way::Url];
 
-/// What the client has seen, and what it comes back with.
+/// Events that the client has seen, and its means of resuming.
 struct Client {
     session: Session,
     policy: Value,
@@ -27,7 +27,7 @@ struct Client {
 }
 
 impl Client {
-    /// Its request: all ways name the last event, so that nothing comes twice.
+    /// Returns its resume request. All dialects name the last event, so that none is repeated.
     fn back(&self, way: Way) -> Request {
         let request = match way {
             Way::LastEventId => return self.session.resume(&self.last_id),
@@ -142,7 +142,7 @@ async fn a_call_cut_in_any_state_is_whole_by_any_two_ways() {
     }
 }
 
-/// Where nothing is confirmed, everything unconfirmed comes again, whichever way was used before.
+/// Without an acknowledgement, all unacknowledged events are repeated, in any dialect.
 #[tokio::test]
 async fn a_confirmation_in_one_way_counts_in_all() {
     let mut upstream = Upstream::start().await;
@@ -161,7 +161,7 @@ async fn a_confirmation_in_one_way_counts_in_all() {
     let poll = session.post(ask(json!(1), "stream/poll", json!({ "streamId": stream, "resumeToken": token })));
     let pending = async || poll.send(proxy.addr).await.json().await["result"]["pendingMessages"].clone();
     assert_eq!(pending().await, json!(true));
-    // Whoever names a place has what precedes it, by GET as well; but only a POST lets it go.
+    // A client that names an event has those before it, by GET as well; but only a POST releases them.
     let mut again = session.resume(&first).send(proxy.addr).await.sse();
     again.prime().await;
     assert_eq!(again.event().await.bytes(), progress(2).as_bytes());

@@ -143,7 +143,7 @@ async fn a_cut_slice_goes_on_by_its_event_id_up_to_its_own_interim_result() {
     assert_eq!(event.bytes(), progress_of(&json!(80), 2).as_bytes());
     assert_eq!(event.id(), EventId::of(&seen).at(2));
     assert_eq!(interim(&mut resumed, json!(8)).await, token);
-    // It is over: whoever comes back with the event ID hears so at once.
+    // The stream is over: a resume with the event ID learns so at once.
     let mut late = session.resume(&seen).send(proxy.addr).await.sse();
     assert_eq!(late.event().await.bytes(), progress_of(&json!(80), 2).as_bytes());
     assert_eq!(interim_token(&late.event().await.json(), json!(8), "content"), token);
@@ -224,7 +224,7 @@ async fn every_token_that_opens_nothing_gets_one_answer() {
 }
 
 #[tokio::test]
-async fn a_token_nobody_came_back_with_in_time_is_refused() {
+async fn an_expired_token_is_refused() {
     let (mut upstream, proxy, session) = begun().await;
     let (sse, first, token) = first_slice(&proxy, &mut upstream, &session).await;
     pass(Duration::from_secs(601)).await;

@@ -203,7 +203,7 @@ async fn a_get_goes_on_after_its_event_and_else_from_the_start() {
     let end = scene.session.get().target(&scene.target).resume_from(&scene.place.at(3));
     assert_eq!(end.clone().send(scene.proxy.addr).await.status, 204);
     let posted = scene.session.post(answer("q")).target(&scene.target).resume_from(&scene.place.at(3));
-    assert_eq!(posted.send(scene.proxy.addr).await.status, 204, "nobody waits for it");
+    assert_eq!(posted.send(scene.proxy.addr).await.status, 204, "no response waits for it");
     let mut again = scene.session.get().target(&scene.target).send(scene.proxy.addr).await.sse();
     assert_eq!(again.events().await.0.len(), 3);
 }

@@ -1,4 +1,4 @@
-//! What clients send while a call runs, and what they are not sent.
+//! Messages from clients while a call runs, and messages withheld from them.
 
 use super::{Meter, observed};
 use crate::client_responses::{answer, question};

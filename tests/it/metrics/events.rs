@@ -1,4 +1,4 @@
-//! What comes from the upstream, and what goes to clients.
+//! Events from the upstream, and events to clients.
 
 use super::{Meter, finish, observed};
 use crate::support::*;

@@ -39,7 +39,7 @@ pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
 pub(super) async fn a_log_that_nobody_reads(dropped: &Meter) {
     let upstream = Upstream::start().await;
     let mut command = command(&upstream);
-    // Nobody takes the other end of the pipe.
+    // The other end of the pipe is not read.
     command.env("MCP_RESUME_LOG__LEVEL", "trace").stderr(Stdio::piped());
     let proxy = Proxy::process(command).await;
     assert_eq!(dropped.read(&proxy).await, 0.0);

@@ -87,7 +87,7 @@ impl Known {
     }
 }
 
-/// What the next process says of a call that had ended, and of one that ran.
+/// Checks the responses of the next process for a call that had ended, and for one that ran.
 async fn after_restart(name: &str, kills: bool) {
     let dir = Dir::new(name);
     let mut upstream = Upstream::start().await;
@@ -126,7 +126,7 @@ async fn after_restart(name: &str, kills: bool) {
     assert_eq!(said(ran.status(&session)).await, "failed");
     assert_eq!(said(ran.poll(&session)).await, "completed");
 
-    // Whoever it was not, it is not now.
+    // A caller without access has none after the restart either.
     let strange = |request: Request| request.with("Authorization", "Bearer other");
     for known in [&ended, &ran] {
         for request in &known.ways(&session)[..2] {

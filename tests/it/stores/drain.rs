@@ -61,7 +61,7 @@ async fn clients_that_are_not_known_to_come_back_stay() {
 }
 
 #[tokio::test]
-async fn one_that_came_back_before_is_sent_away_whatever_it_speaks() {
+async fn a_client_that_came_back_before_is_closed_on_in_any_http_version() {
     let (_redis, mut one, two, _) = pair_with(drains).await;
     let session = Session::open_as(&one.proxy, &mut one.upstream, V2025_06, "s-old", None).await;
     let (sse, response, place) = one.begin(&session.post(call(1))).await;
@@ -95,7 +95,7 @@ async fn a_process_that_is_asked_to_end_loses_nothing() {
     assert_eq!(rest(&mut back).await, [result(1)]);
     stopped.await;
     // Its name is free at once.
-    let again = within("nobody is waited for", Replica::process(&redis, "one", &[])).await;
+    let again = within("no process is waited for", Replica::process(&redis, "one", &[])).await;
     let mut back = again.send(session.resume(&place.at(0))).await.sse();
     assert_eq!(rest(&mut back).await, [progress(1), progress(2), result(1)]);
 }

@@ -1,4 +1,4 @@
-//! What a client says at one replica of something at another one.
+//! Client messages at one replica about calls at another.
 
 use std::time::Duration;
 
@@ -70,9 +70,9 @@ async fn an_answer_on_a_stream_url_reaches_the_server_that_asked() {
     }
 }
 
-/// Whose turn it is, the writer says later.
+/// The writer assigns the turn later.
 #[tokio::test]
-async fn it_is_nobodys_turn_once_the_answer_was_handed_over() {
+async fn no_party_has_the_turn_once_the_client_response_was_forwarded() {
     let (_redis, mut one, two, session) = pair_with(|config| {
         config.dialects.stream_url_turns = Turns::All;
         config.dialects.input_grace = SOON;
@@ -220,7 +220,7 @@ async fn a_stranger_cannot_answer_cancel_or_end_anything_elsewhere() {
             let is_delete = request.line().0 == "DELETE";
             let pending = request.with("Authorization", "Bearer other").start(two.proxy.addr).await;
             if !(is_own(&session) && is_delete) {
-                // It is nobody's here: what it is, is the server's to say.
+                // No stream here owns it: the server decides.
                 two.upstream.next().await.status(404).await;
             }
             pending.response().await;
@@ -231,7 +231,7 @@ async fn a_stranger_cannot_answer_cancel_or_end_anything_elsewhere() {
     }
 }
 
-/// Servers that share their sessions run a call wherever its POST arrives.
+/// Servers that share their sessions run a call at the replica where its POST arrives.
 #[tokio::test]
 async fn a_cancel_goes_to_the_replica_that_runs_the_call_and_not_to_the_one_that_opened_the_session() {
     let (redis, mut one, mut two, session) = pair().await;
@@ -251,7 +251,7 @@ async fn a_cancel_goes_to_the_replica_that_runs_the_call_and_not_to_the_one_that
 }
 
 #[tokio::test]
-async fn the_end_of_a_session_ends_its_calls_wherever_they_run() {
+async fn the_end_of_a_session_ends_its_calls_at_every_replica() {
     for at_home in [true, false] {
         let (redis, mut one, mut two, session) = pair().await;
         let three = Replica::start(&redis, "three").await;

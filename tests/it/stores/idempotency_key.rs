@@ -1,11 +1,11 @@
-//! Calls with an `Idempotency-Key` after the process that ran them is gone: the tool runs once, whatever became of it.
+//! Calls with an `Idempotency-Key` after the process that ran them has died: the tool runs once in every case.
 
 use super::disk::Dir;
 use super::*;
 
 const KEY: &str = "Idempotency-Key";
 
-/// What a client that sends the same POST again is told where the process died while the call ran.
+/// Asserts the response to a retried POST whose first process died while the call ran.
 async fn assert_died(proxy: &Proxy, request: &Request, id: u64) {
     let (status, text) = told(proxy, request.clone()).await;
     assert_eq!(status, 504);
@@ -129,7 +129,7 @@ async fn a_key_finds_its_answer_with_another_token_after_a_restart_on_the_same_d
     let (sse, mut response) = begin(&proxy, &mut upstream, &keyed_by(&old, 2)).await;
     sse.finish(result(2)).await;
     response.events().await;
-    // What did not run leaves nothing behind, by whatever it could be found.
+    // A call that did not run leaves no record by which it could be found.
     let pending = keyed_by(&old, 3).start(proxy.addr).await;
     upstream.expect("tools/call").await.json(429, "{}").await;
     assert_eq!(pending.response().await.status, 429);
@@ -140,7 +140,7 @@ async fn a_key_finds_its_answer_with_another_token_after_a_restart_on_the_same_d
 
     let proxy = dir.open(&upstream).await;
     let new = as_token(2);
-    // The server does not take the token: nobody is told anything, and nothing is changed.
+    // The server refuses the token: the caller learns nothing, and nothing is changed.
     let pending = keyed_by(&new, 1).start(proxy.addr).await;
     upstream.question().await.json(401, "{\"no\":1}").await;
     let mut refused = pending.response().await;
@@ -215,7 +215,7 @@ async fn a_key_finds_its_call_elsewhere_with_another_token() {
     assert!(two.upstream.is_quiet(), "the tools ran once");
 }
 
-/// Anybody can write anybody's name into a token.
+/// Any name can be written into a forged token.
 #[tokio::test]
 async fn a_key_that_a_forged_token_has_used_is_its_owners_all_the_same() {
     let redis = Redis::start();

@@ -98,7 +98,7 @@ async fn nothing_is_said_to_another_server_once_the_replica_of_the_session_is_go
     assert_eq!(two.upstream.connections(), 0);
 }
 
-/// The name says that it is none of the server here, and nobody says yet that its own is gone.
+/// The name shows that the session is not of the local server, and no replica says yet that its own is gone.
 #[tokio::test]
 async fn what_cannot_be_handed_over_comes_again() {
     let (mut redis, mut one, two, session) = wrapping().await;

@@ -150,7 +150,7 @@ async fn one_that_died_comes_back_under_its_name() {
     assert_owner_died(&texts[0], 1);
 }
 
-/// It lives, though nobody can ask it: what it runs is not over.
+/// A replica that is cut off from Redis lives on: its calls are not over.
 #[tokio::test]
 async fn what_a_replica_runs_that_is_cut_off_from_redis_is_to_be_asked_for_again() {
     let redis = Redis::start();

@@ -15,7 +15,7 @@ use serde_json::Value;
 
 use crate::support::*;
 
-/// What a client is told of a call whose replica died.
+/// Error message for a call whose replica died.
 const OWNER_DIED: &str = "the proxy that ran the call has died";
 const STORE_FAILED: &str = "the proxy's store is full, or cannot be reached";
 
@@ -77,7 +77,7 @@ impl Replica {
         metric(&self.proxy, &format!("mcp_resume_{sample}")).await
     }
 
-    /// Waits until the owner of the only call here knows whether somebody reads it, wherever.
+    /// Waits until the owner of the only call knows of `count` readers, at any replica.
     async fn knows_of_readers(&self, count: usize) {
         let attached = async || {
             let mut listed = Request::new("GET", "/streams").send(self.proxy.admin.expect("an admin listener")).await;

@@ -153,18 +153,18 @@ async fn what_ended_during_an_outage_is_read_elsewhere_after_it() {
 }
 
 #[tokio::test]
-async fn an_outage_longer_than_the_lease_is_nobodys_death() {
+async fn an_outage_longer_than_the_lease_declares_no_replica_dead() {
     let mut scene = scene(OnUnreachable::Degrade).await;
     scene.end_redis().await;
     scene.event(2).await;
-    // One that nobody comes back to tells that more than two leases are over.
+    // An abandoned call tells that more than two leases are over.
     let (left, response, _) = scene.one.begin(&scene.session.post(call(2))).await;
     response.reset();
     left.closed().await;
     scene.one.upstream.expect("notifications/cancelled").await.status(202).await;
     scene.redis.begin_again();
     scene.heals().await;
-    // And as long again, for whoever might be swept.
+    // The same time again, for a replica that might be swept.
     let (left, response, _) = scene.one.begin(&scene.session.post(call(3))).await;
     response.reset();
     left.closed().await;
@@ -197,7 +197,7 @@ async fn a_redis_that_comes_back_empty_gets_back_what_lives() {
     }
 }
 
-/// Where a replica has a running call from the store, and that has it no more, nothing says that the call is over.
+/// If Redis loses a running call that a replica had read from it, nothing proves that the call is over.
 #[tokio::test]
 async fn who_reads_elsewhere_goes_on_after_redis_came_back_empty() {
     for is_attached in [true, false] {
@@ -288,7 +288,7 @@ async fn a_redis_that_comes_back_as_it_was_gets_back_what_ended_since() {
         })
         .await;
     }
-    // Nobody has said anything in this one since.
+    // No replica has written to this one since.
     let mut back = scene.two.send(scene.session.resume(&scene.place.at(1))).await.sse();
     assert_eq!(back.event().await.bytes(), progress(2).as_bytes());
     scene.sse.event(progress(3)).await;
@@ -297,8 +297,8 @@ async fn a_redis_that_comes_back_as_it_was_gets_back_what_ended_since() {
 
 /// There every replica's lease has lapsed.
 #[tokio::test]
-async fn nobody_is_taken_for_gone_by_a_redis_that_comes_back_as_it_was() {
-    // It is renewed so seldom that nobody has to notice that Redis was away.
+async fn no_replica_is_declared_dead_by_a_redis_that_comes_back_unchanged() {
+    // The lease is renewed so seldom that no replica needs to notice that Redis was away.
     let lease = 2 * LEASE;
     let mut scene = scene_with(OnUnreachable::Degrade, lease).await;
     scene.redis.remember();
@@ -360,7 +360,7 @@ async fn an_answer_that_cannot_be_handed_over_comes_again() {
     assert!(scene.two.upstream.is_quiet());
 }
 
-/// The server behind another replica may be the one that has the session, and where it is not nobody can say whose it is.
+/// The server behind another replica may have the session; if not, its owner cannot be told.
 #[tokio::test]
 async fn what_no_server_here_knows_while_redis_is_away_comes_again() {
     let mut scene = scene(OnUnreachable::Degrade).await;
@@ -387,7 +387,7 @@ async fn what_no_server_here_knows_while_redis_is_away_comes_again() {
     assert!(scene.two.upstream.is_quiet());
 }
 
-/// Nobody knows any more whose session it is, until its replica has said so again.
+/// The session's owner is unknown until its replica has registered again.
 #[tokio::test]
 async fn what_a_session_is_told_elsewhere_as_redis_is_emptied_reaches_its_own_server() {
     let mut scene = scene(OnUnreachable::Degrade).await;
@@ -490,10 +490,10 @@ async fn what_waiting_cannot_mend_ends_a_start() {
     assert!(started.is_err_and(|error| error.to_string().contains("URL")));
 }
 
-/// What Redis was asked before it went silent takes effect when it goes on.
+/// Commands that Redis received before it went silent take effect when it goes on.
 #[tokio::test]
 async fn a_call_that_was_refused_without_the_store_runs_once_it_is_back() {
-    // Long enough for nobody to be taken for gone meanwhile, or for every lease to lapse.
+    // Long enough that no replica is declared dead meanwhile, or short enough that every lease expires.
     for (comes_back_elsewhere, lease) in [(false, 10 * LEASE), (true, 10 * LEASE), (false, LEASE), (true, LEASE)] {
         let mut scene = scene_with(OnUnreachable::Refuse, lease).await;
         let process = scene.redis.process_id();

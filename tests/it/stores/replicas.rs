@@ -138,7 +138,7 @@ async fn a_call_in_slices_goes_on_elsewhere_by_its_token_to_the_result_and_runs_
 }
 
 #[tokio::test]
-async fn the_newest_reader_takes_over_wherever_it_is_and_no_event_comes_twice() {
+async fn the_newest_reader_takes_over_at_any_replica_and_no_event_comes_twice() {
     let (redis, mut one, two, session) = pair().await;
     let three = Replica::start(&redis, "three").await;
     let (sse, mut response, place) = one.begin(&session.post(call(1))).await;
@@ -167,14 +167,14 @@ async fn the_newest_reader_takes_over_wherever_it_is_and_no_event_comes_twice() 
 const AWAY: Duration = Duration::from_secs(3);
 
 #[tokio::test]
-async fn nobody_is_missing_while_a_client_reads_elsewhere() {
+async fn a_call_counts_as_attached_while_a_client_reads_it_at_another_replica() {
     let (_redis, mut one, two, session) = pair_with(|config| config.streams.max_wait = Some(AWAY)).await;
     let (read, response, place) = one.begin(&session.post(call(1))).await;
     response.reset();
     let mut back = two.send(session.resume(&place.at(0))).await.sse();
     back.prime().await;
     one.knows_of_readers(1).await;
-    // One that nobody comes back to tells when the time is over.
+    // An abandoned call tells when the time is over.
     let (left, response, _) = one.begin(&session.post(call(2))).await;
     response.reset();
     left.closed().await;
@@ -198,7 +198,7 @@ async fn a_reader_that_leaves_another_replica_is_missed() {
 }
 
 #[tokio::test]
-async fn whoever_asks_elsewhere_has_not_left() {
+async fn a_client_that_asks_another_replica_has_not_left() {
     let declared = json!({ "streams": {}, "resumableRequests": {} });
     for asks_for_status in [true, false] {
         let redis = Redis::start();
@@ -287,7 +287,7 @@ async fn a_stranger_at_another_replica_opens_nothing() {
 }
 
 #[tokio::test]
-async fn a_call_of_another_replica_is_none_that_nobody_reads_here() {
+async fn a_call_of_another_replica_is_not_counted_as_detached_here() {
     let (_redis, mut one, two, session) = pair().await;
     let (_sse, response, place) = one.begin(&session.post(call(1))).await;
     let mut back = two.send(session.resume(&place.at(0))).await.sse();

@@ -1,5 +1,4 @@
-//! A downstream client with a hold on every byte: it can stop reading anywhere, reset, end, and
-//! send whatever it likes.
+//! Downstream client with control of every byte: it can stop reading anywhere, reset, end, and send any bytes.
 
 use super::sse::{Frame, Parser};
 use super::wire::{Framing, Head, find};
@@ -94,7 +93,7 @@ impl Request {
         bytes
     }
 
-    /// Its method and its target.
+    /// Returns the method and the target.
     pub(crate) fn line(&self) -> (&str, &str) {
         (&self.method, &self.target)
     }
@@ -113,7 +112,7 @@ impl Request {
         message["id"].clone()
     }
 
-    /// Its head alone, without `Content-Length`.
+    /// Returns the head alone, without `Content-Length`.
     pub(crate) fn head_bytes(&self, addr: SocketAddr) -> Vec<u8> {
         let mut head = self.clone();
         head.body = None;
@@ -133,7 +132,7 @@ impl Request {
     }
 }
 
-/// How a response ended.
+/// End of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum End {
     /// As its framing promised.
@@ -221,7 +220,7 @@ impl Client {
         self.try_response().await.unwrap_or_else(|end| panic!("no head came: {end:?}"))
     }
 
-    /// The same where the connection may end before.
+    /// Reads a response, or returns the end of the connection that came before it.
     pub(crate) async fn try_response(mut self) -> Result<Response, End> {
         let head = loop {
             if let Some(head) = Head::take(&mut self.input) {
@@ -255,7 +254,7 @@ impl Client {
         (head.first, client)
     }
 
-    /// Waits for a head and leaves whatever may follow it.
+    /// Waits for a head; leaves the bytes behind it unread.
     pub(crate) async fn head_only(mut self) -> (Head, Client) {
         loop {
             if let Some(head) = Head::take(&mut self.input) {
@@ -279,7 +278,7 @@ impl Client {
         self.input
     }
 
-    /// How many bytes have been read.
+    /// Returns the number of bytes read.
     pub(crate) fn read(&self) -> usize {
         self.read
     }
@@ -312,7 +311,7 @@ impl Client {
         self.try_half_close().await.expect("an open socket");
     }
 
-    /// The same on a socket that may be closed already.
+    /// Half-closes a socket that may be closed already.
     pub(crate) async fn try_half_close(&mut self) -> std::io::Result<()> {
         self.stream.shutdown().await
     }
@@ -467,7 +466,7 @@ impl Response {
         }
     }
 
-    /// How many bytes of the connection have been read.
+    /// Returns the number of bytes read from the connection.
     pub(crate) fn read(&self) -> usize {
         self.client.read()
     }
@@ -477,7 +476,7 @@ impl Response {
         &self.client.reads
     }
 
-    /// How the response ended, once it has.
+    /// Returns the end of the response, once it has come.
     pub(crate) fn end(&self) -> Option<End> {
         self.end
     }

@@ -80,7 +80,7 @@ pub(crate) fn concat(mut first: Vec<u8>, second: Vec<u8>) -> Vec<u8> {
     first
 }
 
-/// A header block of literals alone (RFC 7541 §6.2.2): nobody has to keep a table.
+/// Returns a header block of literals alone (RFC 7541 §6.2.2), which needs no table.
 fn fields(request: &Request, addr: SocketAddr) -> Vec<u8> {
     let authority = addr.to_string();
     let (method, target) = request.line();

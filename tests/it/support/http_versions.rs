@@ -24,7 +24,7 @@ use tokio::task::JoinHandle;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
-/// What one side of the proxy speaks.
+/// HTTP version of one side of the proxy, with or without TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum HttpVersion {
     Http1,
@@ -72,7 +72,7 @@ pub(crate) struct TestClient {
     version: HttpVersion,
     sender: Sender,
     connection: JoinHandle<()>,
-    /// What the proxy proved itself by.
+    /// Certificate that the proxy presented.
     pub(crate) certificate: Option<CertificateDer<'static>>,
 }
 
@@ -116,7 +116,7 @@ impl TestClient {
         self.send_to("/mcp", method, headers, body)
     }
 
-    /// The same for another path than the endpoint's.
+    /// Sends a request to `path` instead of the endpoint.
     pub(crate) fn send_to(
         &mut self,
         path: &str,
@@ -240,7 +240,7 @@ impl TestResponse {
 pub(crate) struct TestServer {
     addr: SocketAddr,
     version: HttpVersion,
-    /// What new connections speak.
+    /// Version for new connections.
     version_of_new: Arc<Mutex<HttpVersion>>,
     accepted: Arc<AtomicUsize>,
     asked: mpsc::UnboundedReceiver<TestRequest>,
@@ -285,7 +285,7 @@ impl TestServer {
         *self.version_of_new.lock().expect("no holder panics") = version;
     }
 
-    /// How many connections there were.
+    /// Returns the number of accepted connections.
     pub(crate) fn accepted(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
     }
@@ -304,7 +304,7 @@ impl TestServer {
         within("a request reaches the upstream", self.asked.recv()).await.expect("the listener holds a sender")
     }
 
-    /// Whether no request waits to be looked at.
+    /// Returns true if no request waits to be read.
     pub(crate) fn is_quiet(&self) -> bool {
         self.asked.is_empty()
     }
@@ -361,7 +361,7 @@ async fn converse(
     Some(())
 }
 
-/// What must not end before the connection has.
+/// Value that must live as long as the connection.
 type Kept = Box<dyn Send>;
 
 /// A request that reached the server.

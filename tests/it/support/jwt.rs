@@ -10,7 +10,7 @@ pub(crate) fn bearer(sub: &str, serial: u32) -> String {
     signed(sub, serial, &format!("signature{serial}"))
 }
 
-/// The same with this signature.
+/// Returns a token with this signature.
 pub(crate) fn signed(sub: &str, serial: u32, signature: &str) -> String {
     let payload = format!(r#"{{"iss":"i","sub":"{sub}","jti":{serial}}}"#);
     let parts =
@@ -18,12 +18,12 @@ pub(crate) fn signed(sub: &str, serial: u32, signature: &str) -> String {
     format!("Bearer {}", parts.join("."))
 }
 
-/// How an upstream takes tokens.
+/// Validation of tokens by an upstream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judge {
-    /// It verifies signatures.
+    /// Verifies signatures.
     Verifies,
-    /// It accepts any.
+    /// Accepts any token.
     Accepts,
 }
 

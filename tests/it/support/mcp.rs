@@ -155,12 +155,12 @@ impl EventId {
         EventId { handle: parts[0].to_owned(), seq: parts[1].to_owned(), attach: parts.get(2).map(|s| (*s).to_owned()) }
     }
 
-    /// The same stream at another place.
+    /// Returns the event ID of another event in the stream.
     pub(crate) fn at(&self, seq: impl ToString) -> String {
         format!("{}.{}", self.handle, seq.to_string())
     }
 
-    /// An ID of the right form that nobody's key has signed.
+    /// Returns a well-formed event ID with an invalid signature.
     pub(crate) fn forged(&self) -> EventId {
         let mut handle = self.handle.clone().into_bytes();
         // Not the last character: it may carry padding bits alone.

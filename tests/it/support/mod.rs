@@ -1,4 +1,4 @@
-//! What the tests are made with: a scripted upstream, the proxy, a client with exact byte access.
+//! Support of the tests: a scripted upstream, the proxy, a client with control of every byte.
 //!
 //! Nothing here sleeps. Tests wait for events and fail when one does not come in [`LIMIT`].
 
@@ -24,7 +24,7 @@ pub(crate) use upstream::{Call, Sse, Upstream};
 
 use std::time::Duration;
 
-/// How long a test waits for one thing before it fails.
+/// Longest wait of a test for one event. The test fails after it.
 pub(crate) const LIMIT: Duration = Duration::from_secs(10);
 
 /// `wait`, or a panic that says what did not happen.
@@ -91,7 +91,7 @@ pub(crate) async fn metric(proxy: &Proxy, sample: &str) -> f64 {
     value.map_or(0.0, |value| value.parse().expect("a number"))
 }
 
-/// So much time passes at once, for everybody.
+/// Advances the time of the whole runtime at once.
 pub(crate) async fn pass(time: Duration) {
     tokio::time::pause();
     tokio::time::advance(time).await;

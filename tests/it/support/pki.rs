@@ -54,7 +54,7 @@ impl Pki {
         fs::write(pair.key, key.serialize_pem()).expect("a file");
     }
 
-    /// What is in the certificate's file.
+    /// Returns the certificate in the file.
     pub(crate) fn certificate(&self) -> CertificateDer<'static> {
         CertificateDer::from_pem_file(self.pair().cert).expect("a certificate")
     }

@@ -19,11 +19,11 @@ use tokio::task::JoinHandle;
 /// A running sidecar; it ends with the test's runtime.
 pub(crate) struct Proxy {
     pub(crate) addr: SocketAddr,
-    /// What its data listener proves itself by, if it speaks TLS.
+    /// Certificates of its data listener, if that speaks TLS.
     pub(crate) certificates: Option<Arc<Certificates>>,
-    /// What it believes its upstream by and shows it, if it speaks TLS to it.
+    /// TLS files for its upstream, if it speaks TLS to it.
     pub(crate) upstream_files: Option<Arc<ClientFiles>>,
-    /// Where the admin listener listens, if the configuration asks for one.
+    /// Address of the admin listener, if the configuration asks for one.
     pub(crate) admin: Option<SocketAddr>,
     /// The process that it is, where it is one of its own.
     pid: Option<u32>,
@@ -31,9 +31,9 @@ pub(crate) struct Proxy {
     running: JoinHandle<()>,
 }
 
-/// How it is to end.
+/// Way to end the proxy.
 enum Ending {
-    /// It is asked to.
+    /// A request to shut down.
     Asked,
     /// Without a word. For processes alone.
     Killed,
@@ -49,7 +49,7 @@ impl Proxy {
         Proxy::try_to_url(url, change).await.expect("a bound server")
     }
 
-    /// The same where it may not start.
+    /// Starts a proxy that may fail to start.
     pub(crate) async fn try_to_url(url: &str, change: impl FnOnce(&mut Config)) -> Result<Proxy, sidecar::Error> {
         let mut config = patient(url);
         change(&mut config);
@@ -83,7 +83,7 @@ impl Proxy {
         Proxy::process(command).await
     }
 
-    /// What [`command`] made, as a process of its own.
+    /// Starts a command made by [`command`] as a process of its own.
     pub(crate) async fn process(mut command: Command) -> Proxy {
         let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the binary runs");
         let pid = child.id();
@@ -172,5 +172,5 @@ fn patient(url: &str) -> Config {
 /// Short enough to wait for, for timers whose passing is the thing tested.
 pub(crate) const SOON: Duration = Duration::from_millis(100);
 
-/// The same for timers that run while a test is still setting up.
+/// Delay of timers that run while a test is still setting up.
 pub(crate) const LATER: Duration = Duration::from_millis(700);

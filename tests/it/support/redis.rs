@@ -12,13 +12,13 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-/// Waits for the end of its input, which comes when the tests end, in whatever way.
+/// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
 /// Below the ports that systems hand out by themselves, and beside those that the tests of the store use.
 const PORTS: std::ops::Range<u16> = 21000..31000;
 const TRIES: usize = 20;
 
-/// Where it is cut, connections are taken and end at once.
+/// TCP relay. While it is cut, connections are accepted and end at once.
 pub(crate) struct Relay {
     port: u16,
     is_cut: watch::Sender<bool>,
@@ -139,7 +139,7 @@ impl Redis {
         assert_eq!(line, ":1");
     }
 
-    /// How long the last of its keys that `pattern` names is kept; nothing where there is none.
+    /// Returns the time that the last key matching `pattern` is kept, or `None` if there is none.
     pub(crate) fn lasts(&self, pattern: &str) -> Option<Duration> {
         const SCRIPT: &str = "local last = -1 for _, key in ipairs(redis.call('KEYS', ARGV[1])) do \
              last = math.max(last, redis.call('PTTL', key)) end return last";

@@ -16,12 +16,12 @@ pub(crate) struct Frame {
 }
 
 impl Frame {
-    /// Whether a client's application would see it.
+    /// Returns true if a client's application would see the frame.
     pub(crate) fn is_event(&self) -> bool {
         self.data.as_ref().is_some_and(|data| !data.is_empty())
     }
 
-    /// Whether it is only comments.
+    /// Returns true if the frame holds only comments.
     pub(crate) fn is_comment(&self) -> bool {
         *self == Frame { comments: self.comments.clone(), raw: self.raw.clone(), ..Frame::default() }
     }

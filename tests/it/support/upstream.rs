@@ -52,12 +52,12 @@ impl Upstream {
         format!("http://{}/mcp", self.addr)
     }
 
-    /// How many connections were accepted so far.
+    /// Returns the number of connections accepted so far.
     pub(crate) fn connections(&self) -> usize {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// The next request, whatever it is.
+    /// Returns the next request of any kind.
     pub(crate) async fn next(&mut self) -> Call {
         within("a request reaches the upstream", self.calls.recv()).await.expect("the upstream holds a sender itself")
     }
@@ -74,7 +74,7 @@ impl Upstream {
         call
     }
 
-    /// Whether no request waits to be looked at.
+    /// Returns true if no request waits to be read.
     pub(crate) fn is_quiet(&self) -> bool {
         self.calls.is_empty()
     }
@@ -129,7 +129,7 @@ impl Upstream {
     }
 }
 
-/// What a connection's reader and the call that is answered on it share.
+/// State shared by a connection's reader and the call that is answered on it.
 struct Conn {
     write: Mutex<Option<OwnedWriteHalf>>,
     closed: watch::Sender<bool>,
@@ -243,7 +243,7 @@ impl Call {
         self.json_with(status, "", body).await;
     }
 
-    /// The same with header lines, each ended by CRLF.
+    /// Answers with JSON and further header lines, each ended by CRLF.
     pub(crate) async fn json_with(self, status: u16, extra: &str, body: impl AsRef<str>) {
         let body = body.as_ref();
         let head = format!(
@@ -265,7 +265,7 @@ impl Call {
 
     /// Sends a whole response; the connection is idle afterwards.
     pub(crate) async fn whole(self, bytes: impl AsRef<[u8]>) {
-        // Not busy before the last byte is out: whoever has read it may reuse the connection.
+        // The connection is free before the last byte is out: a peer that has read it may reuse the connection.
         self.conn.busy.store(false, Ordering::SeqCst);
         self.write(bytes).await;
     }
@@ -291,7 +291,7 @@ impl Call {
         }
     }
 
-    /// Whether the proxy has closed the connection.
+    /// Returns true if the proxy has closed the connection.
     pub(crate) fn is_closed(&self) -> bool {
         *self.conn.closed.borrow()
     }
@@ -313,7 +313,7 @@ impl Call {
         self.gone().await;
     }
 
-    /// Ends the connection with a FIN, whatever the response's framing promised.
+    /// Ends the connection with a FIN, against the framing of the response if it is incomplete.
     pub(crate) async fn fin(self) {
         self.conn.write.lock().await.take();
         self.gone().await;

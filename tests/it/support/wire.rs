@@ -38,7 +38,7 @@ impl Head {
         self.headers.iter().filter(|(n, _)| n.eq_ignore_ascii_case(name)).map(|(_, value)| value.as_str()).collect()
     }
 
-    /// Whether a comma-separated header names `token`.
+    /// Returns true if a comma-separated header names `token`.
     pub(crate) fn lists(&self, name: &str, token: &str) -> bool {
         self.all(name)
             .iter()
@@ -47,7 +47,7 @@ impl Head {
     }
 }
 
-/// How the end of a body is told, and how far reading has come.
+/// Framing of a body, and the progress of reading it.
 #[derive(Debug)]
 pub(crate) enum Framing {
     Length(usize),
@@ -56,7 +56,7 @@ pub(crate) enum Framing {
     Close,
 }
 
-/// Where a chunked body stands.
+/// State of a chunked body.
 #[derive(Debug)]
 pub(crate) enum Chunk {
     Size,
@@ -100,7 +100,7 @@ impl Framing {
         }
     }
 
-    /// Whether the body has been read to its told end.
+    /// Returns true if the body has been read to its declared end.
     pub(crate) fn done(&self) -> bool {
         matches!(self, Framing::Length(0) | Framing::Chunked(Chunk::Done))
     }
