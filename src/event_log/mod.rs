@@ -4,31 +4,13 @@
 //! may match, and the sweeper that forgets what is over. Invariant: no index keeps a stream longer than its retention. Absent:
 //! HTTP (ingress), SSE responses (delivery) and the upstream (upstream).
 
-mod answers;
-mod attachment;
-mod binding;
-mod delivered;
-mod head;
-mod heard;
-mod in_flight;
-mod inner;
-mod mirror;
-mod principal;
-mod readers;
-mod recalled;
-mod record;
-mod recorder;
-mod regained;
-mod restore;
-mod retries;
-mod room;
-mod runs;
+mod backing;
+mod identity;
+mod quota;
+mod recovery;
+mod retry_index;
 mod sessions;
-mod share;
-mod slices;
 mod stream;
-mod stub;
-mod summary;
 mod sweeper;
 #[cfg(test)]
 mod tests;
@@ -40,27 +22,27 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::Semaphore;
 
-pub use attachment::{Attachment, ReadOutcome};
-pub use binding::Binding;
-pub use delivered::Delivery;
-pub use head::{Head, Plain};
-pub use heard::Heard;
-pub use inner::Bounds;
-pub use mirror::READER_HOLD;
-pub use principal::{Principal, Principals, Shown, Subject};
-pub use readers::Displaced;
-pub use recalled::session_group;
-pub use recorder::Backing;
-pub use regained::{Contents, Regained};
-pub use restore::Unreachable;
-pub use retries::{Fingerprint, Match, Registering, Registration, Retries};
-pub use runs::{Claim, Claimed, Elder, Hold, Run};
+pub use identity::ownership::Binding;
+pub use identity::principal::{Principal, Principals, Shown, Subject};
+pub use quota::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
+pub use recovery::follower::READER_HOLD;
+pub use recovery::lease::Heard;
+pub use recovery::remote_readers::Displaced;
+pub use recovery::remote_retries::{Claim, Claimed, Elder, Hold, Run};
+pub use recovery::restore::Unreachable;
+pub use recovery::resync::{Contents, Regained};
+pub use recovery::sessions::session_group;
+pub use retry_index::{Fingerprint, Match, Registering, Registration, Retries};
 pub use sessions::{Opened, Place, QueuedTurn, Session, Sessions, Turn, stream_owing};
-pub use share::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
-pub use slices::{Slice, Slicing};
+pub use stream::delivery::Delivery;
+pub use stream::partial_results::{Slice, Slicing};
+pub use stream::reader::{Attachment, ReadOutcome};
+pub use stream::response_head::{Head, Plain};
+pub use stream::state::Bounds;
+pub use stream::summary::Summary;
 pub use stream::{Collected, Spec, Stream};
-pub use summary::Summary;
 pub use writer::Writer;
+pub use writer::recorder::Backing;
 
 use crate::config::OnUnreachable;
 use crate::metrics::Metrics;
@@ -72,11 +54,13 @@ use crate::protocol::ids::{
 use crate::simulation::{self, Bug};
 use crate::store::Standing;
 use crate::{clock, random};
-use readers::Readers;
-use room::Room;
-use runs::Released;
-use stub::Known;
+use recovery::kept_responses;
+use recovery::remote_readers::Readers;
+use recovery::remote_retries::Released;
+use stream::stub::Known;
 use sweeper::{Sweeper, Verdict};
+use writer::eviction::Room;
+use writer::recorder;
 
 /// How often idle sessions are looked for.
 const SESSION_SWEEP: Duration = Duration::from_secs(60);
@@ -131,7 +115,7 @@ impl EventLog {
             released: Arc::default(),
             sweeper: Sweeper::default(),
             readers: Readers::default(),
-            late_answers: Arc::new(Semaphore::new(answers::LATE_AT_ONCE)),
+            late_answers: Arc::new(Semaphore::new(kept_responses::LATE_AT_ONCE)),
             lapsed: Mutex::default(),
             nobodys_secret: random::bytes(),
         }

@@ -1,6 +1,6 @@
 //! A POST that may be the retry of a call at another replica, or of one before a restart.
 //!
-//! A call that a retry may match is written down in the store before it goes upstream (`event_log/runs.rs`): each one where replicas
+//! A call that a retry may match is written down in the store before it goes upstream (`event_log/recovery/remote_retries.rs`): each one where replicas
 //! share the store, else those with a key. Who finds it written down asks the replica that runs it, and answers with what that one says:
 //! its answer, or its stream, which is served here from the store. One with a key that an older token of the caller began is found by whom
 //! both tokens say they speak for, once the server has said that this is true. Owned here: what is done when that replica does not live, or

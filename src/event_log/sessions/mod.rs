@@ -21,8 +21,9 @@ use row::{Found, Row};
 use turns::Places;
 pub use turns::{Place, QueuedTurn, Turn};
 
-use super::{Principal, Stream};
 use crate::clock;
+use crate::event_log::identity::principal::Principal;
+use crate::event_log::stream::Stream;
 use crate::metrics::Metrics;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};

@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use super::Key;
+use crate::event_log::sessions::Key;
 
 /// So many records that were used since, or are in use, are passed over for one that is forgotten. Then the next one goes whatever it is.
 const PASSED_MAX: usize = 32;

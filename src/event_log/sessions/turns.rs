@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
-use super::Session;
+use crate::event_log::sessions::Session;
 use crate::protocol::error::ErrorCode;
 
 /// The right to go before the session's later POSTs; they wait until it is dropped.

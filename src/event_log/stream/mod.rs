@@ -1,15 +1,23 @@
 //! One stream, as every task may share it.
 //!
-//! The pump alone appends, through its [`super::Writer`]; any task may look, attach, cancel or answer. One short lock guards
+//! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may look, attach, cancel or answer. One short lock guards
 //! state machine and tail together and is never held across an await. Absent: decisions (the machine makes them) and waiting
 //! for the upstream (the pump does).
 
-mod elsewhere;
-mod recorded;
+pub(in crate::event_log) mod delivery;
+pub(in crate::event_log) mod in_flight;
+mod partial_readers;
+pub(in crate::event_log) mod partial_results;
+pub(in crate::event_log) mod reader;
+mod registrations;
+pub(in crate::event_log) mod remote;
+pub(in crate::event_log) mod response_head;
 mod responses;
-mod retried;
 mod shortened;
-mod sliced;
+pub(in crate::event_log) mod staging;
+pub(in crate::event_log) mod state;
+pub(in crate::event_log) mod stub;
+pub(in crate::event_log) mod summary;
 
 use std::fmt;
 use std::future::poll_fn;
@@ -20,17 +28,17 @@ use std::time::Instant;
 
 use tokio::sync::{Notify, SetOnce};
 
-use super::Identity;
-use super::attachment::Attachment;
-use super::binding::Binding;
-use super::head::Head;
-use super::inner::{Bounds, Inner};
-use super::recorder::{Backing, Staged};
-use super::retries::{Fingerprint, Registration};
-use super::share::{Part, Row, Share};
-use super::slices::{Slices, Slicing};
-use super::summary::Summary;
 use crate::clock;
+use crate::event_log::Identity;
+use crate::event_log::identity::ownership::Binding;
+use crate::event_log::quota::{Part, Row, Share};
+use crate::event_log::retry_index::{Fingerprint, Registration};
+use crate::event_log::stream::partial_results::{Slices, Slicing};
+use crate::event_log::stream::reader::Attachment;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::{Bounds, Inner};
+use crate::event_log::stream::summary::Summary;
+use crate::event_log::writer::recorder::{Backing, Staged};
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
@@ -40,7 +48,7 @@ use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
 use crate::sync;
 
-pub(super) use elsewhere::Restored;
+pub(super) use remote::Restored;
 pub use responses::Collected;
 
 /// What a stream is made of.

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::Stream;
-use crate::event_log::in_flight::Copied;
-use crate::event_log::inner::Inner;
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::in_flight::Copied;
+use crate::event_log::stream::state::Inner;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::sse;

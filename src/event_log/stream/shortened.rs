@@ -3,13 +3,13 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-use super::{Spec, Stream};
 use crate::event_log::Identity;
-use crate::event_log::delivered::Delivered;
-use crate::event_log::head::Head;
-use crate::event_log::inner::{Bounds, Inner};
-use crate::event_log::recorder::Backing;
-use crate::event_log::stub::{Kept, Stub};
+use crate::event_log::stream::delivery::Delivered;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::{Bounds, Inner};
+use crate::event_log::stream::stub::{Kept, Stub};
+use crate::event_log::stream::{Spec, Stream};
+use crate::event_log::writer::recorder::Backing;
 use crate::protocol::ids::{Seq, StreamKind};
 use crate::protocol::stream::{Machine, Phase, Policy};
 use crate::store::memory::Tail;

@@ -2,7 +2,7 @@
 
 use super::sharing::finish;
 use super::*;
-use crate::event_log::head::Head;
+use crate::event_log::stream::response_head::Head;
 use crate::event_log::{Claim, Claimed, Match};
 use crate::protocol::cluster::Known;
 use crate::protocol::error::{ErrorCode, Failure};

@@ -3,7 +3,7 @@
 use super::retention::{cursor_of, settle, sweeping};
 use super::sharing::{finish, is_kept, open_of, tight, write};
 use super::*;
-use crate::event_log::stub::{Known, Stub};
+use crate::event_log::stream::stub::{Known, Stub};
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::Place;
 

@@ -2,7 +2,7 @@
 //! more.
 //!
 //! Owned here: how a stream comes out of its record. One that is over is read whole and lives here like any other. One that is not
-//! belongs to a replica that writes it: here it is a mirror (`mirror.rs`). Absent: who may have it (as for any stream), and when a replica
+//! belongs to a replica that writes it: here it is a mirror (`follower.rs`). Absent: who may have it (as for any stream), and when a replica
 //! counts as gone (`cluster`).
 
 use std::collections::HashSet;
@@ -12,15 +12,17 @@ use std::time::Duration;
 use tokio::task::JoinSet;
 use tracing::{debug, info, warn};
 
-use super::mirror::{Found, Mirror, PIECE};
-use super::record::{About, State};
-use super::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
-use super::share::{Part, Sharer};
-use super::stream::Restored;
-use super::stub::Known;
-use super::{EventLog, Principal, Stream, Writer};
 use crate::clock;
 use crate::config::OnUnreachable;
+use crate::event_log::EventLog;
+use crate::event_log::backing::schema::{About, State};
+use crate::event_log::identity::principal::Principal;
+use crate::event_log::quota::{Part, Sharer};
+use crate::event_log::recovery::follower::{Found, Mirror, PIECE};
+use crate::event_log::stream::stub::Known;
+use crate::event_log::stream::{Restored, Stream};
+use crate::event_log::writer::Writer;
+use crate::event_log::writer::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
 use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
@@ -195,7 +197,11 @@ impl EventLog {
     }
 
     /// From now on its retention counts anew, here and in the store.
-    pub(super) async fn keep_restored(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<(), Error> {
+    pub(in crate::event_log) async fn keep_restored(
+        &self,
+        backing: &Backing,
+        stream: &Arc<Stream>,
+    ) -> Result<(), Error> {
         self.retain(stream);
         let retention = stream.look(|machine| machine.policy().retention);
         backing.store.keep(stream.id(), retention).wait().await.inspect_err(|error| backing.note_failure(error))

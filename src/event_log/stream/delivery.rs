@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::share::Row;
-use super::{EventLog, Stream};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::quota::Row;
+use crate::event_log::stream::Stream;
 use crate::protocol::stream::Phase;
 
 /// How certain it is that the response which carried a stream's last message has arrived.
@@ -22,7 +23,7 @@ pub enum Delivery {
 
 /// The same of one stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Delivered {
+pub(in crate::event_log) struct Delivered {
     best: Option<Delivery>,
     doubted_until: Option<Instant>,
 }
@@ -41,16 +42,16 @@ impl Delivered {
     }
 
     /// Whether a retry may come for it now although it has arrived.
-    pub(super) fn is_doubted(&self, now: Instant) -> bool {
+    pub(in crate::event_log) fn is_doubted(&self, now: Instant) -> bool {
         self.doubted_until().is_some_and(|until| now < until)
     }
 
     /// That of a stream whose delivery was proven before.
-    pub(super) fn proven() -> Self {
+    pub(in crate::event_log) fn proven() -> Self {
         Self { best: Some(Delivery::Proven), doubted_until: None }
     }
 
-    pub(super) fn is_proven(&self) -> bool {
+    pub(in crate::event_log) fn is_proven(&self) -> bool {
         self.best == Some(Delivery::Proven)
     }
 }
@@ -91,7 +92,7 @@ impl Stream {
     }
 
     /// Whether its answer is proven to have arrived.
-    pub(super) fn is_proven(&self) -> bool {
+    pub(in crate::event_log) fn is_proven(&self) -> bool {
         self.lock().delivered.is_proven()
     }
 
@@ -102,7 +103,7 @@ impl Stream {
     }
 
     /// Until when a stream that is over stays; `None` while it is unsealed or being read.
-    pub(super) fn kept_until(&self) -> Option<Instant> {
+    pub(in crate::event_log) fn kept_until(&self) -> Option<Instant> {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
         // An answer that passed is there for retries alone.

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 
-use super::delivered::Delivered;
-use super::head::Head;
-use super::in_flight::Copied;
-use super::recorder::Recorded;
-use super::share::{Part, Row};
-use super::slices::{Slice, Told};
 use crate::clock;
+use crate::event_log::quota::{Part, Row};
+use crate::event_log::stream::delivery::Delivered;
+use crate::event_log::stream::in_flight::Copied;
+use crate::event_log::stream::partial_results::{Slice, Told};
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::writer::recorder::Recorded;
 use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::memory::{ID_LINE, Tail};
@@ -32,64 +32,64 @@ pub struct Bounds {
 }
 
 /// What one read has written.
-pub(super) struct Written {
+pub(in crate::event_log) struct Written {
     /// The last number that was dealt with.
-    pub(super) last: Seq,
+    pub(in crate::event_log) last: Seq,
     /// How many events were written.
-    pub(super) events: u64,
+    pub(in crate::event_log) events: u64,
     /// The next event would have been too much.
-    pub(super) is_full: bool,
+    pub(in crate::event_log) is_full: bool,
     /// The event that follows goes out in pieces; its id line is written.
-    pub(super) large: Option<Large>,
+    pub(in crate::event_log) large: Option<Large>,
 }
 
 /// Places in an event and what stands there instead, in their order.
-pub(super) type Edits = Vec<(Range<usize>, String)>;
+pub(in crate::event_log) type Edits = Vec<(Range<usize>, String)>;
 
 /// An event that is larger than one piece.
-pub(super) struct Large {
-    pub(super) seq: Seq,
+pub(in crate::event_log) struct Large {
+    pub(in crate::event_log) seq: Seq,
     /// Replacements of parts of the event for this reader.
-    pub(super) edits: Edits,
+    pub(in crate::event_log) edits: Edits,
 }
 
 #[derive(Debug)]
-pub(super) struct Inner {
+pub(in crate::event_log) struct Inner {
     /// Boxed, so that a stream is small enough for what allocators do fast, and is not moved with it while it is made.
-    pub(super) machine: Box<Machine>,
-    pub(super) tail: Tail,
-    pub(super) epoch: WriterEpoch,
+    pub(in crate::event_log) machine: Box<Machine>,
+    pub(in crate::event_log) tail: Tail,
+    pub(in crate::event_log) epoch: WriterEpoch,
     /// What the store has of it. `None`: memory is the store.
-    pub(super) recorded: Option<Box<Recorded>>,
+    pub(in crate::event_log) recorded: Option<Box<Recorded>>,
     /// It comes out of the store, and is not written here unless to end it.
-    pub(super) is_mirror: bool,
+    pub(in crate::event_log) is_mirror: bool,
     /// A connection of another replica may be the reader.
-    pub(super) is_read_elsewhere: bool,
+    pub(in crate::event_log) is_read_elsewhere: bool,
     /// This connection is to end once it has what there is, and its client to wait so long before it comes back.
-    pub(super) closing: Option<(AttachId, Duration)>,
+    pub(in crate::event_log) closing: Option<(AttachId, Duration)>,
     /// Another writer has the stream: nothing here is true any more but what was read.
-    pub(super) moved: bool,
-    pub(super) head: Head,
+    pub(in crate::event_log) moved: bool,
+    pub(in crate::event_log) head: Head,
     /// What it takes of its principal's share.
-    pub(super) part: Part,
+    pub(in crate::event_log) part: Part,
     /// The rest of an event waits for room.
-    pub(super) is_held_up: bool,
+    pub(in crate::event_log) is_held_up: bool,
     /// How certain it is that its last message has arrived.
-    pub(super) delivered: Delivered,
+    pub(in crate::event_log) delivered: Delivered,
     /// Its place among those that may go to make room, once it is over.
-    pub(super) lined_up: Option<(Row, Instant)>,
+    pub(in crate::event_log) lined_up: Option<(Row, Instant)>,
     /// The one reader's task: waiting for the head, or at the tail.
-    pub(super) reader: Option<Waker>,
+    pub(in crate::event_log) reader: Option<Waker>,
     /// When the first event was stored that the reader, then waiting at the tail, has not taken yet.
-    pub(super) stored_at: Option<Instant>,
+    pub(in crate::event_log) stored_at: Option<Instant>,
     /// Tasks that wait for the head or the answer without being the reader: they were taken over and take no stream.
-    pub(super) watchers: Vec<Waker>,
+    pub(in crate::event_log) watchers: Vec<Waker>,
     /// The responses, where a connection that takes no stream has them.
-    pub(super) collected: Weak<Copied>,
+    pub(in crate::event_log) collected: Weak<Copied>,
 }
 
 impl Inner {
-    pub(super) fn new(machine: Box<Machine>, part: Part) -> Self {
+    pub(in crate::event_log) fn new(machine: Box<Machine>, part: Part) -> Self {
         Self {
             machine,
             tail: Tail::new(),
@@ -111,20 +111,20 @@ impl Inner {
         }
     }
 
-    pub(super) fn watch(&mut self, cx: &Context<'_>) {
+    pub(in crate::event_log) fn watch(&mut self, cx: &Context<'_>) {
         if !self.watchers.iter().any(|watcher| watcher.will_wake(cx.waker())) {
             self.watchers.push(cx.waker().clone());
         }
     }
 
     /// Wakers only schedule their tasks, so that they may be called under the lock.
-    pub(super) fn wake(&mut self) {
+    pub(in crate::event_log) fn wake(&mut self) {
         self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
     }
 
     /// Writes the events after `cursor` to `out` until that holds about `budget` bytes. Answered server→client requests are passed
     /// over: a cursor may stand on them all the same. An event larger than `budget` is left to the caller, who writes it in pieces.
-    pub(super) fn write_events(
+    pub(in crate::event_log) fn write_events(
         &self,
         handle: &Handle,
         adopted_after: Option<Seq>,
@@ -164,7 +164,7 @@ impl Inner {
 
     /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,
     /// and the upstream waits only for as long as there is something that nobody has read: a stream that is read flows on.
-    pub(super) fn fit(&mut self, bounds: Bounds) {
+    pub(in crate::event_log) fn fit(&mut self, bounds: Bounds) {
         let before = self.tail.trimmed();
         let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
         self.part.set_events(self.tail.byte_len());
@@ -197,7 +197,7 @@ impl Inner {
     }
 
     /// Gives a turn back once the client has taken the event that it was taken for, or does not read any more.
-    pub(super) fn settle_turn(&mut self) {
+    pub(in crate::event_log) fn settle_turn(&mut self) {
         if !self.part.has_turn() {
             return;
         }
@@ -236,7 +236,7 @@ impl Inner {
     }
 
     /// A client has the events up to `upto` and said so.
-    pub(super) fn let_go(&mut self, upto: Seq) {
+    pub(in crate::event_log) fn let_go(&mut self, upto: Seq) {
         // What the store lacks is brought there from here.
         if self.recorded.as_ref().is_some_and(|recorded| recorded.is_behind) {
             return;
@@ -247,14 +247,14 @@ impl Inner {
     }
 
     /// What may go depends on who reads: after a change of readers there may be room.
-    pub(super) fn fit_paused(&mut self, bounds: Bounds) {
+    pub(in crate::event_log) fn fit_paused(&mut self, bounds: Bounds) {
         if self.machine.is_paused() {
             self.fit(bounds);
         }
     }
 
     /// Takes what the store has accepted. Where the share is full, room is to be made elsewhere first: see [`Self::is_short`].
-    pub(super) fn accept(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
+    pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
@@ -275,7 +275,7 @@ impl Inner {
     }
 
     /// Takes what the store has of another writer.
-    pub(super) fn mirror(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
+    pub(in crate::event_log) fn mirror(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
@@ -290,13 +290,13 @@ impl Inner {
     }
 
     /// Whether it wants room that may be had elsewhere, or now.
-    pub(super) fn is_short(&self) -> bool {
+    pub(in crate::event_log) fn is_short(&self) -> bool {
         self.machine.is_paused() || self.is_held_up || self.part.share().is_over()
     }
 
     /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another
     /// replica runs is that one's.
-    pub(super) fn note_presence(&mut self) {
+    pub(in crate::event_log) fn note_presence(&mut self) {
         let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_mirror;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
         self.part.set_running(runs);
@@ -305,7 +305,7 @@ impl Inner {
     }
 
     /// A commit or an end while the head is outstanding decides the head.
-    pub(super) fn settle_head(&mut self) -> bool {
+    pub(in crate::event_log) fn settle_head(&mut self) -> bool {
         if !matches!(self.head, Head::Waiting) {
             return false;
         }

@@ -7,21 +7,21 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use super::share::{Holding, Share};
+use crate::event_log::quota::{Holding, Share};
 
 /// The responses of a stream, copied for connections that take no stream.
 #[derive(Debug)]
-pub(super) struct Copied {
+pub(in crate::event_log) struct Copied {
     /// Number of answered requests at the time of the copy.
-    pub(super) answered: usize,
-    pub(super) responses: usize,
-    pub(super) bytes: Vec<u8>,
-    pub(super) _held: Holding,
+    pub(in crate::event_log) answered: usize,
+    pub(in crate::event_log) responses: usize,
+    pub(in crate::event_log) bytes: Vec<u8>,
+    pub(in crate::event_log) _held: Holding,
 }
 
 impl Copied {
     /// Returns the copy as a body, which keeps it alive.
-    pub(super) fn into_bytes(self: Arc<Self>) -> Bytes {
+    pub(in crate::event_log) fn into_bytes(self: Arc<Self>) -> Bytes {
         Bytes::from_owner(Body(self))
     }
 }
@@ -49,7 +49,7 @@ impl AsRef<[u8]> for InFlight {
 }
 
 /// Returns `bytes` as a piece of a body. A large piece counts in `share` until it is dropped.
-pub(super) fn counted(share: &Arc<Share>, bytes: BytesMut) -> Bytes {
+pub(in crate::event_log) fn counted(share: &Arc<Share>, bytes: BytesMut) -> Bytes {
     if bytes.len() < COUNTED {
         return bytes.freeze();
     }

@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info};
 
-use super::recorder::{self, Backing};
-use super::{EventLog, Stream};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::stream::Stream;
+use crate::event_log::writer::recorder;
+use crate::event_log::writer::recorder::Backing;
 use crate::protocol::ids::StoreEpoch;
 use crate::sync;
 
@@ -42,7 +44,7 @@ pub enum Regained {
 
 impl Contents {
     /// The contents are these now, and were regained so often. For one lease after they were they are young.
-    pub(super) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
+    pub(in crate::event_log) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
         let mut seen = sync::lock(&self.0);
         let regained = match *seen {
             Some(seen) if seen.epoch != epoch => Regained::Empty,
@@ -66,7 +68,7 @@ impl Contents {
 
 impl Backing {
     /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
-    pub(super) fn is_young(&self) -> bool {
+    pub(in crate::event_log) fn is_young(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| self.contents.are_young(*shared.regained().borrow()))
     }
 }

@@ -10,12 +10,12 @@ use bytes::Bytes;
 use tokio::sync::Notify;
 use tracing::{debug, info, warn};
 
-use super::Stream;
-use super::heard::Heard;
-use super::record::StateMarks;
-use super::regained::Contents;
 use crate::clock;
 use crate::config::OnUnreachable;
+use crate::event_log::backing::schema::StateMarks;
+use crate::event_log::recovery::lease::Heard;
+use crate::event_log::recovery::resync::Contents;
+use crate::event_log::stream::Stream;
 use crate::metrics::{Metrics, StoreTrouble};
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
@@ -23,9 +23,9 @@ use crate::store::{Appended, Error, Pending, Shared, Standing, Store, Stored, Wr
 
 /// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
 /// gone comes far earlier; this frees what nobody takes up.
-pub(super) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
+pub(in crate::event_log) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
 /// How often a store that cannot be reached is looked at again.
-pub(super) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+pub(in crate::event_log) const LOOK_AGAIN: Duration = Duration::from_millis(250);
 /// One append of a stream that catches up.
 const CATCH_UP: usize = 256 * 1024;
 /// So many events that are gone here may still be in the store: each trim is a call.
@@ -52,17 +52,17 @@ pub struct Backing {
 
 impl Backing {
     /// The contents of the store now, where they may become others while this process runs.
-    pub(super) fn epoch(&self) -> Option<StoreEpoch> {
+    pub(in crate::event_log) fn epoch(&self) -> Option<StoreEpoch> {
         self.shared.as_ref().map(|shared| shared.epoch())
     }
 
     /// Whether what failed with `error` waits until the store is back.
-    pub(super) fn waits_out(&self, error: &Error) -> bool {
+    pub(in crate::event_log) fn waits_out(&self, error: &Error) -> bool {
         self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
     }
 
     /// Counts a write that the store could not take.
-    pub(super) fn note_failure(&self, error: &Error) {
+    pub(in crate::event_log) fn note_failure(&self, error: &Error) {
         self.metrics.observe_store_failure(match error {
             Error::Full(_) => StoreTrouble::Full,
             Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
@@ -71,7 +71,11 @@ impl Backing {
 
     /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise. Says
     /// whether it is made.
-    pub(super) async fn insist<T>(&self, change: impl Fn() -> Pending<Result<T, Error>>, what: &str) -> bool {
+    pub(in crate::event_log) async fn insist<T>(
+        &self,
+        change: impl Fn() -> Pending<Result<T, Error>>,
+        what: &str,
+    ) -> bool {
         let mut has_warned = false;
         while let Err(error) = change().wait().await {
             let waits = self.waits_out(&error);
@@ -90,26 +94,26 @@ impl Backing {
 
 /// What the store has of one stream.
 #[derive(Debug, Default)]
-pub(super) struct Recorded {
+pub(in crate::event_log) struct Recorded {
     /// There is a record.
-    pub(super) is_created: bool,
+    pub(in crate::event_log) is_created: bool,
     /// Its end is there as well: nothing more is on its way.
-    pub(super) is_sealed: bool,
+    pub(in crate::event_log) is_sealed: bool,
     /// The last event that is there.
-    pub(super) upto: Seq,
+    pub(in crate::event_log) upto: Seq,
     /// The last event that was dropped there.
-    pub(super) trimmed: Seq,
+    pub(in crate::event_log) trimmed: Seq,
     /// What the last state said.
-    pub(super) marks: StateMarks,
+    pub(in crate::event_log) marks: StateMarks,
     /// Events are missing there, because the store could not take them when they came.
-    pub(super) is_behind: bool,
+    pub(in crate::event_log) is_behind: bool,
     /// Some of those are gone here as well: the rest of the stream stays in memory.
-    pub(super) is_local: bool,
+    pub(in crate::event_log) is_local: bool,
 }
 
 /// How much of a stream the store was known to have.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Level {
+pub(in crate::event_log) struct Level {
     upto: Seq,
     is_sealed: bool,
     epoch: WriterEpoch,
@@ -117,14 +121,14 @@ pub(super) struct Level {
 
 impl Level {
     /// Whether the store has that much, or another writer has the stream.
-    pub(super) fn is_in(self, stored: &Stored) -> bool {
+    pub(in crate::event_log) fn is_in(self, stored: &Stored) -> bool {
         stored.epoch > self.epoch || (stored.tail >= self.upto && stored.sealed >= self.is_sealed)
     }
 }
 
 impl Recorded {
     /// What the store is known to have, under this writer's epoch; `None` where that is nothing, or no more of the stream goes there.
-    pub(super) fn level(&self, epoch: WriterEpoch) -> Option<Level> {
+    pub(in crate::event_log) fn level(&self, epoch: WriterEpoch) -> Option<Level> {
         let is_there = self.is_created && !self.is_local;
         is_there.then_some(Level { upto: self.upto, is_sealed: self.is_sealed, epoch })
     }
@@ -137,14 +141,14 @@ impl Recorded {
 
 /// A batch on its way into the store, with the state that it brings about where that is worth writing.
 #[derive(Debug, Default)]
-pub(super) struct Staged {
-    pub(super) batch: Batch,
-    pub(super) state: Option<(StateMarks, Bytes)>,
+pub(in crate::event_log) struct Staged {
+    pub(in crate::event_log) batch: Batch,
+    pub(in crate::event_log) state: Option<(StateMarks, Bytes)>,
 }
 
 /// What became of a batch, or of a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Fate {
+pub(in crate::event_log) enum Fate {
     /// It is there: the store has it, or memory stands for the store.
     Kept,
     /// Another writer has the stream. Nothing of this one will ever be in it again.
@@ -185,7 +189,11 @@ impl Patience {
 
 /// Seals a stream that is over in its store, and then calls `done`, unless another writer has the stream. Where the store does not take
 /// that now it goes on behind, until the stream's retention is over.
-pub(super) async fn seal(stream: &Arc<Stream>, backing: &Arc<Backing>, done: impl FnOnce() + Send + 'static) {
+pub(in crate::event_log) async fn seal(
+    stream: &Arc<Stream>,
+    backing: &Arc<Backing>,
+    done: impl FnOnce() + Send + 'static,
+) {
     match (Recorder { stream, backing }).seal().await {
         Some(Fate::Kept) => return done(),
         Some(Fate::Moved) => return,
@@ -214,14 +222,14 @@ pub(super) async fn seal(stream: &Arc<Stream>, backing: &Arc<Backing>, done: imp
 }
 
 /// One stream's recorder.
-pub(super) struct Recorder<'a> {
-    pub(super) stream: &'a Stream,
-    pub(super) backing: &'a Backing,
+pub(in crate::event_log) struct Recorder<'a> {
+    pub(in crate::event_log) stream: &'a Stream,
+    pub(in crate::event_log) backing: &'a Backing,
 }
 
 impl Recorder<'_> {
     /// Brings `staged` into the store, and whatever is missing there first. Waits for a store that is to be waited for.
-    pub(super) async fn keep(&self, staged: &Staged) -> Fate {
+    pub(in crate::event_log) async fn keep(&self, staged: &Staged) -> Fate {
         let mut has_warned = false;
         let mut patience = Patience::default();
         loop {
@@ -252,7 +260,7 @@ impl Recorder<'_> {
     }
 
     /// Whether the stream lacks something in the store that could be brought there now.
-    pub(super) fn can_catch_up(&self) -> bool {
+    pub(in crate::event_log) fn can_catch_up(&self) -> bool {
         self.stream.with_recorded(|recorded| recorded.is_behind && !recorded.is_local)
             && self.backing.store.standing() == Standing::Ready
     }

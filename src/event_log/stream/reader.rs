@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 
-use super::Stream;
-use super::head::Head;
-use super::in_flight;
-use super::inner::{Edits, Large, Written};
-use super::slices::Slice;
 use crate::clock;
+use crate::event_log::stream::partial_results::Slice;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::{Edits, Large, Written};
+use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Phase, Place};
@@ -89,7 +88,7 @@ impl Begun {
 }
 
 impl Attachment {
-    pub(super) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
+    pub(in crate::event_log) fn new(stream: Arc<Stream>, attach: AttachId) -> Self {
         Self { stream, attach, slice: None, begun: None }
     }
 

@@ -39,7 +39,7 @@ impl Principal {
     }
 
     /// What it is told from others by.
-    pub(super) fn digest(&self) -> Option<&[u8; 16]> {
+    pub(in crate::event_log) fn digest(&self) -> Option<&[u8; 16]> {
         match self {
             Principal::Anonymous => None,
             Principal::AnonymousAt(hash) | Principal::Known(hash) => Some(hash),
@@ -92,7 +92,7 @@ pub struct Subject([u8; 16]);
 
 impl Subject {
     /// What it is told from others by.
-    pub(super) fn digest(self) -> [u8; 16] {
+    pub(in crate::event_log) fn digest(self) -> [u8; 16] {
         self.0
     }
 

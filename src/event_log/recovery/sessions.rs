@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use super::sessions::{Opened, Session};
-use super::{Binding, EventLog, Principal};
 use crate::config::OnUnreachable;
+use crate::event_log::EventLog;
+use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::principal::Principal;
+use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
 use crate::store::{Error, Shared};
 

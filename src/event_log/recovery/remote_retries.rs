@@ -6,7 +6,7 @@
 //! the same caller finds it with another token. Invariants: of many that are sent one call at once, one claims it;
 //! what is changed or removed is the record that was seen, never one that has taken its place; that of a call which its replica leaves
 //! behind stays; that of a call which never ran goes, however often the store has to be asked. Absent: what a client is answered
-//! (ingress), and the answers that outlive the process (`answers.rs`).
+//! (ingress), and the answers that outlive the process (`kept_responses.rs`).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,11 +17,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
-use super::EventLog;
-use super::answers;
-use super::recorder::LOOK_AGAIN;
-use super::retries::Fingerprint;
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::recovery::kept_responses;
+use crate::event_log::retry_index::Fingerprint;
+use crate::event_log::writer::recorder::LOOK_AGAIN;
 use crate::protocol::cluster::{Base64, Known};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
@@ -81,7 +81,7 @@ pub enum Claimed {
 
 /// The calls whose records are on their way out of the store: they are over, or never ran, whatever the store still says.
 #[derive(Debug, Default)]
-pub(super) struct Released(Mutex<HashSet<StreamId>>);
+pub(in crate::event_log) struct Released(Mutex<HashSet<StreamId>>);
 
 impl Released {
     fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
@@ -158,7 +158,7 @@ impl Hold {
         std::iter::once(&self.record).chain(self.elder.as_deref())
     }
 
-    pub(super) fn keep_if_due(&self, now: Instant) {
+    pub(in crate::event_log) fn keep_if_due(&self, now: Instant) {
         let mut kept_at = sync::lock(&self.kept_at);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
@@ -168,11 +168,11 @@ impl Hold {
     }
 
     /// The records stay, for the time that is left to them: the call goes on to be known elsewhere, or nobody knows what became of it.
-    pub(super) fn leave(&self) {
+    pub(in crate::event_log) fn leave(&self) {
         self.is_left.store(true, Ordering::Relaxed);
     }
 
-    pub(super) fn write_again(&self) {
+    pub(in crate::event_log) fn write_again(&self) {
         self.records().for_each(|of| drop(self.store.claim(&of.key, &of.value, self.keep())));
     }
 
@@ -224,7 +224,7 @@ impl Drop for Hold {
 
 impl EventLog {
     /// Claims a call for this replica, unless it was claimed before; with `only_looks`, looks whether it was. To be called while the call
-    /// is about to be registered ([`super::Retries::registering`]).
+    /// is about to be registered ([`crate::event_log::Retries::registering`]).
     ///
     /// # Errors
     /// When the store cannot be asked. Nothing is left of the claim then.
@@ -344,7 +344,7 @@ impl EventLog {
         }
         stream.touch();
         match tokio::time::timeout(HEAD_WAIT, stream.head()).await {
-            Ok(head) => answers::known_by(stream.id(), &head),
+            Ok(head) => kept_responses::known_by(stream.id(), &head),
             Err(_) => Known::Waiting,
         }
     }

@@ -1,10 +1,10 @@
 //! What of a stream is to be brought into the store, and what follows from that.
 
-use super::{Advanced, Stream};
 use crate::clock;
-use crate::event_log::inner::Inner;
-use crate::event_log::record::{About, State, StateMarks};
-use crate::event_log::recorder::{Recorded, Staged};
+use crate::event_log::backing::schema::{About, State, StateMarks};
+use crate::event_log::stream::state::Inner;
+use crate::event_log::stream::{Advanced, Stream};
+use crate::event_log::writer::recorder::{Recorded, Staged};
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::{Batch, Machine, Phase};
 
@@ -38,7 +38,7 @@ impl Stream {
         State { machine: machine.snapshot(), slices, secret: self.secret().cloned(), adopted_after }
     }
 
-    pub(super) fn marks_of(&self, machine: &Machine) -> StateMarks {
+    pub(in crate::event_log) fn marks_of(&self, machine: &Machine) -> StateMarks {
         let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
         StateMarks { machine: machine.marks(), slices, has_secret: self.secret().is_some() }
     }

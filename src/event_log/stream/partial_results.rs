@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::inner::Edits;
+use crate::event_log::stream::state::Edits;
 use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renaming, Sameness};
 use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::RequestId;
@@ -45,7 +45,7 @@ pub struct Slice {
 }
 
 /// An event as a slice's client gets it.
-pub(super) enum Told {
+pub(in crate::event_log) enum Told {
     AsItIs,
     Changed(Edits),
     Unwanted,
@@ -73,7 +73,7 @@ impl Slice {
     }
 
     /// An event as it was encoded, without its id.
-    pub(super) fn tell(&self, event: &[u8]) -> Told {
+    pub(in crate::event_log) fn tell(&self, event: &[u8]) -> Told {
         if self.first.is_none() {
             return Told::AsItIs;
         }
@@ -92,19 +92,19 @@ impl Slice {
 
 /// The slices of one stream.
 #[derive(Debug)]
-pub(super) struct Slices {
-    pub(super) slicing: Slicing,
+pub(in crate::event_log) struct Slices {
+    pub(in crate::event_log) slicing: Slicing,
     known: Mutex<VecDeque<Arc<Slice>>>,
     begun: AtomicU64,
 }
 
 impl Slices {
-    pub(super) fn new(slicing: Slicing) -> Self {
+    pub(in crate::event_log) fn new(slicing: Slicing) -> Self {
         Self { slicing, known: Mutex::default(), begun: AtomicU64::new(0) }
     }
 
     /// A new one under `handle`. It is found before older ones of the same handle.
-    pub(super) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
+    pub(in crate::event_log) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
         let first = Some(&self.slicing.first).filter(|first| **first != names).cloned();
         let slice = Arc::new(Slice { names, handle, ends_at: now + self.slicing.length, first });
         self.begun.fetch_add(1, Ordering::Relaxed);
@@ -122,22 +122,22 @@ impl Slices {
     }
 
     /// What those that are known are called, the first one aside.
-    pub(super) fn later(&self) -> Vec<Names> {
+    pub(in crate::event_log) fn later(&self) -> Vec<Names> {
         let known = self.lock();
         known.iter().map(|slice| slice.names.clone()).filter(|names| *names != self.slicing.first).collect()
     }
 
     /// How many ever began.
-    pub(super) fn begun(&self) -> u64 {
+    pub(in crate::event_log) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
     /// The one whose handle has this text.
-    pub(super) fn find(&self, handle: &str) -> Option<Arc<Slice>> {
+    pub(in crate::event_log) fn find(&self, handle: &str) -> Option<Arc<Slice>> {
         self.lock().iter().find(|slice| slice.handle.as_str() == handle).cloned()
     }
 
-    pub(super) fn has(&self, id: &RequestId) -> bool {
+    pub(in crate::event_log) fn has(&self, id: &RequestId) -> bool {
         self.lock().iter().any(|slice| slice.names.id == *id)
     }
 

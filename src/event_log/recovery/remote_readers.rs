@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use super::mirror::READER_HOLD;
-use super::{EventLog, Stream};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::recovery::follower::READER_HOLD;
+use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, Owner, StreamId};
 use crate::sync;
@@ -20,7 +21,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 
 /// The readers elsewhere.
 #[derive(Debug, Default)]
-pub(super) struct Readers {
+pub(in crate::event_log) struct Readers {
     known: Mutex<HashMap<StreamId, Vec<Known>>>,
 }
 

@@ -8,17 +8,18 @@ use std::time::{Duration, Instant};
 
 use tracing::debug;
 
-use super::record::State;
-use super::recorder::Backing;
-use super::{EventLog, Stream};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::backing::schema::State;
+use crate::event_log::stream::Stream;
+use crate::event_log::writer::recorder::Backing;
 use crate::protocol::cluster::{Message, Reader};
 use crate::protocol::ids::{Owner, Seq};
 use crate::protocol::stream::Batch;
 use crate::store::{Error, Following, Read, Stored};
 
 /// Events are taken from the store in pieces of about this size.
-pub(super) const PIECE: usize = 1024 * 1024;
+pub(in crate::event_log) const PIECE: usize = 1024 * 1024;
 /// A mirror that nobody reads is given up after this long.
 const IDLE: Duration = Duration::from_secs(30);
 /// How often the writer hears how far a reader is.
@@ -29,7 +30,7 @@ const RENEW: Duration = Duration::from_secs(5);
 pub const READER_HOLD: Duration = Duration::from_secs(15);
 
 /// A stream that another replica writes.
-pub(super) struct Mirror {
+pub(in crate::event_log) struct Mirror {
     stream: Arc<Stream>,
     backing: Arc<Backing>,
     here: Owner,
@@ -41,7 +42,7 @@ pub(super) struct Mirror {
 
 /// What the store has of it.
 #[derive(PartialEq, Eq)]
-pub(super) enum Found {
+pub(in crate::event_log) enum Found {
     Running,
     Over,
     /// It was lost there, or forgotten; or what was read here of its writer is not what the store has of the one that ended it.
@@ -49,12 +50,12 @@ pub(super) enum Found {
 }
 
 impl Mirror {
-    pub(super) fn new(stream: Arc<Stream>, backing: Arc<Backing>, here: Owner) -> Self {
+    pub(in crate::event_log) fn new(stream: Arc<Stream>, backing: Arc<Backing>, here: Owner) -> Self {
         Self { stream, backing, here, writer: here, touches: 0, reported: None }
     }
 
     /// Follows the store until the stream is over, or nobody wants it here any more.
-    pub(super) async fn run(mut self, log: Arc<EventLog>, following: Following) {
+    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, following: Following) {
         let mut unread_since: Option<Instant> = None;
         loop {
             self.report().await;
@@ -132,7 +133,7 @@ impl Mirror {
     }
 
     /// Takes what the store has and this does not.
-    pub(super) async fn catch_up(&mut self, stored: &Stored) -> Result<Found, Error> {
+    pub(in crate::event_log) async fn catch_up(&mut self, stored: &Stored) -> Result<Found, Error> {
         self.writer = stored.owner;
         let state = State::decode(&stored.state).unwrap_or_default();
         if let Some(after) = state.as_ref().and_then(|state| state.adopted_after) {

@@ -1,7 +1,7 @@
 //! Which POST is the retry of which call.
 //!
 //! Owned here: the index from a call's fingerprint to its stream, and whether a match may be used. An entry lives exactly as long as
-//! its stream and holds no stream alive. Absent: the calls of other replicas (`runs.rs`).
+//! its stream and holds no stream alive. Absent: the calls of other replicas (`recovery/remote_retries.rs`).
 
 use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Weak};
@@ -13,8 +13,10 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use super::runs::Hold;
-use super::{Binding, Principal, Stream};
+use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::principal::Principal;
+use crate::event_log::recovery::remote_retries::Hold;
+use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Base64;
 
 /// How long a POST that looks like a retry waits for the first call's client to be gone.

@@ -7,15 +7,14 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::Stream;
 use crate::clock;
 use crate::event_log::Identity;
-use crate::event_log::head::Head;
-use crate::event_log::inner::Bounds;
-use crate::event_log::record::{About, State};
-use crate::event_log::recorder::{Backing, Level, Recorded};
-use crate::event_log::share::Part;
-use crate::event_log::stream::Spec;
+use crate::event_log::backing::schema::{About, State};
+use crate::event_log::quota::Part;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::Bounds;
+use crate::event_log::stream::{Spec, Stream};
+use crate::event_log::writer::recorder::{Backing, Level, Recorded};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};

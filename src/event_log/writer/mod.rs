@@ -1,17 +1,18 @@
 //! The pump's side of a stream: the one writer.
 
+pub(in crate::event_log) mod eviction;
+pub(in crate::event_log) mod recorder;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 
-use super::Stream;
-use super::head::Head;
-use super::in_flight;
-use super::recorder::{Backing, Fate, Recorder, Staged, seal};
-use super::room::Room;
-use super::stream::Advanced;
 use crate::clock;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::{Advanced, Stream, in_flight};
+use crate::event_log::writer::eviction::Room;
+use crate::event_log::writer::recorder::{Backing, Fate, Recorder, Staged, seal};
 use crate::protocol::stream::{Effect, Machine};
 
 /// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
@@ -24,7 +25,7 @@ pub struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(stream: Arc<Stream>, room: Arc<Room>) -> Self {
+    pub(in crate::event_log) fn new(stream: Arc<Stream>, room: Arc<Room>) -> Self {
         Self { stream, room }
     }
 
@@ -76,7 +77,7 @@ impl Writer {
     }
 
     /// The same, and then `done`, unless another writer has the stream.
-    pub(super) async fn seal_and(&self, done: impl FnOnce() + Send + 'static) {
+    pub(in crate::event_log) async fn seal_and(&self, done: impl FnOnce() + Send + 'static) {
         if let Some(backing) = &self.stream.backing {
             seal(&self.stream, backing, done).await;
         }

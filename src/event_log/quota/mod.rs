@@ -3,13 +3,13 @@
 //! Owned here: the accounts that every bound per principal hangs on, and the verdict whether one is over. A stream has its
 //! principal's share at hand, so that an event costs two additions and no search. Invariants: what a [`Part`] or a [`Holding`]
 //! added is taken off when it is dropped, so that an account never drifts; memory is counted as it is taken, reserves and all.
-//! Absent: making room, which needs the streams (`room.rs`), and the answer to whoever finds no room.
+//! Absent: making room, which needs the streams (`writer/eviction.rs`), and the answer to whoever finds no room.
 //!
 //! **The total.** The last eighth of `max_bytes_total` is kept for those who hold little. Once the rest is taken, whoever holds
 //! more than an even part of that eighth is over, and gives way as if its own share were full; the others do not notice. So one
 //! principal's excess is taken from that principal also when the process is full.
 
-mod carried;
+mod upload;
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -19,12 +19,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-pub use carried::Carried;
 use dashmap::DashMap;
 use tokio::sync::Notify;
+pub use upload::Carried;
 
-use super::Principal;
 use crate::clock;
+use crate::event_log::identity::principal::Principal;
 use crate::metrics::Metrics;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;

@@ -2,7 +2,7 @@
 //!
 //! Room is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
 //! from those streams, the oldest first in each case. They are those of the principal that is over its share, or, where the process
-//! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`inner.rs`).
+//! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`stream/state.rs`).
 //! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
 //! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
 
@@ -12,10 +12,10 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use tracing::warn;
 
-use super::Stream;
-use super::share::{Part, Row, Share, Shares};
-use super::stub::{Known, Stub};
 use crate::clock;
+use crate::event_log::quota::{Part, Row, Share, Shares};
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::stub::{Known, Stub};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 use crate::sync;
@@ -33,9 +33,9 @@ const SPARE: usize = 16;
 const LOOKS: usize = 64;
 
 /// The streams that can be found, and what they take.
-pub(super) struct Room {
-    pub(super) streams: DashMap<StreamId, Known>,
-    pub(super) shares: Shares,
+pub(in crate::event_log) struct Room {
+    pub(in crate::event_log) streams: DashMap<StreamId, Known>,
+    pub(in crate::event_log) shares: Shares,
     search: Mutex<Search>,
 }
 
@@ -77,32 +77,32 @@ impl Search {
 }
 
 impl Room {
-    pub(super) fn new(shares: Shares) -> Self {
+    pub(in crate::event_log) fn new(shares: Shares) -> Self {
         Self { streams: DashMap::new(), shares, search: Mutex::default() }
     }
 
     /// The stream of that name, unless only its stub is left.
-    pub(super) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
+    pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.streams.get(&id)?.stream().cloned()
     }
 
     /// Whether `stream` is the one of its name.
-    pub(super) fn has(&self, stream: &Arc<Stream>) -> bool {
+    pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
         self.streams.get(&stream.id()).is_some_and(|known| known.is(stream))
     }
 
     /// Every stream of which more is left than a stub.
-    pub(super) fn all(&self) -> Vec<Arc<Stream>> {
+    pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
         self.streams.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
     }
 
     /// Lets `stream` be found.
-    pub(super) fn insert(&self, stream: &Arc<Stream>) {
+    pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
         drop(self.streams.insert(stream.id(), Known::Stream(stream.clone())));
     }
 
     /// The same unless a stream of that name is there already. Takes the place of a stub.
-    pub(super) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
+    pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
         let mut known = self.streams.entry(stream.id()).or_insert_with(|| Known::Stream(stream.clone()));
         if known.stream().is_some() {
             return known.is(stream);
@@ -114,7 +114,7 @@ impl Room {
     }
 
     /// Puts `stub` in the place of its stream; false where that is not there.
-    pub(super) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
+    pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
         let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
         // In the map before it is in the row: what is first there and is not found counts as gone.
         let (at, share) = (stub.proven_at, stub.share().clone());
@@ -126,12 +126,12 @@ impl Room {
     }
 
     /// Forgets `stream`, where it is the one of its name.
-    pub(super) fn forget(&self, stream: &Arc<Stream>) {
+    pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
         drop(self.streams.remove_if(&stream.id(), |_, known| known.is(stream)));
     }
 
     /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
-    pub(super) fn leave(&self, stream: &Arc<Stream>) {
+    pub(in crate::event_log) fn leave(&self, stream: &Arc<Stream>) {
         // First out of the map: nobody is to find what is over here and goes on elsewhere.
         self.forget(stream);
         if stream.leave() {
@@ -142,7 +142,7 @@ impl Room {
     }
 
     /// Room for one more call of `share`, whose request has so many bytes.
-    pub(super) fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+    pub(in crate::event_log) fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
         let allowance = &share.whole().allowance;
         if share.detached() >= allowance.max_detached {
             return Err(ErrorCode::TooManyDetached);
@@ -155,14 +155,18 @@ impl Room {
     }
 
     /// Room for a session's standalone stream, whose request has so many bytes. It is no call: only bytes bound it.
-    pub(super) fn admit_standalone(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+    pub(in crate::event_log) fn admit_standalone(
+        &self,
+        share: &Arc<Share>,
+        request_bytes: usize,
+    ) -> Result<Part, ErrorCode> {
         self.require(share)?;
         Ok(share.take_part(request_bytes))
     }
 
     /// Room for whatever `share` holds already. An error says that nothing could be given up: other calls may take the room as fast as
     /// this one makes it.
-    pub(super) fn require(&self, share: &Share) -> Result<(), ErrorCode> {
+    pub(in crate::event_log) fn require(&self, share: &Share) -> Result<(), ErrorCode> {
         let now = clock::now();
         if !self.make_own(share, now) {
             return Err(ErrorCode::ShareFull);
@@ -173,7 +177,7 @@ impl Room {
     }
 
     /// Makes what room there is for `share`. Not to be called under a stream's lock.
-    pub(super) fn make(&self, share: &Share) {
+    pub(in crate::event_log) fn make(&self, share: &Share) {
         let now = clock::now();
         self.make_own(share, now);
         self.make_of_total(share, now, 0);

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::{Holding, Share};
+use crate::event_log::quota::{Holding, Share};
 
 /// Approximate cost of one beside its bytes: its task, and its part in a connection to the upstream.
 const COST: usize = 4096;

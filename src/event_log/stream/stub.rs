@@ -9,10 +9,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::share::{Holding, Share};
-use super::sweeper::Verdict;
-use super::{Binding, EventLog, Stream, Summary};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::identity::ownership::Binding;
+use crate::event_log::quota::{Holding, Share};
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::summary::Summary;
+use crate::event_log::sweeper::Verdict;
 use crate::protocol::call_name::CallName;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind};
@@ -26,35 +29,35 @@ const STUB_COST: usize = 512;
 
 /// The short form of a stream that is over.
 #[derive(Debug)]
-pub(super) struct Stub {
-    pub(super) id: StreamId,
-    pub(super) holding: Holding,
+pub(in crate::event_log) struct Stub {
+    pub(in crate::event_log) id: StreamId,
+    pub(in crate::event_log) holding: Holding,
     /// Its place in the row of its share.
-    pub(super) proven_at: Instant,
-    pub(super) binding: Binding,
-    pub(super) origin: (Owner, StoreEpoch),
-    pub(super) batch: bool,
-    pub(super) era: Era,
-    pub(super) connections: u32,
-    pub(super) pauses: bool,
-    pub(super) outcome: Outcome,
-    pub(super) tail: Seq,
-    pub(super) created: Instant,
-    pub(super) sealed_at: Instant,
-    pub(super) left_at: Instant,
-    pub(super) retention: Duration,
+    pub(in crate::event_log) proven_at: Instant,
+    pub(in crate::event_log) binding: Binding,
+    pub(in crate::event_log) origin: (Owner, StoreEpoch),
+    pub(in crate::event_log) batch: bool,
+    pub(in crate::event_log) era: Era,
+    pub(in crate::event_log) connections: u32,
+    pub(in crate::event_log) pauses: bool,
+    pub(in crate::event_log) outcome: Outcome,
+    pub(in crate::event_log) tail: Seq,
+    pub(in crate::event_log) created: Instant,
+    pub(in crate::event_log) sealed_at: Instant,
+    pub(in crate::event_log) left_at: Instant,
+    pub(in crate::event_log) retention: Duration,
     /// Boxed, because it goes long before the stub does.
-    pub(super) answer: Option<Box<Kept>>,
+    pub(in crate::event_log) answer: Option<Box<Kept>>,
 }
 
 /// What a stub keeps for a while.
 #[derive(Debug)]
-pub(super) struct Kept {
-    pub(super) name: Option<Arc<CallName>>,
-    pub(super) snapshot: Snapshot,
-    pub(super) secret: Option<Secret>,
+pub(in crate::event_log) struct Kept {
+    pub(in crate::event_log) name: Option<Arc<CallName>>,
+    pub(in crate::event_log) snapshot: Snapshot,
+    pub(in crate::event_log) secret: Option<Secret>,
     /// The last response and what follows it.
-    pub(super) tail: Tail,
+    pub(in crate::event_log) tail: Tail,
 }
 
 impl Kept {
@@ -65,14 +68,14 @@ impl Kept {
 }
 
 impl Stub {
-    /// Counts it. [`Room::replace`](super::room::Room::replace) puts it in the row of those that go first.
-    pub(super) fn enter(mut self) -> Box<Self> {
+    /// Counts it. [`Room::replace`](crate::event_log::writer::eviction::Room::replace) puts it in the row of those that go first.
+    pub(in crate::event_log) fn enter(mut self) -> Box<Self> {
         self.count();
         self.share().whole().metrics.observe_stream();
         Box::new(self)
     }
 
-    pub(super) fn share(&self) -> &Arc<Share> {
+    pub(in crate::event_log) fn share(&self) -> &Arc<Share> {
         self.holding.share()
     }
 
@@ -81,7 +84,7 @@ impl Stub {
     }
 
     /// Whether it has all that a client lacks which has everything up to `cursor`.
-    pub(super) fn has_after(&self, cursor: Seq) -> bool {
+    pub(in crate::event_log) fn has_after(&self, cursor: Seq) -> bool {
         let from = self.answer.as_ref().map_or(self.tail, |kept| kept.tail.trimmed());
         from <= cursor && cursor <= self.tail
     }
@@ -99,7 +102,7 @@ impl Stub {
     }
 
     /// What an operator may see of it.
-    pub(super) fn summary(&self, now: Instant) -> Summary {
+    pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
         Summary {
             id: self.id,
             kind: StreamKind::Request,
@@ -129,31 +132,31 @@ impl Drop for Stub {
 
 /// A stream that can be found, whole or as a stub.
 #[derive(Debug)]
-pub(super) enum Known {
+pub(in crate::event_log) enum Known {
     Stream(Arc<Stream>),
     Stub(Box<Stub>),
 }
 
 impl Known {
-    pub(super) fn stream(&self) -> Option<&Arc<Stream>> {
+    pub(in crate::event_log) fn stream(&self) -> Option<&Arc<Stream>> {
         match self {
             Self::Stream(stream) => Some(stream),
             Self::Stub(_) => None,
         }
     }
 
-    pub(super) fn is(&self, stream: &Arc<Stream>) -> bool {
+    pub(in crate::event_log) fn is(&self, stream: &Arc<Stream>) -> bool {
         self.stream().is_some_and(|known| Arc::ptr_eq(known, stream))
     }
 
-    pub(super) fn binding(&self) -> &Binding {
+    pub(in crate::event_log) fn binding(&self) -> &Binding {
         match self {
             Self::Stream(stream) => stream.binding(),
             Self::Stub(stub) => &stub.binding,
         }
     }
 
-    pub(super) fn summary(&self, now: Instant) -> Summary {
+    pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
         match self {
             Self::Stream(stream) => stream.summary(now),
             Self::Stub(stub) => stub.summary(now),
@@ -163,7 +166,7 @@ impl Known {
 
 impl EventLog {
     /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
-    pub(super) fn shorten(&self, stream: &Arc<Stream>) {
+    pub(in crate::event_log) fn shorten(&self, stream: &Arc<Stream>) {
         if !stream.is_proven() || !self.room.has(stream) {
             return;
         }
@@ -179,7 +182,7 @@ impl EventLog {
 
     /// The stream of that name, from its stub where it has one. A stub without an answer stays, because its stream has no events to be read:
     /// its retention begins anew.
-    pub(super) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
+    pub(in crate::event_log) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
         let now = clock::now();
         let mut known = self.room.streams.get_mut(&id)?;
         let stub = match known.value_mut() {
@@ -196,14 +199,14 @@ impl EventLog {
             let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
             drop(known);
             drop(stub);
-            stream.note_delivered(super::Delivery::Proven);
+            stream.note_delivered(crate::event_log::stream::delivery::Delivery::Proven);
             self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, id);
         }
         Some(stream)
     }
 
     /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
-    pub(super) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
+    pub(in crate::event_log) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.room.streams.get_mut(&id)?;
         let Known::Stub(stub) = known.value_mut() else { return None };
         let until = stub.readable_until();

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use super::Stream;
-use crate::event_log::head::Head;
-use crate::event_log::retries::Registration;
-use crate::event_log::runs::Hold;
+use crate::event_log::recovery::remote_retries::Hold;
+use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::response_head::Head;
 use crate::sync;
 
 impl Stream {

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::Stream;
 use crate::clock;
-use crate::event_log::slices::{Slice, Slicing};
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::partial_results::{Slice, Slicing};
 use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::ids::{AttachId, ResumeToken, Secret, Seq};
 use crate::protocol::jsonrpc::RequestId;

@@ -8,8 +8,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-use super::EventLog;
 use crate::clock;
+use crate::event_log::EventLog;
 
 /// So many renewals fail in a row where the store is out of reach; at the pace of the replicas that is three seconds.
 const MISSES: u32 = 12;
@@ -28,13 +28,13 @@ pub struct Heard {
 
 impl Heard {
     /// This replica counts as living until then.
-    pub(super) fn note(&self, until: Duration) {
+    pub(in crate::event_log) fn note(&self, until: Duration) {
         self.misses.store(0, Ordering::Relaxed);
         self.until.store(millis(until), Ordering::Relaxed);
     }
 
     /// A renewal has failed just now. To be told by one task.
-    pub(super) fn note_missed(&self) {
+    pub(in crate::event_log) fn note_missed(&self) {
         let is_first = !self.has_missed_lately();
         let misses = if is_first { 0 } else { self.misses.load(Ordering::Relaxed) };
         self.misses.store(misses.saturating_add(1), Ordering::Relaxed);
@@ -42,13 +42,13 @@ impl Heard {
     }
 
     /// The lease has lapsed: others may have taken what this replica has.
-    pub(super) fn is_lapsed(&self) -> bool {
+    pub(in crate::event_log) fn is_lapsed(&self) -> bool {
         let until = self.until.load(Ordering::Relaxed);
         until > 0 && until <= millis(clock::boot())
     }
 
     /// It has lapsed, and whether the store can be reached is not known yet.
-    pub(super) fn is_in_doubt(&self) -> bool {
+    pub(in crate::event_log) fn is_in_doubt(&self) -> bool {
         let is_out_of_reach = self.misses.load(Ordering::Relaxed) >= MISSES && self.has_missed_lately();
         self.is_lapsed() && !is_out_of_reach
     }

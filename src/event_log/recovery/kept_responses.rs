@@ -1,6 +1,6 @@
 //! What became of a call with a key, where that is no stream: an answer that passed, or a failure.
 //!
-//! Owned here: a record in the store beside the one that says which replica runs the call (`runs.rs`), so that the same key finds its answer
+//! Owned here: a record in the store beside the one that says which replica runs the call (`remote_retries.rs`), so that the same key finds its answer
 //! when that process is gone. Invariants: it is in the store before a client has the answer, unless memory stands for the store; one that
 //! waits for the store counts in its caller's share. Absent: answers that are streams, which the store has anyway, and answers to calls
 //! without a key.
@@ -12,10 +12,11 @@ use tokio::sync::Semaphore;
 use tokio::time::timeout;
 use tracing::warn;
 
-use super::head::Head;
-use super::recorder::{Backing, LOOK_AGAIN};
-use super::{EventLog, Stream};
 use crate::clock;
+use crate::event_log::EventLog;
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::writer::recorder::{Backing, LOOK_AGAIN};
 use crate::protocol::cluster::{Handed, Known};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
@@ -24,7 +25,7 @@ use crate::store::{Error, Standing};
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
 /// Bounds the answers that are written to the store at a time once it takes them again.
-pub(super) const LATE_AT_ONCE: usize = 16;
+pub(in crate::event_log) const LATE_AT_ONCE: usize = 16;
 
 impl EventLog {
     /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
@@ -49,7 +50,7 @@ impl EventLog {
     }
 
     /// Writes it down again where the store has lost it.
-    pub(super) fn write_answer(&self, stream: &Stream) {
+    pub(in crate::event_log) fn write_answer(&self, stream: &Stream) {
         if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold())
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
         {
@@ -105,7 +106,7 @@ impl Late {
 }
 
 /// What `head` is for somebody who sends the call again elsewhere.
-pub(super) fn known_by(stream: StreamId, head: &Head) -> Known {
+pub(in crate::event_log) fn known_by(stream: StreamId, head: &Head) -> Known {
     match head {
         Head::Waiting => Known::Waiting,
         Head::Stream(..) | Head::Committed | Head::TakenOver => Known::Stream(stream),

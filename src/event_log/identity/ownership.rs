@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use super::principal::{Principal, Subject};
+use crate::event_log::identity::principal::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
 /// Who a stream belongs to: only the same principal, and the same session where there is one, may have it.
