@@ -21,7 +21,7 @@ pub enum AllowedHosts {
     Loopback,
     /// These.
     Listed(Vec<HostPattern>),
-    /// Those of [`AllowedHosts::Loopback`], and these.
+    /// The hosts of [`AllowedHosts::Loopback`], and these.
     LoopbackAnd(Vec<HostPattern>),
 }
 
@@ -51,7 +51,7 @@ pub struct HostPattern {
 pub enum OriginPattern {
     /// Every origin.
     Any,
-    /// What a page without an origin of its own sends.
+    /// The value `null`, sent by pages without an origin of their own.
     Null,
     /// Pages of this scheme, host and port.
     Page {
@@ -76,8 +76,8 @@ pub enum Name {
 }
 
 impl AllowedHosts {
-    /// Whether a request for `uri` with `headers` may be answered: every host it names (the target's, which is HTTP/2's
-    /// `:authority`, and `Host`) is allowed, and it names one.
+    /// Returns true if a request for `uri` with `headers` may be answered: it names a host, and every host that it
+    /// names is allowed. A request names hosts in its target, which is HTTP/2's `:authority`, and in `Host`.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         if *self == AllowedHosts::Any {
             return true;
@@ -93,7 +93,7 @@ impl AllowedHosts {
     }
 
     fn admits_authority(&self, authority: &Authority) -> bool {
-        // Credentials in it are nobody's host, and a port that is no port would pass for any.
+        // Credentials belong to no host, and an invalid port would pass for any.
         host_and_port(authority).is_some_and(|(host, port)| self.admits_host(host, port))
     }
 
@@ -109,7 +109,7 @@ impl AllowedHosts {
 }
 
 impl AllowedOrigins {
-    /// Whether a request for `uri` with `headers` may be answered: it says no `Origin`, or one that is allowed.
+    /// Returns true if a request for `uri` with `headers` may be answered: it has no `Origin`, or an allowed one.
     pub fn admit(&self, uri: &Uri, headers: &HeaderMap) -> bool {
         let mut said = headers.get_all(ORIGIN).iter();
         let (Some(origin), second) = (said.next(), said.next()) else { return true };
@@ -142,7 +142,7 @@ impl AllowedOrigins {
     }
 }
 
-/// The longest host or origin that is repeated to whoever sent it.
+/// Longest host or origin, in bytes, that a refusal repeats to its sender.
 const REPEATED: usize = 100;
 
 /// Returns what a refusal for the host of a request says: the host, and the key that would allow it.
@@ -171,7 +171,7 @@ fn repeated(name: &[u8]) -> String {
 struct Page {
     scheme: String,
     authority: Authority,
-    /// Its own, else its scheme's.
+    /// Explicit port, else the default port of the scheme.
     port: Option<u16>,
 }
 
@@ -188,7 +188,8 @@ impl Page {
         matches!(self.scheme.as_str(), "http" | "https")
     }
 
-    /// Whether it is a page of `host`. What does not say its port has that of the page's scheme: TLS may end before us.
+    /// Returns true if the page is served by `host`. A host without a port has that of the page's scheme, since TLS may
+    /// end before the proxy.
     fn is_of(&self, host: &Authority) -> bool {
         let Some(port) = port_of(host) else { return false };
         self.authority.host().eq_ignore_ascii_case(host.host())
@@ -201,7 +202,7 @@ impl HostPattern {
         self.name.matches(host) && self.port.is_none_or(|wanted| Some(wanted) == port)
     }
 
-    /// Whether it is `*`.
+    /// Returns true for the pattern `*`.
     pub fn is_any(&self) -> bool {
         self.name == Name::Any && self.port.is_none()
     }
@@ -278,8 +279,8 @@ fn authority(host: &HeaderValue) -> Option<Authority> {
     host.to_str().ok()?.parse().ok()
 }
 
-/// What [`host_and_port`] says of a name or IPv4 address with or without a port, which nearly every request asks for: to read
-/// that costs a tenth of what an authority does. `None` for everything else, good or bad.
+/// Returns the result of [`host_and_port`] for a name or IPv4 address with or without a port, at a tenth of the cost of
+/// parsing an authority. Nearly every request has such a host. `None` for everything else, good or bad.
 fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-');
     let text = host.to_str().ok()?;
@@ -291,7 +292,7 @@ fn plain_host(host: &HeaderValue) -> Option<(&str, Option<u16>)> {
     (!name.is_empty() && name.bytes().all(is_plain)).then_some((name, port))
 }
 
-/// Its host, and its port if it says one; `None` where it is no host with or without a port.
+/// Returns the host and the explicit port, or `None` if the authority is anything but a host with or without a port.
 fn host_and_port(authority: &Authority) -> Option<(&str, Option<u16>)> {
     // Taken once: the authority looks for it anew each time.
     let host = authority.host();

@@ -1,4 +1,4 @@
-//! What a call is, in words for people: its method, and the tool of a `tools/call`.
+//! Name of a call for people: its method, and the tool of a `tools/call`.
 //!
 //! Both are the client's words, shortened. Absent: arguments, which may be secret.
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::jsonrpc::{self, RequestId};
 
-/// Whose fault an error is: the first thing an operator asks, written to the wire as `data.fault`.
+/// Party at fault for an error; on the wire `data.fault`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
     /// The MCP client.
@@ -30,7 +30,8 @@ impl Side {
     }
 }
 
-/// What went wrong. In records it is its [`Self::label`]. Each code has exactly one row in the tables below, in `docs/errors.md`, and in [`ErrorCode::ALL`].
+/// Cause of an error. Records hold its [`Self::label`]. Each code has exactly one row in the tables below, in
+/// `docs/errors.md`, and in [`ErrorCode::ALL`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(into = "&'static str", try_from = "String")]
 pub enum ErrorCode {
@@ -48,11 +49,11 @@ pub enum ErrorCode {
     UpstreamStatus,
     /// The call took longer than `call_timeout`.
     CallTimedOut,
-    /// Nobody came back for the call in time, or its session was deleted.
+    /// The client did not resume the call in time, or its session was deleted.
     Abandoned,
     /// The stream or the cursor is gone.
     StreamLost,
-    /// The stream's bounds were full and nobody read for `full_wait`.
+    /// The stream's bounds were full and no client read it for `full_wait`.
     BoundReached,
     /// The store is full, or cannot be reached where it must be.
     StoreFailed,
@@ -80,7 +81,8 @@ pub enum ErrorCode {
     HostRefused,
     /// The request comes from a page whose origin is not in `listen.allowed_origins`.
     OriginRefused,
-    /// What is asked for was begun with another token of the same subject, and the upstream could not be asked about this one.
+    /// The requested stream was begun with another token of the same subject, and the upstream could not be asked about
+    /// this one.
     TokenUnproven,
     /// The body took too long to arrive.
     BodyTooSlow,
@@ -244,9 +246,9 @@ impl ErrorCode {
             ErrorCode::EventTooLarge => "the MCP server sent an event over the size limit",
             ErrorCode::UpstreamStatus => "the MCP server answered with an HTTP error",
             ErrorCode::CallTimedOut => "the call took longer than it may",
-            ErrorCode::Abandoned => "the call was abandoned: nobody came back for it in time",
+            ErrorCode::Abandoned => "the call was abandoned: its client did not resume it in time",
             ErrorCode::StreamLost => "the stream or the place in it is gone",
-            ErrorCode::BoundReached => "the stream's buffer is full and nobody reads it",
+            ErrorCode::BoundReached => "the stream's buffer is full and no client reads it",
             ErrorCode::StoreFailed => "the proxy's store is full, or cannot be reached",
             ErrorCode::OwnerDied => "the proxy that ran the call has died",
             ErrorCode::NotJson => "the body is not JSON",
@@ -280,7 +282,7 @@ impl ErrorCode {
         }
     }
 
-    /// Whose fault it is.
+    /// Returns the party at fault.
     pub const fn side(self) -> Side {
         match self {
             ErrorCode::Unreachable
@@ -391,9 +393,10 @@ pub struct UnknownCode(String);
 /// One failure: the code, and the two facts that depend on the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// What went wrong.
+    /// Cause of the error.
     pub code: ErrorCode,
-    /// Whether the upstream may have begun to run the request: "may I repeat this tool call?"
+    /// True if the upstream may have begun to run the request. It answers the client's question: "may I repeat this
+    /// tool call?"
     pub may_have_run: bool,
     /// The upstream's status, where it gave one.
     pub http_status: Option<u16>,

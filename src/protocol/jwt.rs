@@ -1,6 +1,6 @@
-//! A look into a JSON Web Token: whom it says its bearer is, and the same token with a signature that is none.
+//! Reads the unverified `iss` and `sub` of a JSON Web Token, and makes a copy with an invalid signature for probing.
 //!
-//! Nothing is verified here, and nothing here may be believed: anybody can write any claim. Absent: keys, algorithms, times.
+//! Nothing is verified here, and no claim may be believed: any bearer can write any claim. Absent: keys, algorithms, times.
 
 use std::fmt;
 
@@ -12,12 +12,12 @@ use serde::Deserialize;
 /// The longest payload that is looked into, in bytes of base64; real ones have about a thousand.
 const MAX_PAYLOAD_BYTES: usize = 16 * 1024;
 
-/// Whom a token says its bearer is. Claims that are no texts, empty or said twice are none.
+/// Subject of a token, as the token claims it. Claims that are no strings, empty or duplicate count as absent.
 #[derive(Deserialize)]
 pub struct Claims {
-    /// Who issued it.
+    /// Issuer of the token.
     pub iss: String,
-    /// Whom for.
+    /// Subject of the token.
     pub sub: String,
 }
 
@@ -41,7 +41,7 @@ impl Claims {
     }
 }
 
-/// The same `Authorization` with another signature, which is nobody's; `None` where it is no signed JWT.
+/// Returns the `Authorization` header with an invalid signature, or `None` if it holds no signed JWT.
 pub fn corrupted(authorization: &HeaderValue) -> Option<HeaderValue> {
     let at = signed(authorization)?.signature_at;
     let mut bytes = authorization.as_bytes().to_vec();
@@ -52,7 +52,7 @@ pub fn corrupted(authorization: &HeaderValue) -> Option<HeaderValue> {
 
 struct Signed<'a> {
     payload: &'a str,
-    /// Where in the header its signature begins.
+    /// Offset of the signature in the header.
     signature_at: usize,
 }
 

@@ -1,5 +1,5 @@
-//! Which trace a request belongs to, as [W3C Trace Context] has it. Absent: spans of the proxy's own, and sampling; the headers
-//! go on upstream as they came.
+//! Trace id of a request, as [W3C Trace Context] has it. Absent: spans of the proxy's own, and sampling; the headers go
+//! upstream unchanged.
 //!
 //! [W3C Trace Context]: https://www.w3.org/TR/trace-context/#traceparent-header
 

@@ -17,7 +17,7 @@ impl Lines {
         Self(Vec::with_capacity(bytes))
     }
 
-    /// How many bytes a line of these takes.
+    /// Returns the bytes that a line of these takes.
     pub fn len_of(name: &HeaderName, value: &HeaderValue) -> usize {
         name.as_str().len() + COLON.len() + value.len() + END.len()
     }
@@ -42,12 +42,12 @@ impl Lines {
         self.0.extend_from_slice(END);
     }
 
-    /// Whether there is a line of this name. It is looked for from the first one on.
+    /// Returns true if there is a line of this name. The search goes from the first line on.
     pub fn contains(&self, name: &HeaderName) -> bool {
         lines(&self.0).any(|(other, _)| other == name.as_str().as_bytes())
     }
 
-    /// The same headers to look at and to change.
+    /// Returns a copy of the headers that can be changed.
     pub fn to_map(&self) -> HeaderMap {
         let shared = Bytes::copy_from_slice(&self.0);
         let mut map = HeaderMap::new();

@@ -38,13 +38,13 @@ pub mod names {
     pub const MCP_RESUME_OWNER: HeaderName = HeaderName::from_static("mcp-resume-owner");
     /// Tells a balancer that a sidecar's failure is the call's: that it says nothing of the sidecar or of its server.
     pub const MCP_RESUME_FAILURE: HeaderName = HeaderName::from_static("mcp-resume-failure");
-    /// What many servers take in place of `Authorization`, or beside it.
+    /// Credential that many servers accept in place of `Authorization`, or beside it.
     pub const X_API_KEY: HeaderName = HeaderName::from_static("x-api-key");
     /// Tells nginx and its kin not to buffer an answer.
     pub const X_ACCEL_BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
     /// Parameters of one connection, from before HTTP/1.1.
     pub const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-    /// What some clients send to a proxy in place of `Connection`.
+    /// Header that some clients send to a proxy in place of `Connection`.
     pub const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 }
 
@@ -70,7 +70,7 @@ pub enum Era {
 }
 
 impl ProtocolVersion {
-    /// What a request speaks that does not say ([2025-06-18, protocol version header]).
+    /// Revision of a request that names none ([2025-06-18, protocol version header]).
     ///
     /// [2025-06-18, protocol version header]: https://modelcontextprotocol.io/specification/2025-06-18/basic/transports#protocol-version-header
     pub const DEFAULT: Self = Self(Cow::Borrowed("2025-03-26"));
@@ -95,8 +95,8 @@ impl ProtocolVersion {
         if LEGACY_VERSIONS.contains(&self.as_str()) { Era::Legacy } else { Era::Modern }
     }
 
-    /// Whether this is the revision `date` or a later one. Dates order as text; a revision that is not a date is at
-    /// least nothing, so that no client is credited with abilities it may not have.
+    /// Returns true if this is the revision `date` or a later one. Dates order as text. A revision that is not a date
+    /// is below all dates, so that no client is credited with abilities it may not have.
     pub fn is_at_least(&self, date: &str) -> bool {
         is_date(self.as_str()) && self.as_str() >= date
     }
@@ -164,7 +164,7 @@ pub(super) fn only(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     values.next().is_none().then_some(value)?.to_str().ok()
 }
 
-/// Which of the two forms of an answer a client takes.
+/// Forms of response that a client accepts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Accept {
     /// `application/json`.
@@ -199,7 +199,8 @@ pub fn accept(headers: &HeaderMap) -> Accept {
     Accept { json: takes("application/*", "application/json"), sse: takes("text/*", "text/event-stream") }
 }
 
-/// Whether `Accept` names SSE itself, not by a wildcard: what tells a client that wants a stream from a browser.
+/// Returns true if `Accept` names SSE itself, not by a wildcard. This distinguishes a client that wants a stream from a
+/// browser.
 pub fn names_sse(headers: &HeaderMap) -> bool {
     list(headers, header::ACCEPT)
         .map(MediaRange::parse)
@@ -243,12 +244,12 @@ fn list(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &str> {
     lines.flat_map(|line| line.split(',')).map(str::trim).filter(|element| !element.is_empty())
 }
 
-/// Whether the body is `application/json`, whatever its parameters.
+/// Returns true if the body is `application/json`, with any parameters.
 pub fn is_json(headers: &HeaderMap) -> bool {
     content_type_is(headers, "application/json")
 }
 
-/// Whether the body is `text/event-stream`, whatever its parameters.
+/// Returns true if the body is `text/event-stream`, with any parameters.
 pub fn is_sse(headers: &HeaderMap) -> bool {
     content_type_is(headers, "text/event-stream")
 }
@@ -299,11 +300,11 @@ fn is_hop_by_hop(name: &HeaderName, named: &[&str]) -> bool {
 /// One header.
 pub type Line<'a> = (&'a HeaderName, &'a HeaderValue);
 
-/// The headers of the call to the MCP endpoint that a client's request becomes.
+/// Returns the headers of the upstream call that a client's request to the MCP endpoint becomes.
 ///
 /// `Accept` names both types, since servers answer 406 to less. The answer must come uncompressed, and a missing
 /// `Accept-Encoding` means that anything will do. `Last-Event-ID` is ours, and some servers answer it with 500. Body
-/// and connection are new: `Content-Length` and `Host` are for the caller to say, and nobody waits for `100 Continue`.
+/// and connection are new: `Content-Length` and `Host` are for the caller to say, and `100 Continue` is not awaited.
 pub fn to_upstream(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     static BOTH: HeaderValue = HeaderValue::from_static(BOTH_TYPES);
     static IDENTITY: HeaderValue = HeaderValue::from_static("identity");
@@ -324,11 +325,11 @@ pub fn end_to_end(headers: &HeaderMap) -> impl Iterator<Item = Line<'_>> {
     headers.iter().filter(move |(name, _)| **name != header::HOST && !is_hop_by_hop(name, &named))
 }
 
-/// Turns the head of an upstream's SSE answer into ours.
+/// Turns the head of an upstream SSE response into that of the client's response.
 ///
 /// Our body has other bytes than the upstream's: what describes those (length, validators, ranges) goes, and so does a
 /// `Content-Encoding` of `identity`; any other one stays to be seen by the caller, who must not decode that body as
-/// events. Nobody between us and the client may store, change or hold back the answer.
+/// events. No intermediary before the client may store, change or hold back the response.
 pub fn sse_downstream(headers: &mut HeaderMap) {
     remove_hop_by_hop(headers);
     let of_other_bytes =

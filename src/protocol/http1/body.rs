@@ -12,12 +12,12 @@ pub struct Decoder {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// So many bytes are left of a body whose length is known.
+    /// Bytes left of a body of known length.
     Length(u64),
     UntilClose,
     /// In the line before a chunk.
     Size(SizeLine),
-    /// So many bytes are left of a chunk; never 0.
+    /// Bytes left of a chunk; never 0.
     Chunk(u64),
     /// Behind a chunk: CR, then LF.
     ChunkEnd {
@@ -67,7 +67,7 @@ impl Decoder {
         Self { state }
     }
 
-    /// Whether all of the body was decoded.
+    /// Returns true if the whole body was decoded.
     pub fn is_complete(&self) -> bool {
         self.state == State::Done
     }
@@ -127,7 +127,7 @@ impl Decoder {
         }
     }
 
-    /// How many bytes of the body are still to come, where its length is known.
+    /// Returns the bytes of the body still to come, or `None` if its length is unknown.
     pub fn left(&self) -> Option<u64> {
         match self.state {
             State::Length(left) => Some(left),
@@ -152,8 +152,8 @@ fn chunk_end(seen_cr: bool, byte: u8) -> Result<State, Error> {
 }
 
 impl SizeLine {
-    /// What follows the line, or what there is of it, at the front of `rest`, and how much of that it took: the whole line at once where it
-    /// is as usual, else one byte.
+    /// Reads the line, or a part of it, at the front of `rest`; returns the next state and the bytes taken. An ordinary
+    /// line is taken whole, any other byte by byte.
     fn take(self, rest: &[u8]) -> Result<(State, usize), Error> {
         if self.length == 0
             && let Some((line, taken)) = Self::usual(rest)

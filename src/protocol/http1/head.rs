@@ -36,16 +36,16 @@ pub struct Head {
     pub status: StatusCode,
     /// Every header line, in order. The values share one allocation of the head's size.
     pub headers: HeaderMap,
-    /// Where its body ends.
+    /// Framing of the body.
     pub framing: Framing,
-    /// Whether the connection may carry another request after the body.
+    /// True if the connection may carry another request after the body.
     pub keeps: bool,
 }
 
 /// Reads the head of a response, interim ones (1xx) before it read over. Takes its bytes in pieces of any size.
 #[derive(Debug)]
 pub struct HeadReader {
-    /// A HEAD's response has no body whatever it says of one.
+    /// True for the response to a HEAD, which has no body even if it declares one.
     bodiless: bool,
     /// The beginning of a head that is not whole.
     begun: Vec<u8>,
@@ -89,8 +89,8 @@ impl HeadReader {
         }
     }
 
-    /// How much of `piece` belongs to the head that it completes. Only the end of what has begun is looked at again, so that a
-    /// head in small pieces costs no more than one that comes whole.
+    /// Returns the bytes of `piece` that belong to the head that it completes. Only the last bytes before it are
+    /// examined again, so a head in small pieces costs no more than one that comes whole.
     fn end_of_head(&self, piece: &[u8]) -> Option<usize> {
         const END: &[u8] = b"\r\n\r\n";
         static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(END));
@@ -132,7 +132,7 @@ fn parse(bytes: &[u8], bodiless: bool) -> Result<Option<Head>, Error> {
     Ok(Some(Head { status, headers, framing, keeps }))
 }
 
-/// Whether a line of `bytes`, behind the byte `before`, ends without a carriage return.
+/// Returns true if a line of `bytes`, behind the byte `before`, ends without a carriage return.
 fn has_lone_line_feed(before: Option<u8>, bytes: &[u8]) -> bool {
     let ahead_of = |at: usize| if at == 0 { before } else { Some(bytes[at - 1]) };
     memchr::memchr_iter(b'\n', bytes).any(|at| ahead_of(at) != Some(b'\r'))

@@ -25,13 +25,13 @@ pub const MAX_HEADERS: usize = 128;
 /// The longest line of a chunk's size, extensions included, and the longest trailer section.
 pub const MAX_CHUNK_LINE_BYTES: usize = 16 * 1024;
 
-/// What makes bytes no response. The connection they came on is of no further use.
+/// Violation that makes bytes no response. Their connection is of no further use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The head does not parse, or is larger than [`MAX_HEAD_BYTES`] or [`MAX_HEADERS`] allow.
     #[error("the head of the response is malformed or too large")]
     Head,
-    /// Nobody asked for another protocol.
+    /// The server switched to another protocol without a request to.
     #[error("the connection was switched to another protocol")]
     Switched,
     /// The length of the body is said in two ways, or in a way that this reader does not know.
@@ -45,7 +45,7 @@ pub enum Error {
     Short,
 }
 
-/// Where a body ends.
+/// End of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
     /// After so many bytes; 0: there is none.

@@ -41,8 +41,8 @@ impl Keyring {
         truncated_mac(&self.keys[0], bytes)
     }
 
-    /// Whether `mac` is that of `bytes` under any key. It tries every key whatever the earlier ones said: the time
-    /// taken tells nothing.
+    /// Returns true if `mac` is that of `bytes` under any key. Every key is tried in every case, so the time taken
+    /// reveals nothing.
     pub(super) fn accepts(&self, bytes: &[u8], mac: &[u8]) -> bool {
         let any = self.keys.iter().fold(Choice::from(0), |any, key| any | truncated_mac(key, bytes).ct_eq(mac));
         any.into()

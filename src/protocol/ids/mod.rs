@@ -8,7 +8,7 @@
 //! ```
 //!
 //! where each request id is a type byte, a length byte and its text. The MAC covers everything before it, so that
-//! nobody can name a stream by guessing; the sequence number stands outside, since a reader may ask from any place. A
+//! no stream can be named by guessing; the sequence number stands outside, since a reader may ask from any place. A
 //! handle holds no host name and no secret, and every character of an event ID is safe in an HTTP header and an SSE
 //! line.
 //!
@@ -55,7 +55,7 @@ const MAX_HANDLE_LEN: usize = (FIXED_BYTES + MAX_BATCH_ID_BYTES * (ID_HEAD_BYTES
 /// The digits of the largest sequence number and of the largest attach.
 const MAX_NUMBER_LEN: usize = 20;
 
-/// What follows the number of an event that was logged in the place of a writer that was gone.
+/// Mark behind the number of an event that was logged by another replica after its writer's death.
 const ADOPTED: &str = "adopted";
 
 /// The random name of a stream. It may be shown to others: it opens nothing.
@@ -130,7 +130,7 @@ pub struct StoreEpoch(pub u32);
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub struct AttachId(pub u64);
 
-/// What a stream records.
+/// Kind of a stream.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum StreamKind {
     /// The answer to one POST that carried requests.
@@ -139,7 +139,7 @@ pub enum StreamKind {
     Standalone,
 }
 
-/// What a handle says of the JSON-RPC ids that its stream answers.
+/// JSON-RPC ids that a stream answers, as its handle has them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Requests {
     /// The id of a single request.
@@ -209,8 +209,9 @@ pub fn write_event_id(out: &mut impl fmt::Write, handle: &Handle, seq: Seq, atta
     Ok(())
 }
 
-/// Writes the ID of the event at `seq` of those that another replica logged in the place of a writer that was gone. What that writer
-/// had delivered of its own under the same number, and nobody else knows of, is so told from it. Of `attach` there is what fits.
+/// Writes the ID of an event at `seq` that another replica logged after the writer's death. The dead writer may have
+/// delivered an event of its own under the same number; the mark distinguishes the two. `attach` is cut to the digits
+/// that fit.
 ///
 /// # Errors
 /// Those of `out`.
@@ -230,7 +231,7 @@ pub fn write_end_id(out: &mut impl fmt::Write, handle_text: &str) -> fmt::Result
     write!(out, "{handle_text}.end")
 }
 
-/// What follows the handle.
+/// Part of an event ID behind the handle.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Cursor {
     /// The last event the client has; numbers beyond 64 bits count as the largest.
@@ -249,10 +250,10 @@ pub struct EventId {
 }
 
 impl EventId {
-    /// Reads an event ID; `None` if it is not of our format at all.
+    /// Reads an event ID, or returns `None` if the format is not the proxy's.
     ///
     /// Well-formed is a handle of 51 to 563 characters of base64url, a dot, and `end` or up to 20 digits, after which
-    /// a dot and up to 20 letters or digits may follow. A handle whose contents cannot be read, or that nobody signed,
+    /// a dot and up to 20 letters or digits may follow. A handle whose contents cannot be read, or that has no valid signature,
     /// is well-formed all the same.
     pub fn parse(text: &[u8]) -> Option<Self> {
         const MAX_LEN: usize = MAX_HANDLE_LEN + 2 * (1 + MAX_NUMBER_LEN);
@@ -276,7 +277,7 @@ impl EventId {
         Some(Self { handle: handle.into(), cursor: Cursor::Seq(Seq(0)), is_adopted: false, content })
     }
 
-    /// Whether both claim to name the same stream.
+    /// Returns true if both claim to name one stream.
     pub fn names_stream_of(&self, other: &Self) -> bool {
         let stream = |id: &Self| id.content.as_ref().map(|content| content.stream);
         self.handle == other.handle || (stream(self).is_some() && stream(self) == stream(other))
@@ -287,7 +288,7 @@ impl EventId {
         Some(self.content.as_ref()?.owner)
     }
 
-    /// What kind of stream the handle claims to name; `None` if it cannot be read.
+    /// Returns the kind of stream that the handle claims to name, or `None` if the handle cannot be read.
     pub fn unverified_kind(&self) -> Option<StreamKind> {
         Some(self.content.as_ref()?.kind)
     }
@@ -302,13 +303,13 @@ impl EventId {
         &self.handle
     }
 
-    /// What follows the handle.
+    /// Returns the part behind the handle.
     pub fn cursor(&self) -> Cursor {
         self.cursor
     }
 
-    /// What the event ID says, if one of `keys` signed its handle; comparing takes the same time wherever MACs differ.
-    /// `None` also for [`Cursor::End`], which names no place in a stream.
+    /// Returns the contents of the event ID if one of `keys` signed its handle. MACs are compared in constant time.
+    /// Returns `None` also for [`Cursor::End`], which names no place in a stream.
     pub fn verify(&self, keys: &Keyring) -> Option<Verified> {
         let content = self.content.as_ref()?;
         if !keys.accepts(&content.signed, &content.mac) {
@@ -337,7 +338,7 @@ impl fmt::Debug for EventId {
     }
 }
 
-/// What an event ID of ours says.
+/// Contents of an event ID whose signature was verified.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Verified {
     /// The stream.
@@ -346,11 +347,11 @@ pub struct Verified {
     pub owner: Owner,
     /// The contents of the store it was made in.
     pub epoch: StoreEpoch,
-    /// What it records.
+    /// Kind of the stream.
     pub kind: StreamKind,
     /// The last event the client has. Not signed: it may lie beyond the tail.
     pub seq: Seq,
-    /// Whether that event was logged in the place of a writer that was gone. Not signed either.
+    /// True if that event was logged by another replica after the writer's death. Not signed either.
     pub is_adopted: bool,
     /// The requests it answers.
     pub requests: Requests,

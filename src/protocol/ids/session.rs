@@ -1,8 +1,8 @@
-//! Sessions of the proxy's own, for clients of servers that assign none: a sealed record, so that every replica with the key
-//! knows it, and nobody has to keep it.
+//! Sessions issued by the proxy, for clients of servers that assign none. The session ID is a sealed record: every replica
+//! with the key can open it, and none has to keep it.
 //!
-//! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`. There is no secret in it; whoever
-//! knows it may speak in the session, as with any.
+//! `mr1.` and base64url without padding of `'s' | flags 1 | revision 0..=64 | nonce 12 | mac 16`. It holds no secret. As with
+//! every session ID, its bearer may use the session.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
@@ -19,7 +19,7 @@ const NONCE_BYTES: usize = 12;
 const RESUMABLE_REQUESTS: u8 = 1;
 const RESUMABLE_STREAMS: u8 = 2;
 
-/// What is known of a session that the proxy issued.
+/// Contents of a session ID that the proxy issued.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct IssuedSession {
     /// The revision its client asked for.
@@ -29,7 +29,7 @@ pub struct IssuedSession {
 }
 
 impl IssuedSession {
-    /// Its name. `nonce` makes it one of its own.
+    /// Returns the session ID. `nonce` makes it unique.
     pub fn seal(&self, keys: &Keyring, nonce: [u8; NONCE_BYTES]) -> Option<SessionId> {
         let Declared { resumable_requests, resumable_streams } = self.declared;
         let requests = if resumable_requests { RESUMABLE_REQUESTS } else { 0 };
@@ -43,12 +43,12 @@ impl IssuedSession {
         SessionId::parse(&format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(bytes)))
     }
 
-    /// Whether a session's name says that the proxy issued it.
+    /// Returns true if a session ID has the form of those that the proxy issues. The seal is not checked.
     pub fn is_claimed_by(id: &SessionId) -> bool {
         id.as_str().starts_with(PREFIX)
     }
 
-    /// What the name of a session says, if one of `keys` sealed it.
+    /// Returns the contents of a session ID, if one of `keys` sealed it.
     pub fn open(id: &SessionId, keys: &Keyring) -> Option<Self> {
         let bytes = URL_SAFE_NO_PAD.decode(id.as_str().strip_prefix(PREFIX)?).ok()?;
         let (sealed, mac) = bytes.split_at_checked(bytes.len().checked_sub(MAC_BYTES)?)?;

@@ -40,7 +40,7 @@ fn request_id() -> impl Strategy<Value = RequestId> {
     ]
 }
 
-/// What a handle may say of `ids`, by the rule itself.
+/// Returns the requests of a handle for `ids`, by the rule itself.
 fn expected_requests(ids: &[RequestId], batch: bool) -> Requests {
     let sizes = ids.iter().map(|id| match id {
         RequestId::Number(t) | RequestId::String(t) => t.len(),

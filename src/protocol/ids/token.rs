@@ -47,12 +47,12 @@ impl ResumeToken {
         Some(Self { handle: EventId::of_handle(handle)?, secret: Secret(secret) })
     }
 
-    /// Which stream it claims to open, as the place before that one's first event.
+    /// Returns the stream that the token claims to open, as the event ID before its first event.
     pub fn handle(&self) -> &EventId {
         &self.handle
     }
 
-    /// Whether its secret is this one; takes the same time wherever they differ.
+    /// Returns true if the token has this secret. The comparison takes constant time.
     pub fn is_opened_by(&self, secret: &Secret) -> bool {
         self.secret.0.ct_eq(&secret.0).into()
     }

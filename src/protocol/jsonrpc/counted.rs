@@ -18,7 +18,7 @@ impl PartialEq for RequestId {
     }
 }
 
-/// How many comparisons `work` makes.
+/// Returns the number of comparisons that `work` makes.
 pub(crate) fn comparisons(work: impl FnOnce()) -> usize {
     let before = COMPARISONS.get();
     work();

@@ -23,7 +23,7 @@ pub fn messages(bytes: &[u8]) -> Vec<&str> {
     }
 }
 
-/// Where `part`, a piece of `whole`, stands in it.
+/// Returns the range of `part`, a slice of `whole`, in it.
 pub fn span(whole: &[u8], part: &str) -> Range<usize> {
     let start = part.as_ptr().addr() - whole.as_ptr().addr();
     start..start + part.len()
@@ -43,7 +43,8 @@ pub fn splice(bytes: &[u8], mut splices: Vec<(Range<usize>, String)>) -> Vec<u8>
     spliced
 }
 
-/// The same in pieces, those of `bytes` uncopied: the first, and those that follow. The places are in their order.
+/// Splices in pieces, with those of `bytes` uncopied; returns the first piece and the following ones. The ranges must
+/// be in order.
 pub fn splice_apart(mut bytes: Bytes, splices: Vec<(Range<usize>, String)>) -> (Bytes, Vec<Bytes>) {
     let mut pieces = Vec::with_capacity(splices.len() * 2);
     let first = bytes.split_to(splices.first().map_or(bytes.len(), |(place, _)| place.start));

@@ -1,6 +1,6 @@
 //! A peek at JSON-RPC: which kind of message, which id, which method, and a handful of named members.
 //!
-//! Payloads are walked over, never built: no value is allocated for what nobody asked about, and invalid UTF-8 or deep
+//! Payloads are walked over, never built: only requested values are allocated, and invalid UTF-8 or deep
 //! nesting in it is no error. Bytes that were peeked at are forwarded as they came.
 //!
 //! Deliberately absent: any judgement of `params` and `result`, and any rewriting but for members that are taken out or replaced. The only
@@ -50,7 +50,7 @@ impl RequestId {
         }
     }
 
-    /// Its text, without quotes and escapes.
+    /// Returns the id's text, without quotes and escapes.
     pub fn text(&self) -> &str {
         match self {
             Self::Number(text) | Self::String(text) => text,
@@ -74,7 +74,7 @@ impl RequestId {
 /// One JSON-RPC message, as far as the proxy looks at it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Message {
-    /// Has a method and an id: somebody waits for the response.
+    /// Message with a method and an id: its sender waits for a response.
     Request {
         /// The id its response will carry.
         id: RequestId,
@@ -90,12 +90,12 @@ pub enum Message {
     Response {
         /// The request it answers; `None` if it is null, or left out of an error.
         id: Option<RequestId>,
-        /// Whether it has an `error` member.
+        /// True if the response has an `error` member.
         is_error: bool,
     },
 }
 
-/// What one HTTP body or one SSE event's data holds.
+/// Messages of one HTTP body, or of one SSE event's data.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Body {
     /// A message.
@@ -143,8 +143,8 @@ pub fn peek(bytes: &[u8]) -> Result<Body, PeekError> {
     peek_up_to(bytes, usize::MAX)
 }
 
-/// The same for a batch of at most `longest` messages. Stops reading at the first message beyond them, so that a longer array costs no more
-/// than its beginning.
+/// Peeks at a batch of at most `longest` messages. Reading stops at the first message beyond them, so that a longer
+/// array costs no more than its beginning.
 ///
 /// # Errors
 /// See [`PeekError`].
@@ -158,8 +158,8 @@ pub fn peek_up_to(bytes: &[u8], longest: usize) -> Result<Body, PeekError> {
     }
 }
 
-/// Whether [`peek`] might find a message with an id in `bytes`. Where it says no there is a notification, a response to nobody, or no
-/// message; most events are a notification, and to see that costs a fraction of a peek.
+/// Returns true if [`peek`] might find a message with an id in `bytes`. Otherwise they hold a notification, a response
+/// without an id, or no message. Most events are notifications, and this test costs a fraction of a peek.
 pub fn may_have_id(bytes: &[u8]) -> bool {
     static ID: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(r#""id""#));
     // No other escape stands for a letter.
@@ -195,12 +195,12 @@ pub fn tool_name(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "name"]).and_then(string).map(Cow::into_owned)
 }
 
-/// What the proxy wants to know of the result of an `initialize`.
+/// Parts of the result of an `initialize` that the proxy needs.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Initialized {
     /// The revision that the server chose.
     pub protocol_version: String,
-    /// Whether the server declared the `logging` capability.
+    /// True if the server declared the `logging` capability.
     pub logging: bool,
 }
 

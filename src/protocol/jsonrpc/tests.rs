@@ -11,7 +11,7 @@ fn text(text: &str) -> RequestId {
     RequestId::String(text.into())
 }
 
-/// What a message is, told from all of its members as values.
+/// Classifies a message by all of its members as values.
 fn model_one(members: &[(String, Value)]) -> Result<Message, PeekError> {
     let all = |key: &str| -> Vec<&Value> { members.iter().filter(|(k, _)| k == key).map(|(_, v)| v).collect() };
     let last_duplicate = members.iter().enumerate().rev().find_map(|(at, (key, _))| {

@@ -10,7 +10,7 @@ pub(super) fn find<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option
     from_slice(bytes, Find { path, in_batch: false })?
 }
 
-/// The same in the first message of a batch that has it.
+/// Finds a member in the first message of a batch that has it.
 pub(super) fn find_in_batch<'a>(bytes: &'a [u8], path: &'static [&'static str]) -> Option<&'a RawValue> {
     from_slice(bytes, Find { path, in_batch: true })?
 }
@@ -25,12 +25,12 @@ pub fn for_each_message<'a>(bytes: &'a [u8], mut visit: impl FnMut(&'a str)) -> 
     serde_json::from_slice::<&RawValue>(bytes).map(|only| visit(only.get())).is_ok()
 }
 
-/// The same for the elements of an array; none where it is no array.
+/// Visits the elements of an array; none if `array` is anything else.
 pub fn for_each_element<'a>(array: &'a str, visit: impl FnMut(&'a str)) {
     from_slice(array.as_bytes(), Elements(visit));
 }
 
-/// What `find` makes of the first message of which it makes anything; `None` where the body is not JSON.
+/// Returns the first result of `find` over the messages of a body, or `None` if there is none or the body is not JSON.
 pub fn find_message<'a, T>(bytes: &'a [u8], mut find: impl FnMut(&'a str) -> Option<T>) -> Option<T> {
     let mut found = None;
     let is_json = for_each_message(bytes, |message| {
@@ -71,7 +71,7 @@ impl<'de, F: FnMut(&'de str)> Visitor<'de> for Elements<F> {
 #[derive(Clone, Copy)]
 struct Find {
     path: &'static [&'static str],
-    /// Whether the objects may stand in an array, of which the first that has the member counts.
+    /// True if the objects may stand in an array. The first object that has the member counts.
     in_batch: bool,
 }
 

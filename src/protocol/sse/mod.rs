@@ -36,8 +36,8 @@ const MESSAGE: &[u8] = b"message";
 pub struct Event {
     /// The value of the last `event` field; empty when there was none.
     pub name: Bytes,
-    /// The values of all `data` fields joined with LF. May be a slice of what was fed, and keep all of that: whoever keeps it for long
-    /// makes a copy.
+    /// Values of all `data` fields, joined with LF. May be a slice of the bytes that were fed, which keeps all of
+    /// those: a long-lived holder makes a copy.
     pub data: Bytes,
     /// The value of the last `id` field without a NUL; empty is a value.
     pub id: Option<Bytes>,
@@ -117,8 +117,8 @@ impl Decoder {
         self.input.rest().len() + self.block.held()
     }
 
-    /// Whether an event has begun that no blank line has ended, or bytes are held that may begin one. When the
-    /// stream ends now they are lost. Comments do not count.
+    /// Returns true if an event has begun that no blank line has ended, or if bytes are held that may begin one. They
+    /// are lost if the stream ends now. Comments do not count.
     pub fn has_partial(&self) -> bool {
         self.block.begun || matches!(self.line, Line::Value(_)) || !self.input.rest().is_empty()
     }
@@ -241,7 +241,8 @@ pub fn encoded_data(event: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(data)
 }
 
-/// Where in an event that [`encode_event`] has written the byte `at` of its data stands. The end of a line counts to that line.
+/// Returns the offset in an event written by [`encode_event`] of the byte `at` of its data. The end of a line counts to
+/// that line.
 pub fn encoded_place(event: &[u8], at: usize) -> usize {
     let mut left = at;
     for line in data_lines(event) {
@@ -290,7 +291,7 @@ pub fn encode_retry(out: &mut BytesMut, retry: Duration) {
     out.put_u8(b'\n');
 }
 
-/// Writes a comment in a block of its own; a heartbeat, or a word to whoever reads the wire.
+/// Writes a comment in a block of its own: a heartbeat, or a note for readers of the raw stream.
 pub fn encode_comment(out: &mut BytesMut, text: &str) {
     put_line(out, b": ", text.as_bytes());
     out.put_u8(b'\n');
@@ -309,7 +310,7 @@ fn put(out: &mut BytesMut, label: &[u8], value: &[u8]) {
     out.put_u8(b'\n');
 }
 
-/// What was fed and is not yet consumed.
+/// Bytes that were fed and are not consumed yet.
 #[derive(Debug, Default)]
 struct Input(Bytes);
 
@@ -368,12 +369,12 @@ fn usual_field(line: &[u8]) -> Option<(Field, &[u8])> {
     fields.into_iter().find_map(|(field, label)| Some((field, line.strip_prefix(label)?)))
 }
 
-/// What is behind an LF or a CRLF. A CR alone may be half of one.
+/// Returns the bytes behind an LF or a CRLF. A CR alone may be half of a line end.
 fn behind_line_end(rest: &[u8]) -> Option<&[u8]> {
     rest.strip_prefix(b"\n").or_else(|| rest.strip_prefix(b"\r\n"))
 }
 
-/// Where in a line the decoder is.
+/// Position of the decoder in a line.
 #[derive(Clone, Copy, Debug)]
 enum Line {
     /// At its first byte, or too few bytes are there to tell what it is.
@@ -392,8 +393,8 @@ enum Field {
     Retry,
 }
 
-/// What the non-empty line at the start of `rest` is, and how many bytes come before its value. `None` while it
-/// cannot be told, which is so for [`MAX_FIELD_NAME`] + 1 bytes at most.
+/// Returns the kind of the non-empty line at the start of `rest`, and the bytes before its value. `None` while the kind
+/// is open, which takes at most [`MAX_FIELD_NAME`] + 1 bytes.
 fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
     let head = &rest[..rest.len().min(MAX_FIELD_NAME + 1)];
     let line_end = memchr2(b'\r', b'\n', head);
@@ -425,7 +426,7 @@ fn begin_line(rest: &[u8]) -> Option<(Line, usize)> {
 #[derive(Debug)]
 struct Block {
     limit: usize,
-    /// Whether any of the four fields was seen.
+    /// True once any of the four fields was seen.
     begun: bool,
     name: Bytes,
     data: BytesMut,
