@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use ::redis::{Cmd, Value};
 
-use super::call::{Answer, Failure, settle};
-use super::names::{Names, Order};
+use super::command::{Answer, Failure, settle};
+use super::keys::{Names, Order};
 use super::{entry, number, said_last, scripts};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;

@@ -15,7 +15,7 @@ use tokio_rustls::rustls::crypto::ring;
 
 use super::Options;
 use super::address::{Address, Kind};
-use super::call::{Failure, ask, cmd};
+use super::command::{Failure, ask, cmd};
 
 /// How often a Cluster is asked again for one command: it may have moved, or be about to.
 const CLUSTER_TRIES: u32 = 4;

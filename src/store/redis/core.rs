@@ -7,10 +7,10 @@ use ::redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::append::Append;
-use super::call::{Call, Failure, Note, Told, Work, cmd};
-use super::contents::{self, hex};
-use super::names::{Names, Order, order};
-use super::wake::Followers;
+use super::command::{Call, Failure, Note, Told, Work, cmd};
+use super::generation::{self, hex};
+use super::keys::{Names, Order, order};
+use super::pubsub::Followers;
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
 use crate::store::completion::Completions;
@@ -145,7 +145,7 @@ impl Core {
     async fn confirm(&self, epoch: StoreEpoch) -> Result<(), Error> {
         let name = self.names.contents();
         let asked = self.call(order(&name), vec![cmd(&[b"GET", name.as_bytes()])], move |answers| {
-            Ok(answers.last().is_some_and(|record| contents::is_of(record, epoch)))
+            Ok(answers.last().is_some_and(|record| generation::is_of(record, epoch)))
         });
         if asked.wait().await? {
             return Ok(());

@@ -29,18 +29,18 @@
 
 mod address;
 mod append;
-mod call;
+mod command;
+mod connection;
 mod connector;
-mod contents;
+mod coordination;
 mod core;
 mod entry;
-mod link;
-mod mutual;
-mod names;
+mod generation;
+mod keys;
+mod pubsub;
 mod scripts;
 #[cfg(test)]
 mod tests;
-mod wake;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -53,12 +53,12 @@ use tracing::{debug, warn};
 
 pub use self::address::UrlError;
 use self::append::Append;
-use self::call::{Answer, Note, ask, cmd};
+use self::command::{Answer, Note, ask, cmd};
 use self::connector::{Connector, Link};
-use self::contents::Unusable;
 use self::core::{Core, odd};
 use self::entry::{Cut, Taken};
-use self::names::{Names, order};
+use self::generation::Unusable;
+use self::keys::{Names, order};
 #[cfg(doc)]
 use super::Shared;
 use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
@@ -193,30 +193,30 @@ impl Redis {
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
-        let unreachable = |failure: call::Failure| match failure.breaks() {
+        let unreachable = |failure: command::Failure| match failure.breaks() {
             true => OpenError::Unreachable(failure.to_string()),
             false => OpenError::Refused(failure.to_string()),
         };
         let mut link = connector.open().await.map_err(unreachable)?;
         let key = names.contents();
         let agreed = match &mut link {
-            Link::Line(connection, _) => contents::join(connection, key.as_bytes(), wait).await,
-            Link::Cluster(connection) => contents::join(connection, key.as_bytes(), wait).await,
+            Link::Line(connection, _) => generation::join(connection, key.as_bytes(), wait).await,
+            Link::Cluster(connection) => generation::join(connection, key.as_bytes(), wait).await,
         };
         let keys = agreed.map_err(|unusable| match unusable {
-            Unusable::Newer(found) => OpenError::Newer { found, known: contents::VERSION },
+            Unusable::Newer(found) => OpenError::Newer { found, known: generation::VERSION },
             Unusable::Foreign => OpenError::Foreign { key },
             Unusable::Failed(failure) => unreachable(failure),
         })?;
         warn_of_eviction(&mut link).await;
         let (core, calls) = Core::new(owner, names, keys.clone());
         let core = Arc::new(core);
-        let ears = wake::Ears::open(&core, &connector).await.map_err(unreachable)?;
-        link::ready(&core, &mut link).await.map_err(unreachable)?;
+        let ears = pubsub::Ears::open(&core, &connector).await.map_err(unreachable)?;
+        connection::ready(&core, &mut link).await.map_err(unreachable)?;
         let tasks = [
-            tokio::spawn(link::keep(core.clone(), connector.clone(), link, calls)),
-            tokio::spawn(wake::listen(core.clone(), connector, ears)),
-            tokio::spawn(wake::renew(core.clone())),
+            tokio::spawn(connection::keep(core.clone(), connector.clone(), link, calls)),
+            tokio::spawn(pubsub::listen(core.clone(), connector, ears)),
+            tokio::spawn(pubsub::renew(core.clone())),
         ];
         Ok(Opened { store: Arc::new(Self { core, tasks }), keys })
     }
@@ -269,7 +269,7 @@ fn evicting(answer: &Value) -> Option<String> {
 impl Store for Redis {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
         let mut create = self.core.names.change(&scripts::CREATE, stream);
-        create.arg(about).arg(names::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
+        create.arg(about).arg(keys::of(self.core.owner)).arg(millis(keep)).arg(tail.0);
         self.core.call(stream, vec![self.index(stream), create], |answers| match said(&last(answers)).as_slice() {
             ["ok", epoch] => Ok(WriterEpoch(number(epoch)?)),
             _ => Err(odd()),
@@ -315,11 +315,11 @@ impl Store for Redis {
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
         let mut take = self.core.names.change(&scripts::TAKE_OVER, stream);
-        take.arg(names::of(self.core.owner));
+        take.arg(keys::of(self.core.owner));
         let core = self.core.clone();
         let note: Note = Box::new(move |answer| {
             if let ["ok", _, before, now] = said_last(answer).as_slice()
-                && let Some(before) = names::owner(before.as_bytes()).filter(|before| *before != core.owner)
+                && let Some(before) = keys::owner(before.as_bytes()).filter(|before| *before != core.owner)
             {
                 unindex(&core, before, now, &[stream]);
             }
@@ -346,7 +346,7 @@ impl Store for Redis {
 
     fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
         let (changed, registration) = self.core.followers.add(stream);
-        let registering = wake::register(&self.core, stream);
+        let registering = pubsub::register(&self.core, stream);
         Pending::Later(Box::pin(async move {
             registering.wait().await?;
             Ok(Following::new(changed, registration))
@@ -446,11 +446,7 @@ fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
 fn look(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
     let [meta, ..] = core.names.stream(stream);
     let look = cmd(&[b"HMGET", meta.as_bytes(), b"o", b"z"]);
-    core.call(
-        stream,
-        vec![look],
-        move |answers| Ok(said(&last(answers)).as_slice() == [names::of(owner).as_str(), "0"]),
-    )
+    core.call(stream, vec![look], move |answers| Ok(said(&last(answers)).as_slice() == [keys::of(owner).as_str(), "0"]))
 }
 
 /// The time and the streams of an index.
@@ -471,7 +467,7 @@ fn stored(answer: Value) -> Result<Option<Stored>, Error> {
     }
     let mut fields = fields.into_iter().map(|field| if let Value::BulkString(bytes) = field { bytes } else { vec![] });
     let mut field = || fields.next().unwrap_or_default();
-    let (about, state, owner) = (field().into(), field().into(), names::owner(&field()).ok_or_else(odd)?);
+    let (about, state, owner) = (field().into(), field().into(), keys::owner(&field()).ok_or_else(odd)?);
     let mut numeric = || number(std::str::from_utf8(&field()).map_err(|_| odd())?);
     let (epoch, trimmed, tail) = (WriterEpoch(numeric()?), Seq(numeric()?), Seq(numeric()?));
     Ok(Some(Stored { about, state, owner, epoch, trimmed, tail, sealed: numeric()? == 1 }))

@@ -1,6 +1,6 @@
 //! Against real servers.
 
-mod mutual;
+mod coordination;
 mod plain;
 mod server;
 mod trouble;

@@ -12,7 +12,7 @@ use ::redis::{Client, Value};
 
 use super::until;
 use crate::random;
-use crate::store::redis::call::cmd;
+use crate::store::redis::command::cmd;
 use crate::sync;
 
 /// Waits for the end of its input, which comes when the tests end, in whatever way.

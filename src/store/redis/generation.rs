@@ -5,7 +5,7 @@ use std::time::Duration;
 use ::redis::Value;
 use ::redis::aio::ConnectionLike;
 
-use super::call::{Failure, ask, cmd};
+use super::command::{Failure, ask, cmd};
 use crate::clock;
 use crate::protocol::ids::StoreEpoch;
 use crate::random;

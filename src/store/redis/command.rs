@@ -6,7 +6,7 @@ use ::redis::{Cmd, ErrorKind, RedisError, ServerError, Value};
 use tokio::sync::oneshot;
 
 use super::append::Append;
-use super::names::Order;
+use super::keys::Order;
 use super::scripts;
 use crate::store::Error;
 use crate::store::completion::{Complete, Queue, deliver};

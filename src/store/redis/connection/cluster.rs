@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
 use crate::store::Standing;
-use crate::store::redis::call::{Answer, Call, Work, ask, cmd};
+use crate::store::redis::command::{Answer, Call, Work, ask, cmd};
 use crate::store::redis::core::Core;
-use crate::store::redis::names::Order;
+use crate::store::redis::keys::Order;
 
 /// So many calls are known here at once; the others wait where they are.
 const AT_ONCE: usize = 4096;

@@ -17,10 +17,10 @@ use crate::random;
 use crate::store::Standing;
 use crate::store::completion::deliver;
 use crate::store::redis::append::Held;
-use crate::store::redis::call::{Call, Work, ask, settle};
-use crate::store::redis::contents::hex;
+use crate::store::redis::command::{Call, Work, ask, settle};
 use crate::store::redis::core::Core;
-use crate::store::redis::names::Order;
+use crate::store::redis::generation::hex;
+use crate::store::redis::keys::Order;
 use crate::store::redis::scripts;
 
 /// As many calls go out together at most.

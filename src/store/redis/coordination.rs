@@ -9,10 +9,10 @@ use bytes::Bytes;
 use tokio::sync::watch;
 
 use super::core::{Core, odd};
-use super::names::{self, Order, order};
+use super::keys::{self, Order, order};
+use super::pubsub::MAIL;
 use super::scripts::{self, Script};
-use super::wake::MAIL;
-use super::{Redis, call, last, millis};
+use super::{Redis, command, last, millis};
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::store::{Error, Pending, Renewal, Shared, Standing};
 use crate::sync;
@@ -61,7 +61,7 @@ impl Shared for Redis {
 
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>> {
         let mut cmd = self.lease(&scripts::RENEW, 2);
-        cmd.arg(names::of(self.core.owner)).arg(&self.core.incarnation).arg(millis(lease));
+        cmd.arg(keys::of(self.core.owner)).arg(&self.core.incarnation).arg(millis(lease));
         self.lease_call(cmd, |answer| match answer {
             Value::BulkString(word) if word == b"held" => Ok(Renewal::Held),
             Value::BulkString(word) if word == b"anew" => Ok(Renewal::Anew),
@@ -72,7 +72,7 @@ impl Shared for Redis {
 
     fn give_up(&self) -> Pending<Result<(), Error>> {
         let mut cmd = self.lease(&scripts::GIVE_UP, 2);
-        cmd.arg(names::of(self.core.owner)).arg(&self.core.incarnation);
+        cmd.arg(keys::of(self.core.owner)).arg(&self.core.incarnation);
         self.lease_call(cmd, |_| Ok(()))
     }
 
@@ -80,7 +80,7 @@ impl Shared for Redis {
         let mut cmd = self.lease(&scripts::EXPECT, 1);
         cmd.arg(millis(lease));
         for owner in owners {
-            cmd.arg(names::of(*owner));
+            cmd.arg(keys::of(*owner));
         }
         self.lease_call(cmd, |_| Ok(()))
     }
@@ -98,7 +98,7 @@ impl Shared for Redis {
 
     fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
         let mut cmd = self.lease(&scripts::DISMISS, 3);
-        cmd.arg(names::of(owner));
+        cmd.arg(keys::of(owner));
         self.lease_call(cmd, |_| Ok(()))
     }
 
@@ -137,10 +137,7 @@ impl Shared for Redis {
         Pending::Later(Box::pin(async move {
             let times = asked.wait().await?;
             let mut cmd = scripts::JOIN.call();
-            cmd.arg(&group)
-                .arg(names::of(core.owner))
-                .arg(times.first().cloned().unwrap_or_default())
-                .arg(millis(keep));
+            cmd.arg(&group).arg(keys::of(core.owner)).arg(times.first().cloned().unwrap_or_default()).arg(millis(keep));
             core.call(order(&group), vec![cmd], |_| Ok(())).wait().await
         }))
     }
@@ -153,7 +150,7 @@ impl Shared for Redis {
         Pending::Later(Box::pin(async move {
             let noted = asked.wait().await?;
             let noted: Vec<_> =
-                noted.chunks_exact(2).filter_map(|pair| Some((names::owner(&pair[0])?, pair[1].clone()))).collect();
+                noted.chunks_exact(2).filter_map(|pair| Some((keys::owner(&pair[0])?, pair[1].clone()))).collect();
             if noted.is_empty() {
                 return Ok(Vec::new());
             }
@@ -200,15 +197,15 @@ fn mail_order(core: &Core) -> Order {
 /// How often each was dismissed; empty for never.
 fn dismissals(core: &Core, owners: &[Owner]) -> Pending<Result<Vec<Vec<u8>>, Error>> {
     let [_, _, dismissals] = core.names.leases();
-    let mut cmd = call::cmd(&[b"HMGET", dismissals.as_bytes()]);
+    let mut cmd = command::cmd(&[b"HMGET", dismissals.as_bytes()]);
     for owner in owners {
-        cmd.arg(names::of(*owner));
+        cmd.arg(keys::of(*owner));
     }
     core.call(order("leases"), vec![cmd], |answers| texts(last(answers)))
 }
 
 fn owners(answer: Value) -> Result<Vec<Owner>, Error> {
-    Ok(texts(answer)?.iter().filter_map(|text| names::owner(text)).collect())
+    Ok(texts(answer)?.iter().filter_map(|text| keys::owner(text)).collect())
 }
 
 /// A list of texts; what is not there is empty.

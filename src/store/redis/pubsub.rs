@@ -12,10 +12,10 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, mpsc};
 use tracing::{debug, warn};
 
-use super::call::Failure;
+use super::command::Failure;
 use super::connector::Connector;
 use super::core::Core;
-use super::names;
+use super::keys;
 use super::scripts;
 use crate::clock;
 use crate::protocol::ids::StreamId;
@@ -128,7 +128,7 @@ async fn hear(core: &Core, ears: &mut Ears) {
 /// Has Redis publish changes of the stream to this replica for a while.
 pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Error>> {
     let mut cmd = core.names.on(&scripts::FOLLOW, stream);
-    cmd.arg(names::of(core.owner)).arg(REGISTERED.as_millis() as u64);
+    cmd.arg(keys::of(core.owner)).arg(REGISTERED.as_millis() as u64);
     core.call(stream, vec![cmd], |_| Ok(()))
 }
 

@@ -1,7 +1,7 @@
 //! Keeps the connection: serves calls over it, sees that it works, and makes another one when it does not.
 
 mod cluster;
-mod line;
+mod pipeline;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,11 +10,11 @@ use ::redis::aio::ConnectionLike;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
-use super::call::{Call, Failure, ask, cmd};
+use super::command::{Call, Failure, ask, cmd};
 use super::connector::{Connector, Link};
-use super::contents::{self, Unusable};
 use super::core::Core;
-use super::wake::HEARTBEAT;
+use super::generation::{self, Unusable};
+use super::pubsub::HEARTBEAT;
 use crate::clock;
 use crate::random;
 use crate::store::Standing;
@@ -31,7 +31,7 @@ const RETRY_LAST: Duration = Duration::from_millis(500);
 pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: Link, mut calls: mpsc::Receiver<Call>) {
     loop {
         let why = match link {
-            Link::Line(connection, pushed) => line::serve(&core, connection, pushed, &mut calls).await,
+            Link::Line(connection, pushed) => pipeline::serve(&core, connection, pushed, &mut calls).await,
             Link::Cluster(connection) => cluster::serve(&core, connection, &mut calls).await,
         };
         let Some(why) = why else { return };
@@ -83,7 +83,7 @@ async fn open(core: &Core, connector: &Connector) -> Result<Link, Failure> {
 pub(super) async fn ready(core: &Core, link: &mut Link) -> Result<(), Failure> {
     let probed = match link {
         Link::Line(connection, _) => {
-            line::load_scripts(connection).await?;
+            pipeline::load_scripts(connection).await?;
             probe(core, connection).await
         }
         Link::Cluster(connection) => probe(core, connection).await,
@@ -104,7 +104,7 @@ async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), 
 async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     let known = core.keys();
     let name = core.names.contents();
-    let found = match contents::agree(connection, name.as_bytes(), || contents::renewed(&known)).await {
+    let found = match generation::agree(connection, name.as_bytes(), || generation::renewed(&known)).await {
         Ok(found) => found,
         Err(Unusable::Failed(failure)) => return Err(failure),
         Err(Unusable::Newer(version)) => {

@@ -19,7 +19,7 @@ impl Names {
         (!prefix.contains(['{', '}'])).then(|| Self { prefix: prefix.to_owned() })
     }
 
-    /// The record of [`super::contents`].
+    /// The record of [`super::generation`].
     pub(super) fn contents(&self) -> String {
         format!("{}keys", self.prefix)
     }
