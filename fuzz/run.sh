@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs every fuzz target from the committed corpus: `run.sh SECONDS [TARGET...]`, two at a time. A failure leaves its input
-# in target/fuzz/artifacts and shows it. What a run finds stays in target/fuzz/corpus, for later runs. FUZZ_SEED makes runs
-# alike; 0, the default, draws a seed.
+# Runs every fuzz target from the committed corpus: `run.sh SECONDS [TARGET...]`, two at a time. A failing input is printed and kept in
+# target/fuzz/artifacts. New inputs stay in target/fuzz/corpus, for later runs. FUZZ_SEED makes runs repeatable; 0, the default, draws a
+# seed.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -20,27 +20,27 @@ targets=("$@")
 [ ${#targets[@]} -gt 0 ] || for corpus in fuzz/corpus/*/; do targets+=("$(basename "$corpus")"); done
 [ ${#targets[@]} -gt 0 ] || die "there is no corpus"
 
-# Cargo's own variable would have the instrumented build beside the usual one, each throwing away the other's.
+# With Cargo's own variable the instrumented and the usual build would overwrite each other.
 unset CARGO_TARGET_DIR
 out=target/fuzz
 tool=target/tools/cargo-fuzz-$CARGO_FUZZ
 
 if [ ! -x "$tool/bin/cargo-fuzz" ]; then
-    # Once, without optimisation: it only calls cargo.
+    # Without optimisation, since it only calls cargo.
     cargo install --quiet --locked --debug --version $CARGO_FUZZ --root "$tool" --target-dir target/tools/build cargo-fuzz
     rm -rf target/tools/build
 fi
-# cargo-fuzz has no such flag, and would bring the lock file up to date without a word.
+# cargo-fuzz has no --locked, and would silently update the lock file.
 cargo metadata --quiet --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null ||
-    die "fuzz/Cargo.lock does not fit the dependencies: cargo update --workspace --manifest-path fuzz/Cargo.toml"
-# One build for all targets. Sanitizers want a nightly compiler, and there is no unsafe code here to watch.
+    die "fuzz/Cargo.lock does not match the dependencies: cargo update --workspace --manifest-path fuzz/Cargo.toml"
+# One build for all targets. Sanitizers need a nightly compiler, and there is no unsafe code here.
 "$tool/bin/cargo-fuzz" build --sanitizer none --target-dir "$out" >&2
 host=$(rustc -vV | sed -n 's/^host: //p')
 
 fuzz() {
     local target=$1
     mkdir -p "$out/corpus/$target" "$out/artifacts/$target" "$out/logs"
-    # The first folder takes what is found; the committed one is only read.
+    # New inputs go to the first folder; the committed one is only read.
     "$out/$host/release/$target" -max_total_time="$seconds" -seed="${FUZZ_SEED:-0}" -max_len=$MAX_INPUT_BYTES -timeout=10 \
         -artifact_prefix="$out/artifacts/$target/" "$out/corpus/$target" "fuzz/corpus/$target" \
         >"$out/logs/$target" 2>&1 && return

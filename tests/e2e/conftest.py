@@ -1,7 +1,7 @@
-"""Starts each server, and a proxy with the default settings before it, once for the whole run.
+"""Starts each server, and a proxy with the default settings in front of it, once for the whole run.
 
-With pytest-xdist the controlling process starts them and its workers are told the ports: every call has a key of its
-own, so they can be shared.
+With pytest-xdist the controlling process starts them and passes the ports to its workers. They can be shared, since
+each call has a key of its own.
 """
 
 import json
@@ -17,7 +17,7 @@ pytest.register_assert_rewrite("harness.checks", "harness.dialects.steps", "harn
 
 @dataclass
 class Shared:
-    """The ports of what runs for the whole suite."""
+    """The ports of the processes that run for the whole suite."""
 
     servers: dict
     proxies: dict
@@ -31,7 +31,7 @@ def pytest_configure(config):
 
 
 def pytest_configure_node(node):
-    """Hands the ports to a worker of pytest-xdist."""
+    """Passes the ports to a worker of pytest-xdist."""
     node.workerinput["e2e"] = json.dumps(vars(node.config.e2e))
 
 
@@ -68,7 +68,7 @@ def anyio_backend():
 
 @pytest.fixture
 def key():
-    """A name for the runs of one test, so that tests can share a server."""
+    """A unique name for the runs of one test, so that tests can share a server."""
     return uuid.uuid4().hex
 
 
@@ -80,13 +80,13 @@ def servers(request):
 
 @pytest.fixture
 def proxies(request):
-    """The port of the shared proxy before each server."""
+    """The port of the shared proxy in front of each server."""
     return request.config.e2e.proxies
 
 
 @pytest.fixture(scope="session")
 def redis(tmp_path_factory):
-    """Where the Redis is that all tests share which do nothing to it."""
+    """The URL of the Redis that all tests share which do not disturb it."""
     process = stack.start_redis(tmp_path_factory.mktemp("redis")).wait()
     yield process.found["url"]
     process.stop()
@@ -94,7 +94,7 @@ def redis(tmp_path_factory):
 
 @pytest.fixture
 def start():
-    """Starts a server or a proxy of the test's own: `start(stack.start_proxy, port, DELIVERY__RETRY_MS=300)`."""
+    """Starts a server or a proxy for one test: `start(stack.start_proxy, port, DELIVERY__RETRY_MS=300)`."""
     running = []
 
     def run(what, *args, **settings):

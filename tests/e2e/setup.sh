@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Gets everything the end-to-end suite runs: the SDKs from npm, PyPI and crates.io, each pinned, each set apart from the
-# others where two do not fit together. Does nothing where all is there already. Needs Node 20, Python 3.11, Rust, Redis.
+# Installs the pinned SDKs of the end-to-end suite from npm, PyPI and crates.io, in separate environments if they conflict. Does nothing
+# if all are there already. Needs Node 20, Python 3.11, Rust, Redis.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -30,7 +30,7 @@ for candidate in python3.11 python3; do
 done
 [ -n "$python" ] || die "no Python 3.11 or later is installed"
 
-# `fresh WHERE WHAT...`: true if WHERE/.made was written for exactly these files.
+# `fresh WHERE FILE...`: true if WHERE/.made was written for exactly these files.
 fresh() {
     local where=$1
     shift

@@ -1,9 +1,9 @@
-"""Records one exchange of each dialect as it goes over the wire, into docs/dialects/transcripts/.
+"""Records one exchange of each dialect as sent on the wire, into docs/dialects/transcripts/.
 
     tests/e2e/.venvs/driver/bin/python tests/e2e/transcript.py [DIALECT…]
 
-Heads and bodies are as they were, but for ids, secrets, ports and dates, which go by short names; the framing of bodies
-is left out, and so is Content-Length. `cases/test_transcripts.py` records again and compares.
+Heads and bodies are unchanged, except that ids, secrets, ports and dates get short names. The framing of bodies and
+Content-Length are left out. `cases/test_transcripts.py` records again and compares.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from pathlib import Path
 from harness import stack
 from harness.dialects import ResumableRequests, ResumableStreams, ResumeTokens, StreamUrl
 from harness.raw import call
-from harness.record import Recorder, tell
+from harness.record import Recorder, render
 
 PLACE = stack.ROOT.parent.parent / "docs" / "dialects" / "transcripts"
 
@@ -75,7 +75,7 @@ def place(dialect):
 
 @asynccontextmanager
 async def running(server_name, **settings):
-    """The port of a proxy before a server, both of their own."""
+    """The port of a proxy in front of a server, both for one recording."""
     server = stack.start_server(server_name)
     try:
         proxy = stack.start_proxy((await asyncio.to_thread(server.wait)).found["port"], **settings)
@@ -88,11 +88,11 @@ async def running(server_name, **settings):
 
 
 async def record(dialect):
-    """The text of one dialect's exchange, recorded now."""
+    """The text of one dialect's exchange, newly recorded."""
     exchange, settings = DIALECTS[dialect]
     async with running("typescript-v1", **settings) as port, Recorder(port) as recorder:
         titles = await exchange(recorder.port)
-        return await tell(recorder.kept, titles)
+        return await render(recorder.kept, titles)
 
 
 async def main(names):

@@ -1,11 +1,11 @@
-"""Three sidecars, each before a server of its own, behind two balancers: what happens when any part of that fails or is restarted.
+"""Three sidecars, each in front of its own server, behind two balancers, while any part of that fails or restarts.
 
-| what fails | calls whose server and sidecar live | the others |
+| failure | calls whose server and sidecar live | the others |
 |---|---|---|
-| a sidecar, with a shared store | do not notice | end with one honest error within the lease |
-| a sidecar, without | do not notice | the honest answer to whoever comes back |
-| the shared store | do not notice; whoever is cut meanwhile comes back to the owner | – |
-| a balancer | come back by way of the other one | – |
+| a sidecar, with a shared store | go on | end with one honest error within the lease |
+| a sidecar, without | go on | an honest error when their client resumes |
+| the shared store | go on; a client that is cut meanwhile resumes at the owner | – |
+| a balancer | resume through the other one | – |
 """
 
 import asyncio
@@ -31,12 +31,12 @@ pytestmark = pytest.mark.anyio
 SESSIONLESS = {LEGACY: "typescript-v1-stateless", MODERN: "typescript-v2"}
 WITH_SESSIONS = "typescript-v1"
 CLIENTS = LIGHT[:6]
-# What a client is told whose session's sidecar takes no new calls, or is not there.
+# The error for a client whose session's sidecar accepts no new calls, or is gone.
 HONEST_REFUSALS = ["the proxy is shutting down", "the session is gone"]
 
 LEASE_SECS = 2
 RETRY_MS = 300
-# The lease, the way to look whose has lapsed, until a balancer notices that nobody answers, and the client's own way back.
+# The lease, the interval of the check for expired leases, the balancer's detection of a dead sidecar, and the client's own retry.
 TOLD_WITHIN_SECS = LEASE_SECS + 6
 
 SIDECAR = {
@@ -56,7 +56,7 @@ MEMORY = {"STORE__KIND": "memory"}
 
 @pytest.fixture(scope="session")
 def threes():
-    """Three servers of a kind, which all tests share; their ports."""
+    """Three servers of a kind, shared by all tests; their ports."""
     running = {}
 
     def run(kind):
@@ -71,7 +71,7 @@ def threes():
 
 @pytest.fixture
 def start_and_kill():
-    """As `start`, for what would wait for somebody who has left if it were asked to end."""
+    """As `start`, but kills the processes, since a graceful end would wait for clients that have left."""
     running = []
 
     def run(what, *args, **settings):
@@ -91,7 +91,7 @@ def own_redis(start_and_kill, tmp_path):
 
 @pytest.fixture
 def balancers_before(start_and_kill):
-    """Starts two balancers before the sidecars at these URLs."""
+    """Starts two balancers in front of the sidecars at these URLs."""
 
     async def run(urls, grace_secs=30):
         settings = BALANCER | {"BALANCE__GRACE_SECS": grace_secs}
@@ -127,7 +127,7 @@ def url_of(sidecars):
 
 
 async def knows_all(balancer, how_many):
-    """Waits until it sends calls to all of them."""
+    """Waits until the balancer sends calls to all of them."""
     await eventually(lambda: list(balancer.known().values()) == ["ready"] * how_many, START_LIMIT)
 
 
@@ -136,7 +136,7 @@ def now():
 
 
 async def begin_raw(port, key):
-    """A call of bare requests that runs until the gate of `key` is open: its session, and its answer."""
+    """A call of bare requests that runs until the gate of `key` is open: its session, and its response."""
     session = await open_session(port)
     body = call(1, "until_open", gate=key, interval_ms=INTERVAL_MS, key=f"{key}-raw")
     return session, await ask(port, body=body, **session)
@@ -158,19 +158,19 @@ def resume(port, session, event_id):
 
 
 async def assert_only_these_are_lost(front, load, lost, since):
-    """They were told once and soon; all others did not lose an event."""
+    """Asserts that the lost calls got one error soon, and that all others lost no event."""
     assert lost and len(lost) < len(load.names), f"nothing to compare: {lost}"
-    for said in await together(*(client.finish() for client in load.those(lost))):
+    for said in await together(*(client.finish() for client in load.clients_of(lost))):
         assert_one_honest_error(front, said)
         print(f"told after {said.ended_at - since:.2f} s")
-        assert said.ended_at - since < TOLD_WITHIN_SECS, front.story()
+        assert said.ended_at - since < TOLD_WITHIN_SECS, front.report()
     load.end()
     load.assert_all_completed([(name, said) for name, said in await load.finish() if name not in lost])
     assert len(front.calls) == len(load.names), "a call was sent again"
 
 
 async def assert_all_came_back_once(front, moved):
-    """Whoever was closed on is back while the call still runs, and was not closed on again."""
+    """Asserts that each closed client is back while its call still runs, and was not closed on again."""
 
     def resumed():
         streams = [stream_of(exchange.primes[0]) for exchange in front.calls if key_of(exchange) in moved]
@@ -179,7 +179,7 @@ async def assert_all_came_back_once(front, moved):
 
     await eventually(lambda: all(resumed()), START_LIMIT)
     await asyncio.sleep(4 * RETRY_MS / 1000)
-    assert resumed() == [1] * len(moved), front.story()
+    assert resumed() == [1] * len(moved), front.report()
 
 
 def key_of(exchange):
@@ -188,12 +188,12 @@ def key_of(exchange):
 
 
 def has_unended(front, balancer):
-    """Whether an answer is on its way through it."""
+    """True if a response is in flight through the balancer."""
     return any(exchange.status and not exchange.ended for exchange in front.calls_at(balancer))
 
 
 async def restart_balancers(fleet, front):
-    """One after the other, each with an answer on its way through it."""
+    """Restarts the balancers one after the other, each with a response in flight."""
     for balancer in fleet.balancers:
         await eventually(lambda: has_unended(front, balancer), START_LIMIT)
         await by_signal(balancer)
@@ -202,12 +202,12 @@ async def restart_balancers(fleet, front):
 
 
 def busiest(fleet, names):
-    """The sidecar with the most of these calls, and which they are."""
+    """The sidecar with the most of these calls, and the calls there."""
     there = {sidecar: fleet.calls_at(sidecar, names) for sidecar in fleet.sidecars}
     return max(there.items(), key=lambda found: len(found[1]))
 
 
-# A sidecar fails.
+# Failures of a sidecar.
 
 
 @pytest.mark.parametrize("era", SESSIONLESS)
@@ -223,13 +223,13 @@ async def test_a_frozen_sidecar_is_left_and_serves_nothing_stale_afterwards(flee
     fleet = await fleet()
     async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
         frozen, lost = busiest(fleet, load.names)
-        # The place of a call of its own that somebody may come back to.
+        # The cursor of another call, for a later resume.
         session, answer = await begin_raw(frozen.port, key)
         seen = [await data_event(answer), await data_event(answer)]
         frozen.process.freeze()
         since = now()
-        await together(*(client.until(lambda said: said.error is not None) for client in load.those(lost)))
-        # It ends when its client asks for it at another one; before that it would go on where it is.
+        await together(*(client.until(lambda said: said.error is not None) for client in load.clients_of(lost)))
+        # The call ends when its client asks for it at another replica; until then it would continue at its owner.
         other = next(sidecar for sidecar in fleet.sidecars if sidecar is not frozen)
         await (await resume(other.port, session, seen[-1].id)).messages()
         frozen.process.thaw()
@@ -238,13 +238,14 @@ async def test_a_frozen_sidecar_is_left_and_serves_nothing_stale_afterwards(flee
         for sidecar in fleet.sidecars:
             late = await resume(sidecar.port, session, seen[-1].id)
             messages = await late.messages()
-            # What was logged while it lived, and the end that the others wrote; nothing that its server said since.
+            # The events logged while the sidecar lived, and the end written by another replica; nothing that its server sent
+            # since.
             *logged, end = messages
             assert "the proxy that ran the call has died" in end["error"]["message"]
             assert [message["params"]["progress"] for message in logged] == list(range(3, 3 + len(logged)))
             assert len(logged) < 5, "it went on"
         await assert_only_these_are_lost(front, load, lost, since)
-        # It is one of them again.
+        # The sidecar is back among the replicas.
         said = await run_client("rmcp", LEGACY, f"http://127.0.0.1:{frozen.port}/mcp", "quick", {"key": f"{key}-new"})
         assert (said.result, fleet.ran_at(f"{key}-new")) == ("quick", frozen)
 
@@ -253,7 +254,7 @@ async def test_calls_without_an_answer_yet_are_told_that_their_sidecar_is_frozen
     fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
     frozen, _, _ = fleet.sidecars
     session = await open_session(frozen.port)
-    # By a connection that is kept from before, and by a new one.
+    # On a kept connection, and on a new one.
     for n, balancer in enumerate(fleet.balancers):
         quick = await ask(balancer.port, body=call(n, "quick", key=f"{key}-{n}"), **session)
         assert "result" in (await quick.messages())[-1]
@@ -280,7 +281,7 @@ async def test_a_drained_sidecar_loses_nothing(fleet, key):
         for balancer in fleet.balancers:
             await balancer.knows(drained.port, "closing")
         await assert_all_came_back_once(front, moved)
-        # New calls go elsewhere, and nobody is refused one.
+        # New calls go to other sidecars, and none is refused.
         new = [f"{key}-new-{n}" for n in range(4)]
         arguments = [{"key": name} for name in new]
         told = await together(*(run_client("rmcp", LEGACY, front.url(), "quick", each) for each in arguments))
@@ -292,7 +293,7 @@ async def test_a_drained_sidecar_loses_nothing(fleet, key):
         assert len(front.calls) == len(load.names) + len(new), "a call was sent again"
 
 
-# The network fails: the sidecar lives, and nobody is told that its packets are lost.
+# Failures of the network: the sidecar lives, and its packets are lost without an error.
 
 
 LINKS = ["clients", "store", "server"]
@@ -300,18 +301,18 @@ LINKS = ["clients", "store", "server"]
 
 @pytest.fixture
 def islands():
-    """A network namespace for each of three sidecars, its links to this machine by what goes over them."""
+    """A network namespace for each of three sidecars, with its links to this machine by purpose."""
     if os.geteuid() != 0:
         pytest.skip("network namespaces need root")
     with contextlib.ExitStack() as made:
-        # Several tests may run at once, on one machine.
+        # Several tests may run at once on one machine.
         first = 3 * (os.getpid() % 80)
         yield [made.enter_context(Island(first + n, LINKS)) for n in range(3)]
 
 
 @pytest.fixture
 def scattered(islands, balancers_before, threes, own_redis, start_and_kill, key):
-    """`async with scattered() as fleet`: a fleet whose sidecars are on islands of their own."""
+    """`async with scattered() as fleet`: a fleet whose sidecars are in network namespaces of their own."""
 
     @contextlib.asynccontextmanager
     async def run():
@@ -330,7 +331,7 @@ def scattered(islands, balancers_before, threes, own_redis, start_and_kill, key)
         return start_and_kill(
             stack.start_proxy_before,
             f"http://{island.here('server')}:{server.port}/mcp",
-            # A balancer's list tells them apart by the port.
+            # The tests distinguish the sidecars in a balancer's list by port.
             listen=8001 + n,
             host=island.there("clients"),
             within=island.within,
@@ -350,14 +351,14 @@ async def is_known_to_be(condition, sidecar, fleet):
 
 
 async def test_a_sidecar_that_no_balancer_reaches_has_its_calls_go_on_elsewhere(scattered, islands, key):
-    """It still writes to the store, and the others read there."""
+    """The sidecar still writes to the store, and the others read there."""
     async with (
         scattered() as fleet,
         Front(fleet.balancers) as front,
         Load(front, fleet.ports, LEGACY, key, CLIENTS) as load,
     ):
         sidecar, names = busiest(fleet, load.names)
-        island, moved = islands[fleet.sidecars.index(sidecar)], load.those(names)
+        island, moved = islands[fleet.sidecars.index(sidecar)], load.clients_of(names)
         island.darken("clients")
         await is_known_to_be("down", sidecar, fleet)
         await eventually(lambda: len(front.resumes) >= len(moved), START_LIMIT)
@@ -372,7 +373,7 @@ async def test_a_sidecar_that_no_balancer_reaches_has_its_calls_go_on_elsewhere(
         await is_known_to_be("ready", sidecar, fleet)
 
 
-async def test_the_calls_of_a_sidecar_that_reaches_nobody_end_with_one_error(scattered, islands, key):
+async def test_the_calls_of_an_isolated_sidecar_end_with_one_error(scattered, islands, key):
     async with (
         scattered() as fleet,
         Front(fleet.balancers) as front,
@@ -388,7 +389,7 @@ async def test_the_calls_of_a_sidecar_that_reaches_nobody_end_with_one_error(sca
 
 
 async def test_a_sidecar_that_does_not_reach_the_store_serves_what_it_has(scattered, islands, key):
-    """For longer than the lease: to its clients nothing happens."""
+    """For longer than the lease: its clients notice nothing."""
     async with (
         scattered() as fleet,
         Front(fleet.balancers) as front,
@@ -400,17 +401,17 @@ async def test_a_sidecar_that_does_not_reach_the_store_serves_what_it_has(scatte
         await asyncio.sleep(2 * LEASE_SECS)
         load.end()
         load.assert_all_completed(await load.finish())
-        assert front.resumes == [], front.story()
+        assert front.resumes == [], front.report()
         island.lighten("store")
         await is_known_to_be("ready", sidecar, fleet)
 
 
-# The store fails.
+# Failures of the store.
 
 
 @pytest.mark.parametrize("how", ["killed", "frozen"])
 async def test_calls_go_on_while_redis_is_away(how, fleet, own_redis, key):
-    """And whoever is cut meanwhile comes back to the one sidecar that has the call."""
+    """A client that is cut meanwhile resumes at the one sidecar that has the call."""
     fleet = await fleet(STORE__URL=own_redis.url)
     async with Front(fleet.balancers) as front, Load(front, fleet.ports, LEGACY, key, CLIENTS) as load:
         gone, stays = fleet.balancers
@@ -425,13 +426,13 @@ async def test_calls_go_on_while_redis_is_away(how, fleet, own_redis, key):
         gone.kill()
         answer.reset()
         await eventually(lambda: len(front.resumes_at(stays)) >= len(cut), START_LIMIT)
-        # Resumed, with what comes now; the store is away still.
+        # Resumed, and still receiving new events, while the store is unreachable.
         answer = await resume(stays.port, session, event.id)
         after = await data_event(answer)
         assert progress_of(after) == progress_of(event) + 1
         owner = fleet.ran_at(f"{key}-raw")
         [other, _] = fleet.others(owner)
-        # Without the balancer it would depend on luck.
+        # Without the balancer this would depend on chance.
         assert (await resume(other.port, session, event.id)).status == 503
         await asyncio.sleep(max(0.0, since + LEASE_SECS + 1 - now()))
         assert (await data_event(answer)) is not None
@@ -444,7 +445,7 @@ async def test_calls_go_on_while_redis_is_away(how, fleet, own_redis, key):
         assert len(front.calls) == len(load.names), "a call was sent again"
 
 
-# A balancer fails.
+# Failures of a balancer.
 
 
 @pytest.mark.parametrize("how", ["killed", "stopped", "frozen"])
@@ -460,7 +461,7 @@ async def test_calls_through_a_lost_balancer_go_on_through_the_other(how, fleet,
             lost.process.terminate()
             await lost.until(ready=False)
             assert await lost.readiness() == (503, "stopping\n")
-            # Nobody's call has ended by then: they are cut.
+            # No call has ended by then: all are cut.
             assert await asyncio.to_thread(lost.process.ended) == 0
         else:
             lost.process.freeze()
@@ -474,11 +475,11 @@ async def test_calls_through_a_lost_balancer_go_on_through_the_other(how, fleet,
 
 @pytest.mark.parametrize("restarted", [False, True], ids=["two", "restarted"])
 async def test_balancers_agree_and_remember_nothing(restarted, fleet, key):
-    """The calls of one are found by the other at every owner, though no store is shared."""
+    """The calls of one balancer are found by the other at every owner, without a shared store."""
     fleet = await fleet(**MEMORY)
     one, other = fleet.balancers
     names = [f"{key}-{n}" for n in range(3)]
-    # All under way at once, so that each is at another sidecar.
+    # All in flight at once, so that each is at another sidecar.
     begun = [await begin_raw(one.port, name) for name in names]
     seen = [await data_event(answer) for _, answer in begun]
     assert len({fleet.ran_at(f"{name}-raw").port for name in names}) == 3
@@ -498,7 +499,7 @@ async def test_balancers_agree_and_remember_nothing(restarted, fleet, key):
         assert_ran_once(fleet.ports, f"{name}-raw")
 
 
-# Everything is restarted, one after the other.
+# Restarts of all parts, one after the other.
 
 
 async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
@@ -524,7 +525,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
             nonlocal rolling
             try:
                 for sidecar in fleet.sidecars:
-                    # Each has something to lose.
+                    # Each process has a call to lose.
                     await eventually(lambda: fleet.is_busy(sidecar, under_way), START_LIMIT)
                     await by_signal(sidecar)
                     await asyncio.to_thread(sidecar.begin)
@@ -542,7 +543,7 @@ async def test_a_rolling_restart_of_everything_loses_nothing(fleet, key):
 
 
 async def test_each_session_finds_its_own_server(fleet, key):
-    """Also with the answers to the server's questions."""
+    """Also the client responses to the server's requests."""
     fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true")
     names = [f"{key}-{n}" for n in range(6)]
     async with Front(fleet.balancers) as front:
@@ -553,7 +554,7 @@ async def test_each_session_finds_its_own_server(fleet, key):
             )
         )
         for said, name in zip(told, names, strict=True):
-            assert said.result == "answered sampled elicited", f"{said}\n{front.story()}"
+            assert said.result == "answered sampled elicited", f"{said}\n{front.report()}"
             assert said.asked == ["sampling", "elicitation"]
             assert_ran_once(fleet.ports, name)
         assert len({fleet.ran_at(name).port for name in names}) > 1, "nothing had to be found"
@@ -574,8 +575,8 @@ async def test_calls_in_sessions_complete_in_a_drain(fleet, key):
 
 
 async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet, key):
-    """One that had not is told so, and is made in another session."""
-    # On a loopback address a drain gives balancers no time to notice unless it is told to.
+    """A call that had not begun gets an error, and is made in another session."""
+    # On a loopback address a drain gives balancers no time to notice by default.
     fleet = await fleet(WITH_SESSIONS, REPLICA__WRAP_SESSIONS="true", REPLICA__DRAIN_DELAY_SECS="2")
     lanes = 4
     rolling = True
@@ -600,9 +601,9 @@ async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet
                     refused.append(said.error)
 
         def assert_was_refused(said, name):
-            story = f"{said}\n{front.story()}"
-            assert said.progress == [] and any(told in said.error for told in HONEST_REFUSALS), story
-            assert [stack.counters(port, name)["started"] for port in fleet.ports] == [0, 0, 0], story
+            report = f"{said}\n{front.report()}"
+            assert said.progress == [] and any(told in said.error for told in HONEST_REFUSALS), report
+            assert [stack.counters(port, name)["started"] for port in fleet.ports] == [0, 0, 0], report
 
         async def roll():
             nonlocal rolling
@@ -625,7 +626,7 @@ async def test_a_rolling_restart_loses_no_call_that_had_begun_in_a_session(fleet
                 assert (gone.status, (await gone.json())["id"]) == (404, 1)
 
         async def assert_is_back(session, sidecar):
-            # Its server has never left.
+            # The server itself was never restarted.
             for n, balancer in enumerate(fleet.balancers):
                 quick = await ask(balancer.port, body=call(1, "quick", key=f"{key}-{sidecar.port}-{n}"), **session)
                 assert "result" in (await quick.messages())[-1]
@@ -647,7 +648,7 @@ async def test_a_session_of_a_killed_sidecar_is_gone_and_another_is_had(fleet, k
     assert "result" in (await quick.messages())[-1]
     killed = fleet.ran_at(key)
     assert fleet.ran_at(f"{key}-2") is killed
-    # Without a balancer it would depend on luck.
+    # Without a balancer this would depend on chance.
     [another, _] = fleet.others(killed)
     assert (await ask(another.port, body=call(3, "quick", key=f"{key}-3"), **session)).status == 404
     killed.kill()
@@ -663,20 +664,20 @@ async def test_a_session_of_a_killed_sidecar_is_gone_and_another_is_had(fleet, k
 
 
 class Holding(Front):
-    """Keeps tool calls until `let_go` is set."""
+    """Keeps tool calls until `released` is set."""
 
     def __init__(self, balancers):
         super().__init__(balancers)
-        self.let_go = asyncio.Event()
+        self.released = asyncio.Event()
 
-    async def _send(self, exchange, raw, way):
+    async def _send(self, exchange, raw, connection):
         if exchange.is_call:
-            await self.let_go.wait()
-        await super()._send(exchange, raw, way)
+            await self.released.wait()
+        await super()._send(exchange, raw, connection)
 
 
 async def owner_of(sidecar):
-    """What it begins the names of sessions with."""
+    """The prefix of the sidecar's session names."""
     return (await (await ask(sidecar.port, method="GET", path="/.well-known/mcp-resume")).json())["owner"]
 
 
@@ -691,27 +692,27 @@ async def test_a_stock_client_whose_sidecar_has_left_has_another_session(client,
             session = front.calls[0].headers["mcp-session-id"]
             left = owners[session.split("~")[0]]
             await by_signal(left)
-            front.let_go.set()
+            front.released.set()
             said = await under_way.finish()
-        assert front.calls[0].status == 404, front.story()
-        # rmcp opens another one by itself; of the others it is the user's program that does.
+        assert front.calls[0].status == 404, front.report()
+        # rmcp opens another session by itself; for the other SDKs the user's program does.
         if said.ending == "error":
             assert "the session is gone" in said.error
             said = await run_client(*quick)
-        assert said.result == "quick", f"{said}\n{front.story()}"
+        assert said.result == "quick", f"{said}\n{front.report()}"
         assert front.calls[-1].headers["mcp-session-id"] != session
         assert fleet.ran_at(key) is not left
         assert_ran_once(fleet.ports, key)
 
 
-# No store is shared: only the owner has a stream.
+# Without a shared store only the owner has a stream.
 
 
 class ByTransport(Wire):
-    """Comes back by Last-Event-ID alone."""
+    """Resumes by Last-Event-ID alone."""
 
-    def come_back(self):
-        return self.come_back_by_the_transport_alone()
+    def reconnect(self):
+        return self.reconnect_by_transport()
 
 
 @pytest.mark.parametrize("client", LIGHT[:3])
@@ -721,7 +722,7 @@ async def test_memory_stock_clients_come_back_to_the_owner(client, fleet, key):
     async with Front(fleet.balancers, Cut("event", 1, times=4, resumes=True)) as front:
         said = await run_client(client, LEGACY, front.url(), tool, arguments)
         assert_whole(front, said, 8, done)
-        assert front.cuts == 4, front.story()
+        assert front.cuts == 4, front.report()
         assert_ran_once(fleet.ports, key)
 
 
@@ -732,7 +733,7 @@ async def test_memory_a_place_or_a_stream_url_leads_to_the_owner(dialect, fleet,
         client = await dialect.connect(front.port)
         await client.call(call(7, "long", steps=8, interval_ms=INTERVAL_MS, key=key))
         assert_got(client, 8, "done 8")
-        assert front.cuts == 4, front.story()
+        assert front.cuts == 4, front.report()
         assert_ran_once(fleet.ports, key)
 
 
@@ -747,10 +748,10 @@ async def test_memory_a_resume_token_leads_to_the_owner(fleet, key):
             token = client.next_token()
             if token is None:
                 break
-            # From now on the call can be told from others.
+            # From now on the call can be distinguished from others.
             front.cut = Cut("event", 1, times=3)
         assert_got(client, 10, "done 10")
-        assert client.slices and front.cuts == 3, front.story()
+        assert client.slices and front.cuts == 3, front.report()
         assert_ran_once(fleet.ports, key)
 
 
@@ -761,7 +762,7 @@ async def test_memory_the_streams_of_a_killed_owner_are_honestly_gone(fleet, key
     event = await data_event(answer)
     url = answer.headers["link"].split(">")[0].removeprefix("<")
     owner = fleet.ran_at(f"{key}-raw")
-    # While it lives both find it.
+    # While the owner lives both balancers find the call.
     answer.reset()
     answer = await resume(other.port, session, event.id)
     assert progress_of(await data_event(answer)) == progress_of(event) + 1

@@ -1,13 +1,13 @@
 """Cuts that no SDK resumes by its own rules: through the proxy they end no worse than straight to the server.
 
-| cut | why a client cannot go on |
+| cut | reason that a client cannot resume |
 |---|---|
-| between the request and the first byte of the answer | it knows no id, not even that there is a stream |
-| after the head alone | it knows there is a stream, but no id of it |
+| between the request and the first byte of the response | it has no id, and does not know that there is a stream |
+| after the head alone | it knows that there is a stream, but has no id of it |
 
-The second cannot happen at an event's edge: the proxy writes the first id with the head. Only a cut inside that one write does it.
-What each client does then is its own affair (most tell the application at once, some wait for their own time limit); it
-is the same with the proxy as without. The tool runs once either way.
+The second cannot happen between two events: the proxy writes the first id with the head. It needs a cut inside that one write.
+The clients then act alike with and without the proxy: most report an error at once, some wait for their own time limit. The
+tool runs once either way.
 """
 
 import pytest
@@ -31,7 +31,7 @@ async def test_nothing_is_worse_than_direct(at, era, servers, proxies, key):
         tool, arguments, _ = SERVERS[server].long(3, 100, runs)
         async with Relay(ports[server], Cut(at)) as relay:
             said = await run_client(client, era, relay.url(), tool, arguments, timeout_ms=8000)
-            assert relay.cuts == 1, f"{client} {way}: {relay.story()}\n{said}"
+            assert relay.cuts == 1, f"{client} {way}: {relay.report()}\n{said}"
         return said.ending, counters(servers[server], runs)["started"]
 
     async def pair(client):
@@ -43,12 +43,12 @@ async def test_nothing_is_worse_than_direct(at, era, servers, proxies, key):
 
 
 async def test_it_shows_in_log_and_metrics(servers, start, key):
-    """An operator can count the clients that left with nothing to come back with."""
+    """An operator can count the clients that left without an id to resume with."""
     server = "typescript-v1-json"
     proxy = start(stack.start_proxy, servers[server])
     tool, arguments, _ = SERVERS[server].long(1, 400, key)
     async with Relay(proxy.found["port"], Cut("request")) as relay:
         said = await run_client("rmcp", LEGACY, relay.url(), tool, arguments, timeout_ms=8000)
-        assert (said.ending, relay.cuts) == ("error", 1), relay.story()
+        assert (said.ending, relay.cuts) == ("error", 1), relay.report()
     await eventually(lambda: metric(proxy.found["admin"], 'disconnects_total{can_resume="no"}') == 1)
     await eventually(lambda: [line for line in proxy.lines if "client disconnected" in line])

@@ -1,4 +1,4 @@
-"""`mcp-resume check` before real servers: what it finds out about each, and its verdict."""
+"""`mcp-resume check` against real servers: its findings about each, and its verdict."""
 
 import asyncio
 import json
@@ -28,12 +28,12 @@ async def check(port, *arguments):
 
 
 def tool(server, key):
-    """The flags that let the check run the server's long tool."""
+    """The flags with which the check runs the server's long tool."""
     name, arguments, _ = stack.SERVERS[server].long(4, 250, key)
     return "--tool", name, "--arguments", json.dumps(arguments)
 
 
-# What each server is: sessions, form of its answers, its GET stream, revisions of the modern era, Host checked.
+# The properties of each server: sessions, form of its responses, its GET stream, revisions of the modern era, Host checked.
 KINDS = {
     "typescript-v1": (True, "event_stream", "stream", None, False),
     "typescript-v1-stateless": (False, "event_stream", "refused", None, False),

@@ -20,7 +20,7 @@ LIMIT = 240.0
 SERVER_OF = {"2025-11-25": "servers/conformance-v1.mjs", "2026-07-28": "servers/conformance-v2.mjs"}
 POLLING = ["server-sse-priming-event", "server-sse-retry-field", "server-sse-disconnect-resume"]
 
-# The suite tells what happened as INFO, in as many checks as there were messages; that is no verdict, but better than a failure.
+# The suite reports events as INFO, in as many checks as there were messages; this is no verdict, but better than a failure.
 RANK = {"FAILURE": 0, "WARNING": 1, "SKIPPED": 2, "INFO": 2, "SUCCESS": 3}
 
 
@@ -44,7 +44,7 @@ async def run_suite(port, revision, where):
         if process.returncode is None:
             process.kill()
             await process.wait()
-    # It exits with 1 where a check failed, which the verdicts say better.
+    # Its exit code is 1 if a check failed; the verdicts have the details.
     assert "=== SUMMARY ===" in said.decode(), said.decode()
     return verdicts(where)
 
@@ -64,7 +64,7 @@ def verdicts(where):
 
 
 def worse(than, now):
-    """The checks that rank lower than they did, with both verdicts."""
+    """The checks with a lower rank than before, with both verdicts."""
     both = {check: (status, now.get(check)) for check, status in than.items()}
     return {check: pair for check, pair in both.items() if RANK.get(pair[1], -1) < RANK[pair[0]]}
 
@@ -78,7 +78,7 @@ def polling(run):
 
 
 async def compare(start, tmp_path, revision, **settings):
-    """The verdicts on the server and on a proxy before it."""
+    """The verdicts on the server and on a proxy in front of it."""
     server = start(stack.start_program, ("node", SERVER_OF[revision])).found["port"]
     proxy = start(stack.start_proxy, server, **settings).found["port"]
     direct, through = await together(
@@ -90,7 +90,8 @@ async def compare(start, tmp_path, revision, **settings):
 
 
 async def test_at_2025_11_25_nothing_is_worse_and_polling_is_better(start, tmp_path):
-    """Two of the three checks of polling want an id and a `retry` first; the third a close in mid-call, which is no default."""
+    """Two of the three checks of polling require an id and a `retry` first; the third requires a close in mid-call, which is not the
+    default."""
     direct, through = await compare(start, tmp_path, "2025-11-25")
     assert (count(direct), polling(direct)) == (81, ["WARNING", "WARNING", "INFO"])
     assert (count(through), polling(through)) == (83, ["SUCCESS", "SUCCESS", "INFO"])
@@ -103,6 +104,6 @@ async def test_a_longest_connection_passes_all_of_2025_11_25(start, tmp_path):
 
 
 async def test_at_2026_07_28_nothing_is_worse(start, tmp_path):
-    """A slow answer, which the proxy turns into a stream, counts for one success more."""
+    """A slow response, which the proxy turns into a stream, counts as one success more."""
     direct, through = await compare(start, tmp_path, "2026-07-28")
     assert count(through) >= count(direct) == 132

@@ -1,4 +1,4 @@
-"""Resumable requests (SEP-975): the policy, `requests/getStatus`, and questions of the server across a resume."""
+"""Resumable requests (SEP-975): the policy, `requests/getStatus`, and requests of the server across a resume."""
 
 import pytest
 
@@ -19,13 +19,13 @@ on_every_server = pytest.mark.parametrize("server", SERVERS)
 
 @on_every_server
 async def test_status_while_it_runs(server, servers, proxies, key):
-    """Pending is what was not confirmed; to ask takes nothing away."""
+    """Unconfirmed messages are pending; asking for the status confirms nothing."""
     client = await ResumableRequests.connect(proxies[server])
     await client.begin(call(7, "ask", kind="sampling", delay_ms=2500, key=key))
     await client.until_progress(1)
     client.drop()
     assert await client.status() == ("processing", True, False)
-    # The notification did come; whoever says so has nothing pending.
+    # After the notification was confirmed nothing is pending.
     assert await client.status(confirm=True) == ("processing", False, False)
     assert await client.status() == ("processing", True, False)
     await client.resume(confirm=False)
@@ -37,7 +37,7 @@ async def test_status_while_it_runs(server, servers, proxies, key):
 
 @on_every_server
 async def test_status_after_the_end(server, servers, proxies, key):
-    """The answer came while its client was away: completed, pending until confirmed."""
+    """The response came while its client was away: completed, and pending until confirmed."""
     client = await ResumableRequests.connect(proxies[server])
     await client.begin(call(7, "long", steps=2, interval_ms=200, key=key))
     await client.until_progress(1)
@@ -53,7 +53,7 @@ async def test_status_after_the_end(server, servers, proxies, key):
 
 @on_every_server
 async def test_status_of_a_call_that_failed(server, proxies):
-    """An error is a failure; a result that says it is one has completed."""
+    """A JSON-RPC error is a failure; a result with `isError` has completed."""
     client = await ResumableRequests.connect(proxies[server])
     await client.call({"jsonrpc": "2.0", "id": "seven", "method": "no/such", "params": {}})
     assert "error" in client.answer
@@ -65,7 +65,7 @@ async def test_status_of_a_call_that_failed(server, proxies):
 
 @on_every_server
 async def test_a_question_that_was_not_answered(server, servers, proxies, key):
-    """It shows in the status, delivered or not; once answered it does not come again."""
+    """An open request of the server shows in the status, delivered or not; once answered it is not sent again."""
     client = await ResumableRequests.connect(proxies[server])
     client.answers_at_once = False
     await client.begin(call(7, "ask", kind="sampling", key=key))
@@ -73,11 +73,11 @@ async def test_a_question_that_was_not_answered(server, servers, proxies, key):
     client.drop()
     assert await client.status() == ("processing", True, True)
     assert await client.status(confirm=True) == ("processing", False, True)
-    # Not confirmed and not answered: it comes again.
+    # Neither confirmed nor answered, so it is sent again.
     await client.resume(confirm=False)
     assert await client.until_asked() == question
     client.drop()
-    assert await client.tell(reply(question)) == 202
+    assert await client.post(reply(question)) == 202
     await until(client.finished)
     assert await client.status() == ("completed", True, False)
     asked = len([got for got in client.got if got.method == "sampling/createMessage"])
@@ -108,7 +108,7 @@ async def test_a_question_asked_while_the_client_was_away(server, kind, word, se
 
 
 async def test_a_server_that_is_silent_until_the_end(servers, proxies, key):
-    """It answers JSON and says nothing before: the policy is there all the same, in time to come back with."""
+    """A server that answers JSON and sends nothing before: the policy is sent all the same, in time for a resume."""
     server = "typescript-v1-json"
     async with Relay(proxies[server], Cut("event", 1)) as relay:
         client = await ResumableRequests.connect(relay.port)
@@ -120,7 +120,7 @@ async def test_a_server_that_is_silent_until_the_end(servers, proxies, key):
 
 
 async def test_an_answer_at_once_needs_no_policy(proxies, key):
-    """It passes as the server's JSON, as it is."""
+    """A prompt response passes as the server's JSON, unchanged."""
     client = await ResumableRequests.connect(proxies["typescript-v1-json"])
     await client.call(call(7, "quick", key=key))
     assert (client.methods, client.text) == ([None], "quick")

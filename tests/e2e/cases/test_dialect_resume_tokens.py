@@ -1,4 +1,4 @@
-"""Resume tokens (#1003): slices of time, by raw calls and by stock SDK clients that call the tool again with the token."""
+"""Resume tokens (#1003): slices of time, by raw calls and by stock SDK clients that repeat the tool call with the token."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ SLICED = [("typescript-v1", "long"), ("python-mcp1", "plain")]
 
 on_every_server = pytest.mark.parametrize("server, tool", SLICED)
 
-# The others drop what their type of a result does not name, so they cannot see the token.
+# The others drop unknown members of a result, so they cannot see the token.
 SEEING = ["typescript-v1", "typescript-v2", "python-mcp1"]
 
 STOCK_CUTS = {
@@ -30,7 +30,7 @@ STOCK_CUTS = {
 
 @pytest.fixture
 def slicing(servers, start):
-    """Starts a proxy that slices calls before a server; its port."""
+    """Starts a proxy that slices calls, in front of a server; its port."""
     return lambda server, **settings: start(stack.start_proxy, servers[server], **stack.SLICES, **settings).found["port"]
 
 
@@ -38,22 +38,22 @@ def slicing(servers, start):
 @pytest.mark.parametrize("server, tool", [*SLICED, ("fastmcp", "plain")])
 @pytest.mark.parametrize("client", SEEING)
 async def test_stock_clients(client, server, tool, cut, slicing, servers, key):
-    """Nothing but a loop that gives the token back among the tool's arguments; a cut may make a slice longer."""
+    """A loop that returns the token among the tool's arguments is enough; a cut may make a slice longer."""
     cut = STOCK_CUTS[cut]
     async with Relay(await asyncio.to_thread(slicing, server), cut) as relay:
         arguments = {"steps": 10, "interval_ms": 500, "key": key}
         said = await run_client(client, LEGACY, relay.url(), tool, arguments, resume_tokens=True)
-        story = (said.error, said.noise, relay.story())
-        assert (said.progress, said.result) == (list(range(1, 11)), "done 10"), story
+        report = (said.error, said.noise, relay.report())
+        assert (said.progress, said.result) == (list(range(1, 11)), "done 10"), report
         assert said.slices >= 1
         assert len(relay.calls) == said.slices + 1
-        assert relay.cuts == (cut.times if cut else 0), relay.story()
+        assert relay.cuts == (cut.times if cut else 0), relay.report()
         assert_runs(servers[server], key)
 
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_clients_that_know_nothing_of_it(client, slicing, servers, key):
-    """Why it is off by default: they take the first slice for the result."""
+    """The reason that this is off by default: such clients take the first slice for the result."""
     port = await asyncio.to_thread(slicing, "typescript-v1")
     async with Relay(port) as relay:
         arguments = {"steps": 3, "interval_ms": 600, "key": key}
@@ -63,7 +63,7 @@ async def test_clients_that_know_nothing_of_it(client, slicing, servers, key):
 
 
 async def first_slice(port, tool, key, steps=5, interval_ms=600, **headers):
-    """A client that has got its first interim result, and the token."""
+    """A client that has its first interim result, and the token."""
     client = await ResumeTokens.connect(port, **headers)
     body = call(7, tool, steps=steps, interval_ms=interval_ms, key=key)
     await client.one(body)
@@ -88,12 +88,12 @@ async def test_what_does_not_fit_is_refused_alike(server, tool, slicing, servers
     said = [
         await assert_refused(client, client.again("changed", token, changed)),
         await assert_refused(client, client.again("another's", others)),
-        await assert_refused(client, client.again("nobody's", "nobody's")),
+        await assert_refused(client, client.again("made-up", "made-up")),
         await assert_refused(client, client.again("a bit off", token[:-1] + ("A" if token[-1] != "A" else "B"))),
         await assert_refused(stranger, client.again("a stranger", token)),
     ]
     assert all(error == said[0] for error in said), said
-    # Nothing of that ran, and the call still goes on.
+    # None of these ran, and the call still goes on.
     await client.one(client.again("right", token))
     assert "result" in client.answer
     assert_runs(servers[server], key, finished=counters(servers[server], key)["finished"])
@@ -106,8 +106,8 @@ async def test_after_the_result_the_token_opens_nothing(server, tool, slicing, s
     await client.call(call(7, tool, steps=3, interval_ms=600, key=key))
     token = client.slices[0]["nextResumeToken"]
 
-    # Until it is known to have been delivered, the token gives the result again; a connection that is open for two seconds
-    # behind it tells.
+    # Until its delivery is known, the token gives the result again; a connection that stays open for two seconds after it proves
+    # that.
     await client.one(client.again("late", token))
     assert client.text == "done 3"
     held = await ask(port, body=client.again("held", token), **client.session)
@@ -132,7 +132,7 @@ async def test_max_wait_is_the_end_of_the_call(server, tool, slicing, servers, k
 
 @on_every_server
 async def test_the_same_token_again_is_a_retry(server, tool, slicing, servers, key):
-    """The answer to a slice was lost; its client asks for it again, under whatever id."""
+    """The response to a slice was lost; its client repeats the request, under any id."""
     port = slicing(server)
     client, token = await first_slice(port, tool, key)
     lost = client.twin()
@@ -143,7 +143,7 @@ async def test_the_same_token_again_is_a_retry(server, tool, slicing, servers, k
     while (token := client.next_token()) is not None:
         await client.one(client.again(f"slice-{len(client.slices)}", token))
     assert client.text == "done 5"
-    # Each was sent; what the lost one got was never confirmed.
+    # Each event was sent; those of the lost response were never confirmed.
     assert client.progress == list(range(1, 6))
     assert_runs(servers[server], key)
 
@@ -177,7 +177,7 @@ async def test_progress_goes_by_the_token_of_its_slice(server, tool, slicing, se
 
 @on_every_server
 async def test_a_question_in_a_later_slice(server, tool, servers, start, key):
-    """The slice that is open gets it; it is answered where ordinary clients answer."""
+    """A request of the server is sent on the open slice; it is answered at the endpoint, as ordinary clients do it."""
     settings = stack.SLICES | {"DIALECTS__RESUME_TOKENS__TOOLS": "ask"}
     if server != "typescript-v1":
         # The tool has an output schema there: one call, no slices.
@@ -191,7 +191,7 @@ async def test_a_question_in_a_later_slice(server, tool, servers, start, key):
 
 
 async def test_a_tool_with_an_output_schema_is_never_sliced(slicing, servers, key):
-    """Its clients would reject an interim result. The list of tools was asked for, or was not."""
+    """Clients would reject an interim result of such a tool. With or without an earlier tools/list."""
     port = slicing("python-mcp1")
     client = await ResumeTokens.connect(port)
     await client.call(call(7, "long", steps=3, interval_ms=600, key=key))
@@ -201,7 +201,7 @@ async def test_a_tool_with_an_output_schema_is_never_sliced(slicing, servers, ke
 
 @on_every_server
 async def test_the_list_of_tools_says_it(server, tool, slicing, proxies):
-    """The configured tool alone gains an optional string."""
+    """Only the configured tool gains an optional string."""
     port = slicing(server)
     client = await ResumeTokens.connect(port)
     listing = {"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}}
@@ -218,7 +218,7 @@ async def test_the_list_of_tools_says_it(server, tool, slicing, proxies):
 
 @pytest.mark.parametrize("where", ["params", "arguments"])
 async def test_the_server_never_sees_a_token(where, servers, start, key):
-    """Of what is not configured it is ordinary payload."""
+    """For other tools a token is ordinary payload."""
     async with Relay(servers["typescript-v1"]) as upstream:
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port, **stack.SLICES)
         client = await ResumeTokens.connect(proxy.found["port"])

@@ -1,4 +1,4 @@
-"""Stream URLs (SEP-1335): the `Link`, coming back to it, and questions of the server in turns."""
+"""Stream URLs (SEP-1335): the `Link`, resuming by it, and requests of the server in turns."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ TURN_CUTS = {
 
 @pytest.fixture
 def turning(servers, start):
-    """Starts a proxy whose turns are in a mode, between two relays: `async with turning(server, mode, cut) as …`."""
+    """Starts a proxy with the given mode of turns, between two relays: `async with turning(server, mode, cut) as …`."""
 
     class Turning:
         def __init__(self, server, mode, cut=None, grace_ms=300, **settings):
@@ -60,7 +60,7 @@ def turning(servers, start):
 @pytest.mark.parametrize("cut", TURN_CUTS)
 @on_every_server
 async def test_two_turns(server, cut, turning, servers, key):
-    """A strict client: it answers in no other way. Each question closes a turn; the answers open the next."""
+    """A strict client, which answers only in turns. Each request closes a turn; the answers open the next."""
     cut = TURN_CUTS[cut]
     async with turning(server, "all", cut) as (relay, upstream):
         client = await StreamUrl.connect(relay.port)
@@ -68,7 +68,7 @@ async def test_two_turns(server, cut, turning, servers, key):
         assert (client.text, client.progress) == (ANSWERED, [1])
         assert client.turns == [1, 1]
         assert len(upstream.answers) == 2
-        assert relay.cuts == (cut.times if cut else 0), relay.story()
+        assert relay.cuts == (cut.times if cut else 0), relay.report()
         if cut is None:
             turn = [("GET", 204), ("POST", 200)]
             assert client.statuses == [("POST", 200), *turn, *turn]
@@ -86,7 +86,7 @@ async def test_two_questions_in_one_turn(server, turning, servers, key):
 
 
 async def until_turn(client, body):
-    """Up to where the server waits: its questions have come, and the URL says 204."""
+    """Reads until the server waits: its requests have arrived, and the URL answers 204."""
     await client.begin(body)
     await client.rest()
     assert client.answer is None
@@ -97,7 +97,7 @@ async def until_turn(client, body):
 
 @on_every_server
 async def test_what_was_not_answered_opens_a_further_turn(server, turning, servers, key):
-    """It is not asked again."""
+    """An unanswered request is not sent again."""
     async with turning(server, "all") as (relay, upstream):
         client = await StreamUrl.connect(relay.port)
         await until_turn(client, call(7, "survey", at_once=True, key=key))
@@ -117,7 +117,7 @@ async def test_what_was_not_answered_opens_a_further_turn(server, turning, serve
 
 @on_every_server
 async def test_the_same_answers_again_deliver_nothing_twice(server, turning, servers, key):
-    """The answer to a turn was lost, so its client gives it again, and gets the stream."""
+    """The response to a turn was lost, so its client repeats the answers, and gets the stream."""
     async with turning(server, "all") as (relay, upstream):
         client = await StreamUrl.connect(relay.port)
         await until_turn(client, call(7, "ask", kind="sampling", key=key))
@@ -160,7 +160,7 @@ async def test_only_answers_are_a_turn(body, turning, servers, key):
 
 @on_every_server
 async def test_seen_turns_for_a_client_that_used_its_url(server, turning, servers, key):
-    """The default: a cut brought it to its URL, so this call and the later ones of its session go in turns."""
+    """The default: a cut brought the client to its URL, so this call and the later ones of its session go in turns."""
     async with turning(server, "seen", Cut("event", 1)) as (relay, upstream):
         client = await StreamUrl.connect(relay.port)
         for n in (1, 2):
@@ -174,7 +174,7 @@ async def test_seen_turns_for_a_client_that_used_its_url(server, turning, server
 
 @pytest.mark.parametrize("mode", ["seen", "off"])
 @on_every_server
-async def test_nobody_else_is_closed_on(server, mode, turning, servers, key):
+async def test_other_clients_are_not_closed_on(server, mode, turning, servers, key):
     """A client that never used a stream URL may take its time to answer at the endpoint."""
     async with turning(server, mode, slow=1.2) as (relay, _):
         client = await StreamUrl.connect(relay.port)
@@ -193,7 +193,7 @@ async def test_off_holds_the_url_while_a_question_is_open(server, turning, serve
         client.drop()
         await client.get()
         assert client.response.status == 200
-        assert await client.tell(reply(question)) == 202
+        assert await client.post(reply(question)) == 202
         await client.rest()
         assert (client.text, client.methods.count("sampling/createMessage")) == ("answered sampled", 1)
         assert_runs(servers[server], key)
@@ -207,14 +207,14 @@ STOCK_CUTS = {"uncut": None, "after-the-question": Cut("event", 2)}
 @pytest.mark.parametrize("mode", ["seen", "all", "off"])
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_stock_clients_lose_nothing(client, mode, kind, word, cut, turning, servers, key):
-    """In "all" they are closed on too, and come back by Last-Event-ID to a connection that is held: it costs them time."""
+    """In mode "all" such clients are closed on too, and resume by Last-Event-ID on a connection that is held: a delay, but no loss."""
     server = "typescript-v1"
     async with turning(server, mode, STOCK_CUTS[cut], slow=1.2) as (relay, upstream):
         said = await run_client(client, LEGACY, relay.url(), "ask", {"kind": kind, "key": key})
-        assert said.result == f"answered {word}", (said.error, said.noise, relay.story())
+        assert said.result == f"answered {word}", (said.error, said.noise, relay.report())
         assert (said.progress, said.asked) == ([1], [kind])
         assert len(upstream.answers) == 1
-        assert bool(relay.resumes) == (mode == "all" or cut != "uncut"), relay.story()
+        assert bool(relay.resumes) == (mode == "all" or cut != "uncut"), relay.report()
         assert_runs(servers[server], key)
 
 
@@ -228,7 +228,7 @@ async def cut_off(port, key, steps=4, **headers):
 
 @on_every_server
 async def test_without_a_cursor_from_the_start(server, servers, proxies, key):
-    """A client that forgot its cursor, or never had one, gets everything."""
+    """A client without a cursor gets all events."""
     client = await cut_off(proxies[server], key)
     await client.get(confirm=False)
     await client.rest()
@@ -267,18 +267,18 @@ async def test_two_readers_of_one_url(server, servers, proxies, key):
     assert_runs(servers[server], key)
 
 
-async def test_a_url_of_nobody(proxies, key):
-    """It is answered like a lost event ID: with one event, an error for the request, as far as the URL still says which."""
+async def test_an_unknown_url(proxies, key):
+    """The response is that to a lost event ID: one event, an error for the request, if the URL still reveals its id."""
     client = await cut_off(proxies["typescript-v1"], key)
     path, _, handle = client.url.partition("mcp-stream=")
-    # What cannot be a handle at all is no URL of ours.
+    # A malformed handle makes no stream URL.
     assert (await ask(client.port, method="GET", path=f"{path}mcp-stream=AAAA", **client.session)).status == 400
     for wrong in (handle[:-1] + ("A" if handle[-1] != "A" else "B"), handle[:-2]):
         answer = await ask(client.port, method="GET", path=f"{path}mcp-stream={wrong}", **client.session)
         assert answer.status == 200, wrong
         (message,) = await answer.messages()
         assert message["error"]["code"] == -32012
-    # A URL is no token: it is good for its principal in its session alone.
+    # A URL is no token: it is valid only for its principal in its session.
     foreign = client.session | {"authorization": "Bearer another's"}
     other = (await StreamUrl.connect(client.port)).session
     for session in (foreign, other):
@@ -306,7 +306,7 @@ async def test_a_cursor_of_another_stream(proxies, key):
     assert refused.value.status == 400
 
 
-async def test_the_url_keeps_the_query_and_tells_nobody(proxies, key):
+async def test_the_url_keeps_the_query_and_sends_no_referrer(proxies, key):
     client = await StreamUrl.connect(proxies["typescript-v1"])
     body = call(7, "quick", key=key)
     answer = await ask(client.port, body=body, path="/mcp?tenant=a%20b", **client.session)
@@ -319,7 +319,7 @@ async def test_the_url_keeps_the_query_and_tells_nobody(proxies, key):
 
 @pytest.mark.parametrize("server", [name for name in SERVERS if name != "typescript-v1-json"])
 async def test_every_stream_has_its_url(server, proxies):
-    """Every answer that is a stream has a URL of its own; `initialize` and JSON need none."""
+    """Every response that is a stream has a URL of its own; `initialize` and JSON need none."""
     client = await StreamUrl.connect(proxies[server])
     found = set()
     for n in (1, 2):

@@ -50,7 +50,7 @@ async def test_poll_of_a_call_that_failed(server, proxies):
     await client.call({"jsonrpc": "2.0", "id": "seven", "method": "no/such", "params": {}})
     assert client.methods == [CREATE, None, END]
     assert await client.poll() == ("completed", True, False, True)
-    # Confirmed, it is no longer pending.
+    # A confirmed message is no longer pending.
     assert await client.poll(confirm=True) == ("completed", False, False, False)
     await client.call(call(8, "no-such-tool"))
     assert client.answer["result"]["isError"] is True
@@ -59,7 +59,7 @@ async def test_poll_of_a_call_that_failed(server, proxies):
 
 @on_every_server
 async def test_a_question_that_was_not_answered(server, servers, proxies, key):
-    """`hasRequest` is a question among what is pending: one that came is none any more."""
+    """`hasRequest` covers pending requests of the server; a confirmed one does not count."""
     client = await ResumableStreams.connect(proxies[server])
     client.answers_at_once = False
     await client.begin(call(7, "ask", kind="sampling", key=key))
@@ -67,7 +67,7 @@ async def test_a_question_that_was_not_answered(server, servers, proxies, key):
     client.drop()
     assert await client.poll() == ("live", True, True, False)
     assert await client.poll(confirm=True) == ("live", False, False, False)
-    assert await client.tell(reply(question)) == 202
+    assert await client.post(reply(question)) == 202
     await until(client.finished)
     assert await client.poll() == ("completed", True, False, False)
     await client.resume(confirm=False)
@@ -79,7 +79,7 @@ async def test_a_question_that_was_not_answered(server, servers, proxies, key):
 
 @on_every_server
 async def test_the_end_and_then_the_answer_to_the_resume(server, servers, proxies, key):
-    """What was missed, the call's answer, the end, the resume's own empty result, which has no event ID: and close."""
+    """The order: missed events, the call's response, the end, and the resume's own empty result without an event ID. Then the close."""
     client = await cut_off(ResumableStreams, proxies[server], key, steps=3)
     await until(client.finished)
     await client.resume()
@@ -112,7 +112,7 @@ async def test_the_same_while_the_call_goes_on(server, servers, proxies, key):
 
 @on_every_server
 async def test_a_resume_without_an_id(server, proxies, key):
-    """The proposal's own example has none, but a request has one: nobody could be told of a refusal."""
+    """The proposal's own example has no id, but a request must have one, or a refusal could not be addressed."""
     client = await cut_off(ResumableStreams, proxies[server], key)
     params = {"streamId": client.stream["streamId"], "resumeToken": client.token}
     body = {"jsonrpc": "2.0", "method": "stream/resume", "params": params}
@@ -124,7 +124,7 @@ async def test_a_resume_without_an_id(server, proxies, key):
 
 
 async def test_the_id_of_a_stream_opens_nothing(proxies, key):
-    """It may be shared: it is neither the token nor any part of it or of the event IDs that would do instead."""
+    """The id may be shared: it is neither the token nor a part of it or of the event IDs."""
     port = proxies["typescript-v1"]
     client = await cut_off(ResumableStreams, port, key)
     stream_id = client.stream["streamId"]
@@ -135,7 +135,7 @@ async def test_the_id_of_a_stream_opens_nothing(proxies, key):
 
 
 async def test_the_standalone_stream(proxies, key):
-    """No request created it; what is said there while nobody listens is resumed like a call."""
+    """No request created it; messages sent there without a reader are resumed like a call's."""
     port = proxies["typescript-v1"]
     client = await ResumableStreams.connect(port)
     client.body = {"id": None}
@@ -143,7 +143,7 @@ async def test_the_standalone_stream(proxies, key):
     await client.until(lambda message: message.get("method") == CREATE)
     assert "requestId" not in client.standalone
     client.drop()
-    # Said by a call, but not on its stream.
+    # Sent by a call, but not on its stream.
     caller = ResumableStreams(port, client.session)
     await caller.call(call(7, "announce", steps=3, interval_ms=50, key=key))
     assert caller.methods == [CREATE, None, END]

@@ -1,4 +1,4 @@
-"""What a resume token opens, for whom and how long: the same for `requests/…` and `stream/…`."""
+"""The scope and lifetime of a resume token, for `requests/…` and `stream/…` alike."""
 
 import asyncio
 
@@ -32,7 +32,7 @@ def on_every_server(test):
 
 @on_every_server
 async def test_what_does_not_fit_is_refused_alike(dialect, server, proxies, key):
-    """A token of nobody, of another call, one bit off, another id, another principal: one answer, which says nothing."""
+    """An unknown token, one of another call, one bit changed, another id, another principal: the same response, which reveals nothing."""
     port = proxies[server]
     mine = {"authorization": "Bearer mine"}
     client = await cut_off(dialect, port, key, steps=40, interval_ms=100, **mine)
@@ -40,14 +40,14 @@ async def test_what_does_not_fit_is_refused_alike(dialect, server, proxies, key)
     token = client.token
     off = token[:-1] + ("A" if token[-1] != "A" else "B")
     said = []
-    for wrong in ("nobody's", other.token, off, token[1:], token + "A"):
+    for wrong in ("made-up", other.token, off, token[1:], token + "A"):
         said += await assert_token_refused(client, token=wrong)
     said += await assert_token_refused(client, of=8 if dialect is ResumableRequests else other.stream["streamId"])
     foreign = await open_session(port, authorization="Bearer another's")
     said += await assert_token_refused(client.twin(), session=foreign)
     assert all(error == said[0] for error in said), said
     assert token not in str(said)
-    # It still opens the call for its own client.
+    # The token still opens the call for its own client.
     await client.resume(session=client.session | mine)
     await client.until_progress(3)
     client.drop()
@@ -55,7 +55,7 @@ async def test_what_does_not_fit_is_refused_alike(dialect, server, proxies, key)
 
 @on_every_server
 async def test_max_wait_is_the_end_of_the_call(dialect, server, servers, start, key):
-    """Nobody came back: the server saw a cancel, the token opens nothing, and the event IDs say what happened."""
+    """No client returned: the server got a cancel, the token opens nothing, and the event IDs give the error."""
     proxy = start(stack.start_proxy, servers[server], STREAMS__MAX_WAIT_SECS=1)
     client = await cut_off(dialect, proxy.found["port"], key, steps=300, interval_ms=100)
     await eventually(lambda: counters(servers[server], key)["cancelled"] == 1)
@@ -67,7 +67,7 @@ async def test_max_wait_is_the_end_of_the_call(dialect, server, servers, start, 
 
 @on_every_server
 async def test_asking_restarts_the_wait(dialect, server, servers, start, key):
-    """A client that only ever asks how it is doing keeps a call alive that takes three times the longest wait."""
+    """A client that only asks for the status keeps a call alive that takes three times the longest wait."""
     proxy = start(stack.start_proxy, servers[server], STREAMS__MAX_WAIT_SECS=2)
     client = await cut_off(dialect, proxy.found["port"], key, steps=12, interval_ms=500)
     await until(client.finished)
@@ -79,20 +79,20 @@ async def test_asking_restarts_the_wait(dialect, server, servers, start, key):
 
 @on_every_server
 async def test_resumed_twice_one_after_the_other(dialect, server, servers, proxies, key):
-    """What was not confirmed comes again, what was confirmed does not, however often it is resumed."""
+    """Unconfirmed events are sent again, confirmed ones are not, after any number of resumes."""
     client = await cut_off(dialect, proxies[server], key, seen=2)
     await until(client.finished)
     first, second, third = client.twin(), client.twin(), client.twin()
     await first.resume()
     messages = await first.rest()
     assert first.progress == [3, 4]
-    # Nothing is confirmed now, but the first resume confirmed: its client had seen two.
+    # Nothing is confirmed by this resume, but the first one confirmed two events.
     await second.resume(confirm=False)
     await second.rest()
     assert second.progress == [3, 4]
     assert [got.id for got in second.got if got.id] == [got.id for got in first.got if got.id]
     assert len(second.got) == len(messages)
-    # And with a later cursor less of it.
+    # A later cursor leaves fewer events.
     third.cursor = next(got.id for got in first.got if got.message.get("params", {}).get("progress") == 3)
     await third.resume()
     await third.rest()
@@ -112,7 +112,7 @@ async def test_without_a_confirmation_everything_comes_again(dialect, server, se
 
 @on_every_server
 async def test_of_two_readers_the_newer_one_reads_on(dialect, server, servers, proxies, key):
-    """The older one's connection ends in good order, without the answer."""
+    """The older reader's connection ends gracefully, without the response."""
     older = await cut_off(dialect, proxies[server], key, steps=8, interval_ms=300)
     newer = older.twin()
     await older.resume()
@@ -131,7 +131,7 @@ async def test_of_two_readers_the_newer_one_reads_on(dialect, server, servers, p
 @pytest.mark.parametrize("into", ["another session", "a session that declared nothing", "no session"])
 @on_every_server
 async def test_the_token_outlives_its_session(dialect, server, into, servers, proxies, key):
-    """The client has initialised anew, or nothing at all: its token and its principal are enough."""
+    """The client has initialised anew, or not at all: its token and its principal are enough."""
     port = proxies[server]
     client = await cut_off(dialect, port, key)
     session = {
@@ -152,7 +152,7 @@ async def test_a_cancelled_call_is_not_resumed(dialect, server, servers, proxies
     port = proxies[server]
     client = await cut_off(dialect, port, key, steps=300, interval_ms=100)
     cancel = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}}
-    assert await client.tell(cancel) == 202
+    assert await client.post(cancel) == 202
     await assert_token_refused(client)
     await eventually(lambda: counters(servers[server], key)["cancelled"] == 1)
 
@@ -174,7 +174,7 @@ async def test_a_resume_that_takes_no_stream(dialect, server, proxies, key):
     with pytest.raises(Refused) as refused:
         await client.resume(accept="application/json")
     assert refused.value.status == 406
-    # Nothing happened by it.
+    # The refused request had no effect.
     await client.resume()
     await client.rest()
     assert client.progress == [1, 2, 3, 4]
@@ -200,7 +200,7 @@ async def test_not_in_a_batch(dialect, proxies, key):
 @pytest.mark.parametrize("server", [*SERVERS, "typescript-v1-stateless"])
 @pytest.mark.parametrize("dialect", DIALECTS)
 async def test_the_server_never_hears_of_it(dialect, server, servers, start, key):
-    """No capability, no method, no session of the proxy's reaches it; a session of its own passes through."""
+    """No capability, no method, no session of the proxy's reaches the server; a session of the server's own passes through."""
     async with Relay(servers[server]) as upstream:
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port)
         client = await cut_off(dialect, proxy.found["port"], key)
@@ -235,7 +235,7 @@ SWITCH = {ResumableRequests: "DIALECTS__RESUMABLE_REQUESTS", ResumableStreams: "
 
 @on_every_server
 async def test_switched_off(dialect, server, servers, start, key):
-    """Its methods are the server's then, like any that the proxy does not know."""
+    """The dialect's methods then belong to the server, like any unknown method."""
     proxy = start(stack.start_proxy, servers[server], **{SWITCH[dialect]: "false"})
     client = await dialect.connect(proxy.found["port"])
     await client.call(call(7, "long", steps=2, interval_ms=100, key=key))

@@ -1,4 +1,4 @@
-"""A call through each resumption proposal completes, wherever it is cut: everything once, in order, by one run of the tool."""
+"""A call through each resumption proposal completes after a cut at any place: all events once, in order, by one run of the tool."""
 
 import pytest
 
@@ -24,8 +24,8 @@ CUTS = {
     "repeatedly": Cut("event", 1, times=4, resumes=True),
 }
 
-# The proposals say nothing of these, and the transport alone helps: the same request again, which is one call only where
-# there is a session to know its client by.
+# The proposals do not cover these cuts. Only the transport helps: the same request again, which is one call only in a session
+# that identifies the client.
 EARLY = {"before-the-head": Cut("request"), "after-the-head": Cut("head")}
 
 SESSIONS = ["typescript-v1", "python-mcp1", "fastmcp"]
@@ -38,7 +38,7 @@ def cases(dialect):
             yield pytest.param(server, cut, id=f"{server}-{name}")
     for name, cut in CUTS.items():
         yield pytest.param(SESSIONLESS, cut, id=f"{SESSIONLESS}-{name}")
-    # A capability that was declared brings a session of the proxy's own, a `Link` needs none.
+    # A declared capability brings a session of the proxy's own, a `Link` needs none.
     if dialect.declares:
         for name, cut in EARLY.items():
             yield pytest.param(SESSIONLESS, cut, id=f"{SESSIONLESS}-{name}")
@@ -51,8 +51,8 @@ async def completes(dialect, server, cut, servers, proxies, key):
         client = await dialect.connect(relay.port)
         await client.call(call(7, "long", steps=STEPS, interval_ms=INTERVAL_MS, key=key))
         assert_got(client, STEPS, f"done {STEPS}")
-        assert relay.cuts == (cut.times if cut else 0), relay.story()
-        assert bool(relay.resumes) == bool(cut) or cut in EARLY.values(), relay.story()
+        assert relay.cuts == (cut.times if cut else 0), relay.report()
+        assert bool(relay.resumes) == bool(cut) or cut in EARLY.values(), relay.report()
         assert_runs(servers[server], key)
     return client, relay
 
@@ -63,7 +63,7 @@ async def test_resumable_requests(server, cut, servers, proxies, key):
     assert client.methods == [POLICY, *["notifications/progress"] * STEPS, None]
     assert client.policy["requestId"] == 7
     assert (client.policy["minWait"], client.policy["maxWait"]) == (1, 600)
-    # Once there is a policy, its client comes back by it alone.
+    # Once there is a policy, its client resumes by it alone.
     if cut not in (None, CUTS["before-event"], *EARLY.values()):
         assert [exchange.method for exchange in relay.resumes] == ["POST"] * len(relay.resumes)
 
@@ -76,7 +76,7 @@ async def test_resumable_streams(server, cut, servers, proxies, key):
     assert client.stream["requestId"] == 7
     assert client.stream["resumeInterval"] == {"min": 1, "max": 600}
     assert client.ended == [client.stream["streamId"]]
-    # Only the last of the resumes can have got to its own answer.
+    # Only the last of the resumes can have reached its own response.
     assert [message["result"] for message in client.resumed.values()] == [{}] * resumed
     assert resumed <= 1
 
@@ -90,7 +90,7 @@ async def test_stream_url(server, cut, servers, proxies, key):
         assert {exchange.path for exchange in relay.resumes} == {client.url}
 
 
-# The SDKs for Python make up an output schema for `long`, and a tool with one is never sliced.
+# The Python SDKs generate an output schema for `long`, and a tool with one is never sliced.
 SLICED = [("typescript-v1", "long"), ("python-mcp1", "plain")]
 
 TOKEN_CUTS = CUTS | EARLY | {"repeatedly": Cut("event", 1, times=4)}
@@ -100,7 +100,7 @@ def token_cases():
     for name in TOKEN_CUTS:
         for server, tool in SLICED:
             yield pytest.param(server, tool, "params", name, id=f"{server}-params-{name}")
-    # As a model would put it.
+    # In the arguments, as a model would put it.
     for name in ("uncut", "after-event"):
         yield pytest.param("typescript-v1", "long", "arguments", name, id=f"typescript-v1-arguments-{name}")
     yield pytest.param("fastmcp", "plain", "arguments", "uncut", id="fastmcp-arguments-uncut")
@@ -108,7 +108,7 @@ def token_cases():
 
 @pytest.mark.parametrize("server, tool, where, name", list(token_cases()))
 async def test_resume_tokens(server, tool, where, name, servers, start, key):
-    """A second each; a cut may make a slice longer, so the call outlasts all of them."""
+    """Slices of a second each; a cut may make a slice longer, so the call outlasts all of them."""
     cut = TOKEN_CUTS[name]
     proxy = start(stack.start_proxy, servers[server], **stack.SLICES)
     async with Relay(proxy.found["port"], cut) as relay:
@@ -116,7 +116,7 @@ async def test_resume_tokens(server, tool, where, name, servers, start, key):
         client.where = where
         await client.call(call(7, tool, steps=10, interval_ms=500, key=key))
         assert_got(client, 10, "done 10")
-        assert relay.cuts == (cut.times if cut else 0), relay.story()
+        assert relay.cuts == (cut.times if cut else 0), relay.report()
         assert_runs(servers[server], key)
     assert client.slices or name == "repeatedly"
     assert len({interim["nextResumeToken"] for interim in client.slices}) <= 1

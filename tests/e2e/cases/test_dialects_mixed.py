@@ -1,4 +1,4 @@
-"""All dialects on one stream: a client may change between them at every cut, for they share one cursor."""
+"""All dialects on one stream: a client may change between them at every cut, since they share one cursor."""
 
 import pytest
 
@@ -18,7 +18,7 @@ on_every_server = pytest.mark.parametrize("server", SERVERS)
 
 
 class Mixed(StreamUrl):
-    """Knows all dialects, and goes on by the one it is told."""
+    """A client of all dialects, which resumes by the one that the test chooses."""
 
     declares = ResumableRequests.declares | ResumableStreams.declares
 
@@ -28,11 +28,11 @@ class Mixed(StreamUrl):
         for part in self.parts.values():
             part.answers_at_once = False
 
-    async def heard(self, message):
-        await super().heard(message)
+    async def handle(self, message):
+        await super().handle(message)
         for part in self.parts.values():
             part.body = self.body
-            await part.heard(message)
+            await part.handle(message)
 
     async def go_on(self, way, confirm=True):
         if way == "sse":
@@ -66,7 +66,7 @@ async def test_another_way_after_each_cut(server, first, servers, proxies, key):
             client.drop()
     await client.rest()
     assert_got(client, 10, "done 10")
-    # The policy before the create, each once; the end at the end, and the answer to `stream/resume` if that came last.
+    # The policy before the create, each once; the end at the end, and the response to `stream/resume` if that came last.
     last = [None] if WAYS[(first + 3) % 4] == "streams" else []
     assert client.methods == [POLICY, CREATE, *["notifications/progress"] * 10, None, END, *last]
     assert_runs(servers[server], key)
@@ -75,7 +75,7 @@ async def test_another_way_after_each_cut(server, first, servers, proxies, key):
 @pytest.mark.parametrize("way", ["requests", "streams"])
 @on_every_server
 async def test_a_get_confirms_for_all_and_deletes_nothing(server, way, servers, proxies, key):
-    """An older cursor still finds what a GET confirmed; where nothing is confirmed it is not sent again."""
+    """An older cursor still finds events that a GET confirmed; a resume without a cursor does not get them again."""
     client = await begin(proxies[server], key, steps=6)
     early = client.cursor
     for get in ("sse", "url"):
@@ -97,7 +97,7 @@ async def test_a_get_confirms_for_all_and_deletes_nothing(server, way, servers, 
 @pytest.mark.parametrize("way", ["requests", "streams"])
 @on_every_server
 async def test_a_post_deletes_what_it_confirms(server, way, servers, proxies, key):
-    """An older cursor is lost then, and its client is told so under the call's id."""
+    """An older cursor is lost then, and its client gets the error under the call's id."""
     client = await begin(proxies[server], key, steps=6)
     early = client.cursor
     await client.go_on("sse")

@@ -7,7 +7,7 @@ from harness.stack import CLIENTS, LEGACY, MODERN, PROTOCOL, SERVERS, run_client
 
 pytestmark = pytest.mark.anyio
 
-# A client that cannot go on hangs, to 60 s or for ever: this is as long as we watch it.
+# A client that cannot resume hangs, up to 60 s or for ever: this is the time of observation.
 LIMIT_MS = 8_000
 
 WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
@@ -15,7 +15,7 @@ WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
 
 @pytest.mark.parametrize("era", [LEGACY, MODERN])
 async def test_uncut_calls_complete(era, servers, key):
-    """What the cut does below is the cut's doing: uncut, every client completes."""
+    """Shows that the losses below are caused by the cut: uncut, every client completes."""
     server = {LEGACY: "typescript-v1", MODERN: "typescript-v2"}[era]
 
     async def one(client):
@@ -30,10 +30,10 @@ async def test_uncut_calls_complete(era, servers, key):
 
 async def cut_call(client, era, server, port, cut, key):
     async with Relay(port, cut) as relay:
-        # Long enough for a client that comes back at once to find it running.
+        # Long enough for a client that resumes at once to find the call running.
         tool, arguments, _ = SERVERS[server].long(4, 500, key)
         said = await run_client(client, era, relay.url(), tool, arguments, timeout_ms=LIMIT_MS)
-        assert relay.cuts == 1, f"{client}: {relay.story()}\n{said}"
+        assert relay.cuts == 1, f"{client}: {relay.report()}\n{said}"
         return said
 
 
@@ -43,7 +43,7 @@ async def cut_call(client, era, server, port, cut, key):
     ids=["after-event", "before-event", "in-the-response", "after-event-fin"],
 )
 async def test_a_cut_call_is_lost(cut, servers, key):
-    """No client gets the result of a call that was cut, wherever it was cut."""
+    """No client gets the result of a call that was cut at any place."""
 
     async def one(client, era):
         server = {LEGACY: "typescript-v1", MODERN: "typescript-v2"}[era]
@@ -55,10 +55,10 @@ async def test_a_cut_call_is_lost(cut, servers, key):
 
 @pytest.mark.parametrize("server", SERVERS)
 async def test_no_server_can_resume(server, servers, key):
-    """rmcp shows it for each server, because it comes back at once: while the call is still running.
+    """rmcp shows it for each server, because it resumes at once, while the call is still running.
 
-    The reference server numbers its events, so a client that comes back after the call has ended gets the rest; one that
-    comes back earlier is never told more.
+    The reference server numbers its events, so a client that resumes after the call has ended gets the rest; a client that
+    resumes earlier gets no further events.
     """
     cut = Cut("silence", 50) if server == "typescript-v1-json" else Cut("event", 2)
     said = await cut_call("rmcp", LEGACY, server, servers[server], cut, key)

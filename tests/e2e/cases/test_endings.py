@@ -1,4 +1,4 @@
-"""However a call ends, its client does not go on asking for it."""
+"""After any end of a call, its client does not go on asking for it."""
 
 import asyncio
 
@@ -13,8 +13,8 @@ pytestmark = pytest.mark.anyio
 
 WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
 
-# How long a client stays after the end, and when its last request may begin: TypeScript v1 comes back once for each
-# stream it saw fail, a retry later, and is told then that there is no more.
+# Time that a client stays after the end, and the latest start of its last request: TypeScript v1 resumes once for each stream
+# whose failure it saw, a retry later, and is then told that there are no more events.
 LINGER_MS = 5_000
 LAST_WORD = 2.5
 
@@ -44,7 +44,7 @@ async def test_after_a_result(client, era, proxies, key):
 
 @pytest.mark.parametrize("client, era", WHO)
 async def test_after_the_death_of_the_server(client, era, start, key):
-    """The client learns of it within a second of the fact."""
+    """The client learns of the death within a second."""
     server = server_for(era)
     dying = start(stack.start_server, server)
     proxy = start(stack.start_proxy, dying.found["port"])
@@ -57,14 +57,14 @@ async def test_after_the_death_of_the_server(client, era, start, key):
         dying.kill()
         dead = asyncio.get_running_loop().time()
         said = await calling.finish()
-        assert said.ending == "error", relay.story()
+        assert said.ending == "error", relay.report()
         assert said.ended_at - dead < 1.0
         assert_quiet(relay, said, client)
 
 
 @pytest.mark.parametrize("client, era", WHO)
 async def test_after_the_loss_of_the_stream(client, era, servers, proxies, start, key):
-    """The proxy was replaced by one that knows nothing of the call: the client is told, by an error for its request."""
+    """The proxy was replaced by one that does not know the call: the client gets an error for its request."""
     server = server_for(era)
     other = start(stack.start_proxy, servers[server])
     tool, arguments, _ = SERVERS[server].long(50, 100, key)
@@ -75,5 +75,5 @@ async def test_after_the_loss_of_the_stream(client, era, servers, proxies, start
         await calling.until(lambda said: said.progress[:1] == [1])
         relay.redirect(other.found["port"])
         said = await calling.finish()
-        assert (said.progress, said.ending) == ([1, 2], "error"), relay.story()
+        assert (said.progress, said.ending) == ([1, 2], "error"), relay.report()
         assert_quiet(relay, said, client)

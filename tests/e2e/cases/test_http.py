@@ -1,4 +1,4 @@
-"""The bare HTTP before a real server: repeated requests, late refusals, cancel, the end of a session."""
+"""Bare HTTP in front of a real server: repeated requests, late refusals, cancel, the end of a session."""
 
 import pytest
 
@@ -30,12 +30,12 @@ async def until_progress(answer, n):
 
 @pytest.fixture
 def proxy(start, servers):
-    """Starts a proxy of the test's own, whose metrics are of this test alone: `proxy(server)`."""
+    """Starts a proxy for one test, so that its metrics are of this test alone: `proxy(server)`."""
     return lambda server: start(stack.start_proxy, servers[server]).found
 
 
 async def reset_seen(proxy):
-    """Until the proxy knows that its client is gone: before that, the same request again is no repeat of a lost one."""
+    """Waits until the proxy has noticed the client's disconnect: before that, the same request again is no retry of a lost one."""
     await eventually(lambda: metric(proxy["admin"], "streams_attached") == 0)
 
 
@@ -101,7 +101,7 @@ async def test_another_session_is_a_new_call(servers, proxies, key):
 
 
 async def test_a_resume_reads_on_after_its_cursor(servers, proxies, key):
-    """The answer begins with an empty event under a fresh id, and holds what came after the cursor, once."""
+    """The response begins with an empty event under a fresh id, and has the events after the cursor, once."""
     port = proxies[SERVER]
     session = await open_session(port)
     first = await ask(port, body=call(1, "long", steps=4, interval_ms=150, key=key), **session)
@@ -161,13 +161,13 @@ async def test_the_end_of_a_session_is_the_end_of_its_calls(proxies, key):
 
 @pytest.fixture
 def guarded(start):
-    """A server that refuses wrong tokens late, later than the proxy would commit; the port of a proxy before it."""
+    """A server that refuses wrong tokens late, later than the proxy would commit; the port of a proxy in front of it."""
     server = start(stack.start_server, SERVER, AUTH="right", AUTH_DELAY_MS="1200")
     return start(stack.start_proxy, server.found["port"]).found["port"]
 
 
 async def test_a_late_401_is_still_a_401(guarded, key):
-    """Committed answers cannot refuse; so nothing is committed for credentials that were never accepted."""
+    """A committed response cannot refuse; so the proxy commits nothing for credentials that were never accepted."""
     session = await open_session(guarded, authorization="Bearer right")
     quick = await ask(guarded, body=call(1, "quick", key=key), **session)
     assert quick.status == 200
@@ -179,7 +179,7 @@ async def test_a_late_401_is_still_a_401(guarded, key):
 
 
 async def test_many_clients_at_once_do_not_mix(servers, proxies, key):
-    """Twenty sessions, one id: each gets its own answer."""
+    """Twenty sessions, one id: each gets its own response."""
     port = proxies[SERVER]
 
     async def one(n):

@@ -1,4 +1,4 @@
-"""The main job: a stock client's long call through the proxy to a stock server completes, wherever it is cut."""
+"""A stock client's long call through the proxy to a stock server completes after a cut at any place."""
 
 import pytest
 
@@ -54,11 +54,11 @@ SILENT = [(client, era) for client, kind in CLIENTS.items() for era in kind.eras
 
 @pytest.mark.parametrize("client, era", SILENT)
 async def test_a_silent_call_completes(client, era, servers, proxies, key):
-    """The server says nothing, not even a head, until it is done: the client can resume before it has said a word."""
+    """The server sends nothing, not even a head, until it is done: the client can resume before the server's first byte."""
     tool, arguments, done = SERVERS["typescript-v1-json"].long(1, 1500, key)
     async with Relay(proxies["typescript-v1-json"], Cut("silence", 900)) as relay:
         said = await run_client(client, era, relay.url(), tool, arguments)
-        # A JSON answer has no room for progress notifications.
+        # A JSON response has no room for progress notifications.
         assert_whole(relay, said, 0, done)
         assert relay.cuts == 1
         assert_runs(servers["typescript-v1-json"], key)

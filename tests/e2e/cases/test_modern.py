@@ -1,4 +1,4 @@
-"""At 2026-07-28 a client that disconnects has cancelled its call, unless it comes back within the grace."""
+"""At 2026-07-28 a client that disconnects has cancelled its call, unless it resumes within the grace period."""
 
 import asyncio
 import time
@@ -19,7 +19,7 @@ GRACE = 3.0
 
 
 async def gone_in_mid_call(era, server, port, key):
-    """Starts a long call and kills its client after two progress notifications; returns when."""
+    """Starts a long call and kills its client after two progress notifications; returns the time of that."""
     tool, arguments, _ = SERVERS[server].long(100, 100, key)
     async with Client("rmcp", era, f"http://127.0.0.1:{port}/mcp", tool, arguments) as client:
         await client.until(lambda said: said.progress[:2] == [1, 2])
@@ -50,7 +50,7 @@ async def test_without_grace_it_is_a_cancel_at_once(server, servers, start, key)
 
 @pytest.mark.parametrize("server", BOTH_ERAS)
 async def test_within_the_grace_the_server_notices_nothing(server, servers, start, key):
-    """One request, on one connection, that was never broken."""
+    """The server sees one request, on one unbroken connection."""
     tool, arguments, done = SERVERS[server].long(8, 250, key)
     async with Relay(servers[server]) as upstream:
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port)
@@ -64,7 +64,7 @@ async def test_within_the_grace_the_server_notices_nothing(server, servers, star
 
 
 async def test_before_that_revision_the_call_goes_on(servers, proxies, key):
-    """To disconnect was no cancel then: the server runs to the end."""
+    """A disconnect was no cancel then: the server runs to the end."""
     server = "python-mcp2"
     tool, arguments, _ = SERVERS[server].long(8, 250, key)
     url = f"http://127.0.0.1:{proxies[server]}/mcp"

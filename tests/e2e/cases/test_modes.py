@@ -1,4 +1,4 @@
-"""Connections that the proxy closes on purpose: poll mode and a longest connection. Every client comes back for the rest."""
+"""Connections that the proxy closes on purpose: poll mode and a longest connection. Every client resumes for the rest."""
 
 import pytest
 
@@ -27,6 +27,6 @@ async def test_call_completes(mode, client, era, servers, start, key):
         said = await run_client(client, era, relay.url(), tool, arguments)
         assert_whole(relay, said, 12, done)
         assert_runs(servers[server], key)
-        # Only who negotiated the revision that knows of polling is closed on.
+        # Only clients that negotiated the revision with polling are closed on.
         if era == LEGACY:
             assert len(relay.resumes) >= 2

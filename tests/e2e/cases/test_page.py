@@ -13,7 +13,7 @@ pytestmark = pytest.mark.anyio
 
 SERVER = "typescript-v1"
 
-# The first row, the youngest stream: what each of its cells says.
+# The cells of the first row, the youngest stream.
 ROW = """
 const row = document.querySelector("#streams tr");
 const text = (name) => row.querySelector(`.${name}`).textContent;

@@ -1,4 +1,4 @@
-"""Questions of a server (sampling, elicitation, roots) reach a client through a cut: once, and are answered once."""
+"""Requests of a server (sampling, elicitation, roots) reach a client through a cut: once, and are answered once."""
 
 import asyncio
 
@@ -21,7 +21,7 @@ QUESTIONS = [
     ("fastmcp", "elicitation"),
 ]
 
-# Nobody can connect for this long after the cut, and the question is asked in the middle of it.
+# Time without new connections after the cut; the request is sent in the middle of it.
 AWAY = 0.6
 
 
@@ -42,11 +42,11 @@ async def test_asked_while_the_client_is_away(server, kind, client, servers, sta
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_asked_again_after_a_cut_behind_the_question(client, servers, start, key):
-    """The question was delivered and the connection cut right behind it: the answer still counts once."""
+    """The request was delivered and the connection cut right behind it: the answer still counts once."""
     server = "typescript-v1"
     async with Relay(servers[server]) as upstream:
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port)
-        # The first event is the progress notification, the second the question.
+        # The first event is the progress notification, the second the server's request.
         async with Relay(proxy.found["port"], Cut("event", 2)) as relay:
             said = await run_client(client, LEGACY, relay.url(), "ask", {"kind": "sampling", "key": key})
         assert said.result == "answered sampled", (said.error, said.noise)
@@ -56,7 +56,7 @@ async def test_asked_again_after_a_cut_behind_the_question(client, servers, star
 
 @pytest.mark.parametrize("client", CLIENTS)
 async def test_the_answer_waits_for_a_server_that_refuses_connections(client, servers, start, key):
-    """The call's own connection lives on; the answer is held, and arrives once."""
+    """The call's own connection lives on; the client response is held, and arrives once."""
     server = "typescript-v1"
     async with Relay(servers[server]) as upstream:
         proxy = await asyncio.to_thread(start, stack.start_proxy, upstream.port)

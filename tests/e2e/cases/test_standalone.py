@@ -1,4 +1,4 @@
-"""The session's standalone stream: what a server says outside of any call arrives through cuts, once and in order."""
+"""The session's standalone stream: a server's messages outside of any call arrive through cuts, once and in order."""
 
 import pytest
 

@@ -1,9 +1,9 @@
-"""Stores that outlive the proxy: stock clients when it is killed, drained and restarted.
+"""Stores that outlive the proxy: stock clients while the proxy is killed, drained and restarted.
 
 | client | after a kill of the proxy |
 |---|---|
-| TypeScript, Python | come back after `retry` and once more as late: the restart must be done within twice that |
-| rmcp | comes back at once, then after 1, 2, 4, 8 s, for ever |
+| TypeScript, Python | resumes after `retry` and once more as late: the restart must be done within twice that |
+| rmcp | resumes at once, then after 1, 2, 4, 8 s, for ever |
 """
 
 import asyncio
@@ -19,14 +19,14 @@ from harness.stack import LEGACY, MODERN, SERVERS, START_LIMIT, Client, eventual
 
 pytestmark = pytest.mark.anyio
 
-# Shorter than the default, so that nobody waits; longer than the load balancer here takes, which asks every time.
+# Shorter than the default, for a fast test; longer than this load balancer needs, which asks before every request.
 DRAIN_RETRY_MS = 500
 LEASE_SECS = 2
 
 
 @pytest.fixture
 def replicas(redis, start, key):
-    """Starts two replicas before the server at a port."""
+    """Starts two replicas in front of the server at a port."""
 
     async def run(port, **settings):
         shared = {"STORE__KIND": "redis", "STORE__URL": redis, "STORE__PREFIX": key}
@@ -72,7 +72,7 @@ async def test_disk_a_call_that_the_proxy_died_in_ends_with_one_error(client, er
 
 @pytest.mark.parametrize("client, era", WHO)
 async def test_disk_a_call_that_was_over_is_fetched_after_a_crash(client, era, servers, start, key, tmp_path):
-    """The client was cut off just before the end, and whoever comes back waits until the proxy is there again."""
+    """The client was cut off just before the end; its resume waits until the proxy is back."""
     server = server_for(era)
     proxy = await on_disk(start, servers[server], tmp_path)
     tool, arguments, done = SERVERS[server].long(3, INTERVAL_MS, key)
@@ -85,7 +85,7 @@ async def test_disk_a_call_that_was_over_is_fetched_after_a_crash(client, era, s
         relay.release()
         assert_whole(relay, await calling.finish(), 3, done)
         assert_runs(servers[server], key)
-    # What a drain would wait for has been seen.
+    # The client has received all that a drain would wait for.
     proxy.kill()
 
 
@@ -113,19 +113,19 @@ async def test_redis_a_drain_under_load_loses_nothing(drain, server, era, whole_
         drained, other = sorted(both, key=lambda replica: -len(balancer.calls_at(replica)))
         moving = balancer.calls_at(drained)
         draining = asyncio.create_task(DRAINS[drain](drained))
-        # At once: every call still runs, and none ends before it is told to.
+        # At once: every call still runs, and none ends before the test lets it.
         await drained.until(ready=False)
         assert await drained.readiness() == (503, "draining\n")
         if era == LEGACY:
-            # Their clients may be closed on, were told when to come back, and are with the other replica now.
-            await eventually(lambda: all(balancer.went_on_at(other, call) for call in moving))
-            assert {call.retry for call in moving} == {DRAIN_RETRY_MS}, balancer.story()
+            # Their clients may be closed on, were told when to resume, and are with the other replica now.
+            await eventually(lambda: all(balancer.resumed_at(other, call) for call in moving))
+            assert {call.retry for call in moving} == {DRAIN_RETRY_MS}, balancer.report()
         load.end()
         load.assert_all_completed(await load.finish())
         await draining
         assert len(balancer.calls) == len(load.names), "a call was sent again"
-        assert not any(balancer.went_on_at(drained, call) for call in balancer.calls), balancer.story()
-        # At 2026-07-28 nobody promised that clients come back: they stayed.
+        assert not any(balancer.resumed_at(drained, call) for call in balancer.calls), balancer.report()
+        # At 2026-07-28 a client need not return, so these stayed.
         assert era == LEGACY or balancer.resumes == []
 
 
@@ -139,12 +139,12 @@ async def test_redis_the_calls_of_a_killed_replica_end_with_one_error(server, er
         assert lost
         killed.kill()
         dead = asyncio.get_running_loop().time()
-        told = await together(*(client.finish() for client in load.those(lost)))
+        told = await together(*(client.finish() for client in load.clients_of(lost)))
         for said in told:
             assert_one_honest_error(balancer, said)
             print(f"told after {said.ended_at - dead:.2f} s")
-            # The lease, the way to look whose has lapsed, and the client's own way back.
-            assert said.ended_at - dead < LEASE_SECS + 4, balancer.story()
+            # The lease, the interval of the check for expired leases, and the client's own retry.
+            assert said.ended_at - dead < LEASE_SECS + 4, balancer.report()
         load.end()
         load.assert_all_completed([(name, said) for name, said in await load.finish() if name not in lost])
         assert len(balancer.calls) == len(load.names), "a call was sent again"
@@ -175,7 +175,7 @@ async def test_redis_a_rolling_restart_under_load_loses_nothing(server, era, ser
             nonlocal rolling
             try:
                 for replica in both:
-                    # Each has something to lose.
+                    # Each process has a call to lose.
                     await eventually(lambda: under_way_at(replica), START_LIMIT)
                     await by_signal(replica)
                     await asyncio.to_thread(replica.begin)

@@ -1,4 +1,4 @@
-"""What the documentation shows of each dialect is what goes over the wire."""
+"""The exchanges in the documentation of each dialect equal those on the wire."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-// What the TypeScript clients of the suite share: flags in, JSON lines out, one call with a limit.
+// Shared parts of the TypeScript clients of the suite: flags, JSON lines, one call with a limit.
 
 import { parseArgs } from 'node:util';
 
@@ -41,7 +41,7 @@ export const answers = {
     }
 };
 
-/** Runs `call(params)` for the tool; with --resume-tokens again for each token that a result carries. */
+/** Runs `call(params)` for the tool; with --resume-tokens again for each token in a result. */
 export async function callTool(call) {
     let given = flags.args;
     for (;;) {
@@ -52,7 +52,7 @@ export async function callTool(call) {
     }
 }
 
-/** Runs `connect`, then, within the limit, `call`, says how it ended, and leaves after the linger. */
+/** Runs `connect`, then, within the limit, `call`; prints the outcome, and exits after the linger. */
 export async function main(connect, call) {
     let limit;
     try {
@@ -70,6 +70,6 @@ export async function main(connect, call) {
 function leave(line) {
     if (line) say(line);
     say({ event: 'closed' });
-    // Whatever the SDK still has under way may not keep the process.
+    // Unfinished work of the SDK must not keep the process alive.
     process.exit(0);
 }

@@ -1,4 +1,4 @@
-"""What the Python clients of the suite share: flags in, JSON lines out, one call with a limit."""
+"""Shared parts of the Python clients of the suite: flags, JSON lines, one call with a limit."""
 
 import argparse
 import asyncio
@@ -25,7 +25,7 @@ async def on_progress(n, total=None, message=None):
 
 
 def say_result(failed, text):
-    """Tells how the call ended."""
+    """Prints the outcome of the call."""
     if failed:
         say("error", message=text)
     else:
@@ -33,7 +33,7 @@ def say_result(failed, text):
 
 
 async def call_tool(call):
-    """Runs `call(tool, arguments)`; with --resume-tokens again for each token that a result carries."""
+    """Runs `call(tool, arguments)`; with --resume-tokens again for each token in a result."""
     given = flags.args
     while True:
         result = await call(flags.tool, given)
@@ -48,26 +48,26 @@ connected = asyncio.Event()
 
 
 def say_connected(protocol):
-    """Tells that the session is there; from now on the limit counts."""
+    """Prints that the session is open; the limit counts from now on."""
     say("connected", protocol=protocol)
     connected.set()
 
 
 def main(session):
-    """Runs `session()`, which connects, calls, says the result and lingers; leaves then, or at the limit."""
+    """Runs `session()`, which connects, calls, prints the result and lingers; exits then, or at the limit."""
 
     async def limited():
         call = asyncio.create_task(session())
         started = asyncio.create_task(connected.wait())
         await asyncio.wait({call, started}, return_when=asyncio.FIRST_COMPLETED)
-        # Not cancelled at the limit: an SDK may take its time over that.
+        # Not cancelled at the limit, since an SDK may take long to cancel.
         await asyncio.wait({call}, timeout=(flags.timeout_ms + flags.linger_ms) / 1000)
         if not call.done():
             say("error", message="timeout")
         elif error := call.exception():
             say("error", message=repr(error))
         say("closed")
-        # Whatever the SDK still has under way may not keep the process.
+        # Unfinished work of the SDK must not keep the process alive.
         os._exit(0)
 
     asyncio.run(limited())

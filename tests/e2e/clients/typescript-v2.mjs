@@ -1,4 +1,4 @@
-// One tool call through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28; it is never chosen unasked.
+// One tool call through the stock TypeScript SDK v2. `--mode modern` pins 2026-07-28, which is never chosen by default.
 
 import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { answers, callTool, flags, main, say } from './common.mjs';

@@ -1,4 +1,4 @@
-"""Sidecars, each before a server of its own, behind balancers; what stands in front of those; and a network that loses packets."""
+"""Sidecars, each in front of its own server, behind balancers; a front for these; and a network that loses packets."""
 
 import asyncio
 import collections
@@ -13,27 +13,27 @@ from harness.relay import Relay
 from harness.replicas import Replica
 from harness.stack import START_LIMIT, counters, eventually
 
-# Whoever does not answer a probe by then is not sent anything.
+# A balancer that does not answer a probe by then gets no requests.
 PROBE_LIMIT = 1.0
 
 
 class BalancerProcess(Replica):
-    """A balancer before the sidecars at these URLs, with the same places and settings after each start."""
+    """A balancer in front of the sidecars at these URLs, with the same addresses and settings after each start."""
 
     program = staticmethod(stack.start_balancer)
 
     def known(self):
-        """How it knows each sidecar to be, by the port."""
+        """The condition of each sidecar as the balancer reports it, by port."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.admin}/replicas", timeout=5) as page:
             return {int(known["address"].rsplit(":", 1)[1]): known["condition"] for known in json.load(page)}
 
     async def knows(self, port, condition):
-        """Waits until it knows the sidecar at `port` to be so."""
+        """Waits until the balancer reports this condition of the sidecar at `port`."""
         await eventually(lambda: self.known().get(port) == condition, START_LIMIT)
 
 
 class Redis:
-    """A Redis that keeps nothing and is where it was after each start; `start` is the fixture."""
+    """A Redis without persistence, at the same address after each start; `start` is the fixture."""
 
     def __init__(self, start, folder):
         self._start, self._folder, self.port = start, folder, 0
@@ -46,7 +46,7 @@ class Redis:
 
 @dataclass
 class Fleet:
-    """All of it: sidecar n is before the server at `ports[n]`."""
+    """Sidecars, servers and balancers together: sidecar n is in front of the server at `ports[n]`."""
 
     ports: list
     sidecars: list
@@ -65,7 +65,7 @@ class Fleet:
         return {name for name in names if self.ran_at(name) is sidecar}
 
     def is_busy(self, sidecar, names):
-        """Whether one of the calls is under way there."""
+        """True if one of the calls is in flight at the sidecar."""
         port = self.ports[self.sidecars.index(sidecar)]
         runs = (counters(port, name) for name in list(names))
         return any(count["started"] > count["finished"] for count in runs)
@@ -75,16 +75,16 @@ class Fleet:
 
 
 class Front(Relay):
-    """`async with Front(balancers) as front`: what a client resolves or connects to where there are several balancers.
+    """`async with Front(balancers) as front`: the address of several balancers, as a name or a load balancer gives it.
 
-    Every request goes to the next balancer that is ready, on a connection of its own, and none is sent twice.
+    Each request goes to the next ready balancer, on a connection of its own, and none is sent twice.
     """
 
     def __init__(self, balancers, cut=None):
         super().__init__(None, cut)
         self.balancers = list(balancers)
         self._turns = collections.Counter()
-        self._ways = {}
+        self._connections = {}
 
     def calls_at(self, balancer):
         return [exchange for exchange in self.calls if exchange.target == balancer.port]
@@ -93,41 +93,41 @@ class Front(Relay):
         return [exchange for exchange in self.resumes if exchange.target == balancer.port]
 
     def abandon(self, balancer):
-        """Sends nothing more to the balancer and drops what is there, as one does that has noticed that it hangs."""
+        """Sends nothing more to the balancer and drops its connections, as a load balancer does that has noticed the hang."""
         self.balancers.remove(balancer)
-        for task, way in self._ways.items():
-            if way.target == balancer.port:
+        for task, connection in self._connections.items():
+            if connection.target == balancer.port:
                 task.cancel()
 
     async def _connection(self, reader, writer):
         try:
             await super()._connection(reader, writer)
         finally:
-            self._ways.pop(asyncio.current_task(), None)
+            self._connections.pop(asyncio.current_task(), None)
 
-    async def _open(self, way):
-        self._ways[asyncio.current_task()] = way
+    async def _open(self, connection):
+        self._connections[asyncio.current_task()] = connection
 
-    async def _send(self, exchange, raw, way):
-        await self._open_ready(exchange.kind, way)
-        await super()._send(exchange, raw, way)
+    async def _send(self, exchange, raw, connection):
+        await self._open_ready(exchange.kind, connection)
+        await super()._send(exchange, raw, connection)
 
-    async def _open_ready(self, kind, way):
+    async def _open_ready(self, kind, connection):
         turn = self._turns[kind] % len(self.balancers)
         self._turns[kind] += 1
         for balancer in self.balancers[turn:] + self.balancers[:turn]:
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(PROBE_LIMIT):
                     if await balancer.is_ready():
-                        return await way.open(balancer.port)
+                        return await connection.open(balancer.port)
         raise ConnectionRefusedError("no balancer is ready")
 
 
 class Island:
-    """A network namespace, whose links to this machine can go dark: what is sent on one is lost, and no side is told.
+    """A network namespace whose links to this machine can be cut silently: packets on a cut link are lost without an error.
 
-    Each link is a /30 of its own, which has one address here and one there. `number`, below 256, is in all names and addresses.
-    Needs root.
+    Each link is a /30 network of its own, with one address here and one there. `number`, below 256, is in all names and
+    addresses. Needs root.
     """
 
     def __init__(self, number, links):
@@ -161,7 +161,7 @@ class Island:
 
     @property
     def within(self):
-        """The command that runs another one there."""
+        """The command that runs another one in the namespace."""
         return "ip", "netns", "exec", self.name
 
     def here(self, link):
@@ -171,12 +171,12 @@ class Island:
         return f"10.213.{self._number}.{4 * self._links.index(link) + 2}"
 
     def darken(self, *links):
-        """Each side now sends to a machine that does not exist."""
+        """Redirects both sides of the links to a machine that does not exist."""
         for link in links:
             here, there = self._devices(link)
-            nobody = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
-            ip("neighbour", "replace", self.there(link), "dev", here, *nobody)
-            self._ip_there("neighbour", "replace", self.here(link), "dev", there, *nobody)
+            absent = ("lladdr", "02:00:00:00:00:99", "nud", "permanent")
+            ip("neighbour", "replace", self.there(link), "dev", here, *absent)
+            self._ip_there("neighbour", "replace", self.here(link), "dev", there, *absent)
 
     def lighten(self, *links):
         for link in links:
@@ -197,7 +197,7 @@ def ip(*words):
 
 
 class Pipe:
-    """`async with Pipe(host, port) as pipe`: what listens at 127.0.0.1:`port`, at `host`:`pipe.port` as well."""
+    """`async with Pipe(host, port) as pipe`: forwards `host`:`pipe.port` to 127.0.0.1:`port`."""
 
     def __init__(self, host, port):
         self._host, self._target = host, port

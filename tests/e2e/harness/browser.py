@@ -1,4 +1,4 @@
-"""Headless Chromium, driven by WebDriver over bare HTTP: what a person would see of a page."""
+"""Headless Chromium, driven by WebDriver over bare HTTP: the page as a user sees it."""
 
 import contextlib
 import json
@@ -23,7 +23,7 @@ class Browser:
         self._ask("POST", f"{self._session}/url", {"url": url})
 
     def run(self, script, *arguments):
-        """What a function body in the page returns."""
+        """The return value of a function body run in the page."""
         return self._ask("POST", f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def close(self):
@@ -38,7 +38,7 @@ class Browser:
 
 @contextlib.contextmanager
 def browser():
-    """A window of a browser of its own."""
+    """Starts a browser with one window."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -5,9 +5,9 @@ from harness.stack import counters
 
 def assert_whole(relay, said, steps, done):
     """The call completed: every progress notification once and in order, then the result."""
-    story = "\n".join([relay.story(), *said.noise])
-    assert (said.progress, said.result, said.error) == (list(range(1, steps + 1)), done, None), story
-    # In this order as well, and told of nothing after the end.
+    report = "\n".join([relay.report(), *said.noise])
+    assert (said.progress, said.result, said.error) == (list(range(1, steps + 1)), done, None), report
+    # In this order as well, with no message after the end.
     told = [line["event"] for _, line in said.lines if line["event"] in ("progress", "result")]
     assert told == ["progress"] * steps + ["result"]
 
@@ -33,5 +33,5 @@ def assert_got(client, steps, done):
 
 
 def assert_refused(status, message, request_id, code=-32602):
-    """An answer under the caller's id that tells nothing but that it is refused."""
+    """A refusal under the caller's id, without any other information."""
     assert (status, message["id"], message["error"]["code"]) == (200, request_id, code)

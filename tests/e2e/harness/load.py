@@ -1,4 +1,4 @@
-"""Stock clients with calls under way, for tests in which something happens to all of them."""
+"""Stock clients with calls in flight, for tests that disturb all of them at once."""
 
 import contextlib
 
@@ -7,22 +7,22 @@ from harness.checks import assert_ran_once, assert_whole
 from harness.stack import CLIENTS, PROTOCOL, Client, together
 
 WHO = [(name, era) for name, kind in CLIENTS.items() for era in kind.eras]
-# Eight at once, of each SDK at least one.
+# Eight clients, at least one of each SDK.
 LOAD = {
     era: [*(client for client, speaks in WHO if speaks == era), *["typescript-v2", "rmcp"] * 2][:8] for era in PROTOCOL
 }
-# The same number of those that start soon, where it does not matter whose they are.
+# The same number of clients that start quickly, for tests in which the SDK does not matter.
 LIGHT = ["typescript-v1", "typescript-v2", "rmcp", "rmcp"] * 2
 
 INTERVAL_MS = 100
-# The first of eight clients waits for the last one to start; the TypeScript SDKs wait no longer than this.
+# The first of eight clients waits for the last one to start; this is the longest wait of the TypeScript SDKs.
 LIMIT_MS = 60_000
 
 
 class Load:
-    """`async with Load(…) as load`: stock clients, each with a call under way that ends once `end` was called.
+    """`async with Load(…) as load`: stock clients, each with a call in flight that ends once `end` was called.
 
-    `ports`: where the servers are that a call may run at.
+    `ports`: the ports of the servers at which a call may run.
     """
 
     def __init__(self, relay, ports, era, key, clients):
@@ -38,7 +38,7 @@ class Load:
         async with contextlib.AsyncExitStack() as under_way:
             for client in self.clients:
                 await under_way.enter_async_context(client)
-            # All of them run, and something was said in each.
+            # All calls run, and each has had a message.
             await together(*(client.until(lambda said: len(said.progress) >= 2) for client in self.clients))
             self._under_way = under_way.pop_all()
         return self
@@ -51,25 +51,25 @@ class Load:
         for port in self.ports:
             stack.open_gate(port, self.key)
 
-    def those(self, names):
+    def clients_of(self, names):
         """The clients of these calls."""
         return [client for client, name in zip(self.clients, self.names, strict=True) if name in names]
 
     async def finish(self):
-        """Each call by its key, and what its client said."""
+        """Each call by its key, and its client's transcript."""
         return list(zip(self.names, await together(*(client.finish() for client in self.clients)), strict=True))
 
     def assert_all_completed(self, told):
         for name, said in told:
-            assert said.ending == "result", f"{name}: {said}\n{self.relay.story()}"
+            assert said.ending == "result", f"{name}: {said}\n{self.relay.report()}"
             assert_whole(self.relay, said, int(said.result.removeprefix("done ")), said.result)
             assert_ran_once(self.ports, name)
 
 
 def assert_one_honest_error(relay, said):
-    """What was logged arrived once and in order, and then the client was told what happened."""
-    story = "\n".join([relay.story(), *said.noise, str(said)])
-    assert said.ending == "error", story
-    assert "the proxy that ran the call has died" in said.error, story
-    assert said.progress == list(range(1, len(said.progress) + 1)), story
-    assert [line["event"] for _, line in said.lines].count("error") == 1, story
+    """Asserts that logged messages arrived once and in order, and that the client then got one honest error."""
+    report = "\n".join([relay.report(), *said.noise, str(said)])
+    assert said.ending == "error", report
+    assert "the proxy that ran the call has died" in said.error, report
+    assert said.progress == list(range(1, len(said.progress) + 1)), report
+    assert [line["event"] for _, line in said.lines].count("error") == 1, report

@@ -1,4 +1,4 @@
-"""A client of bare requests, for what no SDK does: repeating a request byte for byte, resetting where it likes."""
+"""A client of bare requests, for behaviour that no SDK has: repeating a request byte for byte, resetting at any point."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ ACCEPT = "application/json, text/event-stream"
 
 
 class Response:
-    """One HTTP answer; `events` are those of a stream read so far."""
+    """One HTTP response; `events` are those of a stream read so far."""
 
     def __init__(self, status, headers, reader, writer):
         self.status, self.headers = status, headers
@@ -41,7 +41,7 @@ class Response:
             self._pending += piece
 
     async def messages(self):
-        """The JSON-RPC messages up to the end of the answer, whether it is a stream or JSON."""
+        """The JSON-RPC messages up to the end of the response, which is a stream or JSON."""
         if not self.headers.get("content-type", "").startswith("text/event-stream"):
             return [await self.json()]
         found = []
@@ -60,7 +60,7 @@ class Response:
 
 
 class Sent:
-    """A request that was sent: its answer, or a reset before one."""
+    """A request that was sent: its response, or a reset before one."""
 
     def __init__(self, reader, writer):
         self._reader, self._writer = reader, writer
@@ -98,7 +98,7 @@ def call(request_id, tool, **arguments):
 
 
 async def open_session(port, revision="2025-11-25", capabilities=None, **headers):
-    """Initialises; returns the headers that every further request of the session carries."""
+    """Initialises a session; returns the headers for its further requests."""
     client = {"name": "raw", "version": "1"}
     params = {"protocolVersion": revision, "capabilities": capabilities or {}, "clientInfo": client}
     body = {"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": params}

@@ -1,4 +1,4 @@
-"""Keeps what goes over the wire and tells it without what differs between two runs: ids, secrets, ports and dates."""
+"""Records the bytes on the wire, and renders them without the differences between two runs: ids, secrets, ports and dates."""
 
 import asyncio
 import re
@@ -15,9 +15,9 @@ NAMED = (
 
 
 class Recorder:
-    """`async with Recorder(port) as recorder`: a relay at `recorder.port` that keeps every exchange's bytes.
+    """`async with Recorder(port) as recorder`: a relay at `recorder.port` that keeps the bytes of each exchange.
 
-    One exchange a connection, which is how the clients of bare requests do it.
+    Each connection has one exchange, as the clients of bare requests use it.
     """
 
     def __init__(self, target):
@@ -45,7 +45,7 @@ class Recorder:
         there = asyncio.create_task(self._pass(reader, up_writer, sent))
         back = asyncio.create_task(self._pass(up_reader, writer, got))
         try:
-            # Whoever ends first ends both: a client that leaves in the middle, or the answer.
+            # The first end ends both directions: a client that leaves in the middle, or the response.
             await asyncio.wait({there, back}, return_when=asyncio.FIRST_COMPLETED)
         except asyncio.CancelledError:
             # Only the end of the recording cancels; asyncio's streams would log it as a failure.
@@ -67,7 +67,7 @@ class Recorder:
             pass
 
 
-async def tell(kept, titles):
+async def render(kept, titles):
     """The exchanges as one text, each under its title."""
     if len(kept) != len(titles):
         raise ValueError(f"{len(kept)} exchanges, but {len(titles)} titles")
@@ -78,7 +78,7 @@ async def tell(kept, titles):
 
 
 async def _message(raw, request):
-    """One request or response: its head, and its body without the framing; a body that was cut ends where it was cut."""
+    """One request or response: its head, and its body without the framing. A body that was cut ends at the cut."""
     reader = asyncio.StreamReader()
     reader.feed_data(raw)
     reader.feed_eof()
@@ -94,12 +94,12 @@ async def _message(raw, request):
 
 
 def _shortened(text):
-    """Every secret and id by a short name of its own, numbered in the order of appearance."""
+    """Replaces every secret and id by a short name, numbered in order of appearance."""
     handles = _in_order(match[1] for match in EVENT_ID.finditer(text))
     attaches = _in_order(match[3] for match in EVENT_ID.finditer(text) if match[3])
     names = {name: _in_order(match[1] for match in found.finditer(text)) for name, found in NAMED}
     names["handle"] = _in_order([*handles, *names["handle"]])
-    # A token can have a handle in it: the longer ones first.
+    # A token can contain a handle, so longer ones are replaced first.
     short = {secret: f"{name}-{n}" for name, found in names.items() for n, secret in enumerate(found, 1)}
     for n, attach in enumerate(attaches, 1):
         text = re.sub(rf"(?<=\.){re.escape(attach)}\b", f"attach-{n}", text)
@@ -107,7 +107,7 @@ def _shortened(text):
         text = text.replace(secret, short[secret])
     text = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:8080", text)
     text = re.sub(r"^(date: ).*$", r"\1Thu, 01 Jan 2026 00:00:00 GMT", text, flags=re.M | re.I)
-    # Of the body as it was, not as it is told here.
+    # The length of the original body, not of its rendering.
     return re.sub(r"^content-length: .*\n", "", text, flags=re.M | re.I)
 
 

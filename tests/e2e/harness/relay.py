@@ -1,8 +1,8 @@
-"""A small HTTP/1.1 relay that sees every exchange and cuts the ones it is told to cut.
+"""A small HTTP/1.1 relay that observes every exchange and cuts those that a test selects.
 
-It sits where the network would: client -> relay -> proxy (or, for the contrast, the server itself). Event streams are passed
-on one event at a time, so a cut falls exactly where it was ordered; everything else passes as it comes. One exchange at
-a time runs on a connection, which is all HTTP/1.1 clients do.
+It stands in for the network: client -> relay -> proxy (or, for the contrast, the server itself). Event streams are passed on
+one event at a time, so that a cut falls exactly at its place; all other bytes pass as they come. One exchange at a time
+runs on a connection, as HTTP/1.1 clients do it.
 """
 
 import asyncio
@@ -14,19 +14,19 @@ from dataclasses import dataclass, field
 
 BLOCK_END = re.compile(rb"\r\n\r\n|\n\n|\r\r")
 
-# What was written right before a reset may be lost with it: the pause lets the client read it first.
+# Bytes written right before a reset may be lost with it: the pause lets the client read them first.
 SETTLE = 0.05
 
 
 @dataclass(frozen=True)
 class Cut:
-    """Where to cut, how, and how often.
+    """The place of a cut, its kind, and its repetitions.
 
-    `at`: "request": once the request was passed on, before any answer; "silence": `n` milliseconds after that, if no
-    event came; "head": after the response's head alone; "event": after `n` events with data (0: before the first);
-    "final": in the middle of the event that carries the response. `how`: "rst" or "fin". `on`: what is cut, a tool
-    call ("call") or the session's standalone stream ("standalone"). `resumes`: resumed requests are cut as well.
-    `away`: seconds for which nobody can connect after a cut.
+    `at`: "request": once the request was passed on, before any response; "silence": `n` milliseconds after that, if no event
+    came; "head": after the response's head alone; "event": after `n` events with data (0: before the first); "final": in the
+    middle of the event that carries the response. `how`: "rst" or "fin". `on`: the exchange to cut, a tool call ("call") or the
+    session's standalone stream ("standalone"). `resumes`: cut resumed requests as well. `away`: seconds without new
+    connections after a cut.
     """
 
     at: str
@@ -48,7 +48,7 @@ class Event:
 
 @dataclass
 class Exchange:
-    """One request and what the client got for it."""
+    """One request and the client's response to it."""
 
     method: str
     path: str
@@ -60,7 +60,7 @@ class Exchange:
     response_headers: dict = field(default_factory=dict)
     events: list = field(default_factory=list)
     primes: list = field(default_factory=list)
-    # Of all blocks of the stream, the last one that was written.
+    # The last event block that was written, comments included.
     retry: int | None = None
     cut: bool = False
     ended: float | None = None
@@ -86,7 +86,7 @@ class Exchange:
 
     @property
     def is_resume(self):
-        """Whether this goes on with a stream, in whatever dialect that says so by more than a tool call."""
+        """True if the request resumes a stream, in any dialect that marks this by more than a tool call."""
         if "mcp-stream=" in self.path:
             return True
         if self.method == "GET":
@@ -104,8 +104,8 @@ class Severed(Exception):
     """The relay cut this connection on purpose."""
 
 
-class Way:
-    """The relay's own connection to the one it relays to."""
+class Connection:
+    """The relay's own connection to its target."""
 
     def __init__(self):
         self.target, self.reader, self.writer = 0, None, None
@@ -123,7 +123,7 @@ class Way:
 class Relay:
     """`async with Relay(port, cut) as relay`: relays 127.0.0.1:`relay.port` to `port`.
 
-    `slow_answers`: seconds that an answer to a question of the server takes, as if somebody had to think about it.
+    `slow_answers`: delay in seconds of a client response to a request of the server, as if a user had to think about it.
     """
 
     def __init__(self, target, cut=None, slow_answers=0.0):
@@ -145,22 +145,22 @@ class Relay:
         return self
 
     async def listen(self):
-        """Listens, after `refuse` at the same place again."""
+        """Listens; after `refuse` at the same address again."""
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port, limit=1 << 24)
         self.port = self._server.sockets[0].getsockname()[1]
 
     def refuse(self):
-        """Refuses new connections and drops the idle ones; what is under way goes on."""
+        """Refuses new connections and drops the idle ones; exchanges in flight go on."""
         self._server.close()
         self._drop_idle()
 
     def redirect(self, target):
-        """Relays to `target` from now on; what is under way goes on where it is."""
+        """Relays new exchanges to `target`; those in flight stay with theirs."""
         self.target = target
         self._drop_idle()
 
     def release(self):
-        """Lets those through that a cut with `hold` keeps waiting."""
+        """Releases the clients that a cut with `hold` keeps waiting."""
         self._open_to_all.set()
 
     def _drop_idle(self):
@@ -185,8 +185,8 @@ class Relay:
     def resumes(self):
         return [exchange for exchange in self.exchanges if exchange.is_resume]
 
-    def story(self):
-        """What happened, for the report of a failed test."""
+    def report(self):
+        """The exchanges as text, for the report of a failed test."""
         lines = [f"{self.cuts} cuts"]
         for exchange in self.exchanges:
             what = ", ".join(str(message.get("method", "answer")) for message in exchange.messages)
@@ -221,34 +221,34 @@ class Relay:
             self._tasks.discard(task)
 
     async def _connection(self, reader, writer):
-        way, head = Way(), b""
+        connection, head = Connection(), b""
         try:
-            await self._open(way)
+            await self._open(connection)
         except OSError:
             sever(writer, "rst")
             return
         try:
             while True:
                 self._idle.add(writer)
-                raw, exchange = await self._request(head, reader, writer, way)
-                await self._send(exchange, raw, way)
-                response = asyncio.create_task(self._response(exchange, raw, way, writer))
+                raw, exchange = await self._request(head, reader, writer, connection)
+                await self._send(exchange, raw, connection)
+                response = asyncio.create_task(self._response(exchange, raw, connection, writer))
                 head = await until_done_or_gone(response, reader)
                 exchange.ended = asyncio.get_running_loop().time()
                 if response.result() == "close":
                     break
         except Severed as severed:
             sever(writer, severed.args[0])
-            sever(way.writer, "rst")
+            sever(connection.writer, "rst")
         except (asyncio.IncompleteReadError, OSError):
             pass
         finally:
             self._idle.discard(writer)
             writer.close()
-            way.close()
+            connection.close()
 
-    async def _request(self, head, reader, writer, way):
-        """The next request as it came, and what it is."""
+    async def _request(self, head, reader, writer, connection):
+        """The next request unchanged, and its description."""
         head += await reader.readuntil(b"\r\n\r\n")
         self._idle.discard(writer)
         first, headers = parse_head(head)
@@ -260,14 +260,14 @@ class Relay:
             await asyncio.sleep(self.slow_answers)
         return head + framed(headers, body), exchange
 
-    async def _open(self, way):
-        """Connects for a client that has connected."""
-        await way.open(self.target)
+    async def _open(self, connection):
+        """Connects to the target for a client that has connected."""
+        await connection.open(self.target)
 
-    async def _send(self, exchange, raw, way):
-        exchange.target = way.target
-        way.writer.write(raw)
-        await way.writer.drain()
+    async def _send(self, exchange, raw, connection):
+        exchange.target = connection.target
+        connection.writer.write(raw)
+        await connection.writer.drain()
 
     def _due(self, exchange, at, n=None):
         cut = self.cut
@@ -288,34 +288,34 @@ class Relay:
         self._away_until = asyncio.get_running_loop().time() + self.cut.away
         raise Severed(self.cut.how)
 
-    async def _response(self, exchange, raw, way, writer):
+    async def _response(self, exchange, raw, connection, writer):
         if self._due(exchange, "request"):
             await self._sever(exchange)
         patience = self.cut.n / 1000 if self._due(exchange, "silence") else None
         try:
             async with asyncio.timeout(patience) as silence:
-                return await self._answer(exchange, raw, way, writer, silence)
+                return await self._answer(exchange, raw, connection, writer, silence)
         except TimeoutError:
             await self._sever(exchange)
 
-    async def _head(self, exchange, raw, way):
-        """The head of the answer; `raw` is what was asked."""
-        head = await way.reader.readuntil(b"\r\n\r\n")
+    async def _head(self, exchange, raw, connection):
+        """The head of the response; `raw` is the request."""
+        head = await connection.reader.readuntil(b"\r\n\r\n")
         first, exchange.response_headers = parse_head(head)
         exchange.status = int(first.split(" ")[1])
         return head
 
-    async def _answer(self, exchange, raw, way, writer, silence):
-        writer.write(await self._head(exchange, raw, way))
+    async def _answer(self, exchange, raw, connection, writer, silence):
+        writer.write(await self._head(exchange, raw, connection))
         headers = exchange.response_headers
         if self._due(exchange, "head"):
             await self._sever(exchange)
         no_body = exchange.method == "HEAD" or exchange.status in (204, 304)
         if not no_body:
             if headers.get("content-type", "").startswith("text/event-stream"):
-                await self._events(exchange, headers, way.reader, writer, silence)
+                await self._events(exchange, headers, connection.reader, writer, silence)
             else:
-                async for piece in read_body(headers, way.reader):
+                async for piece in read_body(headers, connection.reader):
                     writer.write(chunked(headers, piece))
             writer.write(chunked(headers, b""))
         await writer.drain()
@@ -378,7 +378,7 @@ async def until_done_or_gone(response, reader):
 
 
 def sever(writer, how):
-    """Ends the connection: "rst" drops it, "fin" closes it where it is."""
+    """Ends the connection: "rst" resets it, "fin" closes it."""
     if how == "rst":
         sock = writer.get_extra_info("socket")
         if sock is not None and sock.fileno() >= 0:
@@ -420,7 +420,7 @@ async def chunk_size(reader):
 
 
 def chunked(headers, piece):
-    """`piece` as the head promised it; empty: the end of the body."""
+    """`piece` in the framing that the head announced; an empty piece ends the body."""
     if "chunked" not in headers.get("transfer-encoding", "").lower():
         return piece
     return b"%x\r\n%b\r\n" % (len(piece), piece)

@@ -1,4 +1,4 @@
-"""Proxies that are ended and started again, and a load balancer before several of them."""
+"""Proxies that are stopped and restarted, and a load balancer in front of several of them."""
 
 import asyncio
 import collections
@@ -11,7 +11,7 @@ from harness.stack import START_LIMIT, proxy_binary, start_proxy
 
 
 class Replica:
-    """A proxy with the same places and settings after each start; `start` is the fixture."""
+    """A proxy with the same addresses and settings after each start; `start` is the fixture."""
 
     program = staticmethod(start_proxy)
 
@@ -21,7 +21,7 @@ class Replica:
         self.begin()
 
     def begin(self):
-        """Starts it, again where it was; returns the seconds that took."""
+        """Starts the proxy, again at its address; returns the seconds that this took."""
         began = time.monotonic()
         places = {"listen": self.port, "admin": self.admin}
         self.process = self._start(self.program, self._upstream, **places, **self._settings)
@@ -29,11 +29,11 @@ class Replica:
         return time.monotonic() - began
 
     def kill(self):
-        """Ends it at once, and nothing it could still do is done."""
+        """Kills the proxy, without any shutdown."""
         self.process.kill()
 
     async def readiness(self):
-        """What it answers to a load balancer; None if nobody answers."""
+        """The response to a load balancer's probe, or None if there is none."""
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
             answer = await ask(self.admin, method="GET", path="/readyz")
             return answer.status, (await answer.body()).decode()
@@ -44,14 +44,14 @@ class Replica:
         return readiness is not None and readiness[0] == 200
 
     async def until(self, ready):
-        """Waits until calls would be sent there, or no longer."""
+        """Waits until a load balancer would send calls there, or would stop."""
         async with asyncio.timeout(START_LIMIT):
             while await self.is_ready() != ready:
                 await asyncio.sleep(0.02)
 
 
 async def by_signal(replica):
-    """Drains by SIGTERM; it is over when the process is."""
+    """Drains by SIGTERM; the end of the process is the end of the drain."""
     replica.process.terminate()
     assert await asyncio.to_thread(replica.process.ended) == 0
 
@@ -64,7 +64,7 @@ async def by_command(replica):
 
 
 async def by_request(replica):
-    """Drains by the admin listener."""
+    """Drains through the admin listener."""
     answer = await ask(replica.admin, method="GET", path="/drain", x_drain="1")
     assert (answer.status, await answer.body()) == (200, b"drained\n")
 
@@ -73,10 +73,10 @@ DRAINS = {"signal": by_signal, "command": by_command, "request": by_request}
 
 
 class Balancer(Relay):
-    """`async with Balancer(replicas) as balancer`: sends every request to a replica that says it is ready.
+    """`async with Balancer(replicas) as balancer`: sends each request to a replica that reports itself ready.
 
-    Requests of one kind go to each in turn, and what is answered 503 goes to the next, as some load balancers do it.
-    `whole_connections`: a connection is sent to a replica once, with all its requests, and nothing is sent twice.
+    Requests of one kind go to the replicas in turn, and a request answered 503 goes to the next one, as some load balancers do
+    it. `whole_connections`: a connection stays with one replica for all its requests, and nothing is sent twice.
     """
 
     def __init__(self, replicas, whole_connections=False):
@@ -88,46 +88,46 @@ class Balancer(Relay):
     def calls_at(self, replica):
         return [exchange for exchange in self.calls if exchange.target == replica.port]
 
-    def went_on_at(self, replica, call):
-        """The requests that went on with a call there."""
+    def resumed_at(self, replica, call):
+        """The requests that resumed a call at this replica."""
         at = [resume for resume in self.resumes if resume.target == replica.port]
         return [resume for resume in at if stream_of(resume.headers["last-event-id"]) == stream_of(call.primes[0])]
 
-    async def _open(self, way):
+    async def _open(self, connection):
         if self._whole_connections:
-            await self._open_ready("connection", way)
+            await self._open_ready("connection", connection)
 
-    async def _request(self, head, reader, writer, way):
-        """The next request, unless the replica ends the whole connection before one."""
-        request = asyncio.create_task(super()._request(head, reader, writer, way))
+    async def _request(self, head, reader, writer, connection):
+        """The next request, or the end of the connection if the replica ends it first."""
+        request = asyncio.create_task(super()._request(head, reader, writer, connection))
         try:
             while not request.done():
-                if self._whole_connections and way.reader.at_eof():
+                if self._whole_connections and connection.reader.at_eof():
                     raise ConnectionResetError("the replica closed it")
                 await asyncio.wait({request}, timeout=0.01)
             return request.result()
         finally:
             request.cancel()
 
-    async def _send(self, exchange, raw, way):
+    async def _send(self, exchange, raw, connection):
         if not self._whole_connections:
-            await self._open_ready(exchange.kind, way)
-        await super()._send(exchange, raw, way)
+            await self._open_ready(exchange.kind, connection)
+        await super()._send(exchange, raw, connection)
 
-    async def _head(self, exchange, raw, way):
-        head = await super()._head(exchange, raw, way)
+    async def _head(self, exchange, raw, connection):
+        head = await super()._head(exchange, raw, connection)
         if exchange.status == 503 and not self._whole_connections:
-            await self._send(exchange, raw, way)
-            head = await super()._head(exchange, raw, way)
+            await self._send(exchange, raw, connection)
+            head = await super()._head(exchange, raw, connection)
         return head
 
-    async def _open_ready(self, kind, way):
+    async def _open_ready(self, kind, connection):
         turn = self._turns[kind] % len(self.replicas)
         self._turns[kind] += 1
         for replica in self.replicas[turn:] + self.replicas[:turn]:
             if await replica.is_ready():
                 with contextlib.suppress(OSError):
-                    return await way.open(replica.port)
+                    return await connection.open(replica.port)
         raise ConnectionRefusedError("no replica is ready")
 
 

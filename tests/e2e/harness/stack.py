@@ -1,4 +1,4 @@
-"""The processes of the suite: the servers, one proxy before each, and the clients."""
+"""The processes of the suite: the servers, one proxy in front of each, and the clients."""
 
 import asyncio
 import collections
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-# For programs to start: many do so at once, and the machine may have other work.
+# Time for programs to start: many do so at once, and the machine may have other work.
 START_LIMIT = 60.0
 
 
@@ -28,16 +28,16 @@ LEGACY, MODERN = "legacy", "modern"
 
 @dataclass(frozen=True)
 class ServerKind:
-    """One server program: how to start it, which eras it speaks, and its long tool."""
+    """One server program: its command, its eras, and its long tool."""
 
     command: tuple
     eras: tuple = (LEGACY,)
     env: tuple = ()
-    # The published reference server has a tool of its own and counts nothing.
+    # The published reference server has a tool of its own and no counters.
     foreign: bool = False
 
     def long(self, steps, interval_ms, key):
-        """Name and arguments of the long call, and the text it answers."""
+        """Name and arguments of the long call, and the text of its result."""
         if self.foreign:
             seconds = steps * interval_ms / 1000
             arguments = {"steps": steps, "duration": seconds, "key": key}
@@ -62,11 +62,11 @@ SERVERS = {
 
 @dataclass(frozen=True)
 class ClientKind:
-    """One client program, the eras its SDK speaks, and how many hard cuts of one call it survives by its own rules."""
+    """One client program, the eras of its SDK, and the number of hard cuts of one call that it survives by its own rules."""
 
     command: tuple
     eras: tuple = (LEGACY,)
-    # The Python SDKs come back with an old id after a second cut, and a third one in a row ends them.
+    # The Python SDKs resume from an old id after a second cut, and give up after a third one in a row.
     many_cuts: bool = True
 
 
@@ -83,7 +83,7 @@ PROTOCOL = {LEGACY: "2025-11-25", MODERN: "2026-07-28"}
 
 
 class Process:
-    """A program that says on stdout where it listens. Its last lines are kept for failure reports."""
+    """A program that prints its listening address on stdout. Its last lines are kept for failure reports."""
 
     def __init__(self, command, env, ready):
         self.lines = collections.deque(maxlen=200)
@@ -109,7 +109,7 @@ class Process:
         self._said.set()
 
     def wait(self):
-        """Waits until the process has said where it listens."""
+        """Waits until the process has printed its listening address."""
         if not self._said.wait(START_LIMIT) or not self._ready("", self.found):
             self.stop()
             raise RuntimeError(f"{self._process.args} did not start:\n" + "\n".join(self.lines))
@@ -120,19 +120,19 @@ class Process:
         self._process.wait()
 
     def freeze(self):
-        """Stops it where it is: its connections stay, and nobody is told."""
+        """Stops the process in place: its connections stay open, without any notice."""
         self._process.send_signal(signal.SIGSTOP)
 
     def thaw(self):
-        """Lets it go on after `freeze`."""
+        """Continues the process after `freeze`."""
         self._process.send_signal(signal.SIGCONT)
 
     def terminate(self):
-        """Asks it to end."""
+        """Asks the process to end (SIGTERM)."""
         self._process.terminate()
 
     def ended(self):
-        """Waits for its end; the exit status."""
+        """Waits for the end of the process; returns the exit status."""
         return self._process.wait(START_LIMIT)
 
     def stop(self):
@@ -144,18 +144,18 @@ class Process:
 
 
 def clean_environment():
-    """The environment without the proxy's settings: those of a test are the test's alone."""
+    """The environment without settings of the proxy: a test's settings are its own alone."""
     return {name: value for name, value in os.environ.items() if not name.startswith("MCP_RESUME_")}
 
 
 def start_server(name, **env):
-    """Starts one of `SERVERS`; `.found["port"]` is where it listens once `.wait()` returned."""
+    """Starts one of `SERVERS`; `.found["port"]` is its port once `.wait()` has returned."""
     kind = SERVERS[name]
     return start_program(kind.command, **{**dict(kind.env), **env})
 
 
 def start_program(command, **env):
-    """Starts a program that says its port as the servers do."""
+    """Starts a program that prints its port as the servers do."""
 
     def ready(line, found):
         if line.startswith('{"port"'):
@@ -179,24 +179,24 @@ def proxy_binary():
 
 
 def start_proxy(port, listen=0, admin=0, **settings):
-    """Starts a proxy before 127.0.0.1:`port`; settings are keys such as `DELIVERY__RETRY_MS`.
+    """Starts a proxy in front of 127.0.0.1:`port`; settings are keys such as `DELIVERY__RETRY_MS`.
 
-    `listen`, `admin`: where; 0 is any port.
+    `listen`, `admin`: ports; 0 is any.
     """
     return start_proxy_before(f"http://127.0.0.1:{port}/mcp", listen, admin, **settings)
 
 
 def start_proxy_before(upstream, listen=0, admin=0, host="127.0.0.1", within=(), **settings):
-    """Starts a proxy before any URL.
+    """Starts a proxy in front of any URL.
 
-    `host`: its own address; `within`: the command that runs another one where that address is.
+    `host`: the proxy's own address; `within`: the command that runs another one in that address's network namespace.
     """
     places = ["--listen", f"{host}:{listen}", "--admin", f"{host}:{admin}"]
     return start_listening([*within, proxy_binary(), "serve", "--upstream", upstream, *places], settings)
 
 
 def start_balancer(replicas, listen=0, admin=0, **settings):
-    """Starts a balancer before the sidecars at these URLs; all else is as for a proxy."""
+    """Starts a balancer in front of the sidecars at these URLs, otherwise like a proxy."""
     before = [word for url in replicas for word in ("--replica", url)]
     places = ["--listen", f"127.0.0.1:{listen}", "--admin", f"127.0.0.1:{admin}"]
     return start_listening([proxy_binary(), "balance", *before, *places], settings)
@@ -215,7 +215,7 @@ def start_listening(command, settings):
 
 
 def start_redis(folder, port=0):
-    """Starts a Redis of its own that keeps nothing; `.found["url"]` is where it is. `port`: 0 is any."""
+    """Starts a Redis without persistence; `.found["url"]` is its URL. `port`: 0 is any."""
     if not port:
         with socket.create_server(("127.0.0.1", 0)) as free:
             port = free.getsockname()[1]
@@ -233,7 +233,7 @@ def start_redis(folder, port=0):
 
 
 def open_gate(port, gate):
-    """Lets the runs of the tool `until_open` end that wait for `gate` at the server at `port`."""
+    """Opens a gate at the server at `port`: the runs of `until_open` that wait for it end."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/open?gate={gate}", timeout=5):
         pass
 
@@ -255,7 +255,7 @@ def metric(port, series):
 
 @dataclass
 class Transcript:
-    """What a client said, with the time of each line since the epoch."""
+    """The lines of a client, each with its time since the epoch."""
 
     lines: list = field(default_factory=list)
     noise: list = field(default_factory=list)
@@ -289,7 +289,7 @@ class Transcript:
 
     @property
     def ended_at(self):
-        """When the call ended, on the clock of the event loop."""
+        """The end of the call, on the clock of the event loop."""
         return next((at for at, line in self.lines if line["event"] in ("result", "error")), None)
 
     @property
@@ -301,7 +301,7 @@ class Transcript:
 
 
 class Client:
-    """`async with Client(…) as client`: a client under way; `await client.finish()` for its transcript."""
+    """`async with Client(…) as client`: a running client; `await client.finish()` returns its transcript."""
 
     def __init__(self, name, era, url, tool, arguments, timeout_ms=30_000, linger_ms=200, resume_tokens=False):
         kind = CLIENTS[name]
@@ -347,7 +347,7 @@ class Client:
         await eventually(lambda: happened(self.transcript), limit)
 
     async def finish(self):
-        """Waits until the client has left; one that does not, in its own time and that to start, is killed."""
+        """Waits until the client has left; a client that exceeds its time limit and that for its start is killed."""
         await asyncio.wait({self._reading}, timeout=self._limit)
         if not self._reading.done():
             self._process.kill()
@@ -356,7 +356,7 @@ class Client:
         return self.transcript
 
     async def kill(self):
-        """Has the client gone for good, without a word."""
+        """Kills the client, without any shutdown."""
         self._process.kill()
         await self._process.wait()
         await self._reading
@@ -368,7 +368,7 @@ async def run_client(*args, **kwargs):
 
 
 async def together(*pieces):
-    """Runs all to their end, and fails with the first failure: nothing is left behind."""
+    """Runs all pieces to their end, and fails with the first failure after cancelling the others."""
     results = await asyncio.gather(*pieces, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):
@@ -377,7 +377,7 @@ async def together(*pieces):
 
 
 async def eventually(happened, limit=10.0):
-    """Waits until `happened()`; what is awaited here is in another process and can only be asked."""
+    """Polls until `happened()`, for conditions in another process."""
     give_up = time.monotonic() + limit
     while not happened():
         if time.monotonic() > give_up:

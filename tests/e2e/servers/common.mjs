@@ -1,4 +1,4 @@
-// What the TypeScript servers of the suite share: counters beside the endpoint, and the way to say the port.
+// Shared parts of the TypeScript servers of the suite: counters beside the endpoint, and the announcement of the port.
 
 import { createServer } from 'node:http';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -10,7 +10,7 @@ function counted(key) {
     return runs.get(key);
 }
 
-/** Runs `work` as one run of `key`: started, then finished, or cancelled where `signal` ended it. */
+/** Runs `work` as one run of `key`: started, then finished, or cancelled if `signal` ended it. */
 export async function run(key, signal, work) {
     const count = counted(key);
     count.started += 1;
@@ -38,7 +38,7 @@ export async function progress(steps, intervalMs, token, signal, notify) {
 
 const open = new Set();
 
-/** Sends progress 1, 2, …, one each `intervalMs`, until `gate` is open; how many they were. */
+/** Sends progress 1, 2, …, one each `intervalMs`, until `gate` is open; returns their number. */
 export async function progressUntil(gate, intervalMs, token, signal, notify) {
     for (let n = 1; ; n += 1) {
         await sleep(intervalMs, undefined, { signal });

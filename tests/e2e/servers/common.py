@@ -1,4 +1,4 @@
-"""What the Python servers of the suite share: the tools, their counters, and the way to say the port."""
+"""Shared parts of the Python servers of the suite: the tools, their counters, and the announcement of the port."""
 
 import asyncio
 import json
@@ -34,8 +34,8 @@ def run(key):
 def add_tools(server, Context, ask, plain):
     """Adds the suite's tools.
 
-    `ask(ctx, kind)` puts one question to the client and returns the answer's text; `plain` are the settings of a tool
-    without an output schema, which these SDKs otherwise make up.
+    `ask(ctx, kind)` sends one request to the client and returns the answer's text; `plain` are the settings of a tool without an
+    output schema, which these SDKs otherwise generate.
     """
 
     @server.tool()
@@ -53,7 +53,7 @@ def add_tools(server, Context, ask, plain):
         with run(key):
             return "quick"
 
-    # Named apart from the `ask` it calls; the wire name is the suite's.
+    # Differs from the `ask` that it calls; the name on the wire is the suite's.
     @server.tool(name="ask")
     async def ask_tool(kind: str, ctx: Context, delay_ms: int = 0, key: str = "") -> str:
         with run(key):
@@ -74,7 +74,7 @@ def add_tools(server, Context, ask, plain):
 
 
 def serve(app):
-    """Serves `app` on PORT (0: any) of the loopback interface and says the port on stdout."""
+    """Serves `app` on PORT (0: any) of the loopback interface and prints the port on stdout."""
     listener = socket.create_server(("127.0.0.1", int(os.environ.get("PORT", "0"))))
     print(json.dumps({"port": listener.getsockname()[1]}), flush=True)
     uvicorn.Server(uvicorn.Config(app, log_level="warning")).run(sockets=[listener])

@@ -1,13 +1,13 @@
-// What the conformance suite calls by name, for the servers on both TypeScript SDKs.
+// The tools, resources and prompts that the conformance suite calls by name, for the servers on both TypeScript SDKs.
 
 import { setTimeout as sleep } from 'node:timers/promises';
 import { z } from 'zod';
 
-// One pixel, and no sound at all.
+// One pixel, and an empty sound.
 const PNG = 'iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAIAAACQd1PeAAAADElEQVR4nGP4z8AAAAMBAQDJ/pLvAAAAAElFTkSuQmCC';
 const WAV = 'UklGRiQAAABXQVZFZm10IBAAAAABAAEAQB8AAEAfAAABAAgAZGF0YQAAAAA=';
 
-// Longer than the one second that the proxy holds a connection in the case that wants one closed, shorter than two.
+// Longer than the one second that the proxy holds a connection in the case that expects a close, shorter than two.
 const RECONNECTION_MS = 1500;
 
 export const text = words => ({ type: 'text', text: words });
@@ -17,7 +17,7 @@ const embedded = (uri, mimeType, words) => ({ type: 'resource', resource: { uri,
 
 const string = { type: 'string' };
 
-/** The name of a tool, and its schema, which zod has no words for. */
+/** The name of a tool, and its schema, which zod cannot express. */
 export const SCHEMA_TOOL = 'json_schema_2020_12_tool';
 export const SCHEMA = {
     $schema: 'https://json-schema.org/draft/2020-12/schema',
@@ -37,7 +37,7 @@ export const SCHEMA = {
     additionalProperties: false
 };
 
-/** Adds a tool; `work` makes its content, or a whole result. */
+/** Adds a tool; `work` returns its content, or a whole result. */
 export function addTool(server, name, work, inputSchema = z.object({})) {
     server.registerTool(name, { description: `The suite's ${name}`, inputSchema }, async (args, extra) => {
         const made = await work(args, extra);
@@ -45,7 +45,7 @@ export function addTool(server, name, work, inputSchema = z.object({})) {
     });
 }
 
-/** The tools that ask nobody. `notify` and `tokenOf` are the SDK's ways to a notification on the call's stream. */
+/** The tools without requests to the client. `notify` and `tokenOf` send a notification on the call's stream in the SDK's way. */
 export function addTools(server, notify, tokenOf) {
     addTool(server, 'test_simple_text', () => text('A simple text.'));
     addTool(server, 'test_image_content', () => image);

@@ -1,5 +1,5 @@
-// What the conformance suite wants at 2025-11-25, on the TypeScript SDK v1 with sessions and without an event store: it passes all
-// that is no resumption.
+// The features that the conformance suite tests at 2025-11-25, on the TypeScript SDK v1 with sessions and without an event store:
+// it passes all checks but those of resumption.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -50,7 +50,7 @@ function build() {
     return server;
 }
 
-/** Tools that ask the client on the stream of their call. */
+/** Tools that send requests to the client on the stream of their call. */
 function addAskingTools(server) {
     const sample = async ({ prompt }, extra) => {
         const params = { messages: [{ role: 'user', content: text(prompt) }], maxTokens: 100 };
@@ -89,7 +89,7 @@ function addAskingTools(server) {
     });
 }
 
-/** The SDK takes schemas of zod alone: this one is put into the list as it is. */
+/** The SDK accepts schemas of zod only: this one is put into the list directly. */
 function addSchemaTool(server) {
     addTool(server, SCHEMA_TOOL, () => text('Any arguments will do.'));
     const list = server.server._requestHandlers.get('tools/list');

@@ -1,4 +1,4 @@
-// What the conformance suite wants at 2026-07-28, on the TypeScript SDK v2, as far as a proxy could get in its way: tools,
+// The features that the conformance suite tests at 2026-07-28, on the TypeScript SDK v2, as far as a proxy affects them: tools,
 // subscriptions, headers, but no extensions and no rounds of input.
 
 import { toNodeHandler } from '@modelcontextprotocol/node';

@@ -1,5 +1,5 @@
-// The reference server `@modelcontextprotocol/server-everything`, as it is published: this only has it listen on the
-// loopback interface and say which port it got.
+// The published reference server `@modelcontextprotocol/server-everything`, listening on the loopback interface and printing its
+// port.
 
 import { createRequire } from 'node:module';
 import { Server } from 'node:net';

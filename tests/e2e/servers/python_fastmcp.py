@@ -1,4 +1,4 @@
-"""A FastMCP server without an event store, for 2026-07-28 and older revisions: it cannot resume anything."""
+"""A FastMCP server without an event store, for 2026-07-28 and older revisions; it cannot resume."""
 
 from dataclasses import dataclass
 
@@ -13,7 +13,7 @@ class Word:
 
 
 async def ask(ctx, kind):
-    """FastMCP has a question of its own for elicitation alone."""
+    """FastMCP has its own function for elicitation only."""
     if kind != "elicitation":
         raise ValueError(f"{kind} is not asked here")
     return (await ctx.elicit("a word?", response_type=Word)).data.word

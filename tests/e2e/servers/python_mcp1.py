@@ -1,4 +1,4 @@
-"""A server on the Python SDK 1.x without an event store: it cannot resume anything. STATELESS=1: no sessions."""
+"""A server on the Python SDK 1.x without an event store; it cannot resume. STATELESS=1: no sessions."""
 
 import os
 

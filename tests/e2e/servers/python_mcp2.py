@@ -1,4 +1,4 @@
-"""A server on the Python SDK 2.x without an event store, for 2026-07-28 and older revisions: it cannot resume anything."""
+"""A server on the Python SDK 2.x without an event store, for 2026-07-28 and older revisions; it cannot resume."""
 
 from mcp.server.mcpserver import Context, MCPServer
 from mcp_types import SamplingMessage, TextContent

@@ -1,7 +1,7 @@
-// A server on the TypeScript SDK v1 without an event store: it cannot resume anything.
+// A server on the TypeScript SDK v1 without an event store; it cannot resume.
 //
-// STATELESS=1: no sessions, one server for each request. JSON=1: answers are JSON, never SSE. AUTH=TOKEN: every request
-// needs that bearer token and is refused with 401 otherwise, AUTH_DELAY_MS later.
+// STATELESS=1: no sessions, one server for each request. JSON=1: responses are JSON, never SSE. AUTH=TOKEN: every request needs
+// that bearer token and is refused with 401 otherwise, AUTH_DELAY_MS later.
 
 import { randomUUID } from 'node:crypto';
 import { setTimeout as sleep } from 'node:timers/promises';
@@ -41,7 +41,7 @@ function build() {
         run(args.key, extra.signal, async () => text('quick'))
     );
 
-    // Asks the client `delay_ms` after one progress notification, on the stream of this call.
+    // Sends a request to the client `delay_ms` after one progress notification, on the stream of this call.
     const asking = { kind: z.enum(['sampling', 'elicitation', 'roots']), delay_ms: z.number().default(0), key };
     server.registerTool('ask', { inputSchema: asking }, (args, extra) =>
         run(args.key, extra.signal, async () => {
@@ -51,7 +51,7 @@ function build() {
         })
     );
 
-    // Two questions, one after the other or both at once.
+    // Two requests, one after the other or both at once.
     const many = { at_once: z.boolean().default(false), key };
     server.registerTool('survey', { inputSchema: many }, (args, extra) =>
         run(args.key, extra.signal, async () => {
@@ -64,7 +64,7 @@ function build() {
         })
     );
 
-    // Log messages that belong to no call: they go out on the session's standalone stream.
+    // Log messages that belong to no call, sent on the session's standalone stream.
     server.registerTool('announce', { inputSchema: timed }, (args, extra) =>
         run(args.key, extra.signal, async () => {
             for (let n = 1; n <= args.steps; n += 1) {

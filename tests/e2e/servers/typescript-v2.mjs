@@ -1,4 +1,4 @@
-// A server on the TypeScript SDK v2: 2026-07-28, and older revisions without sessions. It cannot resume anything.
+// A server on the TypeScript SDK v2: 2026-07-28, and older revisions without sessions. It cannot resume.
 
 import { createMcpHandler, McpServer } from '@modelcontextprotocol/server';
 import { toNodeHandler } from '@modelcontextprotocol/node';

@@ -1,7 +1,7 @@
 """Clients of the resumption proposals, a file for each, written from the proposals' texts alone.
 
-No SDK speaks any of them. Each client does what its text asks of a client and takes nothing for granted that the text leaves
-open, so that a call which completes here would complete with anybody else's reading too.
+No SDK implements any of them. Each client follows its text strictly and relies on nothing that the text leaves open, so that a
+call that completes here would also complete with other implementations.
 """
 
 from harness.dialects.resumable_requests import ResumableRequests

@@ -14,23 +14,23 @@ class ResumableRequests(Client):
     def __init__(self, port, session):
         super().__init__(port, session)
         self.policies = {}
-        # The id of the last `requests/…` that was sent.
+        # The id of the last `requests/…` request.
         self.sent_id = None
         self._asked = 0
 
     @property
     def policy(self):
-        """The policy of the call, once it came."""
+        """The policy of the call, once received."""
         return self.policies.get(json.dumps(self.body["id"]))
 
     @property
     def token(self):
         return self.policy["resumeToken"]
 
-    async def heard(self, message):
+    async def handle(self, message):
         if message.get("method") == POLICY:
             self._keep(message["params"])
-        await super().heard(message)
+        await super().handle(message)
 
     def _keep(self, policy):
         if not isinstance(policy["resumeToken"], str):
@@ -40,18 +40,18 @@ class ResumableRequests(Client):
                 raise Violation(f"{wait} is a number of seconds")
         self.policies[json.dumps(policy["requestId"])] = policy
 
-    async def come_back(self):
+    async def reconnect(self):
         if self.policy is None:
-            await self.come_back_by_the_transport_alone()
+            await self.reconnect_by_transport()
             return
         await asyncio.sleep(self.policy.get("minWait", 0))
         await self.resume()
 
     async def resume(self, confirm=True, token=None, of=None, session=None, **headers):
-        """Goes on with the call, at once.
+        """Resumes the call, at once.
 
-        `confirm`: say by Last-Event-ID what came, which the server may forget then. `token`, `of`: another token, another id
-        than the call's. `session`: the headers to go on with.
+        `confirm`: confirm received events by Last-Event-ID; the server may then drop them. `token`, `of`: a token or an id other
+        than the call's. `session`: the headers of another session.
         """
         self.sent_id = self.body["id"] if of is None else of
         params = {"resumeToken": token or self.token}
@@ -60,12 +60,12 @@ class ResumableRequests(Client):
             headers["last_event_id"] = self.cursor
         self.session = session or self.session
         await self.open(body=body, **headers)
-        # An answer that is no stream says that there is nothing to go on with.
+        # A response that is no stream means that there is nothing to resume.
         if self.response.headers.get("content-type", "").startswith("application/json"):
             raise Refused(await self.response.json(), self.response.status)
 
     async def look(self, confirm=False, token=None, of=None, session=None):
-        """Asks how the call is doing: the HTTP status, and the answer. The parameters are those of `resume`."""
+        """Asks for the status of the call: the HTTP status, and the response. The parameters are those of `resume`."""
         self._asked += 1
         self.sent_id = f"status-{self._asked}"
         params = {"requestId": self.body["id"] if of is None else of, "resumeToken": token or self.token}
@@ -75,7 +75,7 @@ class ResumableRequests(Client):
         return await self.request("requests/getStatus", self.sent_id, session=session, **params)
 
     async def status(self, confirm=False):
-        """How the call is doing: status, hasPendingMessage, hasInputRequest."""
+        """The status of the call: status, hasPendingMessage, hasInputRequest."""
         _, answer = await self.look(confirm=confirm)
         result = answer["result"]
         if result["requestId"] != self.body["id"]:

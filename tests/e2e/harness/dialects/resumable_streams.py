@@ -15,11 +15,11 @@ class ResumableStreams(Client):
     def __init__(self, port, session):
         super().__init__(port, session)
         self.streams, self.ended = {}, []
-        # The answers to `stream/resume` itself, by id.
+        # The responses to `stream/resume` itself, by id.
         self.resumed = {}
         # The stream that no request created.
         self.standalone = None
-        # The id of the last `stream/…` that was sent.
+        # The id of the last `stream/…` request.
         self.sent_id = None
         self._asked = 0
 
@@ -34,19 +34,19 @@ class ResumableStreams(Client):
 
     @property
     def done(self):
-        """The call is over with its stream's end; an answer outside of any stream ends itself."""
+        """True if the call has ended: with its stream's end, or with a response outside of any stream."""
         if self.stream is None:
             return self.answer is not None
         return self.answer is not None and self.stream["streamId"] in self.ended
 
-    async def heard(self, message):
+    async def handle(self, message):
         if message.get("method") == CREATE:
             self._created(message["params"])
         elif message.get("method") == END:
             self._ended(message["params"]["streamId"])
         elif is_response(message) and str(message.get("id")).startswith("resume-"):
             self.resumed[message["id"]] = message
-        await super().heard(message)
+        await super().handle(message)
 
     def _created(self, stream):
         for name in ("streamId", "resumeToken"):
@@ -64,18 +64,18 @@ class ResumableStreams(Client):
             raise Violation("the end of a stream that was not created")
         self.ended.append(stream_id)
 
-    async def come_back(self):
+    async def reconnect(self):
         if self.stream is None:
-            await self.come_back_by_the_transport_alone()
+            await self.reconnect_by_transport()
             return
         await asyncio.sleep(self.stream.get("resumeInterval", {}).get("min", 0))
         await self.resume()
 
     async def resume(self, confirm=True, token=None, of=None, session=None, **headers):
-        """Goes on with the stream, at once.
+        """Resumes the stream, at once.
 
-        `confirm`: say by Last-Event-ID what came, which the server may forget then. `token`, `of`: another token, another
-        stream's ID than the call's. `session`: the headers to go on with.
+        `confirm`: confirm received events by Last-Event-ID; the server may then drop them. `token`, `of`: a token or a stream's ID
+        other than the call's. `session`: the headers of another session.
         """
         self._asked += 1
         self.sent_id = f"resume-{self._asked}"
@@ -89,7 +89,7 @@ class ResumableStreams(Client):
             raise Refused(await self.response.json(), self.response.status)
 
     async def look(self, confirm=False, token=None, of=None, session=None):
-        """Asks how the stream is doing: the HTTP status, and the answer. The parameters are those of `resume`."""
+        """Asks for the status of the stream: the HTTP status, and the response. The parameters are those of `resume`."""
         self._asked += 1
         self.sent_id = f"poll-{self._asked}"
         session = session or self.session
@@ -101,7 +101,7 @@ class ResumableStreams(Client):
         return {"streamId": of or self.stream["streamId"], "resumeToken": token or self.token}
 
     async def poll(self, confirm=False):
-        """How the stream is doing: status, pendingMessages, hasRequest, hasError."""
+        """The status of the stream: status, pendingMessages, hasRequest, hasError."""
         _, answer = await self.look(confirm=confirm)
         result = answer["result"]
         if result["streamId"] != self.stream["streamId"]:

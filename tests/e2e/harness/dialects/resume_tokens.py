@@ -1,4 +1,4 @@
-"""A client of resume tokens (#1003): a result with `nextResumeToken` is interim, and the same call goes on with it."""
+"""A client of resume tokens (#1003): a result with `nextResumeToken` is interim, and the same call continues with it."""
 
 import asyncio
 import copy
@@ -7,7 +7,7 @@ from harness.dialects.wire import LIMIT, Broken, Client, Violation
 
 
 class ResumeTokens(Client):
-    """`where`: the token goes into the call's "params", or into the tool's "arguments", as a model would put it."""
+    """`where`: the place of the token, the call's "params", or the tool's "arguments", as a model would put it."""
 
     def __init__(self, port, session, where="params"):
         super().__init__(port, session)
@@ -17,7 +17,7 @@ class ResumeTokens(Client):
         self._base = None
 
     async def call(self, body):
-        """Makes the call, and makes it again with each token, until a result comes without one."""
+        """Makes the call, and repeats it with each token, until a result has none."""
         self._base, token, n = body, None, 0
         async with asyncio.timeout(LIMIT):
             while True:
@@ -28,7 +28,7 @@ class ResumeTokens(Client):
                     return self.answer
 
     async def one(self, body):
-        """One slice: the call is simply made again if its connection breaks, for it carries its token."""
+        """One slice. If its connection breaks, the call is repeated, which is safe because it carries its token."""
         step = self.begin(body)
         while True:
             try:
@@ -38,10 +38,10 @@ class ResumeTokens(Client):
                 self.drop()
             if self.done:
                 return self.answer
-            step = self.come_back()
+            step = self.reconnect()
 
     def again(self, request_id, token, base=None):
-        """The call with a token; nothing else of it may change."""
+        """The call with a token, otherwise unchanged."""
         body = copy.deepcopy(base or self._base) | {"id": request_id}
         if token is not None:
             place = body["params"] if self.where == "params" else body["params"]["arguments"]
@@ -49,7 +49,7 @@ class ResumeTokens(Client):
         return body
 
     def next_token(self):
-        """The token of the answer, None where the call is over."""
+        """The token of the response, or None if the call has ended."""
         if "error" in self.answer:
             return None
         token = self.answer["result"].get("nextResumeToken")
@@ -62,7 +62,7 @@ class ResumeTokens(Client):
         self.slices.append(self.answer["result"])
         return token
 
-    async def come_back(self):
-        """The same call again, under the same id, with the cursor that the transport gave it."""
+    async def reconnect(self):
+        """Repeats the call under the same id, with the cursor of the transport."""
         await self.pause()
         await self.open(body=self.body, **({"last_event_id": self.cursor} if self.cursor else {}))

@@ -10,7 +10,7 @@ from harness.raw import call
 
 
 async def until(happened, limit=20.0):
-    """Asks again until the answer is yes: what a client that polls does."""
+    """Polls until the condition holds, as a polling client does."""
     async with asyncio.timeout(limit):
         while not await happened():
             await asyncio.sleep(0.1)
@@ -26,7 +26,7 @@ async def cut_off(dialect, port, key, steps=4, interval_ms=200, seen=1, request_
 
 
 async def assert_token_refused(client, **wrong):
-    """Neither form of the token's use is served; returns what was said."""
+    """Asserts that neither form of the token's use is served; returns the error."""
     status, looked = await client.look(**wrong)
     assert_refused(status, looked, client.sent_id)
     with pytest.raises(Refused) as refused:

@@ -1,6 +1,6 @@
-"""A client of stream URLs (SEP-1335): a `Link` to come back to, 204 as the end of a turn, answers POSTed as an array.
+"""A client of stream URLs (SEP-1335): a `Link` for resuming, 204 as the end of a turn, answers POSTed as an array.
 
-Strict, as the proposal has it: it never answers at the endpoint, but collects its answers until the server ends the turn.
+Strict, as the proposal requires: it never answers at the endpoint, but collects its answers until the server ends the turn.
 A client of today's transport that merely knows the `Link` is `lenient`: it answers at once, at the endpoint.
 """
 
@@ -13,7 +13,7 @@ LINK = re.compile(r'<([^>]*)>((?:\s*;\s*[\w*-]+\s*=\s*(?:"[^"]*"|[^;,"\s]*))*)')
 
 
 def stream_link(header):
-    """The target of `rel="stream"` in a `Link` header, None if there is none."""
+    """The target of `rel="stream"` in a `Link` header, or None if there is none."""
     for target, params in LINK.findall(header or ""):
         found = dict(part.strip().partition("=")[::2] for part in params.split(";") if part.strip())
         if "stream" in found.get("rel", "").strip('"').split():
@@ -26,7 +26,7 @@ class StreamUrl(Client):
         super().__init__(port, session)
         self.lenient = lenient
         self.url, self.buffer = None, []
-        # One entry for each POST of answers: how many it held.
+        # The number of answers in each POST.
         self.turns = []
         self.statuses = []
 
@@ -49,15 +49,15 @@ class StreamUrl(Client):
             raise Violation(f"a stream URL of another origin: {place.scheme}://{place.netloc}")
         return f"{place.path}?{place.query}" if place.query else place.path
 
-    async def heard(self, message):
+    async def handle(self, message):
         if is_question(message) and not self.lenient:
             self.buffer.append(reply(message))
         else:
-            await super().heard(message)
+            await super().handle(message)
 
-    async def come_back(self):
+    async def reconnect(self):
         if self.url is None:
-            await self.come_back_by_the_transport_alone()
+            await self.reconnect_by_transport()
             return
         await self.pause()
         await self.get()
@@ -67,12 +67,12 @@ class StreamUrl(Client):
             await self.turn()
 
     async def get(self, confirm=True):
-        """Goes on with the stream at its URL."""
+        """Resumes the stream at its URL."""
         headers = {"last_event_id": self.cursor} if confirm and self.cursor else {}
         await self.open(method="GET", path=self.url, **headers)
 
     async def turn(self, answers=None, confirm=True):
-        """Gives the answers collected so far; what comes is a new stream with a URL."""
+        """Posts the collected answers; the response is a new stream with a URL."""
         given = self.buffer if answers is None else answers
         headers = {"last_event_id": self.cursor} if confirm and self.cursor else {}
         before, self.url = self.url, None

@@ -1,4 +1,4 @@
-"""What the clients of all dialects share: a session, one call at a time, and a connection that may break under it."""
+"""Shared parts of the dialects' clients: a session, one call at a time, and a connection that may break."""
 
 import asyncio
 import copy
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.raw import ask, open_session
 
-# The fixed answers of the suite's clients to a server's questions.
+# The fixed answers of the suite's clients to requests of a server.
 ANSWERS = {
     "sampling/createMessage": {"role": "assistant", "model": "fixed", "content": {"type": "text", "text": "sampled"}},
     "elicitation/create": {"action": "accept", "content": {"word": "elicited"}},
@@ -16,16 +16,16 @@ ANSWERS = {
 
 CAPABILITIES = {"sampling": {}, "elicitation": {}, "roots": {}}
 
-# For one call with all its cuts; a client that is not done by then never will be.
+# The limit for one call with all its cuts.
 LIMIT = 40.0
 
 
 class Broken(Exception):
-    """The connection ended in the middle of something."""
+    """The connection ended in the middle of a message."""
 
 
 class Refused(Exception):
-    """What the client came back with was answered with an error: the message, and the status it came with."""
+    """A resume was answered with an error: the message, and its HTTP status."""
 
     def __init__(self, message, status):
         super().__init__(f"{status}: {message}")
@@ -33,12 +33,12 @@ class Refused(Exception):
 
 
 class Violation(Exception):
-    """The other side did what the proposal forbids."""
+    """The other side violated the proposal."""
 
 
 @dataclass(frozen=True)
 class Got:
-    """One message of a stream, and the event ID it came under (None where it had none)."""
+    """One message of a stream, and its event ID (None without one)."""
 
     id: str | None
     message: dict
@@ -49,13 +49,13 @@ class Got:
 
 
 class Client:
-    """One call at a time, and how to come back for it. A subclass says what it understands and how it comes back.
+    """One call at a time, and its resumption. A subclass implements the messages and the resume of its dialect.
 
-    `call` goes all the way by itself. The steps are there for tests that leave at a certain point: `begin`, `until`,
-    `drop`, then what the dialect offers, then `rest`.
+    `call` does all steps. The single steps are for tests that leave at a certain point: `begin`, `until`, `drop`, then the
+    dialect's own ones, then `rest`.
     """
 
-    # What this dialect declares at `initialize`.
+    # The capabilities that this dialect declares at `initialize`.
     declares = {}
 
     def __init__(self, port, session):
@@ -63,7 +63,7 @@ class Client:
         self.got = []
         self.body = self.answer = self.response = self.cursor = None
         self.retry_ms = 1000
-        # Whether questions of the server are answered as they come.
+        # True if requests of the server are answered as they come.
         self.answers_at_once = True
 
     @classmethod
@@ -73,12 +73,12 @@ class Client:
         return cls(port, await open_session(port, revision, capabilities, **headers))
 
     def twin(self):
-        """A second reader of the same call, that knows what this one knows so far."""
+        """A second reader of the same call, with the knowledge of this one so far."""
         other = copy.copy(self)
         other.got = []
         return other
 
-    # What came.
+    # The received messages.
 
     @property
     def progress(self):
@@ -98,10 +98,10 @@ class Client:
     def done(self):
         return self.answer is not None
 
-    # The way of one call.
+    # The steps of one call.
 
     async def call(self, body):
-        """Makes the call, comes back for it as often as needed, and returns its response."""
+        """Makes the call, resumes it as often as needed, and returns its response."""
         async with asyncio.timeout(LIMIT):
             step = self.begin(body)
             while True:
@@ -112,19 +112,19 @@ class Client:
                     self.drop()
                 if self.done:
                     return self.answer
-                step = self.come_back()
+                step = self.reconnect()
 
     async def begin(self, body):
-        """Sends the call and reads the head of what comes."""
+        """Sends the call and reads the head of its response."""
         self.body, self.answer, self.cursor = body, None, None
         await self.open(body=body)
 
-    async def come_back(self):
-        """After the end of a connection: does what the dialect's text says."""
+    async def reconnect(self):
+        """Resumes after the end of a connection, as the dialect's text requires."""
         raise NotImplementedError
 
-    async def come_back_by_the_transport_alone(self):
-        """Before the dialect said a word: the cursor if there was one, else the same request again."""
+    async def reconnect_by_transport(self):
+        """Resumes before the first message of the dialect: by the cursor if there is one, else by the same request again."""
         await self.pause()
         if self.cursor:
             await self.open(method="GET", last_event_id=self.cursor)
@@ -135,7 +135,7 @@ class Client:
         await asyncio.sleep(self.retry_ms / 1000)
 
     async def open(self, **request):
-        """Sends a request that opens or goes on with the call's stream."""
+        """Sends a request that opens or resumes the call's stream."""
         try:
             self.response = await ask(self.port, **(self.session | request))
         except (asyncio.IncompleteReadError, OSError) as error:
@@ -149,7 +149,7 @@ class Client:
             pass
 
     async def rest(self):
-        """Reads the connection to its end; returns the messages it still had."""
+        """Reads the connection to its end; returns the remaining messages."""
         before = len(self.got)
         await self.read()
         return [got.message for got in self.got[before:]]
@@ -165,11 +165,11 @@ class Client:
         await self.until(lambda m: m.get("method") == "notifications/progress" and m["params"]["progress"] == n)
 
     async def until_asked(self):
-        """Reads up to a question of the server, and returns it."""
+        """Reads up to a request of the server, and returns it."""
         return await self.until(is_question)
 
     async def next(self):
-        """The next message of the connection, None at its end."""
+        """The next message of the connection, or None at its end."""
         if self.response.status == 204:
             return None
         try:
@@ -195,29 +195,29 @@ class Client:
         message = got.message
         if is_response(message) and message.get("id") == self.body["id"]:
             self.answer = message
-        await self.heard(message)
+        await self.handle(message)
         return message
 
     def drop(self):
-        """Leaves without a word."""
+        """Disconnects without notice."""
         if self.response is not None:
             self.response.reset()
 
-    # What a subclass may add.
+    # Hooks for subclasses.
 
-    async def heard(self, message):
-        """Understands one message; a question is answered where ordinary clients answer, at the endpoint."""
+    async def handle(self, message):
+        """Handles one message; a request of the server is answered at the endpoint, as ordinary clients do it."""
         if is_question(message) and self.answers_at_once:
-            await self.tell(reply(message))
+            await self.post(reply(message))
 
-    async def tell(self, message):
-        """Sends a notification or an answer; returns the status."""
+    async def post(self, message):
+        """Sends a notification or a client response; returns the status."""
         told = await ask(self.port, body=message, **self.session)
         await told.body()
         return told.status
 
     async def request(self, method, request_id, session=None, **params):
-        """A request beside the call's stream: the status of its answer, and the answer."""
+        """Sends a request beside the call's stream; returns the HTTP status and the response."""
         body = {"jsonrpc": "2.0", "id": request_id, "method": method, "params": params}
         told = await ask(self.port, body=body, **(session or self.session))
         return told.status, (await told.messages())[-1]
@@ -232,5 +232,5 @@ def is_question(message):
 
 
 def reply(question):
-    """The suite's fixed answer to a server's question."""
+    """The suite's fixed answer to a request of the server."""
     return {"jsonrpc": "2.0", "id": question["id"], "result": ANSWERS[question["method"]]}
