@@ -1,4 +1,4 @@
-//! The balancer's admin listener: probes, metrics, and who is where.
+//! The balancer's admin listener: probes, metrics, and the list of replicas.
 
 use std::future::{Future, pending};
 use std::sync::Arc;
@@ -19,15 +19,15 @@ use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::server::{self, Limits, Protocols, Seats, respond};
 
-/// Probes and a few collectors.
+/// Most connections: probes and a few collectors.
 const CONNECTIONS: usize = 256;
 
-/// What the pages are made from.
+/// State behind the pages.
 pub(super) struct Admin {
     pub(super) metrics: Arc<Metrics>,
     pub(super) table: Arc<Table>,
     pub(super) stopping: ShutdownWatch,
-    /// By which names it may be asked.
+    /// Host names that requests may use.
     pub(super) hosts: AllowedHosts,
 }
 
@@ -46,7 +46,7 @@ pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usi
 
 impl Admin {
     fn handle(&self, request: &Request<Incoming>) -> Response<BoxBody> {
-        // A browser that was led here by a name of its own gets nothing to read.
+        // Blocks DNS rebinding: a page of another host must not read these pages.
         if !self.hosts.admit(request.uri(), request.headers()) {
             let detail = access::host_refused(request.uri(), request.headers());
             return respond::refusal_about(ErrorCode::HostRefused, &detail);
@@ -71,7 +71,7 @@ impl Admin {
         if self.table.replicas().iter().any(takes_calls) {
             return text(StatusCode::OK, "ready\n");
         }
-        // Whoever has a running call there comes by way of this one, and nobody else would know better.
+        // Clients of running calls must still get through, and no other balancer could do more for them.
         if self.table.replicas().iter().any(|replica| replica.condition == Condition::Closing) {
             return text(StatusCode::OK, "ready for what runs: no replica takes new calls\n");
         }

@@ -1,9 +1,10 @@
-//! Asking the replicas who and how they are, at `/.well-known/mcp-resume`: every so often, and at once when a request names an owner
-//! that nobody is known to be.
+//! Health checks: each replica is asked for a report at `/.well-known/mcp-resume`, at an interval, and at once if a
+//! request names an unknown owner.
 //!
-//! Which addresses there are comes from discovery; both go through Pingora's [`Backends`]. What was heard goes into the [`Table`].
-//! Absent: what follows from it.
+//! Discovery supplies the addresses; both run in Pingora's [`Backends`]. The results go to the [`Table`]. Absent:
+//! conclusions from the results.
 
+use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,43 +32,43 @@ use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::protocol::routing::WELL_KNOWN;
 
-/// Where a sidecar says who it is.
+/// Path of a sidecar's report.
 pub const PATH: &str = WELL_KNOWN;
-/// A report is a few hundred bytes.
+/// Longest report accepted; a report has a few hundred bytes.
 const REPORT_MAX: usize = 16 * 1024;
-/// Rounds for owners that nobody knew are at least so far apart: anybody can make one up.
+/// Least interval between the rounds for unknown owners, because any client can invent an owner.
 const RECHECK_PAUSE: Duration = Duration::from_millis(200);
-/// Least time between two lookups because a replica is down, which may be there again by another address.
+/// Least interval between lookups for a replica that is down: it may have come back at another address.
 const LOOKUP_PAUSE: Duration = Duration::from_secs(1);
 
-/// How often, and how long.
+/// Intervals and limits of health checks.
 #[derive(Clone, Copy, Debug)]
 pub struct Intervals {
-    /// Between two lookups of names.
+    /// Interval between lookups of names.
     pub refresh: Duration,
-    /// Between two questions.
+    /// Interval between health checks.
     pub health: Duration,
-    /// For one answer.
+    /// Deadline of one health check.
     pub timeout: Duration,
-    /// Answers that fail to come, until the replica is down.
+    /// Consecutive failed health checks until a replica is down.
     pub unhealthy_after: usize,
 }
 
-/// What keeps the table true.
+/// Discovery and health checks, which keep the table up to date.
 pub struct Health<L = Dns> {
     table: Arc<Table>,
     metrics: Arc<Metrics>,
     discovery: Discovery<L>,
     backends: Backends,
     intervals: Intervals,
-    /// When the last round for an unknown owner began.
+    /// Start of the last round for an unknown owner.
     last_recheck: Mutex<Option<Instant>>,
-    /// Told when a replica is down.
+    /// Notified when a backend is down.
     backend_down: Notify,
 }
 
 impl<L: Resolver> Health<L> {
-    /// Nothing is asked yet.
+    /// Starts no check yet.
     pub fn new(
         table: Arc<Table>,
         metrics: Arc<Metrics>,
@@ -82,13 +83,13 @@ impl<L: Resolver> Health<L> {
         Self { table, metrics, discovery, backends, intervals, last_recheck, backend_down }
     }
 
-    /// Looks for replicas, and asks each, once.
-    pub async fn round(&self) {
+    /// Discovers backends and checks each, once.
+    pub async fn check_once(&self) {
         self.discover().await;
-        self.ask().await;
+        self.check().await;
     }
 
-    /// The same, until dropped.
+    /// Discovers and checks backends until dropped.
     pub async fn run(&self) {
         let discovering = async {
             loop {
@@ -109,16 +110,17 @@ impl<L: Resolver> Health<L> {
         let asking = async {
             let mut due = clock::now() + self.intervals.health;
             loop {
-                // From its beginning: a round takes as long as the slowest answer.
+                // The interval counts from the start of a round, which takes as long as its slowest check.
                 clock::sleep_until(due).await;
                 due = clock::now() + self.intervals.health;
-                self.ask().await;
+                self.check().await;
             }
         };
         tokio::join!(discovering, asking);
     }
 
-    /// Asks everybody because of a request that came at `since`: whoever waits together shares one round.
+    /// Checks every backend because of a request that arrived at `since`. Requests that wait at the same time share one
+    /// round.
     pub async fn recheck(&self, since: Instant) {
         let mut last = self.last_recheck.lock().await;
         if let Some(began) = *last {
@@ -130,29 +132,33 @@ impl<L: Resolver> Health<L> {
         *last = Some(clock::now());
         self.metrics.observe_recheck();
         let known = self.table.unknown();
-        // The DNS may be silent for longer than a client is to wait.
+        // The DNS may take longer than a client should wait.
         let looking = tokio::time::timeout(self.intervals.timeout, self.discover());
-        let _ = tokio::join!(self.ask(), looking);
+        let _ = tokio::join!(self.check(), looking);
         if self.table.unknown().iter().any(|address| !known.contains(address)) {
-            self.ask().await;
+            self.check().await;
         }
     }
 
     async fn discover(&self) {
         let found = self.backends.update(|_| {}).await;
         if let Err(error) = found {
-            warn!(%error, "the replicas could not be looked up");
+            warn!(%error, "the discovery of replicas failed");
         }
         let found = self.discovery.found();
-        let answers = |address| self.table.find(address).is_some_and(|backend| backend.is_up());
-        let kept = found.iter().filter_map(|found| {
-            let address = *inet(found)?;
-            (!is_doubtful(found) || answers(address)).then(|| (address, listed(found)))
-        });
-        self.table.set(&kept.collect());
+        let is_up = |address: &SocketAddr| self.table.find(*address).is_some_and(|backend| backend.is_up());
+        let mut kept = HashMap::new();
+        for found in &found {
+            if let Some(address) = inet(found)
+                && (!is_doubtful(found) || is_up(address))
+            {
+                kept.insert(*address, listed(found));
+            }
+        }
+        self.table.set(&kept);
     }
 
-    async fn ask(&self) {
+    async fn check(&self) {
         self.backends.run_health_check(true).await;
         let conditions: Vec<_> = self.table.replicas().iter().map(|replica| replica.condition).collect();
         if conditions.contains(&Condition::Down) {
@@ -173,10 +179,10 @@ struct IdentityCheck {
 impl HealthCheck for IdentityCheck {
     async fn check(&self, target: &load_balancing::Backend) -> Result<()> {
         let Some(backend) = inet(target).and_then(|address| self.table.find(*address)) else { return Ok(()) };
-        let asked = self.ask(self.peers.peer_for(&backend), backend.address);
-        let report = tokio::time::timeout(self.intervals.timeout, asked).await;
-        let report =
-            report.unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "it does not say who it is"))?;
+        let report = self.request_report(self.peers.peer_for(&backend), backend.address);
+        let report = tokio::time::timeout(self.intervals.timeout, report).await;
+        let report = report
+            .unwrap_or_else(|_| Error::e_explain(ErrorType::ReadTimedout, "the replica sent no report in time"))?;
         backend.record_report(report);
         Ok(())
     }
@@ -195,8 +201,9 @@ impl HealthCheck for IdentityCheck {
 }
 
 impl IdentityCheck {
-    /// On a connection of its own: that one can be made is a part of the answer.
-    async fn ask(&self, peer: HttpPeer, address: SocketAddr) -> Result<Report> {
+    /// Requests a report. Each check uses a connection of its own, since it also tests whether a connection can be
+    /// made.
+    async fn request_report(&self, peer: HttpPeer, address: SocketAddr) -> Result<Report> {
         let mut request = RequestHeader::build(Method::GET, PATH.as_bytes(), None)?;
         request.insert_header(header::HOST, address.to_string())?;
         let (mut session, _) = self.connector.get_http_session(&peer).await?;
@@ -211,11 +218,11 @@ impl IdentityCheck {
         while let Some(piece) = session.read_response_body().await? {
             body.extend_from_slice(&piece);
             if body.len() > REPORT_MAX {
-                return Error::e_explain(ErrorType::InvalidHTTPHeader, "more than a report");
+                return Error::e_explain(ErrorType::InvalidHTTPHeader, "the report is too long");
             }
         }
         session.shutdown().await;
-        parse_report(&body).ok_or_else(|| Error::explain(ErrorType::InvalidHTTPHeader, "no report of a sidecar"))
+        parse_report(&body).ok_or_else(|| Error::explain(ErrorType::InvalidHTTPHeader, "not a report of a sidecar"))
     }
 }
 
@@ -240,7 +247,7 @@ fn is_doubtful(backend: &load_balancing::Backend) -> bool {
     backend.ext.get::<Endpoint>().is_some_and(|endpoint| endpoint.is_doubtful)
 }
 
-/// A report as it comes; what a later sidecar adds is passed over.
+/// Wire form of a report. Unknown fields, such as those of a later version, are ignored.
 #[derive(Deserialize)]
 struct ReportBody {
     service: String,
@@ -261,7 +268,7 @@ fn parse_report(body: &[u8]) -> Option<Report> {
     let body: ReportBody = match serde_json::from_slice(body) {
         Ok(body) => body,
         Err(error) => {
-            debug!(%error, "a report cannot be read");
+            debug!(%error, "a report cannot be parsed");
             return None;
         }
     };
@@ -289,7 +296,7 @@ mod tests {
     const WAIT: Duration = Duration::from_secs(1);
     const UNHEALTHY_AFTER: usize = 3;
 
-    /// The DNS as a test wants it; `None`: it says nothing.
+    /// A resolver with fixed answers; `None` never answers.
     #[derive(Clone, Default)]
     struct Names(Arc<std::sync::Mutex<Option<Vec<Record>>>>);
 
@@ -320,8 +327,8 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_says_nothing_any_more_is_down_in_time() {
-        // Connections wait to be accepted.
+    async fn a_silent_replica_is_down_in_time() {
+        // The kernel completes the connections, but no process accepts them.
         let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let address = silent.local_addr().unwrap();
         let (health, table, _) = health_of(Some(&format!("http://{address}")), &Names::default());
@@ -338,7 +345,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_silent_dns_does_not_hold_up_whoever_asks_for_an_owner() {
+    async fn a_silent_dns_delays_a_recheck_no_longer_than_the_timeout() {
         let (health, ..) = health_of(Some("http://mcp.svc:80"), &Names::default());
         let began = clock::now();
         health.recheck(began).await;
@@ -346,13 +353,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_empty_answer_of_the_dns_takes_nobody_away_who_answers() {
+    async fn an_empty_dns_answer_removes_no_replica_that_is_up() {
         let names = Names::default();
         let (health, table, _) = health_of(Some("http://mcp.svc:80"), &names);
         let addresses = ["10.0.0.7", "10.0.0.8"].map(|ip| SocketAddr::new(ip.parse().unwrap(), 80));
         *names.0.lock().unwrap() = Some(addresses.iter().map(|address| Record::Address(address.ip())).collect());
         health.discover().await;
-        addresses.iter().for_each(|address| table.find(*address).unwrap().record_report(well(7)));
+        for address in addresses {
+            table.find(address).unwrap().record_report(well(7));
+        }
         *names.0.lock().unwrap() = Some(Vec::new());
         health.discover().await;
         assert!(addresses.iter().all(|address| table.find(*address).is_some()));
@@ -364,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn those_who_ask_for_unknown_owners_together_share_a_round() {
+    async fn concurrent_requests_for_unknown_owners_share_a_round() {
         let (health, _, metrics) = health_of(None, &Names::default());
         let rounds = || String::from_utf8(metrics.render()).unwrap();
         let began = clock::now();
@@ -380,11 +389,11 @@ mod tests {
             }
             assert!(rounds().contains(&format!("rounds_total {expected}\n")), "{}", rounds());
         }
-        assert!(clock::now() - began >= RECHECK_PAUSE * 2, "whoever makes up owners does not set the pace");
+        assert!(clock::now() - began >= RECHECK_PAUSE * 2, "invented owners do not set the pace");
     }
 
     #[test]
-    fn a_report_is_read_and_nothing_else_is() {
+    fn a_report_is_parsed_and_other_bodies_are_refused() {
         let body = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
             "store":{"kind":"redis","shared":true,"epoch":"00000001"},"openStreams":3,"later":[]}"#;
         let report = Report {

@@ -1,4 +1,4 @@
-//! The balancer's metrics, registered once; labels are words of fixed sets.
+//! The balancer's metrics, registered once. Labels have fixed sets of values.
 
 use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
 
@@ -6,7 +6,7 @@ use super::selection::Condition;
 use crate::protocol::error::ErrorCode;
 use crate::tls::{Reload, Side};
 
-/// All counters of one balancer.
+/// Metrics of one balancer.
 pub struct Metrics {
     registry: Registry,
     requests: IntCounterVec,
@@ -24,22 +24,22 @@ pub struct Metrics {
     reloads: IntCounterVec,
 }
 
-/// Why a request was sent to another replica, or to the same again.
+/// Reason for a retry, at the same or another replica.
 #[derive(Clone, Copy, Debug)]
 pub enum RetryReason {
-    /// It could not be connected to.
+    /// The replica could not be connected to.
     Connect,
-    /// A connection that was kept open was closed before a byte of the answer.
+    /// A kept-alive connection was closed before the first byte of a response.
     Stale,
-    /// It was not the one that was meant.
+    /// The replica is not the owner.
     Misdirected,
-    /// It takes no new calls.
+    /// The replica takes no new calls.
     Closing,
-    /// It cannot reach its server.
+    /// The replica cannot reach its server.
     Unreachable,
 }
 
-/// What a balancer answers itself.
+/// Errors that a balancer itself responds with.
 const OWN_ERRORS: [ErrorCode; 6] = [
     ErrorCode::NoReplica,
     ErrorCode::ReplicaBroke,
@@ -49,10 +49,10 @@ const OWN_ERRORS: [ErrorCode; 6] = [
     ErrorCode::BodyTooLarge,
 ];
 
-/// Whose files of TLS a balancer has.
+/// Kinds of TLS files that a balancer has.
 const SIDES: [Side; 2] = [Side::Listener, Side::Replicas];
 
-/// Of a replica that has not said yet who it is.
+/// Label of a replica that has never reported.
 const UNKNOWN: &str = "unknown";
 
 const CONDITIONS: [(Condition, &str); 4] = [
@@ -63,10 +63,10 @@ const CONDITIONS: [(Condition, &str); 4] = [
 ];
 
 impl Metrics {
-    /// A registry with everything at zero.
+    /// Creates a registry with all metrics at zero.
     ///
     /// # Errors
-    /// When two metrics have one name, which a test would show.
+    /// If two metrics have the same name.
     pub fn new() -> Result<Self, prometheus::Error> {
         let registry = Registry::new_custom(Some("mcp_resume_balancer".into()), None)?;
         let counters = |name: &str, help: &str, labels: &[&str]| {
@@ -84,36 +84,44 @@ impl Metrics {
             registry.register(Box::new(gauge.clone()))?;
             Ok::<_, prometheus::Error>(gauge)
         };
-        let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by how they are."), &["condition"])?;
+        let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by condition."), &["condition"])?;
         registry.register(Box::new(replicas.clone()))?;
         let failures =
-            counters("failures_total", "Requests that were answered with an error of the balancer's.", &["code"])?;
+            counters("failures_total", "Requests that got an error response of the balancer's own.", &["code"])?;
         let reloads = counters(
             "certificate_reloads_total",
-            "Times that the files of TLS had changed, by whose they are and whether they could be used.",
+            "Changes of TLS files, by the connections they are for and the outcome.",
             &["of", "outcome"],
         )?;
-        // The first of each is a rise from something.
-        OWN_ERRORS.iter().for_each(|code| drop(failures.with_label_values(&[code.label()])));
+        // Each series starts at zero, so that its first increment is visible as a rise.
+        for code in OWN_ERRORS {
+            failures.with_label_values(&[code.label()]);
+        }
         for outcome in [Reload::Taken, Reload::Refused].iter().filter_map(|reload| reload.outcome()) {
-            SIDES.iter().for_each(|side| drop(reloads.with_label_values(&[side.as_str(), outcome])));
+            for side in SIDES {
+                reloads.with_label_values(&[side.as_str(), outcome]);
+            }
         }
         let requests =
-            counters("requests_total", "Requests, by the first digit of their answer's status.", &["status"])?;
-        ["2xx", "3xx", "4xx", "5xx", "none"].iter().for_each(|class| drop(requests.with_label_values(&[class])));
-        let retries = counters("sent_again_total", "Requests sent once more, nothing of which had run.", &["reason"])?;
-        ["connect", "stale", "misdirected", "closing"].iter().for_each(|why| drop(retries.with_label_values(&[why])));
+            counters("requests_total", "Requests, by the first digit of their response's status.", &["status"])?;
+        for class in ["2xx", "3xx", "4xx", "5xx", "none"] {
+            requests.with_label_values(&[class]);
+        }
+        let retries = counters("sent_again_total", "Retries of requests of which nothing had run.", &["reason"])?;
+        for reason in ["connect", "stale", "misdirected", "closing"] {
+            retries.with_label_values(&[reason]);
+        }
         Ok(Self {
             requests,
-            in_flight: gauge("requests_in_flight", "Requests on their way.")?,
+            in_flight: gauge("requests_in_flight", "Requests in flight.")?,
             retries,
-            cuts: counter("cuts_total", "Answers that were cut because their replica did not answer any more.")?,
-            ejections: counter("ejections_total", "Replicas that got no new calls for a while.")?,
-            rechecks: counter("rounds_total", "Times that every replica was asked for an owner nobody knew.")?,
-            duplicate_owners: gauge("doubled_owners", "Owners that two processes say they are.")?,
-            connections: gauge("connections", "Connections of clients.")?,
-            connections_max: gauge("connections_max", "Connections of clients that there may be.")?,
-            refused: counter("connections_refused_total", "Connections that were one too many.")?,
+            cuts: counter("cuts_total", "Responses that were cut because their replica went down.")?,
+            ejections: counter("ejections_total", "Ejections of replicas, which then get no new calls for a while.")?,
+            rechecks: counter("rounds_total", "Rounds of health checks for an unknown owner.")?,
+            duplicate_owners: gauge("doubled_owners", "Owners that two processes claim.")?,
+            connections: gauge("connections", "Client connections.")?,
+            connections_max: gauge("connections_max", "Limit of client connections.")?,
+            refused: counter("connections_refused_total", "Client connections closed at the limit.")?,
             failures,
             reloads,
             replicas,
@@ -121,13 +129,13 @@ impl Metrics {
         })
     }
 
-    /// A request has come, or is over.
+    /// Adds `change` to the requests in flight.
     pub fn observe_in_flight(&self, change: i64) {
         self.in_flight.add(change);
     }
 
-    /// A request was answered with this status; 0: with none.
-    pub fn observe_answer(&self, status: u16) {
+    /// Counts a response with this status, or a request without a response if it is 0.
+    pub fn observe_response(&self, status: u16) {
         let class = match status {
             100..=299 => "2xx",
             300..=399 => "3xx",
@@ -138,61 +146,62 @@ impl Metrics {
         self.requests.with_label_values(&[class]).inc();
     }
 
-    /// A request was answered with an error of the balancer's own.
+    /// Counts an error response of the balancer's own.
     pub fn observe_failure(&self, code: ErrorCode) {
         self.failures.with_label_values(&[code.label()]).inc();
     }
 
-    /// A request is sent once more.
-    pub fn observe_retry(&self, why: RetryReason) {
-        let why = match why {
+    /// Counts a retry.
+    pub fn observe_retry(&self, reason: RetryReason) {
+        let reason = match reason {
             RetryReason::Connect => "connect",
             RetryReason::Stale => "stale",
             RetryReason::Misdirected => "misdirected",
             RetryReason::Closing => "closing",
             RetryReason::Unreachable => "unreachable",
         };
-        self.retries.with_label_values(&[why]).inc();
+        self.retries.with_label_values(&[reason]).inc();
     }
 
-    /// An answer was cut.
+    /// Counts a response that was cut.
     pub fn observe_cut(&self) {
         self.cuts.inc();
     }
 
-    /// A replica is out.
+    /// Counts an ejection.
     pub fn observe_ejection(&self) {
         self.ejections.inc();
     }
 
-    /// All were asked.
+    /// Counts a round of health checks for an unknown owner.
     pub fn observe_recheck(&self) {
         self.rechecks.inc();
     }
 
-    /// A client has connected, or has left.
+    /// Adds `change` to the client connections.
     pub fn observe_connection(&self, change: i64) {
         self.connections.add(change);
     }
 
-    /// Sets the gauge of the largest number of client connections at a time.
+    /// Sets the limit of client connections.
     pub fn set_connections_max(&self, most: usize) {
         self.connections_max.set(as_value(most));
     }
 
-    /// A connection was closed because there is no room for it.
+    /// Counts a connection closed at the limit.
     pub fn observe_refused_connection(&self) {
         self.refused.inc();
     }
 
-    /// The files of TLS were looked at.
+    /// Counts a reload of TLS files, unless they are unchanged.
     pub fn observe_reload(&self, side: Side, reload: Reload) {
         if let Some(outcome) = reload.outcome() {
             self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
         }
     }
 
-    /// The replicas are as `conditions`, beside so many `unknown` ones, and of so many names there are two.
+    /// Sets the number of replicas in each of `conditions`, of those that never reported, and of owners that two
+    /// processes claim.
     pub fn observe_replicas(&self, conditions: &[Condition], unknown: usize, duplicate_owners: usize) {
         let set = |word, count| self.replicas.with_label_values(&[word]).set(as_value(count));
         for (condition, word) in CONDITIONS {
@@ -202,10 +211,10 @@ impl Metrics {
         self.duplicate_owners.set(as_value(duplicate_owners));
     }
 
-    /// The text format of Prometheus.
+    /// Returns all metrics in Prometheus' text format.
     pub fn render(&self) -> Vec<u8> {
         let mut text = Vec::new();
-        // A Vec takes everything.
+        // Writing to a `Vec` does not fail.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
         text
     }

@@ -1,14 +1,15 @@
-//! The other role: a balancer in front of sidecars, which finds the one that a request belongs to.
+//! The balancer: a proxy in front of sidecars, which forwards each request to the replica that it belongs to.
 //!
 //! ```text
-//! client ─► serve ─► proxy (Pingora's phases) ─► owner: which replica? ─► sidecar
-//!                                                  ▲
-//!                       discovery ─► health ─► table
+//! client ─► server ─► proxy (Pingora's phases) ─► selection ─► sidecar
+//!                                                     ▲
+//!                          discovery ─► health ─► table
 //! ```
 //!
-//! It keeps no state of streams or sessions: any number of balancers agree, and one that is restarted has lost nothing. What it must
-//! know is who is where, and that the sidecars say themselves ([`health`]). Deliberately absent: keys, the streams' content, and
-//! surviving: a client that is cut here comes back, by way of another balancer or of this one's successor ([`upgrade`]).
+//! Balancers keep no state of streams or sessions: any number of them make the same decisions, and a restart loses
+//! nothing. They learn the replica at each address from the sidecars themselves ([`health`]). Absent: keys, the
+//! contents of streams, and recovery of connections. A client that is cut reconnects by way of another balancer, or of
+//! the successor of this one ([`upgrade`]).
 
 mod admin;
 pub mod discovery;
@@ -37,7 +38,6 @@ use pingora_proxy::HttpProxy;
 use socket2::SockRef;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc, watch};
-use tokio::task::JoinHandle;
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
@@ -56,32 +56,32 @@ use server::{App, Worker};
 use table::{Policy, Table};
 use upgrade::Predecessor;
 
-/// Connections that wait for one worker.
+/// Connections that may wait for one worker.
 const WORKER_QUEUE: usize = 1024;
-/// After the last connection, others may be on their way from whoever has not heard yet.
+/// Wait after the last connection closed: clients that do not know of the shutdown may still connect.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Why a balancer could not start.
+/// A balancer could not start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A listener could not be bound.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// The files that TLS needs cannot be used.
+    /// The TLS files cannot be used.
     #[error(transparent)]
     Tls(#[from] tls::Error),
-    /// The process that runs does not hand over its listeners.
+    /// The running process does not hand over its listeners.
     #[error("balance.upgrade_socket: {0}")]
     Upgrade(#[from] upgrade::Error),
-    /// A worker thread, its runtime, or another name for a listener could not be had.
+    /// A worker thread, its runtime, or a duplicate of a listener could not be created.
     #[error("cannot start a worker: {0}")]
     Thread(#[source] io::Error),
-    /// The metrics contradict each other.
+    /// Two metrics have the same name.
     #[error("cannot register the metrics: {0}")]
     Metrics(#[from] prometheus::Error),
 }
 
-/// A balancer whose listeners are bound and which serves nothing yet.
+/// A balancer whose listeners are bound, but which does not serve yet.
 pub struct Balancer {
     config: Balancing,
     listener: TcpListener,
@@ -96,10 +96,11 @@ pub struct Balancer {
 }
 
 impl Balancer {
-    /// Binds every listener, or takes them over from the process that runs, and asks the replicas who they are once.
+    /// Binds every listener, or takes them over from the running process, and checks each replica once.
     ///
     /// # Errors
-    /// When an address is taken or not ours, or the files that TLS needs cannot be used.
+    /// If an address cannot be bound, the running process does not hand over its listeners, or the TLS files cannot be
+    /// used.
     pub async fn bind(config: Balancing) -> Result<Self, Error> {
         let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
         let (mut taken, predecessor) = match config.balance.upgrade_socket.as_deref().map(upgrade::take) {
@@ -125,35 +126,35 @@ impl Balancer {
         };
         let discovery = Discovery::new(sources);
         let health = Arc::new(Health::new(table.clone(), metrics.clone(), discovery, peers.clone(), intervals));
-        health.round().await;
+        health.check_once().await;
         Ok(Self { config, listener, local_addr, admin, certificates, predecessor, peers, health, table, metrics })
     }
 
-    /// Where clients connect.
+    /// Returns the address of the listener for clients.
     pub fn local_addr(&self) -> SocketAddr {
         self.local_addr
     }
 
-    /// Where the admin listener listens, if there is one.
+    /// Returns the address of the admin listener, or `None` if there is none.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
         self.admin.as_ref().map(|(_, address)| *address)
     }
 
-    /// What the listener proves itself by, if it speaks TLS.
+    /// Returns the listener's certificates, or `None` if it does not use TLS.
     pub fn certificates(&self) -> Option<&Arc<Certificates>> {
         self.certificates.as_ref()
     }
 
-    /// What the replicas are believed by and shown, if that is in files.
+    /// Returns the authorities and the client certificate for replicas, or `None` if no files hold them.
     pub fn replica_files(&self) -> Option<&Arc<ReplicaFiles>> {
         self.peers.files()
     }
 
-    /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the listeners; then lets what runs end, for as
-    /// long as it may.
+    /// Serves on `workers` threads until `shutdown` resolves or a successor has taken the listeners. Then gives the
+    /// requests in flight the configured grace period to end.
     ///
     /// # Errors
-    /// When a thread or its runtime cannot be had.
+    /// If a thread or its runtime cannot be created, or the listeners cannot be offered to a successor.
     pub async fn run(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
         let (stop, stopping) = watch::channel(false);
         let connections = TaskTracker::new();
@@ -166,10 +167,12 @@ impl Balancer {
         }
         let apps: Vec<_> = workers.iter().map(|worker| worker.app.clone()).collect();
         let queues = start_workers(workers)?;
-        let reloading = (!files.is_empty()).then(|| {
+        let reloading = if files.is_empty() {
+            None
+        } else {
             let metrics = metrics.clone();
-            tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)))
-        });
+            Some(tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload))))
+        };
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(distribute(listener, queues, stopped(&closed)));
         if let Some((listener, _)) = admin {
@@ -195,11 +198,11 @@ impl Balancer {
         info!(is_handed_over, connections = connections.len(), "stopping");
         let _ = stop.send(true);
         if is_handed_over {
-            // Whoever connects now is the successor's.
+            // New connections belong to the successor.
             let _ = close.send(true);
         }
         if tokio::time::timeout(config.balance.grace, drained(&connections)).await.is_err() {
-            warn!(connections = connections.len(), "answers that still ran are cut");
+            warn!(connections = connections.len(), "requests in flight are cut at the end of the grace period");
         }
         let _ = close.send(true);
         for app in apps {
@@ -207,17 +210,19 @@ impl Balancer {
         }
         accepting.abort();
         checking_health.abort();
-        reloading.iter().for_each(JoinHandle::abort);
+        if let Some(reloading) = reloading {
+            reloading.abort();
+        }
         Ok(())
     }
 
-    /// All that can change while it is in use.
+    /// Returns a reader for each set of TLS files that may change.
     fn files(&self) -> Vec<Reading> {
         let listener = self.certificates.clone().map(reading);
         listener.into_iter().chain(self.replica_files().cloned().map(reading)).collect()
     }
 
-    /// One for each worker, with a proxy of its own: connections to replicas stay on their thread as well.
+    /// Creates the workers. Each has a proxy of its own, so that its connections to replicas stay on its thread.
     fn workers(&self, workers: usize, connections: &TaskTracker, stopping: &watch::Receiver<bool>) -> Vec<Worker> {
         let Self { config, peers, metrics, .. } = self;
         let trust = config.listen.trusted_proxies.clone();
@@ -241,7 +246,7 @@ impl Balancer {
             Worker {
                 app: Arc::new(App::new(proxy, metrics.clone())),
                 certificates: self.certificates.clone(),
-                proxy_protocol_from: config.balance.proxy_protocol.then(|| trust.clone()),
+                proxy_protocol_from: if config.balance.proxy_protocol { Some(trust.clone()) } else { None },
                 permits: permits.clone(),
                 connections: connections.clone(),
                 stopping: stopping.clone(),
@@ -252,7 +257,7 @@ impl Balancer {
     }
 }
 
-/// Each with a runtime of its own: a connection stays on its thread.
+/// Starts a thread with a runtime for each worker: a connection stays on its thread.
 fn start_workers(workers: Vec<Worker>) -> Result<Vec<mpsc::Sender<Accepted>>, Error> {
     let start = |(index, worker): (usize, Worker)| {
         start_worker(index, WORKER_QUEUE, move |connections| worker.serve(connections)).map_err(Error::Thread)
@@ -260,7 +265,7 @@ fn start_workers(workers: Vec<Worker>) -> Result<Vec<mpsc::Sender<Accepted>>, Er
     workers.into_iter().enumerate().map(start).collect()
 }
 
-/// Resolves when nobody has been connected for a while.
+/// Resolves once no client has been connected for [`LINGER`].
 async fn drained(connections: &TaskTracker) {
     connections.close();
     loop {
@@ -272,7 +277,7 @@ async fn drained(connections: &TaskTracker) {
     }
 }
 
-/// The same socket once more.
+/// Duplicates the descriptor of a listener.
 fn duplicate(listener: &TcpListener) -> Result<std::net::TcpListener, Error> {
     Ok(SockRef::from(listener).try_clone().map_err(Error::Thread)?.into())
 }

@@ -1,7 +1,7 @@
-//! How a replica is connected to: by requests, and by the questions who it is.
+//! Connection settings for backends, for requests and health checks alike.
 //!
-//! What is believed and shown in TLS can change; connections that are made from then on use what is new. Absent: when the files are
-//! looked at, and the system's authorities, which Pingora reads once.
+//! The authorities and the client certificate may change; new connections use the new ones. Absent: the schedule of
+//! reloads, and the system's authorities, which Pingora reads once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,34 +17,34 @@ use super::table::Backend;
 use crate::config::{BalanceTls, KeyPair, UpstreamTls};
 use crate::tls::{self, Error, Files, Side, Source};
 
-/// An idle connection is used again for so long: less than a sidecar keeps one open.
+/// Longest time that an idle connection is kept for reuse; shorter than a sidecar keeps it open.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// A worker keeps so many idle connections, to all replicas together.
+/// Most idle connections of one worker, to all replicas together.
 const IDLE_MAX: usize = 1024;
 
-/// What the replicas are believed by, and what they are shown.
+/// Authorities and client certificate for connections to replicas.
 pub type ReplicaFiles = Files<BalanceTls>;
 
-/// What all connections to replicas have in common.
+/// Settings that all connections to replicas share.
 pub struct Peers {
     conf: Arc<ServerConf>,
-    /// `None` where there are none.
+    /// TLS files, or `None` if none are configured.
     files: Option<Arc<ReplicaFiles>>,
     name: Option<String>,
     connect_timeout: Duration,
 }
 
 impl Peers {
-    /// Reads the files that TLS needs.
+    /// Loads the TLS files.
     ///
     /// # Errors
-    /// When one cannot be read, or has nothing of what it is for.
+    /// If a file cannot be read or used.
     pub fn new(tls: &BalanceTls, connect_timeout: Duration) -> Result<Self, Error> {
         let files = if tls.paths().is_empty() { None } else { Some(Arc::new(Files::load(tls.clone())?)) };
-        // Each connection is given its own; here it says that those of the system are not needed.
+        // Each connection gets its own authorities; this setting only keeps Pingora from loading the system's.
         let ca_file = tls.ca.as_ref().map(|path| path.to_string_lossy().into_owned());
-        // Pingora takes the threads for those that share the connections; here each has its own.
+        // Pingora divides the pool by the number of threads that share it; here each thread has its own.
         let (threads, upstream_keepalive_pool_size) = (1, IDLE_MAX);
         let conf =
             ServerConf { ca_file, threads, upstream_keepalive_pool_size, max_retries: 8, ..ServerConf::default() };
@@ -52,21 +52,23 @@ impl Peers {
         Ok(Self { conf, files, name: tls.name.clone(), connect_timeout })
     }
 
-    /// What Pingora is to know of it.
+    /// Returns Pingora's server configuration.
     pub fn server_conf(&self) -> &Arc<ServerConf> {
         &self.conf
     }
 
-    /// The files that TLS needs, if it needs any.
+    /// Returns the TLS files, or `None` if none are configured.
     pub fn files(&self) -> Option<&Arc<ReplicaFiles>> {
         self.files.as_ref()
     }
 
-    /// The way to a replica.
+    /// Returns the connection settings for a backend.
     pub fn peer_for(&self, backend: &Backend) -> HttpPeer {
         let name = backend.transport.tls_name.as_ref().map(|name| self.name.clone().unwrap_or_else(|| name.clone()));
         let mut peer = HttpPeer::new(backend.address, name.is_some(), name.unwrap_or_default());
-        if let Some(files) = self.files.as_ref().filter(|_| peer.is_tls()) {
+        if let Some(files) = &self.files
+            && peer.is_tls()
+        {
             let Credentials { authorities, identity } = files.current();
             (peer.options.ca, peer.client_cert_key) = (authorities, identity);
         }
@@ -78,10 +80,10 @@ impl Peers {
     }
 }
 
-/// What a connection to a replica needs of the files.
+/// TLS material for a connection to a replica.
 #[derive(Clone)]
 pub struct Credentials {
-    /// `None`: those of the system.
+    /// Trusted authorities, or `None` for those of the system.
     authorities: Option<Arc<CaType>>,
     identity: Option<Arc<CertKey>>,
 }
@@ -96,7 +98,7 @@ impl Source for BalanceTls {
     }
 
     fn make(&self) -> Result<Credentials, Error> {
-        // Pingora takes what cannot be used for a bug.
+        // Pingora panics on files that it cannot use, so they are checked first.
         UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.make()?;
         let authorities = self.ca.as_deref().map(authorities_of).transpose()?;
         let identity = self.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
@@ -104,13 +106,13 @@ impl Source for BalanceTls {
     }
 }
 
-/// Authorities, as Pingora believes them.
+/// Reads authorities in Pingora's form.
 fn authorities_of(path: &Path) -> Result<Arc<CaType>, Error> {
     let authorities = tls::read_authorities(path)?;
     Ok(authorities.iter().map(|certificate| WrappedX509::new(certificate.to_vec(), parse_x509)).collect())
 }
 
-/// A certificate with its key, as Pingora shows it.
+/// Reads a certificate with its key in Pingora's form.
 fn cert_key_of(pair: &KeyPair) -> Result<CertKey, Error> {
     let (chain, key) = tls::read_pair(pair)?;
     Ok(CertKey::new(chain.iter().map(|certificate| certificate.to_vec()).collect(), key.secret_der().to_vec()))

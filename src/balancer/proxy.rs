@@ -1,7 +1,8 @@
-//! The phases of a request through Pingora: who sent it, whom it names, where it goes, and what is said when that fails.
+//! The phases of a request through Pingora: client address, owner, selection of a backend, retry, and error response.
 //!
-//! A request is sent once more only where nothing of it can have run: no byte of it was taken, or a sidecar says so by its own mark.
-//! Nothing is remembered beyond the request. Absent: the choice itself ([`super::selection`]), and connections ([`super::server`]).
+//! A request is retried only if no part of it can have run: no byte of it was read, or a sidecar says so in a response
+//! that names its owner. Nothing is remembered beyond the request. Absent: the selection itself ([`super::selection`]),
+//! and connections ([`super::server`]).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::RawFd;
@@ -41,64 +42,73 @@ use crate::protocol::ids::Owner;
 use crate::protocol::routing;
 
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-/// A body is looked into only if it is no longer: Pingora keeps so much of one to send it once more.
+/// Longest body that is searched for an owner: Pingora keeps no more of a body for a retry.
 const PEEK_MAX: usize = 64 * 1024;
-/// A body of unknown length is read no further once it has so much: another piece may not fit, and what Pingora does not keep is
-/// lost.
+/// Length beyond which a body of unknown length is read no further: another piece may not fit, and Pingora drops the
+/// bytes that it does not keep.
 const PEEK_UNKNOWN_MAX: usize = PEEK_MAX - READ_MAX;
-/// A body that is looked into has so long to come.
+/// Deadline for a body that is searched for an owner.
 const BODY_TIMEOUT: Duration = Duration::from_secs(60);
-/// A request is sent so often at most.
+/// Most attempts to send a request.
 const ATTEMPTS_MAX: usize = 6;
-/// Clients that are told to come back later are told this many seconds.
+/// `Retry-After` of refusals, in seconds.
 const RETRY_AFTER_SECS: HeaderValue = HeaderValue::from_static("1");
 
-/// What decides over every request.
+/// Handler of the phases of every request.
 pub struct Phases {
-    /// Who is where.
+    /// The backends.
     pub table: Arc<Table>,
-    /// Whom to ask.
+    /// Health checks, for a request that names an unknown owner.
     pub health: Arc<Health>,
-    /// How to get there.
+    /// Connection settings for each backend.
     pub peers: Arc<Peers>,
-    /// Whose word on addresses counts.
+    /// Proxies whose statements about client addresses are trusted.
     pub trust: Trust,
-    /// Requests of one address in a second.
+    /// Limit of requests per second and client address.
     pub rate: Option<(Arc<Rate>, u32)>,
-    /// All counters.
+    /// Metrics of the balancer.
     pub metrics: Arc<Metrics>,
-    /// Whether the balancer is on its way out.
+    /// True once the balancer stops.
     pub stopping: ShutdownWatch,
-    /// Decides between equals.
+    /// Count of selections, which yields the tie-breakers.
     pub selections: AtomicUsize,
 }
 
-/// One request.
+/// State of one request.
 pub struct Request {
     metrics: Arc<Metrics>,
-    began: Instant,
+    arrived: Instant,
     client: Option<Client>,
-    named: Option<Owner>,
+    owner: Option<Owner>,
     key: Option<Bytes>,
     has_rechecked: bool,
     tried: Vec<SocketAddr>,
-    /// Where it is, and who it is meant for.
+    /// The request at its backend.
     in_flight: Option<InFlight>,
     sent_owner: Option<Owner>,
     connection: Option<RawFd>,
     attempts: usize,
-    /// Bytes of it may have been taken.
-    is_sent: bool,
-    is_answered: bool,
-    /// Why it is sent once more.
+    progress: Progress,
+    /// Reason for a retry, set by the phase that requests it.
     retry: Option<RetryReason>,
-    /// What its sender is told.
+    /// Error that the client gets.
     failure: Option<Failure>,
     body: Bytes,
 }
 
+/// Progress of a request at its backend.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Progress {
+    /// No byte was sent.
+    Waiting,
+    /// Bytes may have been read.
+    Sent,
+    /// A response has begun.
+    Answered,
+}
+
 impl Phases {
-    /// The whole body, if it is one to be looked into.
+    /// Returns the whole body of a request that is searched for an owner, else nothing.
     async fn peek(session: &mut Session) -> Result<Bytes> {
         let head = session.req_header();
         let length = head.headers.get(CONTENT_LENGTH).map(|length| length.to_str().ok()?.parse::<usize>().ok());
@@ -107,7 +117,7 @@ impl Phases {
             Some(Some(length)) if length <= PEEK_MAX => PEEK_MAX,
             Some(_) => 0,
         };
-        // Whoever waits for a word before it sends the body waits for the sidecar's.
+        // A client that expects `100 Continue` before its body waits for the sidecar's.
         if head.method != Method::POST
             || !headers::is_json(&head.headers)
             || most == 0
@@ -115,7 +125,7 @@ impl Phases {
         {
             return Ok(Bytes::new());
         }
-        // What is read from now on is kept, to be sent on.
+        // Pingora keeps the pieces read from here on, and sends them to the backend.
         session.as_mut().enable_retry_buffering();
         let mut body = BytesMut::new();
         while body.len() <= most
@@ -126,7 +136,7 @@ impl Phases {
         Ok(body.freeze())
     }
 
-    /// Whether another replica than those that were tried may take a new call.
+    /// Returns true if a replica that was not tried may take a new call.
     fn has_another_replica(&self, request: &Request) -> bool {
         let mut tried = request.tried.clone();
         tried.extend(request.in_flight.as_ref().map(|in_flight| in_flight.backend.address));
@@ -134,8 +144,9 @@ impl Phases {
         matches!(select(&criteria, &self.table.replicas()), Selection::Owner(_))
     }
 
-    /// Notes what an answer says of the replica's server. A GET may be answered from the replica's log, and a refusal that
-    /// names the replica says nothing of the server; nor does a failure that is the call's.
+    /// Records at the backend what a response reveals of the replica's server. Neither a response to a GET, which may
+    /// come from the replica's log, nor a refusal with the replica's owner, nor a failure of the call itself reveals
+    /// anything.
     fn record_response(&self, request: &Request, method: &Method, status: StatusCode, is_refusal: bool) {
         let Some(in_flight) = &request.in_flight else { return };
         match status {
@@ -153,22 +164,22 @@ impl Phases {
         }
     }
 
-    fn is_too_often(&self, client: Option<IpAddr>) -> bool {
+    fn is_over_rate_limit(&self, client: Option<IpAddr>) -> bool {
         let (Some((rate, most)), Some(client)) = (&self.rate, client) else { return false };
         rate.observe(&client, 1) > isize::try_from(*most).unwrap_or(isize::MAX)
     }
 
-    /// Another number each time, and no turn that clients could fall into step with.
+    /// Returns a different number for each call, without a period that clients could fall into step with.
     fn tie_breaker(&self) -> usize {
         xxh3_64(&self.selections.fetch_add(1, Ordering::Relaxed).to_be_bytes()) as usize
     }
 
-    /// Where the request goes now. Asks everybody where it names one that nobody is.
+    /// Selects a backend for the request. An unknown owner causes one round of health checks.
     async fn select(&self, request: &mut Request) -> Option<(SocketAddr, Option<Owner>)> {
         loop {
             let replicas = self.table.replicas();
             let criteria = Criteria {
-                owner: request.named,
+                owner: request.owner,
                 key: request.key.as_deref(),
                 has_rechecked: request.has_rechecked,
                 tried: &request.tried,
@@ -179,9 +190,9 @@ impl Phases {
                 Selection::Any(replica) => return Some((replica.address, None)),
                 Selection::Nowhere => return None,
                 Selection::Recheck => {
-                    self.health.recheck(request.began).await;
+                    self.health.recheck(request.arrived).await;
                     request.has_rechecked = true;
-                    // Who could not be connected to may be there now, as another.
+                    // Another replica may have come up at an address that could not be connected to.
                     request.tried.clear();
                 }
             }
@@ -201,22 +212,22 @@ impl Phases {
         }
     }
 
-    /// A sidecar, `own` by name, says that nothing of the request has run, and why: it is not the one that was meant, takes no new
-    /// calls, or cannot reach its server.
-    async fn misdirected(
+    /// Handles the response of the sidecar `owner` that nothing of the request has run: it is not the owner, takes no new
+    /// calls, or cannot reach its server. Returns an error that has Pingora retry the request, if it can be retried.
+    async fn retry_not_run(
         &self,
         session: &mut Session,
         request: &mut Request,
         status: StatusCode,
-        own: Option<Owner>,
+        owner: Option<Owner>,
     ) -> Result<()> {
         let is_other = status == StatusCode::MISDIRECTED_REQUEST;
-        // It is the one that was meant: its body names another, and was not looked into.
-        let is_by_body = is_other && own == request.sent_owner;
+        // The right replica was selected by the head, but the body, which was not searched, names another.
+        let is_by_body = is_other && owner == request.sent_owner;
         if is_by_body {
             match routing::of_body(&session.as_ref().get_retry_buffer().unwrap_or_default()) {
-                Some(named) => request.named = Some(named),
-                // What was not kept is not there the next time either.
+                Some(owner) => request.owner = Some(owner),
+                // Pingora has not kept the body, and would not keep it in a retry.
                 None => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooLarge))),
             }
         }
@@ -233,7 +244,7 @@ impl Phases {
             StatusCode::BAD_GATEWAY => RetryReason::Unreachable,
             _ => RetryReason::Closing,
         });
-        let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of it ran");
+        let mut error = Error::explain(ErrorType::HTTPStatus(status.as_u16()), "nothing of the request has run");
         error.set_retry(true);
         Err(error)
     }
@@ -243,16 +254,16 @@ impl Phases {
 impl ProxyHttp for Phases {
     type CTX = Request;
 
-    /// None: the one that Pingora would add, for compression, is asked at every piece of every answer.
+    /// Installs no module: Pingora's default one, for compression, would be called for every piece of every response.
     fn init_downstream_modules(&self, _: &mut HttpModules) {}
 
     fn new_ctx(&self) -> Request {
         self.metrics.observe_in_flight(1);
         Request {
             metrics: self.metrics.clone(),
-            began: clock::now(),
+            arrived: clock::now(),
             client: None,
-            named: None,
+            owner: None,
             key: None,
             has_rechecked: false,
             tried: Vec::new(),
@@ -260,8 +271,7 @@ impl ProxyHttp for Phases {
             sent_owner: None,
             connection: None,
             attempts: 0,
-            is_sent: false,
-            is_answered: false,
+            progress: Progress::Waiting,
             retry: None,
             failure: None,
             body: Bytes::new(),
@@ -270,18 +280,18 @@ impl ProxyHttp for Phases {
 
     async fn request_filter(&self, session: &mut Session, request: &mut Request) -> Result<bool> {
         if *self.stopping.borrow() {
-            // The next one is for another balancer.
+            // The client's next request goes to another balancer.
             session.set_keepalive(None);
         }
         let head = session.req_header();
         if head.uri.path() == health::PATH {
-            // Between the sidecars and those before them.
+            // Only balancers ask sidecars for their reports.
             session.respond_error(StatusCode::NOT_FOUND.as_u16()).await?;
             return Ok(true);
         }
         let peer = session.client_addr().and_then(|address| Some(address.as_inet()?.ip()));
         request.client = peer.map(|peer| self.trust.client(peer, &session.req_header().headers));
-        if self.is_too_often(request.client.as_ref().map(|client| client.address)) {
+        if self.is_over_rate_limit(request.client.as_ref().map(|client| client.address)) {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::TooManyRequests)));
         }
         request.body = match tokio::time::timeout(BODY_TIMEOUT, Self::peek(session)).await {
@@ -289,7 +299,7 @@ impl ProxyHttp for Phases {
             Err(_) => return Err(Self::fail(request, Failure::before_run(ErrorCode::BodyTooSlow))),
         };
         let head = session.req_header();
-        request.named = routing::named(&head.headers, &head.uri, &request.body);
+        request.owner = routing::named(&head.headers, &head.uri, &request.body);
         let key = head.headers.get(names::IDEMPOTENCY_KEY);
         request.key = key.map(|key| Bytes::copy_from_slice(key.as_bytes()));
         Ok(false)
@@ -335,8 +345,10 @@ impl ProxyHttp for Phases {
         if let Some(owner) = request.sent_owner {
             upstream.insert_header(names::MCP_RESUME_OWNER, owner.to_string())?;
         }
-        // From here on bytes may be taken, and only the replica can say anything: without it there is nothing to wait for.
-        request.is_sent = true;
+        // From here on the replica may read bytes, and only it can respond: if it goes down, the wait is over.
+        if request.progress == Progress::Waiting {
+            request.progress = Progress::Sent;
+        }
         if let Some(in_flight) = &request.in_flight {
             let address = in_flight.backend.address;
             in_flight.watch(request.connection.map(|fd| BackendConnection { fd, address }));
@@ -368,23 +380,29 @@ impl ProxyHttp for Phases {
         request: &mut Request,
         client_reused: bool,
     ) -> Box<Error> {
-        // What the connection was is no more.
+        // Pingora may close the connection from here on.
         in_flight::unwatch();
         let is_safe = matches!(session.req_header().method, Method::GET | Method::HEAD);
-        let is_theirs = *error.esource() == ErrorSource::Upstream;
-        let is_left =
-            client_reused || request.in_flight.as_ref().is_some_and(|in_flight| in_flight.down().is_cancelled());
-        if request.retry.is_none() && is_theirs && is_left && is_safe && !request.is_answered {
-            request.retry = Some(RetryReason::Stale);
-        } else if request.retry.is_none() && is_theirs {
-            self.record_transport_failure(request);
+        let is_backend_error = *error.esource() == ErrorSource::Upstream;
+        let is_down = request.in_flight.as_ref().is_some_and(|in_flight| in_flight.down().is_cancelled());
+        let mut retry = request.retry.take();
+        if retry.is_none() && is_backend_error {
+            if (client_reused || is_down) && is_safe && request.progress != Progress::Answered {
+                retry = Some(RetryReason::Stale);
+            } else {
+                self.record_transport_failure(request);
+            }
         }
-        let again = request.retry.take().filter(|_| request.attempts < ATTEMPTS_MAX);
-        if let Some(again) = again {
-            self.metrics.observe_retry(again);
-            request.is_sent = false;
+        if request.attempts >= ATTEMPTS_MAX {
+            retry = None;
         }
-        error.set_retry(again.is_some());
+        if let Some(reason) = retry {
+            self.metrics.observe_retry(reason);
+            if request.progress == Progress::Sent {
+                request.progress = Progress::Waiting;
+            }
+        }
+        error.set_retry(retry.is_some());
         error
     }
 
@@ -394,29 +412,29 @@ impl ProxyHttp for Phases {
         response: &mut ResponseHeader,
         request: &mut Request,
     ) -> Result<()> {
-        let said = response.remove_header(&names::MCP_RESUME_OWNER);
-        let is_by_replica = said.is_some() && request.sent_owner.is_some();
+        let owner = response.remove_header(&names::MCP_RESUME_OWNER);
+        let is_by_replica = owner.is_some() && request.sent_owner.is_some();
         let is_of_the_call =
             response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.sent_owner.is_some();
-        let says_nothing = is_of_the_call || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
+        let is_refusal = is_of_the_call || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
         let method = &session.req_header().method;
-        self.record_response(request, method, response.status, says_nothing);
+        self.record_response(request, method, response.status, is_refusal);
         let has_not_run = match response.status {
             StatusCode::MISDIRECTED_REQUEST => true,
-            // Whoever named it has nobody else to go to.
-            StatusCode::SERVICE_UNAVAILABLE => request.named.is_none(),
-            // Where nobody else can take it, its own words say most.
+            // A request with an owner has no other replica to go to.
+            StatusCode::SERVICE_UNAVAILABLE => request.owner.is_none(),
+            // If no other replica can take the call, this response says the most.
             StatusCode::BAD_GATEWAY => {
                 let may_go_on = request.attempts < ATTEMPTS_MAX && !session.as_ref().retry_buffer_truncated();
-                request.named.is_none() && may_go_on && self.has_another_replica(request)
+                request.owner.is_none() && may_go_on && self.has_another_replica(request)
             }
             _ => false,
         };
         if is_by_replica && has_not_run {
-            let own = said.and_then(|own| Owner::parse(own.to_str().ok()?));
-            return self.misdirected(session, request, response.status, own).await;
+            let owner = owner.and_then(|owner| Owner::parse(owner.to_str().ok()?));
+            return self.retry_not_run(session, request, response.status, owner).await;
         }
-        request.is_answered = true;
+        request.progress = Progress::Answered;
         in_flight::response_started();
         Ok(())
     }
@@ -424,39 +442,41 @@ impl ProxyHttp for Phases {
     async fn fail_to_proxy(&self, session: &mut Session, error: &Error, request: &mut Request) -> FailToProxy {
         let is_gone = *error.esource() == ErrorSource::Downstream
             && matches!(error.etype(), ErrorType::WriteError | ErrorType::ReadError | ErrorType::ConnectionClosed);
-        if is_gone || request.is_answered {
+        if is_gone || request.progress == Progress::Answered {
             return FailToProxy { error_code: 0, can_reuse_downstream: false };
         }
-        let failure = request.failure.unwrap_or(match (error.esource(), request.is_sent) {
+        let failure = request.failure.unwrap_or(match (error.esource(), request.progress) {
             (ErrorSource::Downstream, _) => Failure::before_run(ErrorCode::BadRequest),
-            (_, true) => Failure::after_send(ErrorCode::ReplicaBroke),
-            (_, false) => Failure::before_run(ErrorCode::NoReplica),
+            (_, Progress::Sent | Progress::Answered) => Failure::after_send(ErrorCode::ReplicaBroke),
+            (_, Progress::Waiting) => Failure::before_run(ErrorCode::NoReplica),
         });
         let replica = request.in_flight.as_ref().map(|in_flight| in_flight.backend.address);
         info!(code = failure.code.label(), replica = replica.map(tracing::field::display), %error, "a request failed");
         self.metrics.observe_failure(failure.code);
         let status = failure.code.http_status();
-        if let Err(error) = tell(session, failure, &request.body).await {
-            debug!(%error, "a client could not be told of a failure");
+        if let Err(error) = respond_with_failure(session, failure, &request.body).await {
+            debug!(%error, "an error response could not be sent");
         }
         FailToProxy { error_code: status, can_reuse_downstream: false }
     }
 
     async fn logging(&self, session: &mut Session, _: Option<&Error>, _: &mut Request) {
-        self.metrics.observe_answer(session.response_written().map_or(0, |response| response.status.as_u16()));
+        self.metrics.observe_response(session.response_written().map_or(0, |response| response.status.as_u16()));
     }
 
     fn suppress_error_log(&self, _: &Session, _: &Request, error: &Error) -> bool {
-        // Clients come and go.
+        // Clients may disconnect at any time.
         *error.esource() == ErrorSource::Downstream
     }
 }
 
-/// Says for whom the request is made.
+/// Sets the headers that describe the client to the sidecar.
 fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) -> Result<()> {
     if !client.is_behind_trusted {
         let claims: Vec<_> = upstream.headers.keys().filter(|name| client::describes_client(name)).cloned().collect();
-        claims.iter().for_each(|name| drop(upstream.remove_header(name)));
+        for name in claims {
+            upstream.remove_header(&name);
+        }
     }
     upstream.insert_header(X_FORWARDED_FOR, client.forwarded_for.clone())?;
     if !upstream.headers.contains_key(X_FORWARDED_PROTO) {
@@ -465,8 +485,8 @@ fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) 
     Ok(())
 }
 
-/// Says a failure under the ids of the requests that `body` has, as a sidecar would.
-async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
+/// Responds with a failure, under the ids of the requests in `body`, in the format of a sidecar.
+async fn respond_with_failure(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
     let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL, classify::BATCH_MAX) {
         Route::Call(call) => failure.to_body(&call.ids, call.batch),
         _ => failure.to_body(&[], false),
@@ -486,7 +506,7 @@ async fn tell(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()
 
 impl Drop for Request {
     fn drop(&mut self) {
-        // Not everything that ends a request ends by way of the phases.
+        // A request may be dropped outside of the phases.
         in_flight::unwatch();
         self.metrics.observe_in_flight(-1);
     }

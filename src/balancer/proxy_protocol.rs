@@ -1,8 +1,8 @@
-//! The PROXY protocol, versions 1 and 2: a load balancer before us says whose connection this is, before TLS begins.
+//! The PROXY protocol, versions 1 and 2: a load balancer in front sends the client's address before TLS begins.
 //!
-//! Of trusted peers it is demanded, of others it is not even looked for: a receiver must never guess
-//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). Not one byte behind the header is read. Absent: what a header says
-//! beside the source address, TLVs too.
+//! Trusted peers must send a header. Of other peers none is looked for: a receiver must never guess
+//! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). No byte behind the header is read. Absent:
+//! everything in a header but the source address, such as TLVs.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,39 +15,40 @@ use tracing::debug;
 
 use crate::protocol::client::Trust;
 
-/// A header is all there after so long, or the connection is closed.
+/// Deadline for the whole header; the connection is then closed.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// The longest header of version 1, with its end of line (§2.1).
+/// Longest header of version 1, with its end of line (§2.1).
 const LONGEST_V1: usize = 107;
-/// The longest header of version 2 that is taken: TLVs with certificates make them long.
+/// Longest header of version 2 that is accepted: TLVs with certificates make them long.
 const LONGEST_V2: usize = 4096;
-/// No header of either version is shorter: `PROXY UNKNOWN` and an end of line.
+/// Shortest header of either version: `PROXY UNKNOWN` and an end of line.
 const SHORTEST: usize = 15;
-/// What version 2 has before addresses and TLVs.
+/// Bytes of a version 2 header before addresses and TLVs.
 const V2_HEAD: usize = 16;
 const V1_PREFIX: &[u8] = b"PROXY ";
 const V2_SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 
-/// Why a connection from a trusted peer is closed before its first request.
+/// A connection from a trusted peer is closed before its first request.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// It did not begin with a header, or with a bad one.
+    /// The header is missing or malformed.
     #[error("the connection does not begin with a PROXY header as it must: {0}")]
     Malformed(&'static str),
-    /// It was not there in time.
+    /// The header did not arrive in time.
     #[error("the PROXY header did not come within {HEADER_TIMEOUT:?}")]
     TimedOut,
-    /// The connection ended in it.
+    /// The connection ended in the header.
     #[error("the connection ended in its PROXY header: {0}")]
     Io(#[from] io::Error),
 }
 
-/// Whose connection `io` from `peer` is: `peer`'s where it is not trusted, where the header says that it is its own, and where it speaks of
-/// no TCP over IP. Else that of the source in the header. To be called before anything is read of `io`; only the header is read, however it
-/// arrives.
+/// Reads the header of a connection `io` from `peer`, and returns the address of its client: the source in the header,
+/// or `peer` itself. The latter if `peer` is not trusted, and if the header declares a connection of its own, or one
+/// that is not TCP over IP. Must be called before any other read. Only the header is read, in pieces of any size.
 ///
 /// # Errors
-/// Where a trusted peer sends no good header in time. The connection must be closed then: nobody knows how much was read.
+/// If a trusted peer sends no valid header in time. The connection must then be closed: the number of bytes read is
+/// unknown.
 pub async fn read(trust: &Trust, io: &mut (impl AsyncRead + Unpin), peer: SocketAddr) -> Result<SocketAddr, Error> {
     if !trust.holds(peer.ip()) {
         return Ok(peer);
@@ -76,7 +77,7 @@ async fn source(io: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>,
     }
 }
 
-/// How many bytes at least the header has behind `header`, its beginning; 0 when that is all.
+/// Returns the least number of bytes that the header continues beyond its beginning `header`, or 0 if it is complete.
 fn rest(header: &[u8]) -> Result<usize, Error> {
     if header.len() < SHORTEST {
         return Ok(SHORTEST - header.len());
@@ -100,7 +101,7 @@ fn rest_v1(header: &[u8]) -> Result<usize, Error> {
         [.., b'\r', b'\n'] => Ok(0),
         _ if header.len() >= LONGEST_V1 => Err(Error::Malformed("its line is too long")),
         [.., b'\r'] => Ok(1),
-        // An end of line that is none, or that stands before the end of what was read.
+        // A lone carriage return or line feed, or an end of line before the last byte read.
         _ if header[..header.len() - 1].contains(&b'\r') || header.contains(&b'\n') => {
             Err(Error::Malformed("its line ends wrongly"))
         }
@@ -139,7 +140,7 @@ fn addresses_v1<Ip: FromStr + Into<IpAddr>>(
     Ok(SocketAddr::new(source.into(), port))
 }
 
-/// In its canonical form: no sign, no leading zeros.
+/// Parses a port in canonical form: no sign, no leading zeros.
 fn port_v1(text: &str) -> Result<u16, Error> {
     text.parse().ok().filter(|port: &u16| port.to_string() == text).ok_or(Error::Malformed("it has a bad port"))
 }
@@ -151,11 +152,11 @@ fn parse_v2(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
         0x21 => {}
         _ => return Err(Error::Malformed("of version 2 it has an unknown version or command")),
     }
-    // The source, the destination, and a port of each.
+    // Source and destination addresses, and a port for each.
     match head[13] {
         0x11 => Ok(Some(source_v2::<4>(block, 12)?)),
         0x21 => Ok(Some(source_v2::<16>(block, 36)?)),
-        // UNSPEC in either half, datagrams, Unix sockets: there is no such source here.
+        // Unspecified families, datagrams and Unix sockets carry no TCP source.
         family if family >> 4 <= 3 && family & 0xF <= 2 => Ok(None),
         _ => Err(Error::Malformed("it has an unknown family or protocol")),
     }
@@ -202,7 +203,7 @@ mod tests {
         [&[0x04, 0, 3, 1, 2, 3, 0x02, 0, 4][..], b"name"].concat()
     }
 
-    /// Good headers, and whose connection it is.
+    /// Valid headers, each with the client address.
     fn good() -> Vec<(Vec<u8>, &'static str)> {
         let with_tlvs = |block: Vec<u8>| [block, tlvs()].concat();
         let longest = vec![0; LONGEST_V2 - V2_HEAD - 12];
@@ -248,7 +249,7 @@ mod tests {
     #[tokio::test]
     async fn it_may_arrive_byte_by_byte() {
         for (header, source) in good() {
-            // The other end's next byte has room only when the last one was read.
+            // The pipe has room for the next byte only once the last one was read.
             let (mut io, mut other) = duplex(1);
             let send = async {
                 other.write_all(&header).await.unwrap();

@@ -1,10 +1,10 @@
-//! Which replica a request goes to: a pure function of the request, the replicas, and what was tried.
+//! Selection of a replica for a request: a pure function of the request, the replicas, and the attempts so far.
 //!
-//! A stream, and a session whose server is behind one replica, has an owner, which the client says without knowing it
-//! ([`crate::protocol::routing`]). Whoever has one goes there, whatever the load. What has none goes to the least loaded replica that
-//! takes new calls, or, with an idempotency key, to the one that its key belongs to, so that a call that is sent again meets the
-//! first. Two balancers that see the same replicas decide alike, and neither remembers anything. Absent: how it is known who is where
-//! ([`super::table`]), and HTTP.
+//! A stream has an owner, and so has a session whose server is behind one replica. Clients name the owner without
+//! knowing it ([`crate::protocol::routing`]). A request with an owner goes to the owner, whatever its load. Other
+//! requests go to the least loaded replica that takes new calls. With an idempotency key they go to the replica that
+//! the key hashes to, so that a repeated call meets the first. Balancers that see the same replicas make the same
+//! decision, and none keeps state. Absent: the state of the replicas ([`super::table`]), and HTTP.
 
 use std::net::SocketAddr;
 
@@ -12,69 +12,69 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::protocol::ids::Owner;
 
-/// A replica as it is known now.
+/// A snapshot of a replica.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Replica {
-    /// Where it is.
+    /// Address of the replica.
     pub address: SocketAddr,
-    /// Who it is, by its own word.
+    /// Owner that the replica reports.
     pub owner: Owner,
-    /// How it is.
+    /// Condition of the replica.
     pub condition: Condition,
-    /// Every replica that has this store serves what this one has.
+    /// True if every replica with this store serves the streams of this one.
     pub is_shared: bool,
-    /// What it has outlives its process: it may come back with it.
+    /// True if its streams outlive the process and may come back with it.
     pub is_durable: bool,
-    /// Requests that are on their way through it.
+    /// Requests in flight and recent failures.
     pub load: usize,
-    /// The part of the load that it is to have, of 1: by its weight, and less while it is new.
+    /// Share of new calls, at most 1: its configured weight, reduced during slow start.
     pub weight: f64,
-    /// New calls are for those of the lowest rank of which one takes them.
+    /// Priority: new calls go to the replicas of the lowest number that has an available one.
     pub priority: usize,
 }
 
-/// How a replica is.
+/// Condition of a replica.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Condition {
-    /// It takes everything.
+    /// Takes all requests.
     Ready,
-    /// It is well by its own word, but requests to it broke.
+    /// Passes its health checks, but requests to it failed: takes no new calls for a while.
     Ejected,
-    /// It takes what it has begun, and no new calls: it drains, or cannot reach what it needs.
+    /// Takes requests for its streams and sessions, but no new calls: it drains, or cannot reach a dependency.
     Closing,
-    /// It does not answer.
+    /// Does not respond to health checks.
     Down,
 }
 
-/// What is known of a request.
+/// Properties of a request that decide the selection.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Criteria<'a> {
-    /// The replica it names.
+    /// Owner that the request names.
     pub owner: Option<Owner>,
-    /// What makes it the same as another.
+    /// Idempotency key.
     pub key: Option<&'a [u8]>,
-    /// Whether every replica was asked who it is since the request came.
+    /// True if every replica was checked after the request arrived.
     pub has_rechecked: bool,
-    /// Where it was sent already, without a byte of it being taken.
+    /// Addresses tried before, none of which has run any of the request.
     pub tried: &'a [SocketAddr],
-    /// Any number: decides between equals.
+    /// An arbitrary number that decides between equals.
     pub tie_breaker: usize,
 }
 
-/// Where a request goes.
+/// Outcome of a selection.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Selection<'a> {
-    /// To the replica that it names, or to one that has to be told who it is meant for.
+    /// The named owner; for a request that names none, a replica whose owner is sent along with the request.
     Owner(&'a Replica),
-    /// To this one. If it named another, that one is gone: this one serves from the store they share, or says so.
+    /// A replica in place of an owner that is gone: it serves from the shared store, or responds with an error.
     Any(&'a Replica),
-    /// Nobody is known by the name: all are to be asked who they are.
+    /// No replica has this owner: all replicas must be checked first.
     Recheck,
-    /// Nowhere now; it may be sent again.
+    /// No replica can take the request now; a later one may succeed.
     Nowhere,
 }
 
-/// Chooses.
+/// Selects a replica.
 pub fn select<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
     match criteria.owner {
         None => select_for_new_call(criteria, replicas).map_or(Selection::Nowhere, Selection::Owner),
@@ -85,22 +85,23 @@ pub fn select<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection
 fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Selection<'a> {
     let named = || replicas.iter().filter(|replica| replica.owner == owner);
     let up = named().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
-    // Two of one name are a mistake that is reported; each request of theirs goes the same way, at every balancer.
+    // Two replicas of one owner are a configuration error. Every balancer sends all their requests to the same one.
     if let Some(replica) = up.min_by_key(|replica| replica.address) {
         return Selection::Owner(replica);
     }
-    // One that is down is asked all the time: asking it once more would only let this request wait for it.
+    // Replicas that are down are checked all the time: another check would only delay the request.
     if !criteria.has_rechecked && !named().any(|replica| replica.condition == Condition::Down) {
         return Selection::Recheck;
     }
-    // What is on its disk comes back with it, and nobody else can say anything of it.
+    // Streams on a disk come back with their replica, and no other replica has them.
     if named().any(|replica| replica.is_durable && !replica.is_shared) {
         return Selection::Nowhere;
     }
     stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::Any)
 }
 
-/// Who answers for an owner that is gone: one that has its store where there is one, and takes new calls where one does.
+/// Returns the replica that responds for an owner that is gone: preferably one that shares its store, and takes new
+/// calls.
 fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {
@@ -116,7 +117,7 @@ fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> 
     };
     let mut among = of(Condition::Ready);
     if among.is_empty() {
-        // Better one that may break than none.
+        // A replica that may fail is better than none.
         among = of(Condition::Ejected);
     }
     let first = among.iter().map(|replica| replica.priority).min();
@@ -129,14 +130,14 @@ fn select_for_new_call<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> 
     }
 }
 
-/// The first of the least loaded, counted from a place that differs from request to request.
+/// Returns the first of the least loaded replicas, counted from a position that depends on `tie_breaker`.
 fn select_least_loaded<'a>(among: &[&'a Replica], tie_breaker: usize) -> Option<&'a Replica> {
     let begin = tie_breaker.checked_rem(among.len())?;
     let (late, early) = among.split_at(begin);
     early.iter().chain(late).copied().min_by(|a, b| relative_load(a).total_cmp(&relative_load(b)))
 }
 
-/// What one more request would be to it.
+/// Returns the load of a replica after one more request, relative to its weight.
 fn relative_load(replica: &Replica) -> f64 {
     (replica.load as f64 + 1.0) / replica.weight.max(f64::MIN_POSITIVE)
 }
@@ -176,7 +177,7 @@ mod tests {
         Replica { priority: 1, ..replica(number, condition) }
     }
 
-    /// What was chosen, by its port.
+    /// Describes the selection, with the replica's port.
     fn selected(criteria: &Criteria<'_>, replicas: &[Replica]) -> String {
         match select(criteria, replicas) {
             Selection::Owner(replica) => format!("owner {}", replica.address.port()),
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_an_owner_goes_there() {
+    fn a_request_with_an_owner_goes_to_the_owner() {
         let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
         let disk = |condition| vec![replica(1, Ready), Replica { is_durable: true, ..replica(2, condition) }];
         let least = Replica { weight: 0.01, load: 9, ..behind(2, Ready) };
@@ -199,13 +200,13 @@ mod tests {
             ("requests broke", 2, false, of(Ejected), "owner 2"),
             ("draining", 2, false, of(Closing), "owner 2"),
             ("one that does not answer is not waited for", 2, false, of(Down), "any 1"),
-            ("nobody of that name", 7, false, of(Ready), "recheck"),
+            ("no replica of that owner", 7, false, of(Ready), "recheck"),
             ("gone with its memory: the honest answer", 2, true, of(Down), "any 1"),
             ("never heard of: the honest answer", 7, true, of(Ready), "any 1"),
             ("gone with its disk: it may come back", 2, true, disk(Down), "nowhere"),
             ("gone, and any has its store; best one that stays", 2, true, redis(Down), "any 3"),
             ("two of one name: every balancer decides alike", 1, false, two_of_a_name, "owner 1"),
-            ("nobody at all", 2, true, vec![], "nowhere"),
+            ("no replicas", 2, true, vec![], "nowhere"),
             ("all down", 2, true, vec![replica(1, Down)], "nowhere"),
         ] {
             let criteria = Criteria { owner: Some(Owner(owner)), has_rechecked, ..Criteria::default() };
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_nobody_goes_to_the_least_loaded() {
+    fn a_request_without_an_owner_goes_to_the_least_loaded() {
         let new = Replica { weight: 0.1, ..loaded(2, 0) };
         for (what, replicas, tried, expected) in [
             ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
@@ -237,7 +238,7 @@ mod tests {
             ("not one that breaks", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),
             ("but better than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "owner 1"),
             ("never one that drains", vec![replica(1, Closing), replica(2, Down)], vec![], "nowhere"),
-            ("nobody", vec![], vec![], "nowhere"),
+            ("no replicas", vec![], vec![], "nowhere"),
         ] {
             let tried: Vec<_> = tried.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
             for tie_breaker in 0..4 {
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn equals_take_turns() {
+    fn equally_loaded_replicas_take_turns() {
         let replicas = [loaded(1, 0), loaded(2, 0), loaded(3, 0)];
         let turns: Vec<_> =
             (0..4).map(|tie_breaker| selected(&Criteria { tie_breaker, ..Criteria::default() }, &replicas)).collect();
@@ -256,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_belongs_to_one_replica_wherever_and_whenever_it_is_asked() {
+    fn a_key_hashes_to_the_same_replica_in_any_order_and_subset() {
         let three = [loaded(1, 9), loaded(2, 0), loaded(3, 4)];
         let turned = [three[2].clone(), three[0].clone(), three[1].clone()];
         let two = [three[0].clone(), three[1].clone()];
@@ -272,7 +273,7 @@ mod tests {
             assert_eq!(of(&turned), first, "in any order");
             counts[first] += 1;
             if first != 3 {
-                assert_eq!(of(&two), first, "a replica that leaves takes nobody else's with it");
+                assert_eq!(of(&two), first, "the keys of other replicas stay");
             } else {
                 moved += 1;
             }

@@ -1,9 +1,8 @@
-//! Connections of clients: accepted by us, served by Pingora.
+//! Connections of clients: accepted here, served by Pingora.
 //!
-//! Pingora's own server would own the process; here are the accept loop, TLS, and the one thing that its phases cannot do: nothing waits
-//! for a replica which does not answer any more. Where no answer has begun, the connection to the replica is ended, and Pingora takes it
-//! from there; an answer that has begun is cut. Absent: what becomes of a request ([`super::proxy`]), and what lies between Pingora and a
-//! socket ([`super::write_buffer`]).
+//! Pingora's own server would take over the process, so this module has the accept loop and TLS. Each request is run so
+//! that it can be cut ([`super::in_flight`]). Absent: the handling of a request ([`super::proxy`]), and the buffer
+//! between Pingora and a socket ([`super::write_buffer`]).
 
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -28,12 +27,12 @@ use super::in_flight::unless_cut;
 use super::metrics::Metrics;
 use super::proxy::Phases;
 use super::proxy_protocol;
-use super::write_buffer::Gathering;
+use super::write_buffer::WriteBuffer;
 use crate::protocol::client::Trust;
 use crate::server::Accept;
 use crate::tls::Certificates;
 
-/// A client that takes longer to agree on TLS is left.
+/// Longest TLS handshake with a client.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 /// Pingora's proxy, each request of which can be cut.
@@ -44,7 +43,7 @@ pub struct App {
 }
 
 impl App {
-    /// Around `proxy`.
+    /// Wraps `proxy`.
     pub fn new(proxy: HttpProxy<Phases>, metrics: Arc<Metrics>) -> Self {
         let mut options = HttpServerOptions::default();
         options.h2c = true;
@@ -71,27 +70,27 @@ impl HttpServerApp for App {
     }
 }
 
-/// What every connection is served with.
+/// A worker: everything that its connections are served with.
 #[derive(Clone)]
 pub struct Worker {
-    /// What answers.
+    /// The proxy.
     pub app: Arc<App>,
-    /// What the listener proves itself by, if it speaks TLS.
+    /// Certificates of the listener, or `None` without TLS.
     pub certificates: Option<Arc<Certificates>>,
-    /// Whose PROXY header is read; `None` where connections have none.
+    /// Peers whose PROXY header is read, or `None` if connections have none.
     pub proxy_protocol_from: Option<Trust>,
-    /// Room for connections.
+    /// Limit of connections, shared by all workers.
     pub permits: Arc<Semaphore>,
-    /// Every connection.
+    /// Tracker of all connections.
     pub connections: TaskTracker,
-    /// Told to end.
+    /// True once the balancer stops.
     pub stopping: ShutdownWatch,
-    /// All counters.
+    /// Metrics of the balancer.
     pub metrics: Arc<Metrics>,
 }
 
 impl Worker {
-    /// Serves what `connections` has, until dropped; those that were begun go on.
+    /// Serves the connections of `incoming` until dropped; connections already accepted continue.
     pub async fn serve(self, mut incoming: impl Accept<Io = TcpStream>) {
         loop {
             let Ok((io, peer)) = incoming.accept().await else { continue };
@@ -113,7 +112,7 @@ impl Worker {
         let client = match &self.proxy_protocol_from {
             Some(trust) => match proxy_protocol::read(trust, &mut io, peer).await {
                 Ok(client) => client,
-                Err(error) => return debug!(%error, "a connection does not begin as it must"),
+                Err(error) => return debug!(%error, "a connection has no valid PROXY header"),
             },
             None => peer,
         };
@@ -129,10 +128,10 @@ impl Worker {
         let _ = digest.peer_addr.set(Some(socket::SocketAddr::Inet(client)));
         let mut stream = L4Stream::from(io);
         stream.set_socket_digest(digest);
-        let Some(certificates) = &self.certificates else { return Some(Box::new(Gathering::new(stream))) };
+        let Some(certificates) = &self.certificates else { return Some(Box::new(WriteBuffer::new(stream))) };
         let acceptor = Acceptor::from_server_config(certificates.current().config().clone());
         match tokio::time::timeout(HANDSHAKE, acceptor.tls_handshake(stream)).await {
-            Ok(Ok(stream)) => Some(Box::new(Gathering::new(stream))),
+            Ok(Ok(stream)) => Some(Box::new(WriteBuffer::new(stream))),
             Ok(Err(error)) => {
                 debug!(%error, "TLS handshake failed");
                 None

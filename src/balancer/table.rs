@@ -1,8 +1,8 @@
-//! The replicas as they are known now: where they are, who they say they are, how they are, and what is on its way through them.
+//! The backends: address, transport, the replica's last report, and the outcomes of recent requests.
 //!
-//! Who is where is learned from the replicas' own word alone, so that names and addresses mean nothing. Owned here: the one table of
-//! it, what requests that broke mean, and the cut of what runs through a replica that does not answer any more. Absent: asking
-//! ([`super::health`]), and choosing ([`super::selection`]).
+//! The replica at an address is known by its own report alone: names and addresses carry no identity. This module owns
+//! the table, the passive health checks (ejection and slow start), and the signal that cuts requests at a backend that
+//! goes down. Absent: active health checks ([`super::health`]), and the selection ([`super::selection`]).
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
@@ -20,67 +20,67 @@ use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::sync;
 
-/// One that is ejected again and again is out for at most so many times as long as the first time.
+/// Most multiples of [`Policy::eject`] that an ejection lasts.
 const EJECT_MOST: u32 = 10;
-/// The part of the load that a replica begins with when it comes up.
+/// Weight of a replica that has just come up.
 const FIRST_WEIGHT: f64 = 0.1;
 const WEIGHT_STEPS: f64 = 10.0;
 
-/// What a replica says of itself.
+/// A replica's report on itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// Who it is.
+    /// Owner of the replica's streams and sessions.
     pub owner: Owner,
-    /// Which process of that name.
+    /// Identifier of the process, which changes with each start.
     pub instance: String,
-    /// It takes new calls.
+    /// True if the replica takes new calls.
     pub is_ready: bool,
-    /// Others have its store.
+    /// True if other replicas share its store.
     pub is_shared: bool,
-    /// Its store outlives it.
+    /// True if its store outlives the process.
     pub is_durable: bool,
 }
 
-/// How a replica is spoken to.
+/// Transport to a backend.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transport {
-    /// In TLS, as this name.
+    /// Server name for TLS, or `None` for plain TCP.
     pub tls_name: Option<String>,
 }
 
-/// What is known of a replica that has not said anything.
+/// Attributes of a backend that discovery supplies.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// How it is spoken to.
+    /// Transport to the backend.
     pub transport: Transport,
-    /// What it is to get.
+    /// Priority and weight for new calls.
     pub preference: PriorityAndWeight,
 }
 
-/// When a replica counts as broken, and for how long.
+/// Policy for ejection and slow start.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    /// Requests that broke, one behind the other.
+    /// Consecutive failures until a backend is ejected.
     pub eject_after: usize,
-    /// How long it is out the first time.
+    /// Duration of the first ejection.
     pub eject: Duration,
-    /// How long one that is new has less than its part.
+    /// Time until a new replica has its full weight, or `None` without slow start.
     pub slow_start: Option<Duration>,
 }
 
-/// All replicas.
+/// All backends.
 pub struct Table {
     policy: Policy,
     backends: RwLock<Arc<Vec<Arc<Backend>>>>,
-    /// Owners that two processes say they are.
+    /// Owners that two processes claimed at the last count.
     duplicate_owners: Mutex<Vec<Owner>>,
 }
 
-/// One address.
+/// A backend: one address, and the replica there.
 pub struct Backend {
-    /// Where it is.
+    /// Address of the backend.
     pub address: SocketAddr,
-    /// How it is spoken to.
+    /// Transport to the backend.
     pub transport: Transport,
     policy: Policy,
     /// Requests in flight.
@@ -90,24 +90,24 @@ pub struct Backend {
 
 struct State {
     preference: PriorityAndWeight,
-    /// What it said last, however long ago.
+    /// The last report, of any age.
     report: Option<Report>,
     is_up: bool,
     up_since: Instant,
-    /// Cancelled when it goes down; another one when it comes up.
+    /// Cancelled when the backend goes down; replaced when it comes up.
     down: CancellationToken,
-    /// Requests that broke, in a row.
+    /// Consecutive requests whose connection failed.
     transport_failures: usize,
-    /// Requests that were answered with a failure, in a row.
+    /// Consecutive calls that got an error response.
     error_responses: usize,
-    /// When the last of either did.
+    /// Time of the last failure of either kind.
     last_failure: Option<Instant>,
     ejections: u32,
     ejected_until: Option<Instant>,
 }
 
 impl State {
-    /// Returns the requests that broke or failed since the last good one, unless that was longer ago than `window`.
+    /// Returns the failures since the last success, or 0 if the last failure is older than `window`.
     fn recent_failures(&self, now: Instant, window: Duration) -> usize {
         let is_recent = self.last_failure.is_some_and(|at| now.saturating_duration_since(at) < window);
         if is_recent { self.transport_failures + self.error_responses } else { 0 }
@@ -115,12 +115,12 @@ impl State {
 }
 
 impl Table {
-    /// Nobody yet.
+    /// Creates an empty table.
     pub fn new(policy: Policy) -> Self {
         Self { policy, backends: RwLock::default(), duplicate_owners: Mutex::default() }
     }
 
-    /// These addresses and no others; what is known of those that stay is kept.
+    /// Sets the backends to those of `found`. The state of a backend that stays, with the same transport, is kept.
     pub fn set(&self, found: &HashMap<SocketAddr, Listed>) {
         let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
         let is_as_before = |backend: &&Arc<Backend>| {
@@ -131,47 +131,50 @@ impl Table {
             if let Some(known) = next.iter().find(|backend| backend.address == *address) {
                 known.lock().preference = listed.preference;
             } else {
-                info!(%address, "found a replica");
+                info!(%address, "discovered a replica");
                 next.push(Arc::new(Backend::new(*address, listed.clone(), self.policy)));
             }
         }
         for gone in backends.iter().filter(|backend| !next.iter().any(|kept| Arc::ptr_eq(kept, backend))) {
-            // What runs through it goes on: an address that left the list may still be answering.
-            info!(address = %gone.address, "a replica has left the list");
+            // Requests in flight continue: a replica that left the list may still respond.
+            info!(address = %gone.address, "a replica is no longer discovered");
         }
         next.sort_by_key(|backend| backend.address);
         *backends = Arc::new(next);
     }
 
-    /// Every address.
+    /// Returns all backends.
     pub fn backends(&self) -> Arc<Vec<Arc<Backend>>> {
         self.backends.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The one at an address.
+    /// Returns the backend at an address.
     pub fn find(&self, address: SocketAddr) -> Option<Arc<Backend>> {
         self.backends().iter().find(|backend| backend.address == address).cloned()
     }
 
-    /// All that have ever said who they are.
+    /// Returns a snapshot of each backend that has ever reported.
     pub fn replicas(&self) -> Vec<Replica> {
         let now = clock::now();
         self.backends().iter().filter_map(|backend| backend.replica(now)).collect()
     }
 
-    /// Where one is expected that has never said who it is.
+    /// Returns the addresses of the backends that have never reported.
     pub fn unknown(&self) -> Vec<SocketAddr> {
         let backends = self.backends();
         backends.iter().filter(|backend| backend.lock().report.is_none()).map(|backend| backend.address).collect()
     }
 
-    /// Says once of each owner that two processes are it, and how many such there are.
+    /// Returns the number of owners that two processes claim, and logs each of them once.
     pub fn count_duplicate_owners(&self) -> usize {
         let mut seen: HashMap<Owner, (String, SocketAddr)> = HashMap::new();
         let mut duplicate_owners = Vec::new();
         for backend in self.backends().iter() {
             let state = backend.lock();
-            let Some(report) = state.report.as_ref().filter(|_| state.is_up) else { continue };
+            let Some(report) = &state.report else { continue };
+            if !state.is_up {
+                continue;
+            }
             let first = seen.entry(report.owner).or_insert_with(|| (report.instance.clone(), backend.address));
             if first.0 != report.instance {
                 duplicate_owners.push((report.owner, first.1, backend.address));
@@ -179,7 +182,7 @@ impl Table {
         }
         let mut known = sync::lock(&self.duplicate_owners);
         for (owner, one, other) in duplicate_owners.iter().filter(|(owner, ..)| !known.contains(owner)) {
-            error!(%owner, %one, %other, "two replicas have one name (replica.name): what one has is asked of the other");
+            error!(%owner, %one, %other, "two replicas have one name (replica.name): requests for one reach the other");
         }
         *known = duplicate_owners.iter().map(|(owner, ..)| *owner).collect();
         duplicate_owners.len()
@@ -204,7 +207,7 @@ impl Backend {
         Self { address, transport, policy, in_flight: AtomicUsize::new(0), state: Mutex::new(state) }
     }
 
-    /// It has said who and how it is.
+    /// Records a report, which also means that the backend is up.
     pub fn record_report(&self, report: Report) {
         let mut state = self.lock();
         let is_new = state.report.as_ref().is_none_or(|known| known.instance != report.instance);
@@ -220,20 +223,20 @@ impl Backend {
         state.report = Some(report);
     }
 
-    /// It does not answer any more: what runs through it waits no longer.
+    /// Marks the backend as down, and cuts its requests in flight.
     pub fn mark_down(&self) {
         let mut state = self.lock();
         if std::mem::replace(&mut state.is_up, false) {
-            warn!(address = %self.address, load = self.load(), "a replica does not answer: what runs through it is ended");
+            warn!(address = %self.address, load = self.load(), "a replica is down: its requests in flight are cut");
             state.down.cancel();
         }
     }
 
-    /// A request to it broke, and this was nobody else's fault. True if it is out from now on.
+    /// Records a request that failed at the connection to the backend. Returns true if this ejects the backend.
     pub fn record_transport_failure(&self) -> bool {
         let mut state = self.lock();
         if !state.is_up {
-            // Which is known, and why it broke.
+            // The failure follows from the backend being down.
             return false;
         }
         state.transport_failures += 1;
@@ -241,8 +244,8 @@ impl Backend {
         state.transport_failures >= self.policy.eject_after && self.eject(&mut state)
     }
 
-    /// Notes that it answered a call with a failure: it cannot reach its server, or that cannot answer. Returns whether it is
-    /// ejected from now on.
+    /// Records a call with an error response: the replica cannot reach its server, or the server fails. Returns true if
+    /// this ejects the backend.
     pub fn record_error_response(&self) -> bool {
         let mut state = self.lock();
         state.transport_failures = 0;
@@ -256,37 +259,37 @@ impl Backend {
         state.ejections = (state.ejections + 1).min(EJECT_MOST);
         let pause = self.policy.eject * state.ejections;
         state.ejected_until = Some(clock::now() + pause);
-        warn!(address = %self.address, ?pause, "requests to a replica broke or failed: it gets no new calls for a while");
+        warn!(address = %self.address, ?pause, "a replica is ejected after failed requests: it gets no new calls for a while");
         true
     }
 
-    /// It answered a request that says nothing of its server: it may have answered from its log.
+    /// Records a response that reveals nothing of the replica's server, such as one from its log.
     pub fn record_response(&self) {
         self.lock().transport_failures = 0;
     }
 
-    /// It answered a call without a failure.
+    /// Records a call with a successful response.
     pub fn record_success(&self) {
         let mut state = self.lock();
         (state.transport_failures, state.error_responses) = (0, 0);
     }
 
-    /// Returns whether it answers the questions who it is.
+    /// Returns true if the backend passes its health checks.
     pub fn is_up(&self) -> bool {
         self.lock().is_up
     }
 
-    /// A request goes through it.
+    /// Counts a request at the backend until the returned value is dropped.
     pub fn begin_request(self: &Arc<Self>) -> InFlight {
         InFlight::new(self.clone(), self.lock().down.clone())
     }
 
-    /// Requests on their way through it.
+    /// Returns the number of requests in flight.
     pub fn load(&self) -> usize {
         self.in_flight.load(Ordering::Relaxed)
     }
 
-    /// As it is to be chosen by; `None` while it has not said who it is.
+    /// Returns a snapshot for selection, or `None` if the backend has never reported.
     pub fn replica(&self, now: Instant) -> Option<Replica> {
         let state = self.lock();
         let report = state.report.as_ref()?;
@@ -297,7 +300,7 @@ impl Backend {
             (true, true) => Condition::Ready,
         };
         let age = now.saturating_duration_since(state.up_since).as_secs_f64();
-        // In steps, so that those who came together are equals.
+        // Weights grow in steps, so that replicas which came up together are equal.
         let weight_at = |whole: Duration| (age / whole.as_secs_f64() * WEIGHT_STEPS).floor() / WEIGHT_STEPS;
         let weight = self.policy.slow_start.map_or(1.0, |whole| weight_at(whole).clamp(FIRST_WEIGHT, 1.0));
         Some(Replica {
@@ -306,7 +309,7 @@ impl Backend {
             condition,
             is_shared: report.is_shared,
             is_durable: report.is_durable,
-            // A request that fails at once would look like little load, and draw the next.
+            // Requests that fail at once would make a failing replica look idle, and attract more of them.
             load: self.load() + state.recent_failures(now, self.policy.eject),
             weight: weight * state.preference.weight_percent as f64 / 100.0,
             priority: state.preference.priority,
@@ -354,15 +357,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_is_known_of_an_address_stays_with_it() {
+    async fn the_state_of_an_address_is_kept_while_it_is_discovered() {
         let table = table(&[1, 2]);
-        assert!(table.replicas().is_empty(), "nobody has said who it is");
+        assert!(table.replicas().is_empty(), "no replica has reported");
         assert_eq!(table.unknown(), [address(1), address(2)]);
         let one = table.find(address(1)).unwrap();
         one.record_report(report(7, "a"));
         assert_eq!(table.unknown(), [address(2)]);
         one.mark_down();
-        assert_eq!(table.unknown(), [address(2)], "one that went down is known");
+        assert_eq!(table.unknown(), [address(2)], "a backend that went down has reported");
         one.record_report(report(7, "a"));
         let in_flight = one.begin_request();
         set(&table, &[1, 3]);
@@ -370,24 +373,24 @@ mod tests {
         assert_eq!(table.replicas()[0].load, 1);
         drop(in_flight);
         assert_eq!((table.replicas().len(), table.replicas()[0].load), (1, 0));
-        // Another way to the same address is another replica.
+        // A change of the transport makes it another backend.
         set_as(&table, &[1], Some("a"), PriorityAndWeight::EQUAL);
         assert!(table.replicas().is_empty());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_a_replica_is_to_get_may_change() {
+    async fn priority_and_weight_may_change() {
         let table = table(&[1]);
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
         tokio::time::advance(POLICY.slow_start.unwrap()).await;
         set_as(&table, &[1], None, PriorityAndWeight { priority: 2, weight_percent: 40 });
-        let [replica] = &table.replicas()[..] else { panic!("it is the same") };
+        let [replica] = &table.replicas()[..] else { panic!("still one replica") };
         assert!(replica.priority == 2 && (replica.weight - 0.4).abs() < 0.01);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_breaks_again_and_again_is_out_for_longer_each_time() {
+    async fn repeated_ejections_last_longer() {
         let table = table(&[1]);
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
@@ -413,7 +416,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_answers_with_failures_is_out_as_well_and_answers_from_its_log_change_nothing() {
+    async fn error_responses_eject_and_responses_from_the_log_do_not_count() {
         let table = table(&[1]);
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
@@ -427,7 +430,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_request_that_failed_at_once_is_no_little_load() {
+    async fn recent_failures_count_as_load() {
         let table = table(&[1]);
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
@@ -440,14 +443,14 @@ mod tests {
         backend.record_error_response();
         assert_eq!(load(), 2);
         backend.record_success();
-        assert_eq!(load(), 0, "one that serves again is as good as any");
+        assert_eq!(load(), 0, "a success clears the failures");
         backend.record_error_response();
         tokio::time::advance(POLICY.eject).await;
-        assert_eq!(load(), 0, "it is tried again after a while");
+        assert_eq!(load(), 0, "failures expire");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_is_new_has_less_than_its_part() {
+    async fn a_new_replica_starts_with_less_than_its_weight() {
         let table = table(&[1]);
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
@@ -463,7 +466,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn what_runs_through_one_that_is_down_is_cut_and_nothing_else() {
+    async fn requests_at_a_backend_that_is_down_are_cut_and_no_others() {
         let table = table(&[1, 2]);
         let (one, two) = (table.find(address(1)).unwrap(), table.find(address(2)).unwrap());
         one.record_report(report(1, "a"));
@@ -472,8 +475,8 @@ mod tests {
         one.mark_down();
         through_one.down().cancelled().await;
         assert!(tokio::time::timeout(Duration::from_secs(60), through_two.down().cancelled()).await.is_err());
-        assert_eq!(condition(&one), Some(Condition::Down), "who it was is remembered");
-        assert!((0..9).all(|_| !one.record_transport_failure()), "what breaks then says nothing new");
+        assert_eq!(condition(&one), Some(Condition::Down), "its last report is kept");
+        assert!((0..9).all(|_| !one.record_transport_failure()), "failures of a backend that is down do not count");
         one.record_report(report(1, "a"));
         assert_eq!(condition(&one), Some(Condition::Ready));
         let again = one.begin_request();
@@ -481,14 +484,14 @@ mod tests {
     }
 
     #[test]
-    fn two_processes_of_one_name_are_found() {
+    fn two_processes_with_one_owner_are_counted() {
         let table = table(&[1, 2, 3]);
         let report_of =
             |port, owner, instance| table.find(address(port)).unwrap().record_report(report(owner, instance));
         report_of(1, 7, "a");
         report_of(2, 8, "b");
         assert_eq!(table.count_duplicate_owners(), 0);
-        // The same process by another address is no mistake.
+        // One process at two addresses is allowed.
         report_of(3, 7, "a");
         assert_eq!(table.count_duplicate_owners(), 0);
         report_of(3, 7, "c");

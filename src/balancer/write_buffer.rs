@@ -1,7 +1,8 @@
-//! What lies between Pingora and a socket: what is written piece by piece is sent at once.
+//! A write buffer between Pingora and a socket: the pieces of a message are sent together.
 //!
-//! Pingora writes the head and the body of a message one behind the other and flushes where somebody may wait for it. Its own listeners
-//! gather what is not flushed; connections that come from elsewhere do not. Absent: deciding when to flush.
+//! Pingora writes the head and the body of a message separately, and flushes when the peer may wait for them. Its own
+//! listeners buffer the writes in between; connections accepted by other means have no buffer. Absent: the decision to
+//! flush.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -18,24 +19,25 @@ use pingora_core::protocols::{
 };
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufWriter, ReadBuf};
 
-/// So much is gathered: a head with a short body. Every connection has it.
-const GATHERED: usize = 4 * 1024;
+/// Capacity of the buffer of each connection: a head with a short body.
+const CAPACITY: usize = 4 * 1024;
 
-/// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps of it. See [`super::proxy`].
+/// Most bytes of one read, so that a piece of a request's body fits into what Pingora keeps for a retry. See
+/// [`super::proxy`].
 pub const READ_MAX: usize = 32 * 1024;
 
-/// A connection whose writes are gathered until they are flushed, or are too many.
+/// A connection whose writes are buffered until a flush, or until the buffer is full.
 #[derive(Debug)]
-pub struct Gathering<S: IO>(BufWriter<S>);
+pub struct WriteBuffer<S: IO>(BufWriter<S>);
 
-impl<S: IO> Gathering<S> {
-    /// Nothing is gathered yet.
+impl<S: IO> WriteBuffer<S> {
+    /// Wraps `stream` with an empty buffer.
     pub fn new(stream: S) -> Self {
-        Self(BufWriter::with_capacity(GATHERED, stream))
+        Self(BufWriter::with_capacity(CAPACITY, stream))
     }
 }
 
-impl<S: IO> AsyncRead for Gathering<S> {
+impl<S: IO> AsyncRead for WriteBuffer<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if buf.remaining() <= READ_MAX {
             return Pin::new(self.0.get_mut()).poll_read(cx, buf);
@@ -48,7 +50,7 @@ impl<S: IO> AsyncRead for Gathering<S> {
     }
 }
 
-impl<S: IO> AsyncWrite for Gathering<S> {
+impl<S: IO> AsyncWrite for WriteBuffer<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.0).poll_write(cx, buf)
     }
@@ -75,28 +77,28 @@ impl<S: IO> AsyncWrite for Gathering<S> {
 }
 
 #[async_trait]
-impl<S: IO> Shutdown for Gathering<S> {
+impl<S: IO> Shutdown for WriteBuffer<S> {
     async fn shutdown(&mut self) {
-        // One that is closed because nobody reads it any more has nobody to send the rest to.
+        // The peer may be gone: then the rest reaches no reader.
         let _ = self.0.flush().await;
         Shutdown::shutdown(self.0.get_mut()).await;
     }
 }
 
 #[async_trait]
-impl<S: IO> Peek for Gathering<S> {
+impl<S: IO> Peek for WriteBuffer<S> {
     async fn try_peek(&mut self, buf: &mut [u8]) -> io::Result<bool> {
         self.0.get_mut().try_peek(buf).await
     }
 }
 
-impl<S: IO> UniqueID for Gathering<S> {
+impl<S: IO> UniqueID for WriteBuffer<S> {
     fn id(&self) -> UniqueIDType {
         self.0.get_ref().id()
     }
 }
 
-impl<S: IO> Ssl for Gathering<S> {
+impl<S: IO> Ssl for WriteBuffer<S> {
     fn get_ssl(&self) -> Option<&TlsRef> {
         self.0.get_ref().get_ssl()
     }
@@ -110,7 +112,7 @@ impl<S: IO> Ssl for Gathering<S> {
     }
 }
 
-impl<S: IO> GetTimingDigest for Gathering<S> {
+impl<S: IO> GetTimingDigest for WriteBuffer<S> {
     fn get_timing_digest(&self) -> Vec<Option<TimingDigest>> {
         self.0.get_ref().get_timing_digest()
     }
@@ -124,7 +126,7 @@ impl<S: IO> GetTimingDigest for Gathering<S> {
     }
 }
 
-impl<S: IO> GetProxyDigest for Gathering<S> {
+impl<S: IO> GetProxyDigest for WriteBuffer<S> {
     fn get_proxy_digest(&self) -> Option<Arc<ProxyDigest>> {
         self.0.get_ref().get_proxy_digest()
     }
@@ -134,7 +136,7 @@ impl<S: IO> GetProxyDigest for Gathering<S> {
     }
 }
 
-impl<S: IO> GetSocketDigest for Gathering<S> {
+impl<S: IO> GetSocketDigest for WriteBuffer<S> {
     fn get_socket_digest(&self) -> Option<Arc<SocketDigest>> {
         self.0.get_ref().get_socket_digest()
     }
@@ -150,7 +152,7 @@ mod tests {
 
     use super::*;
 
-    /// What has come by now.
+    /// Returns the bytes received so far.
     async fn received(theirs: &mut DuplexStream) -> Vec<u8> {
         let mut buf = vec![0; 64 * 1024];
         let came = tokio::select! {
@@ -163,23 +165,23 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_not_flushed_is_sent_together() {
+    async fn writes_are_sent_together_at_a_flush() {
         let (ours, mut theirs) = duplex(64 * 1024);
-        let mut stream = Gathering::new(ours);
+        let mut stream = WriteBuffer::new(ours);
         stream.write_all(b"head ").await.unwrap();
         stream.write_all(b"body").await.unwrap();
         assert_eq!(received(&mut theirs).await, b"");
         stream.flush().await.unwrap();
         assert_eq!(received(&mut theirs).await, b"head body");
         stream.write_all(b"head ").await.unwrap();
-        stream.write_all(&[b'x'; GATHERED]).await.unwrap();
-        assert!(received(&mut theirs).await.starts_with(b"head "), "too much is not held back");
+        stream.write_all(&[b'x'; CAPACITY]).await.unwrap();
+        assert!(received(&mut theirs).await.starts_with(b"head "), "a full buffer is sent");
     }
 
     #[tokio::test]
-    async fn what_is_closed_has_been_sent() {
+    async fn closing_sends_the_buffered_writes() {
         let (ours, mut theirs) = duplex(64);
-        let mut stream = Gathering::new(ours);
+        let mut stream = WriteBuffer::new(ours);
         theirs.write_all(b"question").await.unwrap();
         let mut question = [0; 8];
         stream.read_exact(&mut question).await.unwrap();

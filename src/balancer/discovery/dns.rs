@@ -1,4 +1,4 @@
-//! The DNS as the system knows it: its servers, its search list, its hosts file.
+//! The DNS of the system: its servers, its search list, its hosts file.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -15,16 +15,16 @@ use super::{LookupError, Query, Record, RecordKind, Resolver};
 use crate::clock;
 use crate::sync;
 
-/// A server that does not answer is asked again after so long.
+/// Time until a query is repeated to a server that does not answer.
 const RETRY: Duration = Duration::from_secs(1);
-/// The system's files are read again after so long.
+/// Age at which the system's files are read again.
 const REREAD: Duration = Duration::from_secs(30);
 
-/// Asks the servers of the system, each time anew.
+/// A resolver that queries the servers of the system, without a cache.
 #[derive(Default)]
 pub struct Dns(Mutex<Option<(Instant, Arc<System>)>>);
 
-/// What the system's files say.
+/// Contents of the system's files.
 struct System {
     resolver: TokioResolver,
     search: Vec<Name>,
@@ -68,8 +68,8 @@ impl System {
         Ok(Self { resolver: builder.build()?, search, ndots })
     }
 
-    /// The first answer with records in it, of the names that may be meant. Not left to the resolver, which forgets that one of them failed
-    /// when the next does not exist.
+    /// Returns the first answer with records among those for the candidate names. The resolver's own search is not
+    /// used: it forgets the failure of one name if the next does not exist.
     async fn lookup(&self, query: &Query) -> Result<Vec<Record>, NetError> {
         let mut failed = None;
         for name in candidates(&query.name, &self.search, self.ndots)? {
@@ -96,7 +96,7 @@ impl System {
     }
 }
 
-/// The names that `name` may mean, the likeliest first: see `search` and `ndots` in resolv.conf(5).
+/// Returns the names that `name` may stand for, the likeliest first: see `search` and `ndots` in resolv.conf(5).
 fn candidates(name: &str, search: &[Name], ndots: usize) -> Result<Vec<Name>, NetError> {
     let name = Name::from_str_relaxed(name)?;
     let mut complete = name.clone();
@@ -104,14 +104,14 @@ fn candidates(name: &str, search: &[Name], ndots: usize) -> Result<Vec<Name>, Ne
     if name.is_fqdn() {
         return Ok(vec![complete]);
     }
-    // One that becomes too long is none.
+    // Names that are too long are left out.
     let mut names: Vec<Name> = search.iter().filter_map(|domain| name.clone().append_domain(domain).ok()).collect();
     let dots = usize::from(name.num_labels()).saturating_sub(1);
     names.insert(if dots >= ndots { 0 } else { names.len() }, complete);
     Ok(names)
 }
 
-/// Whether a server said that there is nothing, and not only who else may know.
+/// Returns true if a server denied the existence of records. A referral to other servers does not.
 fn is_negative(error: &NetError) -> bool {
     let NetError::Dns(DnsError::NoRecordsFound(NoRecords { response_code, soa, ns, .. })) = error else { return false };
     let is_answer = matches!(response_code, ResponseCode::NXDomain | ResponseCode::NoError);
@@ -195,7 +195,7 @@ mod tests {
         let address = "10.0.0.7".parse().unwrap();
         assert_eq!(record(&RData::from(address)), Some(Record::Address(address)));
     }
-    /// Answers as the last label but one says, A with one address more each time.
+    /// Answers as the last label but one demands: `there` has one more A record with each query.
     async fn serve(socket: UdpSocket) {
         let (mut packet, mut asked) = ([0; 512], 0);
         loop {
@@ -240,7 +240,7 @@ mod tests {
         assert!(ask("gone.test.", RecordKind::V4).await.unwrap().is_empty());
         assert!(ask("nothing.test.", RecordKind::Service).await.unwrap().is_empty());
         assert!(ask("broken.test.", RecordKind::V4).await.is_err());
-        // Of the names that may be meant the first fails, and the others do not exist.
+        // The first candidate fails, and the others do not exist.
         assert!(ask("mcp", RecordKind::V4).await.is_err());
         serving.abort();
     }

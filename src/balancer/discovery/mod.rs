@@ -1,12 +1,12 @@
-//! Where the sidecars are: addresses, names and services, of the configuration and of a file, as backends.
+//! Discovery: turns the addresses, names and services of the configuration, and of a file, into backends.
 //!
-//! Invariant: an error takes nothing away. A name that cannot be resolved just now and a file that is bad just now leave what was known of
-//! them. An answer that says there is nothing, where there was something, is doubted: what was known stays and is marked
-//! ([`Endpoint::is_doubtful`]). An answer with other records, or a target that is listed no more, takes away the rest. Each failure is
-//! warned of once until it is well again. Nothing is cached beside that: every discovery asks anew.
+//! Invariant: an error removes no backend. If a name cannot be resolved, or the file cannot be read, its last good
+//! result stays. An empty answer after one with records is doubted: the earlier records stay, and their backends are
+//! marked ([`Endpoint::is_doubtful`]). Only an answer with other records, or the removal of a target, removes backends.
+//! A failure is logged once until it ends. There is no other cache: every discovery queries again.
 //!
-//! Absent: when to discover (the caller does, every refresh interval and when [`Discovery::changed`] says so), and whether anybody is
-//! there (health checks).
+//! Absent: the schedule (the caller discovers at the refresh interval, and when [`Discovery::changed`] resolves), and
+//! health checks.
 
 mod dns;
 mod target_file;
@@ -36,67 +36,67 @@ use crate::sync;
 pub use dns::Dns;
 use target_file::TargetFile;
 
-/// An answer of the DNS is waited for no longer.
+/// Deadline of a DNS query.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(3);
-/// So many questions are open at a time.
+/// Most concurrent DNS queries.
 const LOOKUPS_AT_ONCE: usize = 64;
-/// So often the file is looked at.
+/// Interval between reads of the file.
 const WATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is to be discovered.
+/// Sources of targets.
 #[derive(Clone, Debug, Default)]
 pub struct Sources {
     /// Targets of the configuration.
     pub listed: Vec<Target>,
-    /// A file with more, one a line, `#` before comments.
+    /// A file with more targets, one a line, with `#` before comments.
     pub file: Option<PathBuf>,
 }
 
-/// How a [`Backend`] wants to be spoken to, and what it is to get; every one that is discovered here has this among its extensions. Pingora
-/// takes backends that differ in nothing else for the same: [`Discovery::found`] has what is true now.
+/// Extension of every discovered [`Backend`]: its transport, priority and weight. Pingora takes backends that differ
+/// only in their extensions for equal and keeps the old one; [`Discovery::found`] has the current ones.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Whether it speaks TLS.
+    /// True if the backend uses TLS.
     pub is_https: bool,
-    /// The name or address its certificate must be for, to be sent as SNI.
+    /// Name or address that its certificate must be valid for; sent as SNI.
     pub name: Arc<str>,
-    /// What it is to get.
+    /// Priority and weight for new calls.
     pub preference: PriorityAndWeight,
-    /// The DNS has no records of it any more, nor of anything else by its name: to be kept only as long as it answers.
+    /// True if the DNS no longer has records for its name: kept only as long as it passes health checks.
     pub is_doubtful: bool,
 }
 
-/// What a replica is to get of new calls (RFC 2782), as far as anything was said of it.
+/// Priority and weight of a replica for new calls (RFC 2782).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PriorityAndWeight {
-    /// Those of rank 0 get them, as long as one can be had; then those of rank 1.
+    /// Rank of the priority, from 0. A replica gets new calls only if none of a lower number is available.
     pub priority: usize,
-    /// Its part beside the one of its rank that gets the most; 1 to 100.
+    /// Weight relative to the largest of the same priority, from 1 to 100.
     pub weight_percent: usize,
 }
 
 impl PriorityAndWeight {
-    /// Of one that is like all others.
+    /// Value without SRV records.
     pub const EQUAL: Self = Self { priority: 0, weight_percent: 100 };
 }
 
-/// What the DNS is asked.
+/// A DNS query.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Query {
-    /// In lower case; complete if it ends in a dot, else as far as the search list allows.
+    /// Name, in lower case; complete with a final dot, else subject to the search list.
     pub name: String,
-    /// What is asked of it.
+    /// Type of the records.
     pub kind: RecordKind,
 }
 
 /// A type of records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RecordKind {
-    /// A.
+    /// A records.
     V4,
-    /// AAAA.
+    /// AAAA records.
     V6,
-    /// SRV.
+    /// SRV records.
     Service,
 }
 
@@ -105,37 +105,37 @@ pub enum RecordKind {
 pub enum Record {
     /// An address of the name.
     Address(IpAddr),
-    /// A host that has the service.
+    /// A host of the service.
     Service {
-        /// The lowest is to be used as long as it can be.
+        /// Priority; lower numbers are preferred.
         priority: u16,
-        /// Its complete name, in lower case and with a final dot.
+        /// Complete name of the host, in lower case and with a final dot.
         host: String,
-        /// Its port.
+        /// Port of the service.
         port: u16,
-        /// Its part among those of one priority.
+        /// Weight among the hosts of one priority.
         weight: u16,
     },
 }
 
-/// Why there is no answer, which is not the answer that there is nothing.
+/// A query failed. A negative answer is no failure.
 #[derive(Debug, thiserror::Error)]
 pub enum LookupError {
-    /// None within the bound.
+    /// No answer within the deadline.
     #[error("no answer within {LOOKUP_TIMEOUT:?}")]
     TimedOut,
-    /// Any other reason.
+    /// Any other cause.
     #[error("{0}")]
     Failed(String),
 }
 
-/// Who is asked.
+/// Source of DNS answers.
 pub trait Resolver: Send + Sync + 'static {
-    /// All records of that kind. Empty: it is known that there are none. Need not be bounded in time.
+    /// Returns all records of that type, or none if they are known not to exist. Need not have a deadline.
     fn lookup(&self, query: Query) -> impl Future<Output = Result<Vec<Record>, LookupError>> + Send;
 }
 
-/// The discovery of [`Sources`]. Clones share what is known.
+/// Discovery of [`Sources`]. Clones share their state.
 pub struct Discovery<L = Dns> {
     listed: Arc<[Target]>,
     file: Option<Arc<TargetFile>>,
@@ -143,44 +143,44 @@ pub struct Discovery<L = Dns> {
     state: Arc<Mutex<State>>,
 }
 
-/// What stands where there is no better answer.
+/// Results of the last discovery.
 #[derive(Default)]
 struct State {
     file: LastGood<Vec<Target>>,
-    /// Of what the file held at the last discovery.
+    /// Digest of the file's contents.
     digest: Option<u64>,
     answers: Answers,
-    /// At the last discovery.
+    /// The backends.
     found: BTreeSet<Backend>,
 }
 
 type Answers = HashMap<Query, LastGood<Vec<Record>>>;
 
-/// The last good value of something, and whether it could not be had the last time.
+/// The last good value from a source, with the state of the source.
 #[derive(Clone, Default)]
 struct LastGood<T> {
     value: T,
     is_failing: bool,
-    /// The last answer said that there is nothing.
+    /// True if the last answer was empty, after one with records.
     is_doubtful: bool,
 }
 
 impl Discovery {
-    /// Discovers with the DNS of the system.
+    /// Creates a discovery with the DNS of the system.
     pub fn new(sources: Sources) -> Self {
         Self::with_resolver(sources, Dns::default())
     }
 }
 
 impl<L: Resolver> Discovery<L> {
-    /// Discovers with `lookups`.
+    /// Creates a discovery with `resolver`.
     pub fn with_resolver(sources: Sources, resolver: L) -> Self {
         let file = sources.file.map(|path| Arc::new(TargetFile::new(path)));
         Self { listed: sources.listed.into(), file, resolver: Arc::new(resolver), state: Arc::default() }
     }
 
-    /// Resolves when the file holds something else than at the last discovery; looks about once a second, by its content alone, so that no
-    /// way to replace a file is missed. Without a file, and as long as it cannot be read: never. Cancel safe.
+    /// Resolves when the file's contents differ from those at the last discovery. Reads them about once a second, so
+    /// that no way to replace a file is missed. Never resolves without a file, or while it cannot be read. Cancel safe.
     pub async fn changed(&self) {
         let Some(file) = &self.file else { return pending().await };
         loop {
@@ -192,7 +192,8 @@ impl<L: Resolver> Discovery<L> {
         }
     }
 
-    /// Every backend that is known of now, each address once: as the first target says that has it. Cancel safe.
+    /// Discovers all backends, each address once. If several targets have an address, the first decides its transport.
+    /// Cancel safe.
     pub async fn backends(&self) -> BTreeSet<Backend> {
         let mut targets = self.listed.to_vec();
         targets.extend(self.targets_of_file().await);
@@ -206,7 +207,7 @@ impl<L: Resolver> Discovery<L> {
         backends
     }
 
-    /// What the last discovery has found.
+    /// Returns the backends of the last discovery.
     pub fn found(&self) -> BTreeSet<Backend> {
         self.state().found.clone()
     }
@@ -222,7 +223,7 @@ impl<L: Resolver> Discovery<L> {
         state.file.value.clone()
     }
 
-    /// The answers to `questions`, asked all at once, or what was answered `before`.
+    /// Runs `queries` concurrently. A query that fails yields the answer from `before`.
     async fn ask(&self, before: &Answers, queries: HashSet<Query>) -> Answers {
         let at_once = Arc::new(Semaphore::new(LOOKUPS_AT_ONCE));
         let mut asking = JoinSet::new();
@@ -233,7 +234,7 @@ impl<L: Resolver> Discovery<L> {
                 let _permit = at_once.acquire().await;
                 let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup(query.clone())).await;
                 last_good.update_records(answer.unwrap_or(Err(LookupError::TimedOut)), &query.name);
-                // Servers rotate their answers.
+                // Servers rotate the records in their answers.
                 last_good.value.sort();
                 (query, last_good)
             });
@@ -268,7 +269,7 @@ impl<L> Clone for Discovery<L> {
 }
 
 impl<T> LastGood<T> {
-    /// Takes what was found, if anything was; tells when that begins or ends to fail.
+    /// Takes a new value, or keeps the last good one after an error. Logs when a failure begins and ends.
     fn update(&mut self, found: Result<T, impl Display>, source: &dyn Display) {
         let failed = match found {
             Ok(value) => {
@@ -287,7 +288,7 @@ impl<T> LastGood<T> {
 }
 
 impl LastGood<Vec<Record>> {
-    /// Takes an answer of the DNS as [`Self::update`] does, but doubts one that is empty where there were records.
+    /// Takes an answer of the DNS as [`Self::update`] does, but doubts an empty one after one with records.
     fn update_records(&mut self, found: Result<Vec<Record>, LookupError>, name: &str) {
         if found.as_ref().is_ok_and(Vec::is_empty) && !self.value.is_empty() {
             if !std::mem::replace(&mut self.is_doubtful, true) {
@@ -379,7 +380,7 @@ fn addresses(place: &Place, answers: &Answers) -> Vec<FoundAddress> {
     hosts.iter().flat_map(|host| [of_kind(host, RecordKind::V4), of_kind(host, RecordKind::V6)]).flatten().collect()
 }
 
-/// What is known of a question, and whether that is doubted.
+/// Returns the records for a name, and true if they are doubted.
 fn records<'a>(name: &str, kind: RecordKind, answers: &'a Answers) -> (&'a [Record], bool) {
     let last_good = answers.get(&Query { name: name.to_owned(), kind });
     last_good.map_or((&[], false), |last_good| (&last_good.value, last_good.is_doubtful))
@@ -391,7 +392,7 @@ struct Host {
     preference: PriorityAndWeight,
 }
 
-/// The hosts of the service, those of the lowest priority first. One named `.` says that there is none.
+/// Returns the hosts of the service in the order of their priorities. A host named `.` means that there is none.
 fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     let mut priorities: BTreeMap<u16, Vec<(&String, u16, u16)>> = BTreeMap::new();
     for record in records(service, RecordKind::Service, answers).0 {
@@ -412,7 +413,8 @@ fn hosts_of(service: &str, answers: &Answers) -> Vec<Host> {
     hosts
 }
 
-/// Of 0 it is the least there is; where all are 0, as all that is no service has it, they are equals.
+/// Returns the weight as a percentage of the largest, at least 1. If all weights are 0, as they are without SRV
+/// records, all are equal.
 fn weight_percent(weight: u16, largest: u16) -> usize {
     if largest == 0 { 100 } else { (usize::from(weight) * 100).div_ceil(largest.into()).max(1) }
 }

@@ -12,38 +12,38 @@ use tokio::time::timeout;
 
 use crate::config::{Target, TargetError};
 
-/// More than that is no list of sidecars.
+/// Longest file accepted.
 const MOST_BYTES: usize = 1024 * 1024;
-/// A file system that does not answer is waited for no longer.
+/// Deadline of a read, for a file system that hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Why the file tells nothing just now.
+/// The file yields no targets.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The file system does not answer.
+    /// The file system does not respond.
     #[error("it could not be read within {READ_TIMEOUT:?}")]
     TimedOut,
-    /// It is longer than any list.
+    /// The file is too long.
     #[error("it is longer than {MOST_BYTES} bytes")]
     TooLong,
-    /// It has no byte, as one that is being written just now.
+    /// The file has no bytes, as during a rewrite.
     #[error("it is empty; where no replicas are meant, a comment says so")]
     Empty,
-    /// It is no text.
+    /// The file is not UTF-8.
     #[error("it is not UTF-8")]
     NoText,
-    /// A line is bad.
+    /// A line is not a target.
     #[error("line {0} {1}")]
     Line(usize, TargetError),
 }
 
-/// A file that is read again and again.
+/// The file, which is read repeatedly.
 pub(super) struct TargetFile {
     path: PathBuf,
-    /// A file system that hangs holds one thread and no more.
+    /// A file system that hangs blocks only one thread.
     one_at_a_time: Arc<Semaphore>,
 }
 
@@ -56,7 +56,7 @@ impl TargetFile {
         &self.path
     }
 
-    /// What the path leads to now, through whatever links.
+    /// Reads the contents, through any links.
     pub(super) async fn read(&self) -> Result<Vec<u8>, Error> {
         timeout(READ_TIMEOUT, self.read_blocking()).await.unwrap_or(Err(Error::TimedOut))
     }
@@ -78,7 +78,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
     if bytes.len() > MOST_BYTES { Err(Error::TooLong) } else { Ok(bytes) }
 }
 
-/// The targets of a file, one a line. A `#` begins a comment.
+/// Parses targets, one a line. A `#` begins a comment.
 pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Target>, Error> {
     if bytes.is_empty() {
         return Err(Error::Empty);

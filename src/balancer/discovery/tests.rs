@@ -3,12 +3,12 @@ use std::fs;
 use super::*;
 use crate::{clock, random};
 
-/// What the DNS says now; what is not in it hangs.
+/// A resolver with fixed answers; other queries hang.
 #[derive(Clone, Default)]
 struct Table(Arc<Mutex<HashMap<Query, Option<Vec<Record>>>>>);
 
 impl Table {
-    /// `None`: it fails.
+    /// Sets the answer, or a failure if `None`.
     fn set(&self, name: &str, kind: RecordKind, answer: Option<Vec<Record>>) {
         self.0.lock().unwrap().insert(Query { name: name.to_owned(), kind }, answer);
     }
@@ -61,7 +61,7 @@ fn preference(backend: &Backend) -> PriorityAndWeight {
     backend.ext.get::<Endpoint>().unwrap().preference
 }
 
-/// Each backend as `address*percent`, and the rank of those behind.
+/// Returns each backend as `address*weight`, with its priority if that is not 0.
 async fn found(discovery: &Discovery<Table>) -> Vec<String> {
     let (backends, enabled) = discovery.discover().await.unwrap();
     assert!(enabled.is_empty());
@@ -102,12 +102,12 @@ async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
     table.host("b.", "10.0.0.2");
     table.host("c.", "10.0.0.3");
     let discovery = of(&["srv+http://_m._tcp.svc"], None, &table);
-    // Where an address is twice, its best place counts.
+    // The first record of an address by priority decides.
     assert_eq!(
         found(&discovery).await,
         ["10.0.0.1:9*100 in priority 1", "10.0.0.1:80*67", "10.0.0.2:81*100", "10.0.0.3:9*100 in priority 1"]
     );
-    // Pingora would take these for those that it has.
+    // Pingora takes these backends for equal to the former ones.
     table.service("_m._tcp.svc", &[(5, 1, 81, "b."), (5, 100, 80, "a.")]);
     discovery.backends().await;
     let percents = discovery.found().iter().map(|backend| preference(backend).weight_percent).collect::<Vec<_>>();
@@ -206,7 +206,7 @@ async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
     assert_eq!(found(&discovery).await, both);
     table.service("svc", &[(0, 0, 80, "b.")]);
     assert_eq!(found(&discovery).await, both[1..]);
-    // Not asked for any more, so not known any more.
+    // The host was no longer queried, so its last answer was dropped.
     table.service("svc", &[(0, 0, 80, "a.")]);
     assert!(found(&discovery).await.is_empty());
 }
@@ -290,7 +290,7 @@ fn a_bad_line_is_named() {
     assert_eq!(error.to_string(), "line 3 needs a port, as in http://10.0.0.7:8080");
 }
 
-/// Whether a change is told within `looks` looks at the file.
+/// Returns true if a change is reported within `looks` reads of the file.
 async fn is_told(discovery: &Discovery<Table>, looks: u32) -> bool {
     timeout(WATCH_INTERVAL * looks + WATCH_INTERVAL / 2, discovery.changed()).await.is_ok()
 }
@@ -303,26 +303,26 @@ async fn a_change_is_told_however_the_file_is_replaced() {
     found(&discovery).await;
     assert!(!is_told(&discovery, 3).await);
 
-    // In place, as long as before.
+    // Rewritten in place, with the same length.
     dir.write("http://10.0.0.3:80");
     assert!(is_told(&discovery, 1).await);
     assert!(is_told(&discovery, 1).await, "until it is discovered");
     found(&discovery).await;
     assert!(!is_told(&discovery, 3).await);
 
-    // Another file renamed over it.
+    // Replaced by a rename.
     fs::write(dir.0.join("next"), "http://10.0.0.4:80").unwrap();
     fs::rename(dir.0.join("next"), dir.file()).unwrap();
     assert!(is_told(&discovery, 1).await);
     assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);
 
-    // Gone, and there again as it was.
+    // Removed, and restored with the same contents.
     fs::remove_file(dir.file()).unwrap();
     assert!(!is_told(&discovery, 3).await);
     dir.write("http://10.0.0.4:80");
     assert!(!is_told(&discovery, 3).await);
 
-    // Bad: told once.
+    // Invalid contents are reported once.
     dir.write("nonsense");
     assert!(is_told(&discovery, 1).await);
     assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);

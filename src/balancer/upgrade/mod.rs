@@ -1,8 +1,9 @@
-//! Upgrade without a moment at which nobody accepts: the running process hands its listening sockets to the next one.
+//! Upgrade without downtime: the running process hands its listening sockets over to the next one.
 //!
-//! The running process waits at a Unix socket ([`Offer`]). The next one connects at its start ([`take`]) and is sent the listeners, so that
-//! both accept from the same queues. Once it serves it says so ([`offer`]), and only then does the first one hear that it is relieved
-//! ([`Offer::handed_over`]). The path of the socket changes hands in between, so that somebody is always there.
+//! The running process waits at a Unix socket ([`Offer`]). The next one connects when it starts ([`take`]) and receives
+//! the listeners, so that both accept from the same queues. Once it serves, it says so ([`offer`]); only then does the
+//! running process stop accepting ([`Offer::handed_over`]). The path of the socket always leads to a process that
+//! serves.
 //!
 //! ```text
 //! running process                               next process
@@ -15,9 +16,9 @@
 //! drains
 //! ```
 //!
-//! Invariants: a next process that dies or hangs before it is ready changes nothing; there is one at a time; only processes of the
-//! same user talk to each other; every wait is bounded but that for a next process. Absent: what to do with the listeners, and any
-//! state beside them. Where there are no Unix sockets nothing is ever offered or taken.
+//! Invariants: a next process that dies or hangs before it is ready changes nothing. There is at most one next process.
+//! Only processes of the same user may connect. Every wait has a deadline, except the wait for a next process. Absent:
+//! use of the listeners, and transfer of other state. Without Unix sockets, listeners are neither offered nor taken.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -32,28 +33,28 @@ pub use unix::{Offer, Predecessor, offer, take};
 #[cfg(not(unix))]
 pub use unsupported::{Offer, Predecessor, offer, take};
 
-/// Listening sockets, by the address that each was asked for.
+/// Listening sockets, with the address that each was configured with.
 pub type Listeners = Vec<(SocketAddr, TcpListener)>;
 
-/// Why listeners do not change hands.
+/// Listeners could not be handed over.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The system refuses something, or the other process ended.
+    /// A system call failed, or the other process ended.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// What is at the path is something else, and stays there.
+    /// The path leads to another kind of file, or to another user's socket. It is left in place.
     #[error("what is there is not a socket of this user")]
     NoSocket,
-    /// Another next process was first and has not ended.
+    /// Another process is taking over.
     #[error("another process is taking over")]
     Busy,
-    /// The other process does not answer.
+    /// The other process does not respond.
     #[error("the process there does not answer")]
     TimedOut,
-    /// The other process is of another kind or version.
+    /// The other process has another protocol or version.
     #[error("the process there speaks otherwise: {0}")]
     Strange(&'static str),
-    /// More than a message holds.
+    /// The listeners do not fit into a message.
     #[error("too many listeners")]
     TooMany,
 }

@@ -1,4 +1,4 @@
-//! Where there are no Unix sockets: nobody is there, and nobody comes.
+//! Upgrade on platforms without Unix sockets: never offered, never taken.
 
 use std::convert::Infallible;
 use std::future::pending;
@@ -8,13 +8,13 @@ use tracing::warn;
 
 use super::{Error, Listeners};
 
-/// There is none.
+/// A predecessor, of which there is none.
 pub struct Predecessor(Infallible);
 
-/// One that nobody accepts.
+/// An offer that is never accepted.
 pub struct Offer(());
 
-/// Nobody is there.
+/// Returns `None`.
 ///
 /// # Errors
 /// None.

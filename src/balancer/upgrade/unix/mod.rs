@@ -1,4 +1,4 @@
-//! The sockets and the few words spoken over them. A message is lines of text with an empty one behind them.
+//! The sockets, and the messages sent over them. A message consists of lines of text and ends with an empty one.
 
 use std::ffi::OsString;
 use std::fs::{self, Permissions};
@@ -28,40 +28,41 @@ use tracing::{info, warn};
 use super::{Error, Listeners};
 use crate::{clock, random};
 
-/// A process that is asked something answers within this.
+/// Deadline of a response from the other process.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// A next process is ready after so long, or has to begin anew.
+/// Time for the next process to become ready; after it, it must start again.
 const READY_TIMEOUT: Duration = Duration::from_secs(120);
-/// Between two tries to accept where that fails.
+/// Pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
-/// The longest message.
+/// Longest message.
 const MOST_BYTES: usize = 4096;
-/// So many listeners have room in one.
+/// Most listeners of a message.
 const MOST_LISTENERS: usize = 8;
 
 const END: &[u8] = b"\n\n";
-/// The first line above listeners' addresses, a line each. Another version says something else.
+/// First line of the message with the listeners' addresses, one a line. It differs in other versions.
 const GREETING: &str = "mcp-resume listeners 1";
 const BUSY: &[u8] = b"busy\n\n";
 const READY: &[u8] = b"ready\n\n";
 const GO: &[u8] = b"go\n\n";
 
-/// The process whose listeners were taken and which still serves; it goes on with that if this is dropped.
+/// The process whose listeners were taken, and which still serves. It continues if this value is dropped.
 #[derive(Debug)]
 pub struct Predecessor(StdUnixStream);
 
-/// The listeners of this process, for the next one.
+/// The listeners of this process, offered to the next one.
 #[derive(Debug)]
 pub struct Offer {
     socket: StdUnixListener,
     listeners: Listeners,
 }
 
-/// The listeners of the process that waits at `path`, ready for tokio; `None` where none does. Blocks, but only for seconds: to be called
-/// when the process starts. That one goes on serving until [`offer`] is called with the [`Predecessor`].
+/// Takes the listeners of the process that waits at `path`, ready for tokio; `None` if no process waits. Blocks for
+/// seconds at most, and is meant for process startup. The other process serves until [`offer`] is called with the
+/// [`Predecessor`].
 ///
 /// # Errors
-/// When a process is there and does not hand them over. Their addresses are most likely in use then.
+/// If a process waits there but does not hand its listeners over. Their addresses are then most likely in use.
 pub fn take(path: &Path) -> Result<Option<(Listeners, Predecessor)>, Error> {
     take_within(path, ANSWER_TIMEOUT)
 }
@@ -73,7 +74,7 @@ fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predece
     }
     let stream = match connect(path, wait) {
         Ok(stream) => stream,
-        // Its process has ended, or does just now.
+        // The process that waited there has ended.
         Err(error) if matches!(error.kind(), ErrorKind::ConnectionRefused | ErrorKind::NotFound) => return Ok(None),
         Err(error) => return Err(or_timed_out(error)),
     };
@@ -81,11 +82,11 @@ fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predece
     Ok(Some((listeners(&message, fds)?, Predecessor(stream))))
 }
 
-/// Waits at `path` for the next process, with `listeners` that this one serves. A predecessor is told first that it does, and drains; what
-/// a dead process left at the path is replaced.
+/// Waits at `path` for the next process, with `listeners` that this one serves. First tells a predecessor that this
+/// process serves, upon which it drains. Replaces the socket of a dead process at the path.
 ///
 /// # Errors
-/// When this process cannot wait there. The predecessor, where there is one, goes on serving then, and this process must end.
+/// If this process cannot wait there. A predecessor then continues to serve, and this process must end.
 pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predecessor>) -> Result<Offer, Error> {
     if listeners.len() > MOST_LISTENERS {
         return Err(Error::TooMany);
@@ -97,8 +98,8 @@ pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predec
 }
 
 impl Offer {
-    /// Resolves when another process serves the listeners and has the path: this one must not accept any more, and may end. Dropping the
-    /// future withdraws the offer. Within a runtime with I/O and time.
+    /// Resolves once another process serves the listeners and owns the path: this process must not accept any more, and
+    /// may end. Dropping the future withdraws the offer. Requires a runtime with I/O and time.
     pub async fn handed_over(self) {
         let socket = self.socket.set_nonblocking(true).and_then(|()| UnixListener::from_std(self.socket));
         let socket = match socket {
@@ -118,12 +119,12 @@ impl Offer {
     }
 }
 
-/// Tells every other that comes meanwhile that it is not the first.
+/// Hands over to `next`. Meanwhile, other processes are told that the offer is taken.
 async fn hand_over(socket: &UnixListener, next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
     let mut talk = pin!(talk(next, listeners));
     loop {
         tokio::select! {
-            // First: whoever comes after the one before has ended is not told that it is there.
+            // First, so that a process which connects after the hand-over has failed is not refused.
             biased;
             done = &mut talk => return done,
             mut other = accept(socket) => {
@@ -141,7 +142,8 @@ async fn talk(mut next: UnixStream, listeners: &Listeners) -> Result<(), Error> 
         return Err(Error::Strange("it is not ready"));
     }
     bounded(ANSWER_TIMEOUT, next.write_all(GO)).await?;
-    // From here on it serves, whatever becomes of the path; until it has that, whoever comes is told that it is on its way.
+    // From here on the next process serves, even if it never gets the path. Until it has the path, others are told that
+    // it is taking over.
     let _ = bounded(ANSWER_TIMEOUT, next.read(&mut word)).await;
     Ok(())
 }
@@ -150,7 +152,7 @@ async fn bounded<T>(wait: Duration, work: impl Future<Output = io::Result<T>>) -
     Ok(timeout(wait, work).await.map_err(|_| Error::TimedOut)??)
 }
 
-/// The next connection of a process of this user.
+/// Returns the next connection from a process of this user.
 async fn accept(socket: &UnixListener) -> UnixStream {
     let own = rustix::process::geteuid().as_raw();
     loop {
@@ -180,11 +182,12 @@ async fn send(stream: &UnixStream, listeners: &Listeners) -> io::Result<()> {
         }
         Ok(sendmsg(stream, &[IoSlice::new(message.as_bytes())], &mut control, SendFlags::empty())?)
     });
-    // A socket that nothing was sent on has room for a message.
+    // The send buffer is empty, so it has room for the whole message.
     if sent.await? == message.len() { Ok(()) } else { Err(ErrorKind::WriteZero.into()) }
 }
 
-/// A socket at `path`, in the place of what was there. A predecessor is relieved before, at a time when nothing can go wrong any more.
+/// Creates a socket at `path` in place of an old one. A predecessor is relieved just before, when no other step can
+/// fail.
 fn take_place(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixListener, Error> {
     is_our_socket(path)?;
     let beside = Beside::new(path);
@@ -195,7 +198,7 @@ fn take_place(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixLi
     }
     match fs::rename(&beside.0, path) {
         Err(error) if predecessor.is_none() => Err(error.into()),
-        // It drains, so this process must serve.
+        // The predecessor drains already, so this process must serve.
         Err(error) => {
             warn!(path = %path.display(), %error, "no process can take over from this one");
             Ok(socket)
@@ -213,7 +216,7 @@ fn relieve(Predecessor(stream): &Predecessor) -> Result<(), Error> {
     if answer == GO { Ok(()) } else { Err(Error::Strange("it does not go")) }
 }
 
-/// A name beside another, which is renamed or removed in the end.
+/// A temporary name beside a path, removed on drop unless renamed.
 struct Beside(PathBuf);
 
 impl Beside {
@@ -230,7 +233,7 @@ impl Drop for Beside {
     }
 }
 
-/// Whether there is a socket of this user, or nothing.
+/// Returns true for a socket of this user, and false if nothing exists there.
 fn is_our_socket(path: &Path) -> Result<bool, Error> {
     match fs::metadata(path) {
         Ok(found) if found.file_type().is_socket() && found.uid() == rustix::process::geteuid().as_raw() => Ok(true),
@@ -240,7 +243,7 @@ fn is_our_socket(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// The standard library's waits for as long as the other end has a full queue.
+/// Connects with a deadline: the standard library's method waits as long as the queue of the other end is full.
 fn connect(path: &Path, wait: Duration) -> io::Result<StdUnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     socket.set_write_timeout(Some(wait))?;
@@ -248,7 +251,7 @@ fn connect(path: &Path, wait: Duration) -> io::Result<StdUnixStream> {
     Ok(socket.into())
 }
 
-/// One message, and the sockets that came with it.
+/// Receives one message, and the sockets attached to it.
 fn receive(stream: &StdUnixStream, deadline: Instant) -> Result<(Vec<u8>, Vec<OwnedFd>), Error> {
     let (mut message, mut fds) = (Vec::new(), Vec::new());
     while !message.ends_with(END) {
@@ -294,7 +297,7 @@ fn listeners(message: &[u8], fds: Vec<OwnedFd>) -> Result<Listeners, Error> {
 }
 
 fn listener(fd: OwnedFd) -> io::Result<TcpListener> {
-    // Not every system can receive it with this already set.
+    // Not every system can set this flag on receipt.
     fcntl_setfd(&fd, FdFlags::CLOEXEC)?;
     let listener = TcpListener::from(fd);
     listener.set_nonblocking(true)?;

@@ -45,7 +45,8 @@ fn copy(listeners: &Listeners) -> Listeners {
     listeners.iter().map(|(address, listener)| (*address, listener.try_clone().unwrap())).collect()
 }
 
-/// Answers every connection with `name` and closes it, until it is stopped; one that it has accepted is answered.
+/// A server that writes `name` to every connection and closes it, until stopped. An accepted connection is always
+/// served.
 struct Server {
     stop: CancellationToken,
     serving: JoinHandle<()>,
@@ -78,7 +79,7 @@ async fn taken(path: &Path) -> (Listeners, Predecessor) {
     take_from(path).await.unwrap().expect("somebody is there")
 }
 
-/// A process that serves `listeners` and waits for the next.
+/// Starts a process that serves `listeners` and waits for the next.
 async fn waiting(path: &Path, listeners: Listeners) -> JoinHandle<()> {
     tokio::spawn(offer(path, listeners, None).await.unwrap().handed_over())
 }
@@ -137,7 +138,7 @@ async fn more_listeners_than_a_message_holds_are_refused() {
     assert_eq!(taken(&dir.socket()).await.0.len(), 8);
 }
 
-/// Connects again and again and tells who answers, until nobody wants to hear it. Ends where nobody answers.
+/// Connects repeatedly and sends the names of the servers, until the receiver is dropped. Panics if no server responds.
 fn connect_all_the_time(address: SocketAddr) -> UnboundedReceiver<String> {
     let (answered, answers) = unbounded_channel();
     thread::spawn(move || {
@@ -226,7 +227,7 @@ async fn a_successor_that_says_something_else_changes_nothing() {
     let talk = move || {
         let mut stream = UnixStream::connect(path).unwrap();
         stream.write_all(b"GET / HTTP/1.1\r\n\r\n").unwrap();
-        // The listeners' names, and the end.
+        // The listeners' addresses, and the end.
         let _ = stream.read_to_end(&mut Vec::new());
     };
     spawn_blocking(talk).await.unwrap();
