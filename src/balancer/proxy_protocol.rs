@@ -18,11 +18,11 @@ use crate::protocol::client::Trust;
 /// Deadline for the whole header; the connection is then closed.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest header of version 1, with its end of line (§2.1).
-const LONGEST_V1: usize = 107;
+const V1_MAX: usize = 107;
 /// Longest header of version 2 that is accepted: TLVs with certificates make them long.
-const LONGEST_V2: usize = 4096;
+const V2_MAX: usize = 4096;
 /// Shortest header of either version: `PROXY UNKNOWN` and an end of line.
-const SHORTEST: usize = 15;
+const HEADER_MIN: usize = 15;
 /// Bytes of a version 2 header before addresses and TLVs.
 const V2_HEAD: usize = 16;
 const V1_PREFIX: &[u8] = b"PROXY ";
@@ -32,7 +32,7 @@ const V2_SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The header is missing or malformed.
-    #[error("the connection does not begin with a PROXY header as it must: {0}")]
+    #[error("the connection does not begin with a valid PROXY header: {0}")]
     Malformed(&'static str),
     /// The header did not arrive in time.
     #[error("the PROXY header did not come within {HEADER_TIMEOUT:?}")]
@@ -66,7 +66,7 @@ pub async fn read(trust: &Trust, io: &mut (impl AsyncRead + Unpin), peer: Socket
 async fn source(io: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>, Error> {
     let mut header = Vec::new();
     loop {
-        match rest(&header)? {
+        match missing_bytes(&header)? {
             0 => return parse(&header),
             certain => {
                 let read = header.len();
@@ -78,34 +78,34 @@ async fn source(io: &mut (impl AsyncRead + Unpin)) -> Result<Option<SocketAddr>,
 }
 
 /// Returns the least number of bytes that the header continues beyond its beginning `header`, or 0 if it is complete.
-fn rest(header: &[u8]) -> Result<usize, Error> {
-    if header.len() < SHORTEST {
-        return Ok(SHORTEST - header.len());
+fn missing_bytes(header: &[u8]) -> Result<usize, Error> {
+    if header.len() < HEADER_MIN {
+        return Ok(HEADER_MIN - header.len());
     }
     if header.starts_with(V1_PREFIX) {
-        return rest_v1(header);
+        return missing_bytes_v1(header);
     }
     if !header.starts_with(V2_SIGNATURE) {
-        return Err(Error::Malformed("it begins otherwise"));
+        return Err(Error::Malformed("neither version's beginning"));
     }
     let Some([high, low]) = header.get(V2_HEAD - 2..V2_HEAD) else { return Ok(V2_HEAD - header.len()) };
     let all = V2_HEAD + usize::from(u16::from_be_bytes([*high, *low]));
-    if all > LONGEST_V2 {
-        return Err(Error::Malformed("it is too long"));
+    if all > V2_MAX {
+        return Err(Error::Malformed("too long"));
     }
     Ok(all - header.len())
 }
 
-fn rest_v1(header: &[u8]) -> Result<usize, Error> {
+fn missing_bytes_v1(header: &[u8]) -> Result<usize, Error> {
     match header {
         [.., b'\r', b'\n'] => Ok(0),
-        _ if header.len() >= LONGEST_V1 => Err(Error::Malformed("its line is too long")),
+        _ if header.len() >= V1_MAX => Err(Error::Malformed("line too long")),
         [.., b'\r'] => Ok(1),
         // A lone carriage return or line feed, or an end of line before the last byte read.
         _ if header[..header.len() - 1].contains(&b'\r') || header.contains(&b'\n') => {
-            Err(Error::Malformed("its line ends wrongly"))
+            Err(Error::Malformed("invalid end of line"))
         }
-        _ => Ok(2.min(LONGEST_V1 - header.len())),
+        _ => Ok(2.min(V1_MAX - header.len())),
     }
 }
 
@@ -115,16 +115,16 @@ fn parse(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
 }
 
 fn parse_v1(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
-    let line = std::str::from_utf8(header).map_err(|_| Error::Malformed("it is no text"))?.trim_end_matches("\r\n");
+    let line = std::str::from_utf8(header).map_err(|_| Error::Malformed("not UTF-8"))?.trim_end_matches("\r\n");
     if line.contains(['\r', '\n']) {
-        return Err(Error::Malformed("its line ends wrongly"));
+        return Err(Error::Malformed("invalid end of line"));
     }
     let fields: Vec<&str> = line.split(' ').collect();
     match fields[1..] {
         ["UNKNOWN", ..] => Ok(None),
         ["TCP4", source, to, port, to_port] => addresses_v1::<Ipv4Addr>(source, to, port, to_port).map(Some),
         ["TCP6", source, to, port, to_port] => addresses_v1::<Ipv6Addr>(source, to, port, to_port).map(Some),
-        _ => Err(Error::Malformed("its line has other fields")),
+        _ => Err(Error::Malformed("unknown fields")),
     }
 }
 
@@ -134,7 +134,7 @@ fn addresses_v1<Ip: FromStr + Into<IpAddr>>(
     port: &str,
     to_port: &str,
 ) -> Result<SocketAddr, Error> {
-    let ip = |text: &str| text.parse::<Ip>().map_err(|_| Error::Malformed("it has a bad address"));
+    let ip = |text: &str| text.parse::<Ip>().map_err(|_| Error::Malformed("invalid address"));
     let (source, _) = (ip(source)?, ip(to)?);
     let (port, _) = (port_v1(port)?, port_v1(to_port)?);
     Ok(SocketAddr::new(source.into(), port))
@@ -142,7 +142,7 @@ fn addresses_v1<Ip: FromStr + Into<IpAddr>>(
 
 /// Parses a port in canonical form: no sign, no leading zeros.
 fn port_v1(text: &str) -> Result<u16, Error> {
-    text.parse().ok().filter(|port: &u16| port.to_string() == text).ok_or(Error::Malformed("it has a bad port"))
+    text.parse().ok().filter(|port: &u16| port.to_string() == text).ok_or(Error::Malformed("invalid port"))
 }
 
 fn parse_v2(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
@@ -150,7 +150,7 @@ fn parse_v2(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
     match head[12] {
         0x20 => return Ok(None),
         0x21 => {}
-        _ => return Err(Error::Malformed("of version 2 it has an unknown version or command")),
+        _ => return Err(Error::Malformed("unknown version or command in a header of version 2")),
     }
     // Source and destination addresses, and a port for each.
     match head[13] {
@@ -158,7 +158,7 @@ fn parse_v2(header: &[u8]) -> Result<Option<SocketAddr>, Error> {
         0x21 => Ok(Some(source_v2::<16>(block, 36)?)),
         // Unspecified families, datagrams and Unix sockets carry no TCP source.
         family if family >> 4 <= 3 && family & 0xF <= 2 => Ok(None),
-        _ => Err(Error::Malformed("it has an unknown family or protocol")),
+        _ => Err(Error::Malformed("unknown family or protocol")),
     }
 }
 
@@ -166,7 +166,7 @@ fn source_v2<const N: usize>(block: &[u8], least: usize) -> Result<SocketAddr, E
 where
     IpAddr: From<[u8; N]>,
 {
-    let addresses = block.get(..least).ok_or(Error::Malformed("it is too short for its addresses"))?;
+    let addresses = block.get(..least).ok_or(Error::Malformed("too short for its addresses"))?;
     let source: [u8; N] = addresses[..N].try_into().expect("a block of addresses begins with the source");
     let port = u16::from_be_bytes([addresses[2 * N], addresses[2 * N + 1]]);
     Ok(SocketAddr::new(source.into(), port))
@@ -206,8 +206,8 @@ mod tests {
     /// Valid headers, each with the client address.
     fn good() -> Vec<(Vec<u8>, &'static str)> {
         let with_tlvs = |block: Vec<u8>| [block, tlvs()].concat();
-        let longest = vec![0; LONGEST_V2 - V2_HEAD - 12];
-        let padded = format!("PROXY UNKNOWN {}\r\n", "x".repeat(LONGEST_V1 - 16));
+        let longest = vec![0; V2_MAX - V2_HEAD - 12];
+        let padded = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_MAX - 16));
         vec![
             (b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\n".to_vec(), "7.7.7.7:50000"),
             (b"PROXY TCP4 255.255.255.255 255.255.255.255 65535 65535\r\n".to_vec(), "255.255.255.255:65535"),
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_good_header_is_read_and_nothing_behind_it() {
+    async fn a_valid_header_is_read_and_no_byte_behind_it() {
         for (header, source) in good() {
             let sent = [&header[..], b"GET / HTTP/1.1\r\n"].concat();
             let mut io = &sent[..];
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn it_may_arrive_byte_by_byte() {
+    async fn a_header_may_arrive_byte_by_byte() {
         for (header, source) in good() {
             // The pipe has room for the next byte only once the last one was read.
             let (mut io, mut other) = duplex(1);
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_ends_early_is_refused_wherever_it_ends() {
+    async fn a_header_that_ends_early_is_refused() {
         for (header, _) in good() {
             for end in 0..header.len() {
                 let ended = of(&header[..end]).await;
@@ -274,8 +274,8 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_bad_one_is_refused() {
-        let too_long = format!("PROXY UNKNOWN {}\r\n", "x".repeat(LONGEST_V1 - 15));
+    async fn an_invalid_header_is_refused() {
+        let too_long = format!("PROXY UNKNOWN {}\r\n", "x".repeat(V1_MAX - 15));
         let bad: Vec<Vec<u8>> = vec![
             b"GET / HTTP/1.1\r\nHost: a\r\n\r\n".to_vec(),
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a client's hello".to_vec(),
@@ -307,7 +307,7 @@ mod tests {
             v2(0x21, 0x11, &v4_block()[..11]),
             v2(0x21, 0x21, &v6_block("::1")[..35]),
             v2(0x21, 0x11, &[]),
-            v2(0x21, 0x11, &vec![0; LONGEST_V2 - V2_HEAD + 1]),
+            v2(0x21, 0x11, &vec![0; V2_MAX - V2_HEAD + 1]),
             v2(0x20, 0x00, &vec![0; usize::from(u16::MAX)]),
         ];
         for header in bad {
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn of_a_peer_that_is_not_trusted_nothing_is_read() {
+    async fn nothing_is_read_from_an_untrusted_peer() {
         let mut io = &b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\n"[..];
         let peer = "8.8.8.8:1".parse().unwrap();
         assert_eq!(read(&trust(), &mut io, peer).await.unwrap(), peer);
@@ -325,7 +325,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn one_that_does_not_come_is_waited_for_no_longer_than_that() {
+    async fn a_missing_header_misses_its_deadline() {
         let (mut io, mut other) = duplex(64);
         other.write_all(b"PROXY TCP4 7.7.7").await.unwrap();
         let begin = crate::clock::now();
@@ -335,7 +335,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_gives_what_stands_behind_the_header_to_whoever_reads_next() {
+    async fn bytes_behind_the_header_stay_for_the_next_reader() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         client.write_all(b"PROXY TCP4 7.7.7.7 10.0.0.9 50000 443\r\nhello").await.unwrap();

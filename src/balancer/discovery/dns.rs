@@ -71,15 +71,15 @@ impl System {
     /// Returns the first answer with records among those for the candidate names. The resolver's own search is not
     /// used: it forgets the failure of one name if the next does not exist.
     async fn lookup(&self, query: &Query) -> Result<Vec<Record>, NetError> {
-        let mut failed = None;
+        let mut failure = None;
         for name in candidates(&query.name, &self.search, self.ndots)? {
             match self.records(name, query.kind).await {
                 Ok(records) if records.is_empty() => {}
                 Ok(records) => return Ok(records),
-                Err(error) => failed = Some(error),
+                Err(error) => failure = Some(error),
             }
         }
-        failed.map_or(Ok(Vec::new()), Err)
+        failure.map_or(Ok(Vec::new()), Err)
     }
 
     async fn records(&self, name: Name, kind: RecordKind) -> Result<Vec<Record>, NetError> {
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_completed_as_resolv_conf_says() {
+    fn names_are_completed_as_in_resolv_conf() {
         let search = [name("default.svc.cluster.local."), name("cluster.local.")];
         for (text, ndots, meant) in [
             ("mcp.", 5, &["mcp."][..]),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_answer_says_that_there_is_nothing() {
+    fn only_a_negative_answer_denies_records() {
         let none = |code| NoRecords::new(DnsQuery::default(), code);
         let says = |records: NoRecords| is_negative(&NetError::Dns(DnsError::NoRecordsFound(records)));
         assert!(says(none(ResponseCode::NXDomain)));
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_taken_as_they_are() {
+    fn records_are_converted() {
         let srv = RData::SRV(SRV::new(1, 2, 8080, name("Pod-0.MCP.svc.")));
         let host = "pod-0.mcp.svc.".to_owned();
         assert_eq!(record(&srv), Some(Record::Service { priority: 1, host, port: 8080, weight: 2 }));
@@ -195,6 +195,7 @@ mod tests {
         let address = "10.0.0.7".parse().unwrap();
         assert_eq!(record(&RData::from(address)), Some(Record::Address(address)));
     }
+
     /// Answers as the last label but one demands: `there` has one more A record with each query.
     async fn serve(socket: UdpSocket) {
         let (mut packet, mut asked) = ([0; 512], 0);
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_is_asked_anew_each_time_and_its_failure_is_no_answer() {
+    async fn each_lookup_queries_the_server_and_a_failure_is_no_answer() {
         let socket = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let mut connection = ConnectionConfig::udp();
         connection.port = socket.local_addr().unwrap().port();

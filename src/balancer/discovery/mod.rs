@@ -198,8 +198,8 @@ impl<L: Resolver> Discovery<L> {
         let mut targets = self.listed.to_vec();
         targets.extend(self.targets_of_file().await);
         let before = self.state().answers.clone();
-        let mut answers = self.ask(&before, service_queries(&targets)).await;
-        answers.extend(self.ask(&before, host_queries(&targets, &answers)).await);
+        let mut answers = self.resolve(&before, service_queries(&targets)).await;
+        answers.extend(self.resolve(&before, host_queries(&targets, &answers)).await);
         let backends = backends(&targets, &answers);
         let mut state = self.state();
         state.answers = answers;
@@ -224,14 +224,14 @@ impl<L: Resolver> Discovery<L> {
     }
 
     /// Runs `queries` concurrently. A query that fails yields the answer from `before`.
-    async fn ask(&self, before: &Answers, queries: HashSet<Query>) -> Answers {
-        let at_once = Arc::new(Semaphore::new(LOOKUPS_AT_ONCE));
-        let mut asking = JoinSet::new();
+    async fn resolve(&self, before: &Answers, queries: HashSet<Query>) -> Answers {
+        let limit = Arc::new(Semaphore::new(LOOKUPS_AT_ONCE));
+        let mut running = JoinSet::new();
         for query in queries {
-            let (resolver, at_once) = (self.resolver.clone(), at_once.clone());
+            let (resolver, limit) = (self.resolver.clone(), limit.clone());
             let mut last_good = before.get(&query).cloned().unwrap_or_default();
-            asking.spawn(async move {
-                let _permit = at_once.acquire().await;
+            running.spawn(async move {
+                let _permit = limit.acquire().await;
                 let answer = timeout(LOOKUP_TIMEOUT, resolver.lookup(query.clone())).await;
                 last_good.update_records(answer.unwrap_or(Err(LookupError::TimedOut)), &query.name);
                 // Servers rotate the records in their answers.
@@ -240,7 +240,7 @@ impl<L: Resolver> Discovery<L> {
             });
         }
         let mut answers = Answers::new();
-        while let Some(answered) = asking.join_next().await {
+        while let Some(answered) = running.join_next().await {
             match answered {
                 Ok((query, last_good)) => _ = answers.insert(query, last_good),
                 Err(error) => resume_unwind(error.into_panic()),
@@ -279,8 +279,8 @@ impl<T> LastGood<T> {
             Err(error) => Some(error),
         };
         match (&failed, self.is_failing) {
-            (Some(error), false) => warn!(%source, %error, "replicas cannot be looked up; those known before stay"),
-            (None, true) => info!(%source, "replicas can be looked up again"),
+            (Some(error), false) => warn!(%source, %error, "discovery of replicas fails; those known before stay"),
+            (None, true) => info!(%source, "discovery of replicas works again"),
             (Some(_), true) | (None, false) => {}
         }
         self.is_failing = failed.is_some();
@@ -294,7 +294,7 @@ impl LastGood<Vec<Record>> {
             if !std::mem::replace(&mut self.is_doubtful, true) {
                 warn!(
                     source = name,
-                    "the DNS has no replicas any more; those known before stay as long as they answer"
+                    "the DNS has no replicas any more; those known before stay while they pass health checks"
                 );
             }
             self.is_failing = false;
@@ -334,8 +334,8 @@ fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
         let name: Arc<str> = target.certified().into();
         for FoundAddress { addr, preference, is_doubtful } in addresses(target.place(), answers) {
             let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), preference, is_doubtful };
-            let state = endpoints.entry(addr).or_insert(endpoint);
-            state.is_doubtful &= is_doubtful;
+            let known = endpoints.entry(addr).or_insert(endpoint);
+            known.is_doubtful &= is_doubtful;
         }
     }
     endpoints.into_iter().map(|(addr, endpoint)| backend(addr, endpoint)).collect()

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::config::{Target, TargetError};
 
 /// Longest file accepted.
-const MOST_BYTES: usize = 1024 * 1024;
+const FILE_MAX: usize = 1024 * 1024;
 /// Deadline of a read, for a file system that hangs.
 const READ_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -27,14 +27,14 @@ pub(super) enum Error {
     #[error("it could not be read within {READ_TIMEOUT:?}")]
     TimedOut,
     /// The file is too long.
-    #[error("it is longer than {MOST_BYTES} bytes")]
+    #[error("it is longer than {FILE_MAX} bytes")]
     TooLong,
     /// The file has no bytes, as during a rewrite.
-    #[error("it is empty; where no replicas are meant, a comment says so")]
+    #[error("it is empty; a file without replicas needs a comment")]
     Empty,
     /// The file is not UTF-8.
     #[error("it is not UTF-8")]
-    NoText,
+    NotUtf8,
     /// A line is not a target.
     #[error("line {0} {1}")]
     Line(usize, TargetError),
@@ -44,12 +44,12 @@ pub(super) enum Error {
 pub(super) struct TargetFile {
     path: PathBuf,
     /// A file system that hangs blocks only one thread.
-    one_at_a_time: Arc<Semaphore>,
+    permit: Arc<Semaphore>,
 }
 
 impl TargetFile {
     pub(super) fn new(path: PathBuf) -> Self {
-        Self { path, one_at_a_time: Arc::new(Semaphore::new(1)) }
+        Self { path, permit: Arc::new(Semaphore::new(1)) }
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -62,7 +62,7 @@ impl TargetFile {
     }
 
     async fn read_blocking(&self) -> Result<Vec<u8>, Error> {
-        let permit = self.one_at_a_time.clone().acquire_owned().await.map_err(io::Error::other)?;
+        let permit = self.permit.clone().acquire_owned().await.map_err(io::Error::other)?;
         let path = self.path.clone();
         let reading = spawn_blocking(move || {
             let _permit = permit;
@@ -74,8 +74,8 @@ impl TargetFile {
 
 fn read(path: &Path) -> Result<Vec<u8>, Error> {
     let mut bytes = Vec::new();
-    File::open(path)?.take(MOST_BYTES as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > MOST_BYTES { Err(Error::TooLong) } else { Ok(bytes) }
+    File::open(path)?.take(FILE_MAX as u64 + 1).read_to_end(&mut bytes)?;
+    if bytes.len() > FILE_MAX { Err(Error::TooLong) } else { Ok(bytes) }
 }
 
 /// Parses targets, one a line. A `#` begins a comment.
@@ -83,8 +83,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Vec<Target>, Error> {
     if bytes.is_empty() {
         return Err(Error::Empty);
     }
-    let text = std::str::from_utf8(bytes).map_err(|_| Error::NoText)?;
+    let text = std::str::from_utf8(bytes).map_err(|_| Error::NotUtf8)?;
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
-    let said = lines.enumerate().filter(|(_, line)| !line.is_empty());
-    said.map(|(index, line)| line.parse().map_err(|error| Error::Line(index + 1, error))).collect()
+    let targets = lines.enumerate().filter(|(_, line)| !line.is_empty());
+    targets.map(|(index, line)| line.parse().map_err(|error| Error::Line(index + 1, error))).collect()
 }

@@ -52,7 +52,7 @@ impl Resolver for Table {
     }
 }
 
-fn of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table> {
+fn discovery_of(targets: &[&str], file: Option<PathBuf>, table: &Table) -> Discovery<Table> {
     let listed = targets.iter().map(|target| target.parse().unwrap()).collect();
     Discovery::with_resolver(Sources { listed, file }, table.clone())
 }
@@ -65,8 +65,8 @@ fn preference(backend: &Backend) -> PriorityAndWeight {
 async fn found(discovery: &Discovery<Table>) -> Vec<String> {
     let (backends, enabled) = discovery.discover().await.unwrap();
     assert!(enabled.is_empty());
-    let said = |backend: &Backend| {
-        let doubt = if backend.ext.get::<Endpoint>().unwrap().is_doubtful { " if it answers" } else { "" };
+    let describe = |backend: &Backend| {
+        let doubt = if backend.ext.get::<Endpoint>().unwrap().is_doubtful { "?" } else { "" };
         match preference(backend) {
             PriorityAndWeight { priority: 0, weight_percent } => format!("{}*{weight_percent}{doubt}", backend.addr),
             PriorityAndWeight { priority, weight_percent } => {
@@ -74,26 +74,26 @@ async fn found(discovery: &Discovery<Table>) -> Vec<String> {
             }
         }
     };
-    backends.iter().map(said).collect()
+    backends.iter().map(describe).collect()
 }
 
 #[tokio::test(start_paused = true)]
-async fn addresses_are_taken_as_they_are() {
-    let discovery = of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &Table::default());
+async fn addresses_become_backends() {
+    let discovery = discovery_of(&["http://10.0.0.7:8080", "https://[::1]:80"], None, &Table::default());
     assert_eq!(found(&discovery).await, ["10.0.0.7:8080*100", "[::1]:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_name_means_all_its_addresses() {
+async fn a_name_yields_all_its_addresses() {
     let table = Table::default();
     table.v4("mcp.svc", &["10.0.0.8", "10.0.0.7"]);
     table.v6("mcp.svc", &["fd00::7"]);
-    let discovery = of(&["http://mcp.svc:8080"], None, &table);
+    let discovery = discovery_of(&["http://mcp.svc:8080"], None, &table);
     assert_eq!(found(&discovery).await, ["10.0.0.7:8080*100", "10.0.0.8:8080*100", "[fd00::7]:8080*100"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
+async fn a_service_yields_its_hosts_with_priorities_and_weights() {
     let table = Table::default();
     let records =
         [(1, 30, 81, "b."), (7, 9, 9, "c."), (1, 20, 80, "a."), (0, 1, 1, "."), (7, 9, 9, "a."), (9, 0, 80, "a.")];
@@ -101,7 +101,7 @@ async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
     table.host("a.", "10.0.0.1");
     table.host("b.", "10.0.0.2");
     table.host("c.", "10.0.0.3");
-    let discovery = of(&["srv+http://_m._tcp.svc"], None, &table);
+    let discovery = discovery_of(&["srv+http://_m._tcp.svc"], None, &table);
     // The first record of an address by priority decides.
     assert_eq!(
         found(&discovery).await,
@@ -115,7 +115,7 @@ async fn a_service_means_its_hosts_with_their_ranks_and_parts() {
 }
 
 #[test]
-fn a_weight_is_a_part_of_the_largest() {
+fn a_weight_is_relative_to_the_largest() {
     for (weight, largest, expected) in
         [(0, 0, 100), (33, 33, 100), (0, 30, 1), (10, 30, 34), (1, 65535, 1), (32767, 65535, 50), (65535, 65535, 100)]
     {
@@ -124,10 +124,10 @@ fn a_weight_is_a_part_of_the_largest() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
+async fn each_backend_has_its_transport_and_the_first_target_wins() {
     let table = Table::default();
     table.host("mcp.svc.", "10.0.0.7");
-    let discovery = of(&["https://mcp.svc.:80", "http://10.0.0.7:80", "http://10.0.0.8:80"], None, &table);
+    let discovery = discovery_of(&["https://mcp.svc.:80", "http://10.0.0.7:80", "http://10.0.0.8:80"], None, &table);
     let backends = discovery.backends().await;
     let endpoints: Vec<_> = backends.iter().map(|backend| backend.ext.get::<Endpoint>().unwrap().clone()).collect();
     let (tls, plain) = (("mcp.svc", true), ("10.0.0.8", false));
@@ -143,10 +143,10 @@ async fn each_backend_says_how_to_speak_to_it_and_the_first_target_wins() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_takes_nothing_away_and_an_answer_with_records_does() {
+async fn an_error_removes_nothing_and_an_answer_with_records_does() {
     let table = Table::default();
     table.host("mcp", "10.0.0.7");
-    let discovery = of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
+    let discovery = discovery_of(&["http://mcp:80", "http://10.0.0.1:1"], None, &table);
     let both = ["10.0.0.1:1*100", "10.0.0.7:80*100"];
     assert_eq!(found(&discovery).await, both);
     table.set("mcp", RecordKind::V4, None);
@@ -159,32 +159,32 @@ async fn an_error_takes_nothing_away_and_an_answer_with_records_does() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_without_records_where_there_were_some_is_doubted() {
+async fn an_empty_answer_after_one_with_records_is_doubted() {
     let table = Table::default();
     table.host("mcp", "10.0.0.7");
     table.service("svc", &[(0, 0, 80, "a.")]);
     table.host("a.", "10.0.0.1");
-    let discovery = of(&["http://mcp:80", "srv+http://svc"], None, &table);
+    let discovery = discovery_of(&["http://mcp:80", "srv+http://svc"], None, &table);
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.7:80*100"]);
-    let doubted = ["10.0.0.1:80*100 if it answers", "10.0.0.7:80*100 if it answers"];
+    let doubted = ["10.0.0.1:80*100?", "10.0.0.7:80*100?"];
     table.v4("mcp", &[]);
     table.service("svc", &[]);
     for _ in 0..3 {
         assert_eq!(found(&discovery).await, doubted);
     }
     table.set("mcp", RecordKind::V4, None);
-    assert_eq!(found(&discovery).await, doubted, "an error says nothing new");
+    assert_eq!(found(&discovery).await, doubted, "an error changes nothing");
     table.host("mcp", "10.0.0.8");
     table.service("svc", &[(0, 0, 80, "a.")]);
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.8:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn one_family_that_fails_leaves_the_other() {
+async fn the_failure_of_one_family_leaves_the_other() {
     let table = Table::default();
     table.v4("mcp", &["10.0.0.7"]);
     table.set("mcp", RecordKind::V6, None);
-    let discovery = of(&["http://mcp:80"], None, &table);
+    let discovery = discovery_of(&["http://mcp:80"], None, &table);
     assert_eq!(found(&discovery).await, ["10.0.0.7:80*100"]);
     table.v6("mcp", &["fd00::7"]);
     table.set("mcp", RecordKind::V4, None);
@@ -192,12 +192,12 @@ async fn one_family_that_fails_leaves_the_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
+async fn the_failure_of_a_service_or_its_hosts_keeps_the_backends() {
     let table = Table::default();
     table.service("svc", &[(0, 0, 80, "a."), (0, 0, 80, "b.")]);
     table.host("a.", "10.0.0.1");
     table.host("b.", "10.0.0.2");
-    let discovery = of(&["srv+http://svc"], None, &table);
+    let discovery = discovery_of(&["srv+http://svc"], None, &table);
     let both = ["10.0.0.1:80*100", "10.0.0.2:80*100"];
     assert_eq!(found(&discovery).await, both);
     table.set("svc", RecordKind::Service, None);
@@ -212,17 +212,17 @@ async fn a_service_that_fails_or_whose_hosts_do_keeps_its_backends() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lookups_that_hang_do_not_hold_up_more_than_their_bound() {
+async fn lookups_that_hang_end_at_their_deadline() {
     let targets: Vec<String> = (0..20).map(|n| format!("srv+http://svc{n}")).collect();
     let targets: Vec<&str> = targets.iter().map(String::as_str).chain(["http://mcp:1", "http://10.0.0.1:1"]).collect();
-    let discovery = of(&targets, None, &Table::default());
+    let discovery = discovery_of(&targets, None, &Table::default());
     let begin = clock::now();
     assert_eq!(found(&discovery).await, ["10.0.0.1:1*100"]);
     assert_eq!(clock::now() - begin, LOOKUP_TIMEOUT * 2);
 }
 
 #[test]
-fn a_failure_is_told_once_until_it_is_over() {
+fn a_failure_is_logged_once_until_it_ends() {
     let mut last_good = LastGood::<u32>::default();
     for (found, value, is_failing) in
         [(Ok(1), 1, false), (Err("bad"), 1, true), (Err("bad"), 1, true), (Ok(2), 2, false), (Err("bad"), 2, true)]
@@ -257,19 +257,19 @@ impl Drop for Dir {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_lists_targets_beside_those_of_the_configuration() {
+async fn a_file_adds_targets_to_the_configuration() {
     let dir = Dir::new();
     dir.write("# ours\n\nhttp://10.0.0.2:80 # the second\r\n  https://10.0.0.3:80\n#http://10.0.0.4:80");
-    let discovery = of(&["http://10.0.0.1:80"], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&["http://10.0.0.1:80"], Some(dir.file()), &Table::default());
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100", "10.0.0.2:80*100", "10.0.0.3:80*100"]);
     dir.write("# none");
     assert_eq!(found(&discovery).await, ["10.0.0.1:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_file_that_is_bad_just_now_keeps_what_it_said() {
+async fn an_invalid_file_keeps_its_last_targets() {
     let dir = Dir::new();
-    let discovery = of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
     assert!(found(&discovery).await.is_empty());
     dir.write("http://10.0.0.2:80");
     assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
@@ -285,53 +285,53 @@ async fn a_file_that_is_bad_just_now_keeps_what_it_said() {
 }
 
 #[test]
-fn a_bad_line_is_named() {
+fn an_invalid_line_is_reported() {
     let error = target_file::parse(b"# ours\nhttp://10.0.0.3:80\nhttp://h\n").unwrap_err();
     assert_eq!(error.to_string(), "line 3 needs a port, as in http://10.0.0.7:8080");
 }
 
 /// Returns true if a change is reported within `looks` reads of the file.
-async fn is_told(discovery: &Discovery<Table>, looks: u32) -> bool {
+async fn is_reported(discovery: &Discovery<Table>, looks: u32) -> bool {
     timeout(WATCH_INTERVAL * looks + WATCH_INTERVAL / 2, discovery.changed()).await.is_ok()
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_change_is_told_however_the_file_is_replaced() {
+async fn a_change_is_reported_for_each_way_to_replace_the_file() {
     let dir = Dir::new();
     dir.write("http://10.0.0.2:80");
-    let discovery = of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
     found(&discovery).await;
-    assert!(!is_told(&discovery, 3).await);
+    assert!(!is_reported(&discovery, 3).await);
 
     // Rewritten in place, with the same length.
     dir.write("http://10.0.0.3:80");
-    assert!(is_told(&discovery, 1).await);
-    assert!(is_told(&discovery, 1).await, "until it is discovered");
+    assert!(is_reported(&discovery, 1).await);
+    assert!(is_reported(&discovery, 1).await, "until the next discovery");
     found(&discovery).await;
-    assert!(!is_told(&discovery, 3).await);
+    assert!(!is_reported(&discovery, 3).await);
 
     // Replaced by a rename.
     fs::write(dir.0.join("next"), "http://10.0.0.4:80").unwrap();
     fs::rename(dir.0.join("next"), dir.file()).unwrap();
-    assert!(is_told(&discovery, 1).await);
+    assert!(is_reported(&discovery, 1).await);
     assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);
 
     // Removed, and restored with the same contents.
     fs::remove_file(dir.file()).unwrap();
-    assert!(!is_told(&discovery, 3).await);
+    assert!(!is_reported(&discovery, 3).await);
     dir.write("http://10.0.0.4:80");
-    assert!(!is_told(&discovery, 3).await);
+    assert!(!is_reported(&discovery, 3).await);
 
     // Invalid contents are reported once.
     dir.write("nonsense");
-    assert!(is_told(&discovery, 1).await);
+    assert!(is_reported(&discovery, 1).await);
     assert_eq!(found(&discovery).await, ["10.0.0.4:80*100"]);
-    assert!(!is_told(&discovery, 3).await);
+    assert!(!is_reported(&discovery, 3).await);
 }
 
 #[cfg(unix)]
 #[tokio::test(start_paused = true)]
-async fn a_swap_of_links_as_kubernetes_does_it_is_told() {
+async fn a_swap_of_links_as_in_kubernetes_is_reported() {
     use std::os::unix::fs::symlink;
 
     let dir = Dir::new();
@@ -341,15 +341,15 @@ async fn a_swap_of_links_as_kubernetes_does_it_is_told() {
     }
     symlink("v1", dir.0.join("..data")).unwrap();
     symlink("..data/replicas", dir.file()).unwrap();
-    let discovery = of(&[], Some(dir.file()), &Table::default());
+    let discovery = discovery_of(&[], Some(dir.file()), &Table::default());
     assert_eq!(found(&discovery).await, ["10.0.0.2:80*100"]);
     symlink("v2", dir.0.join("..data_tmp")).unwrap();
     fs::rename(dir.0.join("..data_tmp"), dir.0.join("..data")).unwrap();
-    assert!(is_told(&discovery, 1).await);
+    assert!(is_reported(&discovery, 1).await);
     assert_eq!(found(&discovery).await, ["10.0.0.3:80*100"]);
 }
 
 #[tokio::test(start_paused = true)]
 async fn without_a_file_nothing_ever_changes() {
-    assert!(!is_told(&of(&[], None, &Table::default()), 100).await);
+    assert!(!is_reported(&discovery_of(&[], None, &Table::default()), 100).await);
 }

@@ -43,8 +43,8 @@ pub enum Error {
     #[error("{0}")]
     Io(#[from] io::Error),
     /// The path leads to another kind of file, or to another user's socket. It is left in place.
-    #[error("what is there is not a socket of this user")]
-    NoSocket,
+    #[error("the path does not lead to a socket of this user")]
+    NotOurSocket,
     /// Another process is taking over.
     #[error("another process is taking over")]
     Busy,
@@ -52,8 +52,8 @@ pub enum Error {
     #[error("the process there does not answer")]
     TimedOut,
     /// The other process has another protocol or version.
-    #[error("the process there speaks otherwise: {0}")]
-    Strange(&'static str),
+    #[error("the process there has another protocol: {0}")]
+    Protocol(&'static str),
     /// The listeners do not fit into a message.
     #[error("too many listeners")]
     TooMany,

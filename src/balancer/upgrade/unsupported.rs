@@ -27,7 +27,7 @@ pub fn take(_path: &Path) -> Result<Option<(Listeners, Predecessor)>, Error> {
 /// # Errors
 /// None.
 pub async fn offer(path: &Path, _: Listeners, _: Option<Predecessor>) -> Result<Offer, Error> {
-    warn!(path = %path.display(), "no upgrade without a pause here: this system has no Unix sockets");
+    warn!(path = %path.display(), "no upgrade without downtime: this platform has no Unix sockets");
     Ok(Offer(()))
 }
 

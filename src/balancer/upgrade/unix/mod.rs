@@ -35,9 +35,9 @@ const READY_TIMEOUT: Duration = Duration::from_secs(120);
 /// Pause after a failed accept.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 /// Longest message.
-const MOST_BYTES: usize = 4096;
+const MESSAGE_MAX: usize = 4096;
 /// Most listeners of a message.
-const MOST_LISTENERS: usize = 8;
+const LISTENERS_MAX: usize = 8;
 
 const END: &[u8] = b"\n\n";
 /// First line of the message with the listeners' addresses, one a line. It differs in other versions.
@@ -88,11 +88,11 @@ fn take_within(path: &Path, wait: Duration) -> Result<Option<(Listeners, Predece
 /// # Errors
 /// If this process cannot wait there. A predecessor then continues to serve, and this process must end.
 pub async fn offer(path: &Path, listeners: Listeners, predecessor: Option<Predecessor>) -> Result<Offer, Error> {
-    if listeners.len() > MOST_LISTENERS {
+    if listeners.len() > LISTENERS_MAX {
         return Err(Error::TooMany);
     }
     let path = path.to_owned();
-    let taking = spawn_blocking(move || take_place(&path, predecessor));
+    let taking = spawn_blocking(move || take_path(&path, predecessor));
     let socket = taking.await.map_err(io::Error::other)??;
     Ok(Offer { socket, listeners })
 }
@@ -121,34 +121,34 @@ impl Offer {
 
 /// Hands over to `next`. Meanwhile, other processes are told that the offer is taken.
 async fn hand_over(socket: &UnixListener, next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
-    let mut talk = pin!(talk(next, listeners));
+    let mut serving = pin!(serve_next(next, listeners));
     loop {
         tokio::select! {
             // First, so that a process which connects after the hand-over has failed is not refused.
             biased;
-            done = &mut talk => return done,
+            done = &mut serving => return done,
             mut other = accept(socket) => {
-                let _ = bounded(ANSWER_TIMEOUT, other.write_all(BUSY)).await;
+                let _ = within(ANSWER_TIMEOUT, other.write_all(BUSY)).await;
             }
         }
     }
 }
 
-async fn talk(mut next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
-    bounded(ANSWER_TIMEOUT, send(&next, listeners)).await?;
+async fn serve_next(mut next: UnixStream, listeners: &Listeners) -> Result<(), Error> {
+    within(ANSWER_TIMEOUT, send(&next, listeners)).await?;
     let mut word = [0; READY.len()];
-    bounded(READY_TIMEOUT, next.read_exact(&mut word)).await?;
+    within(READY_TIMEOUT, next.read_exact(&mut word)).await?;
     if word != *READY {
-        return Err(Error::Strange("it is not ready"));
+        return Err(Error::Protocol("not the word \"ready\""));
     }
-    bounded(ANSWER_TIMEOUT, next.write_all(GO)).await?;
+    within(ANSWER_TIMEOUT, next.write_all(GO)).await?;
     // From here on the next process serves, even if it never gets the path. Until it has the path, others are told that
     // it is taking over.
-    let _ = bounded(ANSWER_TIMEOUT, next.read(&mut word)).await;
+    let _ = within(ANSWER_TIMEOUT, next.read(&mut word)).await;
     Ok(())
 }
 
-async fn bounded<T>(wait: Duration, work: impl Future<Output = io::Result<T>>) -> Result<T, Error> {
+async fn within<T>(wait: Duration, work: impl Future<Output = io::Result<T>>) -> Result<T, Error> {
     Ok(timeout(wait, work).await.map_err(|_| Error::TimedOut)??)
 }
 
@@ -160,7 +160,7 @@ async fn accept(socket: &UnixListener) -> UnixStream {
             Ok((uid, stream)) if uid == own => return stream,
             Ok((uid, _)) => warn!(uid, "a process of another user may not take over"),
             Err(error) => {
-                warn!(%error, "no process can take over just now");
+                warn!(%error, "accepting a next process failed");
                 sleep(ACCEPT_RETRY).await;
             }
         }
@@ -175,7 +175,7 @@ async fn send(stream: &UnixStream, listeners: &Listeners) -> io::Result<()> {
     message.push_str("\n\n");
     let fds: Vec<BorrowedFd<'_>> = listeners.iter().map(|(_, listener)| listener.as_fd()).collect();
     let sent = stream.async_io(Interest::WRITABLE, || {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_LISTENERS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
         let mut control = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             control.push(SendAncillaryMessage::ScmRights(&fds));
@@ -188,15 +188,15 @@ async fn send(stream: &UnixStream, listeners: &Listeners) -> io::Result<()> {
 
 /// Creates a socket at `path` in place of an old one. A predecessor is relieved just before, when no other step can
 /// fail.
-fn take_place(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixListener, Error> {
+fn take_path(path: &Path, predecessor: Option<Predecessor>) -> Result<StdUnixListener, Error> {
     is_our_socket(path)?;
-    let beside = Beside::new(path);
-    let socket = StdUnixListener::bind(&beside.0)?;
-    fs::set_permissions(&beside.0, Permissions::from_mode(0o600))?;
+    let temporary = TempName::new(path);
+    let socket = StdUnixListener::bind(&temporary.0)?;
+    fs::set_permissions(&temporary.0, Permissions::from_mode(0o600))?;
     if let Some(predecessor) = &predecessor {
         relieve(predecessor)?;
     }
-    match fs::rename(&beside.0, path) {
+    match fs::rename(&temporary.0, path) {
         Err(error) if predecessor.is_none() => Err(error.into()),
         // The predecessor drains already, so this process must serve.
         Err(error) => {
@@ -213,13 +213,13 @@ fn relieve(Predecessor(stream): &Predecessor) -> Result<(), Error> {
     let mut stream = stream;
     stream.write_all(READY).map_err(or_timed_out)?;
     let (answer, _) = receive(stream, deadline)?;
-    if answer == GO { Ok(()) } else { Err(Error::Strange("it does not go")) }
+    if answer == GO { Ok(()) } else { Err(Error::Protocol("not the word \"go\"")) }
 }
 
 /// A temporary name beside a path, removed on drop unless renamed.
-struct Beside(PathBuf);
+struct TempName(PathBuf);
 
-impl Beside {
+impl TempName {
     fn new(path: &Path) -> Self {
         let mut name = OsString::from(path);
         name.push(format!(".{:08x}", u32::from_be_bytes(random::bytes())));
@@ -227,7 +227,7 @@ impl Beside {
     }
 }
 
-impl Drop for Beside {
+impl Drop for TempName {
     fn drop(&mut self) {
         let _ = fs::remove_file(&self.0);
     }
@@ -237,7 +237,7 @@ impl Drop for Beside {
 fn is_our_socket(path: &Path) -> Result<bool, Error> {
     match fs::metadata(path) {
         Ok(found) if found.file_type().is_socket() && found.uid() == rustix::process::geteuid().as_raw() => Ok(true),
-        Ok(_) => Err(Error::NoSocket),
+        Ok(_) => Err(Error::NotOurSocket),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error.into()),
     }
@@ -257,9 +257,9 @@ fn receive(stream: &StdUnixStream, deadline: Instant) -> Result<(Vec<u8>, Vec<Ow
     while !message.ends_with(END) {
         let left = deadline.checked_duration_since(clock::now()).filter(|left| !left.is_zero());
         stream.set_read_timeout(Some(left.ok_or(Error::TimedOut)?))?;
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_LISTENERS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(LISTENERS_MAX))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut bytes = [0; MOST_BYTES];
+        let mut bytes = [0; MESSAGE_MAX];
         let slice = &mut [IoSliceMut::new(&mut bytes)];
         let received = retry_on_intr(|| recvmsg(stream, slice, &mut control, RecvFlags::empty()));
         let received =
@@ -272,7 +272,7 @@ fn receive(stream: &StdUnixStream, deadline: Instant) -> Result<(Vec<u8>, Vec<Ow
         message.extend_from_slice(&bytes[..received.bytes]);
         match received.bytes {
             0 => return Err(Error::Io(ErrorKind::UnexpectedEof.into())),
-            _ if message.len() > MOST_BYTES => return Err(Error::Strange("it does not end")),
+            _ if message.len() > MESSAGE_MAX => return Err(Error::Protocol("a message without an end")),
             _ => {}
         }
     }
@@ -283,15 +283,15 @@ fn listeners(message: &[u8], fds: Vec<OwnedFd>) -> Result<Listeners, Error> {
     if message == BUSY {
         return Err(Error::Busy);
     }
-    let text = std::str::from_utf8(message).map_err(|_| Error::Strange("it is no text"))?;
+    let text = std::str::from_utf8(message).map_err(|_| Error::Protocol("a message that is not UTF-8"))?;
     let mut lines = text.trim_end_matches('\n').split('\n');
     if lines.next() != Some(GREETING) {
-        return Err(Error::Strange("its greeting is another"));
+        return Err(Error::Protocol("another greeting"));
     }
     let addresses: Result<Vec<SocketAddr>, _> = lines.map(str::parse).collect();
-    let addresses = addresses.map_err(|_| Error::Strange("it names no addresses"))?;
+    let addresses = addresses.map_err(|_| Error::Protocol("an invalid address"))?;
     if addresses.len() != fds.len() {
-        return Err(Error::Strange("it names more or fewer sockets than it sends"));
+        return Err(Error::Protocol("another number of addresses than of sockets"));
     }
     addresses.into_iter().zip(fds).map(|(address, fd)| Ok((address, listener(fd)?))).collect()
 }

@@ -76,7 +76,7 @@ async fn take_from(path: &Path) -> Result<Option<(Listeners, Predecessor)>, Erro
 }
 
 async fn taken(path: &Path) -> (Listeners, Predecessor) {
-    take_from(path).await.unwrap().expect("somebody is there")
+    take_from(path).await.unwrap().expect("a process waits")
 }
 
 /// Starts a process that serves `listeners` and waits for the next.
@@ -84,22 +84,22 @@ async fn waiting(path: &Path, listeners: Listeners) -> JoinHandle<()> {
     tokio::spawn(offer(path, listeners, None).await.unwrap().handed_over())
 }
 
-async fn is_there(path: &Path) -> bool {
+async fn is_waiting(path: &Path) -> bool {
     take_from(path).await.unwrap().is_some()
 }
 
 #[tokio::test]
-async fn nobody_is_where_nothing_is() {
-    assert!(!is_there(&Dir::new().socket()).await);
+async fn an_absent_path_yields_no_listeners() {
+    assert!(!is_waiting(&Dir::new().socket()).await);
 }
 
 #[tokio::test]
-async fn what_a_dead_process_left_is_replaced() {
+async fn the_socket_of_a_dead_process_is_replaced() {
     let dir = Dir::new();
     drop(UnixListener::bind(dir.socket()).unwrap());
-    assert!(!is_there(&dir.socket()).await);
+    assert!(!is_waiting(&dir.socket()).await);
     let _process = waiting(&dir.socket(), vec![bind()]).await;
-    assert!(is_there(&dir.socket()).await);
+    assert!(is_waiting(&dir.socket()).await);
     let found = fs::metadata(dir.socket()).unwrap();
     assert!(found.file_type().is_socket());
     assert_eq!(found.permissions().mode() & 0o777, 0o600);
@@ -107,17 +107,17 @@ async fn what_a_dead_process_left_is_replaced() {
 }
 
 #[tokio::test]
-async fn what_is_no_socket_stays() {
+async fn another_kind_of_file_is_left_in_place() {
     let dir = Dir::new();
     fs::write(dir.socket(), "precious").unwrap();
-    assert!(matches!(take_from(&dir.socket()).await, Err(Error::NoSocket)));
-    assert!(matches!(offer(&dir.socket(), vec![bind()], None).await, Err(Error::NoSocket)));
+    assert!(matches!(take_from(&dir.socket()).await, Err(Error::NotOurSocket)));
+    assert!(matches!(offer(&dir.socket(), vec![bind()], None).await, Err(Error::NotOurSocket)));
     assert_eq!(fs::read(dir.socket()).unwrap(), b"precious");
     assert_eq!(dir.names(), ["upgrade"]);
 }
 
 #[tokio::test]
-async fn listeners_come_by_name_and_in_order() {
+async fn listeners_arrive_with_their_addresses_in_order() {
     let dir = Dir::new();
     let (data, admin) = (bind(), bind());
     let asked_for = "0.0.0.0:0".parse().unwrap();
@@ -139,7 +139,7 @@ async fn more_listeners_than_a_message_holds_are_refused() {
 }
 
 /// Connects repeatedly and sends the names of the servers, until the receiver is dropped. Panics if no server responds.
-fn connect_all_the_time(address: SocketAddr) -> UnboundedReceiver<String> {
+fn connect_repeatedly(address: SocketAddr) -> UnboundedReceiver<String> {
     let (answered, answers) = unbounded_channel();
     thread::spawn(move || {
         loop {
@@ -155,13 +155,13 @@ fn connect_all_the_time(address: SocketAddr) -> UnboundedReceiver<String> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_are_accepted_all_the_time_from_process_to_process() {
+async fn no_connection_is_refused_during_upgrades() {
     let dir = Dir::new();
     let listeners = vec![bind()];
-    let mut answers = connect_all_the_time(listeners[0].0);
+    let mut answers = connect_repeatedly(listeners[0].0);
     let mut server = Server::start(copy(&listeners).remove(0).1, "first");
     let mut process = waiting(&dir.socket(), listeners).await;
-    assert_eq!(answers.recv().await.expect("all are answered"), "first");
+    assert_eq!(answers.recv().await.expect("every connection is served"), "first");
     for name in ["second", "third"] {
         let (listeners, predecessor) = taken(&dir.socket()).await;
         let next = Server::start(copy(&listeners).remove(0).1, name);
@@ -170,7 +170,7 @@ async fn connections_are_accepted_all_the_time_from_process_to_process() {
         process.await.unwrap();
         server.stop().await;
         (server, process) = (next, tokio::spawn(offer.handed_over()));
-        while answers.recv().await.expect("all are answered") != name {}
+        while answers.recv().await.expect("every connection is served") != name {}
     }
     drop(answers);
     server.stop().await;
@@ -201,12 +201,12 @@ async fn of_two_successors_the_second_is_refused() {
     let next = offer(&dir.socket(), listeners, Some(predecessor)).await.unwrap();
     process.await.unwrap();
     let next = tokio::spawn(next.handed_over());
-    assert!(is_there(&dir.socket()).await);
+    assert!(is_waiting(&dir.socket()).await);
     assert!(!next.is_finished());
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_successor_that_hangs_is_too_late() {
+async fn a_successor_that_hangs_misses_its_deadline() {
     let dir = Dir::new();
     let process = waiting(&dir.socket(), vec![bind()]).await;
     let (listeners, predecessor) = taken(&dir.socket()).await;
@@ -214,13 +214,13 @@ async fn a_successor_that_hangs_is_too_late() {
     assert!(matches!(take_from(&dir.socket()).await, Err(Error::Busy)));
     tokio::time::sleep(Duration::from_secs(2)).await;
     assert!(matches!(offer(&dir.socket(), listeners, Some(predecessor)).await, Err(Error::Io(_))));
-    assert!(is_there(&dir.socket()).await, "the path is still the first one's");
+    assert!(is_waiting(&dir.socket()).await, "the path is still the first one's");
     assert!(!process.is_finished());
     assert_eq!(dir.names(), ["upgrade"]);
 }
 
 #[tokio::test]
-async fn a_successor_that_says_something_else_changes_nothing() {
+async fn a_successor_with_another_protocol_changes_nothing() {
     let dir = Dir::new();
     let process = waiting(&dir.socket(), vec![bind()]).await;
     let path = dir.socket();
@@ -231,12 +231,12 @@ async fn a_successor_that_says_something_else_changes_nothing() {
         let _ = stream.read_to_end(&mut Vec::new());
     };
     spawn_blocking(talk).await.unwrap();
-    assert!(is_there(&dir.socket()).await);
+    assert!(is_waiting(&dir.socket()).await);
     assert!(!process.is_finished());
 }
 
 #[tokio::test]
-async fn a_predecessor_that_says_something_else_hands_over_nothing() {
+async fn a_predecessor_with_another_protocol_hands_over_nothing() {
     for (said, is_expected) in [
         ("mcp-resume listeners 2\n\n", true),
         ("mcp-resume listeners 1\n127.0.0.1:80\n\n", true),
@@ -249,14 +249,14 @@ async fn a_predecessor_that_says_something_else_hands_over_nothing() {
         let socket = UnixListener::bind(dir.socket()).unwrap();
         let other = thread::spawn(move || socket.accept().unwrap().0.write_all(said.as_bytes()));
         let taken = take_from(&dir.socket()).await;
-        assert_eq!(matches!(taken, Err(Error::Strange(_))), is_expected, "{said}: {taken:?}");
+        assert_eq!(matches!(taken, Err(Error::Protocol(_))), is_expected, "{said}: {taken:?}");
         assert_eq!(matches!(taken, Err(Error::Io(_))), !is_expected, "{said}: {taken:?}");
         other.join().unwrap().unwrap();
     }
 }
 
 #[test]
-fn a_predecessor_that_says_nothing_is_waited_for_no_longer_than_that() {
+fn a_silent_predecessor_misses_its_deadline() {
     let dir = Dir::new();
     let _socket = UnixListener::bind(dir.socket()).unwrap();
     assert!(matches!(take_within(&dir.socket(), Duration::from_millis(20)), Err(Error::TimedOut)));
