@@ -9,8 +9,8 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tracing::info;
 
-use super::lost::lost_on;
 use super::receipts::{Receipt, Receipts};
+use super::stream_lost::lost_on;
 use crate::body::BoxError;
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, ReadOutcome};

@@ -4,14 +4,14 @@
 //! a response has arrived, and the one event that tells of a lost stream. Absent: finding the stream (event log) and the
 //! response head (ingress).
 
-mod claim;
 mod follow;
-mod lost;
-mod passing;
+mod passthrough;
+mod pending_response;
 mod receipts;
+mod stream_lost;
 
-pub use claim::Claim;
 pub use follow::{Follow, Interim, Plan, Start};
-pub use lost::lost_event;
-pub use passing::Passing;
+pub use passthrough::Passing;
+pub use pending_response::Claim;
 pub use receipts::{Kept, Receipt, Receipts};
+pub use stream_lost::lost_event;

@@ -5,27 +5,27 @@
 //! everything downstream.
 
 mod body;
+mod client;
 mod connect;
 mod eviction;
 mod forwarded;
 mod http1;
+mod inline_task;
+mod input;
 mod interim;
-mod lanes;
-mod learned;
-mod listing;
-mod own;
-mod probe;
+mod observed;
 mod pump;
 mod reach;
-mod reader;
-mod received;
 mod refusals;
 mod request;
-mod running;
-mod sessions;
-mod source;
-mod taken;
-mod tokens;
+mod response_body;
+mod sent_flag;
+mod session_names;
+mod sse_reader;
+mod synthetic;
+mod token_probe;
+mod token_subjects;
+mod tool_schemas;
 
 use std::borrow::Cow;
 use std::error::Error;
@@ -38,22 +38,22 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
+use client::Lanes;
 use connect::{Connector, Way};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
 use forwarded::Said;
-use lanes::Lanes;
-pub use learned::{Credentials, Learned};
-pub use own::gap_warning;
-pub use probe::Probed;
+pub use inline_task::Running;
+pub use observed::{Credentials, Learned};
 pub use pump::{Call, Pump, Teaches};
 pub use reach::Reachability;
-pub use received::Received;
 pub use request::{Body, Template};
-pub use running::Running;
-use sessions::Sessions;
-use taken::Taken;
-pub use tokens::{Asking, Tokens, Used, Waiting};
+pub use response_body::Received;
+use sent_flag::Taken;
+use session_names::Sessions;
+pub use synthetic::gap_warning;
+pub use token_probe::Probed;
+pub use token_subjects::{Asking, Tokens, Used, Waiting};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
@@ -101,9 +101,9 @@ impl Upstream {
 
     fn by(connector: Connector, config: config::Upstream) -> Self {
         let version = match (config.url.is_https(), config.http2) {
-            (true, _) => lanes::Version::Agreed,
-            (false, true) => lanes::Version::Http2,
-            (false, false) => lanes::Version::Http1,
+            (true, _) => client::Version::Agreed,
+            (false, true) => client::Version::Http2,
+            (false, false) => client::Version::Http1,
         };
         let lanes = Lanes::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
         let host = match &config.host {
@@ -246,7 +246,7 @@ impl Upstream {
 
     async fn answer(
         &self,
-        sending: Pin<&mut impl Future<Output = Result<Response<Received>, lanes::Error>>>,
+        sending: Pin<&mut impl Future<Output = Result<Response<Received>, client::Error>>>,
         taken: &Taken,
     ) -> Result<Response<Received>, Failure> {
         let answered = match self.config.header_timeout {

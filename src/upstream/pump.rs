@@ -13,10 +13,10 @@ use http::{HeaderMap, HeaderValue, Response, StatusCode};
 use tracing::{Instrument, debug, info};
 
 use super::body::{keep, passing_body};
-use super::own;
-use super::reader::{EventReader, Gathered};
+use super::input::{Collected, Input, Source};
 use super::refusals::Refusals;
-use super::source::{Collected, Input, Source};
+use super::sse_reader::{EventReader, Gathered};
+use super::synthetic;
 use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::config::ResumeTokens;
@@ -237,7 +237,7 @@ impl Pump {
                 Effect::Close => self.source = Source::Idle,
                 Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
                 Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
-                    ids.iter().for_each(|id| self.post_aside(own::cancelled(id)));
+                    ids.iter().for_each(|id| self.post_aside(synthetic::cancelled(id)));
                 }
                 Effect::AnnounceCancel(_) => {}
                 Effect::RefuseAsk(id) => self.refuse_ask(id),
@@ -253,7 +253,7 @@ impl Pump {
         let binding = stream.binding();
         let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
         if session.is_some_and(|session| session.logs()) {
-            self.writer.update(|machine, now| machine.handle_message(b"message", &own::gap_warning(), now)).await;
+            self.writer.update(|machine, now| machine.handle_message(b"message", &synthetic::gap_warning(), now)).await;
         }
     }
 
@@ -274,7 +274,7 @@ impl Pump {
     /// Posts a message of our own beside the call; what becomes of it changes nothing.
     fn post_aside(&self, message: Vec<u8>) {
         let upstream = self.upstream.clone();
-        let template = own::post(&self.call.template, message);
+        let template = synthetic::post(&self.call.template, message);
         let sending = async move {
             if let Err(failure) = upstream.send(&template, None).await {
                 debug!(?failure, "a message of the proxy's own did not reach the upstream");

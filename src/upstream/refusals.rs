@@ -2,7 +2,7 @@
 //!
 //! Owned here: the ids that wait, the one refusal of a stream that is under way, and the pause before it is tried again. A server may ask
 //! faster than it takes refusals, so what waits is bounded, and counts as the caller's bytes. Absent: which questions are refused (the
-//! machine), and what a refusal says ([`own`]).
+//! machine), and what a refusal says ([`synthetic`]).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tracing::{Instrument, debug};
 
-use super::{Template, Upstream, own};
+use super::{Template, Upstream, synthetic};
 use crate::clock;
 use crate::event_log::{Holding, Stream};
 use crate::protocol::jsonrpc::RequestId;
@@ -104,7 +104,7 @@ impl Refusals {
     /// Sends one. The server waits for it, so that one that could not be written is tried until the stream is over. False where that is so
     /// and the server did not answer: it gets no other.
     async fn send(&self, id: &RequestId) -> bool {
-        let template = own::post(&self.call, own::refusal(id));
+        let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut pause = BACKOFF.0;
         loop {
             let sending = tokio::time::timeout(PATIENCE, self.upstream.send(&template, None));

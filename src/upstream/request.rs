@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use super::taken::Taken;
+use super::sent_flag::Taken;
 use crate::body::{BoxBody, BoxError};
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};

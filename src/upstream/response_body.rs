@@ -7,7 +7,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use super::http1;
-use super::taken::Slot;
+use super::sent_flag::Slot;
 use crate::body::{BoxError, Incoming};
 
 /// The body of the upstream's answer.

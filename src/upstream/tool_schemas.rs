@@ -8,7 +8,7 @@ use std::time::Duration;
 use http::request::Parts;
 
 use super::body::collect;
-use super::{Forwarded, Upstream, own};
+use super::{Forwarded, Upstream, synthetic};
 use crate::config::ResumeTokens;
 use crate::protocol::dialect::resume_tokens::Listed;
 use crate::protocol::{headers, jsonrpc, sse};
@@ -50,7 +50,7 @@ impl Upstream {
         let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
         let question = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);
         let call = self.call(parts, client, bytes::Bytes::new());
-        let answer = self.send(&own::post(&call, question.into_bytes()), None).await.ok()?;
+        let answer = self.send(&synthetic::post(&call, question.into_bytes()), None).await.ok()?;
         if !answer.status().is_success() {
             return None;
         }

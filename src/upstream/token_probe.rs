@@ -12,7 +12,7 @@ use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
 use super::Received;
-use super::{Forwarded, Template, Upstream, own};
+use super::{Forwarded, Template, Upstream, synthetic};
 use crate::metrics::TokenProbe;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
@@ -85,7 +85,7 @@ impl Upstream {
         match era {
             Era::Legacy => {
                 let ping = serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": "ping" });
-                own::post(&call, ping.to_string().into_bytes())
+                synthetic::post(&call, ping.to_string().into_bytes())
             }
             Era::Modern => {
                 let said = ProtocolVersion::from_headers(&parts.headers).filter(|version| version.era() == Era::Modern);
@@ -99,7 +99,7 @@ impl Upstream {
                 let discover =
                     serde_json::json!({ "jsonrpc": "2.0", "id": id, "method": method, "params": { "_meta": meta } });
                 let version = HeaderValue::from_str(version).unwrap_or(HeaderValue::from_static(MODERN));
-                own::post(&call, discover.to_string().into_bytes())
+                synthetic::post(&call, discover.to_string().into_bytes())
                     .with(names::MCP_PROTOCOL_VERSION, version)
                     .with(names::MCP_METHOD, HeaderValue::from_static(method))
             }

@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 
 use super::Received;
 use super::pump::refused_by;
-use super::reader::EventReader;
+use super::sse_reader::EventReader;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
