@@ -3,7 +3,7 @@
 //! Many systems begin a process with a soft limit of 1,024 and leave it to raise that to the hard one. A process without descriptors
 //! accepts nothing, its probes included, and reaches no server. So connections of clients and connections to the server are bounded by
 //! what there is, and the admin listener, the store and the calls of clients that are away have a reserve. Absent: refusing one connection
-//! too many (`server::Seats`, `upstream::connect`).
+//! too many (`server::ConnectionLimit`, `upstream::connect`).
 
 use tracing::warn;
 

@@ -15,9 +15,8 @@ use super::table::Table;
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
 use crate::protocol::access::{self, AllowedHosts};
-use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
-use crate::server::{self, Limits, Protocols, Seats, respond};
+use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols, respond};
 
 /// Most connections: probes and a few collectors.
 const CONNECTIONS: usize = 256;
@@ -33,15 +32,14 @@ pub(super) struct Admin {
 
 /// Serves until `stopped` resolves.
 pub(super) async fn serve(listener: TcpListener, admin: Admin, header_bytes: usize, stopped: impl Future<Output = ()>) {
-    let Ok(metrics) = crate::metrics::Metrics::new() else { return };
-    let limits =
-        Limits { protocols: Protocols::Http1, header_bytes, seats: Seats::new(CONNECTIONS), trust: Trust::default() };
+    let limit = ConnectionLimit::new(CONNECTIONS);
+    let config = ListenerConfig { protocols: Protocols::Http1, header_bytes, limit, metrics: None };
     let admin = Arc::new(admin);
-    let handle = move |_, request: Request<Incoming>| {
+    let handler = move |request: Request<Incoming>| {
         let admin = admin.clone();
         async move { admin.handle(&request) }
     };
-    server::serve(listener, limits, Arc::new(metrics), handle, pending(), stopped).await;
+    server::serve(listener, config, handler, pending(), stopped).await;
 }
 
 impl Admin {

@@ -37,14 +37,14 @@ use pingora_limits::rate::Rate;
 use pingora_proxy::HttpProxy;
 use socket2::SockRef;
 use tokio::net::TcpListener;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio_util::task::TaskTracker;
 use tracing::{info, warn};
 
 use crate::clock;
 use crate::config::Balancing;
 use crate::server::listener::{self, BindError, stopped};
-use crate::server::{Accepted, distribute, start_worker};
+use crate::server::{Accepted, ConnectionLimit, distribute, start_worker};
 use crate::tls::reload::{Reading, reading, renew};
 use crate::tls::{self, Certificates};
 use discovery::{Discovery, Sources};
@@ -227,9 +227,8 @@ impl Balancer {
         let Self { config, peers, metrics, .. } = self;
         let trust = config.listen.trusted_proxies.clone();
         let rate = config.balance.requests_per_sec.map(|most| (Arc::new(Rate::new(Duration::from_secs(1))), most));
-        let most = config.limits.connections.min(Semaphore::MAX_PERMITS);
-        let permits = Arc::new(Semaphore::new(most));
-        metrics.set_connections_max(most);
+        let limit = ConnectionLimit::new(config.limits.connections);
+        metrics.set_connections_max(limit.max());
         let worker = |_| {
             let phases = Phases {
                 table: self.table.clone(),
@@ -247,7 +246,7 @@ impl Balancer {
                 app: Arc::new(App::new(proxy, metrics.clone())),
                 certificates: self.certificates.clone(),
                 proxy_protocol_from: if config.balance.proxy_protocol { Some(trust.clone()) } else { None },
-                permits: permits.clone(),
+                limit: limit.clone(),
                 connections: connections.clone(),
                 stopping: stopping.clone(),
                 metrics: metrics.clone(),

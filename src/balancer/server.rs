@@ -19,7 +19,6 @@ use pingora_core::protocols::{GetSocketDigest, SocketDigest, Stream};
 use pingora_core::server::ShutdownWatch;
 use pingora_proxy::HttpProxy;
 use tokio::net::TcpStream;
-use tokio::sync::Semaphore;
 use tokio_util::task::TaskTracker;
 use tracing::debug;
 
@@ -29,7 +28,7 @@ use super::proxy::Phases;
 use super::proxy_protocol;
 use super::write_buffer::WriteBuffer;
 use crate::protocol::client::Trust;
-use crate::server::Accept;
+use crate::server::{Accept, ConnectionLimit};
 use crate::tls::Certificates;
 
 /// Longest TLS handshake with a client.
@@ -79,8 +78,8 @@ pub struct Worker {
     pub certificates: Option<Arc<Certificates>>,
     /// Peers whose PROXY header is read, or `None` if connections have none.
     pub proxy_protocol_from: Option<Trust>,
-    /// Limit of connections, shared by all workers.
-    pub permits: Arc<Semaphore>,
+    /// Limit of the open connections.
+    pub limit: ConnectionLimit,
     /// Tracker of all connections.
     pub connections: TaskTracker,
     /// True once the balancer stops.
@@ -94,7 +93,7 @@ impl Worker {
     pub async fn serve(self, mut incoming: impl Accept<Io = TcpStream>) {
         loop {
             let Ok((io, peer)) = incoming.accept().await else { continue };
-            let Ok(permit) = self.permits.clone().try_acquire_owned() else {
+            let Some(permit) = self.limit.try_acquire() else {
                 self.metrics.observe_refused_connection();
                 continue;
             };

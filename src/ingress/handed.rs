@@ -28,6 +28,7 @@ use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::stream_url::{self, Named};
+use crate::server::Peer;
 use crate::store::{self, Standing};
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
@@ -260,7 +261,8 @@ impl Ingress {
         };
         let trust = self.config.listen.trusted_proxies.clone();
         let scheme = if handed.is_secure { "https" } else { "http" };
-        let connection = Arc::new(Connection::new((handed.peer, 0).into(), scheme, handed.certificate, trust));
+        let peer = Peer { address: (handed.peer, 0).into(), scheme, certificate: handed.certificate };
+        let connection = Arc::new(Connection::new(peer, trust));
         let mut asked = self.identify(parts, connection);
         asked.is_handed = true;
         asked.body_bytes = handed.body.0.len();

@@ -7,6 +7,7 @@
 mod answers;
 mod body;
 mod call;
+mod connection;
 mod dialects;
 mod elsewhere;
 mod forward;
@@ -44,9 +45,11 @@ use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
-use crate::server::{Connection, respond};
+use crate::server::{self, Peer, respond};
 use crate::store;
 use crate::upstream::{Credentials, Upstream};
+
+pub use connection::Connection;
 
 /// The revision whose clients are known to come back when a response ends early.
 const POLLING_REVISION: &str = "2025-11-25";
@@ -112,6 +115,27 @@ impl Asked {
     fn be_held(&mut self) -> &Holding {
         let Self { parts, body_bytes, share, held, .. } = self;
         held.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
+    }
+}
+
+/// Handles the requests of the data listener.
+#[derive(Clone)]
+pub struct Handler(pub Arc<Ingress>);
+
+impl server::Handler for Handler {
+    type Connection = Connection;
+
+    fn connect(&self, peer: Peer) -> Connection {
+        Connection::new(peer, self.0.config.listen.trusted_proxies.clone())
+    }
+
+    fn handle(
+        self,
+        connection: Arc<Connection>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<BoxBody>> + Send + 'static {
+        // hyper keeps room for the handler's future while the connection lives: a box keeps it small.
+        Box::pin(self.0.handle(connection, request))
     }
 }
 

@@ -1,45 +1,31 @@
 //! The accept loop. Generic over the transport, so that the same code serves TCP, pipes and simulated networks.
 
-use std::convert::Infallible;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::io;
 use std::net::SocketAddr;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::task::Poll;
 use std::time::Duration;
 
-use bytes::BytesMut;
-use http::{Request, Response};
-use hyper::body;
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
-use tracing::{debug, info, warn};
+use tracing::warn;
 
-use super::connection::{Connection, Settling, watched};
-use super::connection_limit::{Seats, refuse};
-use super::http2;
-use super::stall::Stall;
-use crate::body::{BoxBody, Incoming};
+use super::connection::{Ending, Handler, NewConnection, Peer, serve_plain, serve_tls};
+use super::connection_limit::{ConnectionLimit, refuse};
+use super::http1;
+use super::prefixed_io::PrefixedIo;
 use crate::clock;
 use crate::metrics::Metrics;
-use crate::protocol::certificate::CertificateNames;
-use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
-use crate::tls::{self, Certificates};
+use crate::tls::Certificates;
 
-/// A client that takes longer to send its next head has its connection closed.
-pub(super) const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
 /// The pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A peer that acknowledges nothing for this long is gone. Linux counts a peer that acknowledges with a closed window as well, so this is
-/// longer than [`SEND_TIMEOUT`](super::stall::SEND_TIMEOUT), which ends that one.
+/// longer than [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends that one.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(65);
 /// After so much silence the kernel asks a peer whether it is there: one that waits for its response to begin is sent nothing
@@ -87,32 +73,32 @@ pub(super) async fn pause_after(error: &io::Error) {
     clock::sleep(ACCEPT_PAUSE).await;
 }
 
-/// What one listener speaks, and how far it listens.
+/// Configuration of a listener.
 #[derive(Clone)]
-pub struct Limits {
-    /// What clients may speak.
+pub struct ListenerConfig {
+    /// Protocols that clients may speak.
     pub protocols: Protocols,
-    /// Bytes of a request's head.
+    /// Limit of the bytes of a request's head.
     pub header_bytes: usize,
-    /// Its connections.
-    pub seats: Arc<Seats>,
-    /// The proxies in front of it.
-    pub trust: Trust,
+    /// Limit of the open connections.
+    pub limit: ConnectionLimit,
+    /// Metrics that count the connections, or `None` if they are not counted.
+    pub metrics: Option<Arc<Metrics>>,
 }
 
-/// What clients may speak on a listener.
+/// Protocols that clients may speak on a listener.
 #[derive(Clone)]
 pub enum Protocols {
     /// HTTP/1.1 alone.
     Http1,
     /// HTTP/1.1, or HTTP/2 by prior knowledge.
     Plain,
-    /// Both, inside TLS.
+    /// HTTP/1.1 or HTTP/2 over TLS.
     Tls(Arc<Certificates>),
 }
 
 impl Protocols {
-    /// Whether a client understands words that come before a handshake.
+    /// True if a client understands a response before any handshake.
     fn are_plain(&self) -> bool {
         match self {
             Protocols::Http1 | Protocols::Plain => true,
@@ -121,33 +107,17 @@ impl Protocols {
     }
 }
 
-/// What the connections of a listener are told.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
-    /// Nothing yet.
-    None,
-    /// To end after what is being answered, unless nothing was: the client's first request is then on its way.
-    Leaving,
-    /// To end after what is being answered.
-    Stopping,
-}
-
-/// Serves every connection with `handle` until `shutdown`; then accepts no more and waits until the open ones have ended. At
-/// `leaving` those on which something was asked end after its answer; new ones are accepted as before.
-pub async fn serve<A, H, F>(
+/// Serves every connection with `handler` until `shutdown`, then accepts no more and waits until the open ones have ended. At `leaving` it
+/// ends, after their running requests, the connections that have had one. Connections are accepted as before.
+pub async fn serve<A: Accept, H: Handler>(
     mut listener: A,
-    limits: Limits,
-    metrics: Arc<Metrics>,
-    handle: H,
+    config: ListenerConfig,
+    handler: H,
     leaving: impl Future<Output = ()>,
     shutdown: impl Future<Output = ()>,
-) where
-    A: Accept,
-    H: Handle<F>,
-    F: Future<Output = Response<BoxBody>> + Send + 'static,
-{
+) {
     // Every connection holds a receiver: when the last is gone, all have ended.
-    let (stop, mut stopping) = watch::channel(Ending::None);
+    let (end, mut ending) = watch::channel(Ending::None);
     let (mut leaving, mut shutdown) = (pin!(leaving), pin!(shutdown));
     let mut has_left = false;
     loop {
@@ -157,189 +127,61 @@ pub async fn serve<A, H, F>(
             () = &mut shutdown => break,
             () = &mut leaving, if !has_left => {
                 has_left = true;
-                let _ = stop.send(Ending::Leaving);
-                // The word is not for those that come from now on.
-                stopping.borrow_and_update();
+                let _ = end.send(Ending::Leaving);
+                // The signal does not concern later connections.
+                ending.borrow_and_update();
                 continue;
             }
             accepted = listener.accept() => accepted,
         };
         match accepted {
-            Ok((io, peer)) => {
-                // Before any handshake: one more must not cost one.
-                let Some(seat) = limits.seats.take() else {
-                    metrics.observe_reject(ErrorCode::TooManyConnections);
-                    if let Some(seat) = limits.seats.take_refused().filter(|_| limits.protocols.are_plain()) {
-                        tokio::spawn(refuse(io, seat));
-                    }
-                    continue;
-                };
-                let (metrics, handle) = (metrics.clone(), handle.clone());
-                let header_bytes = limits.header_bytes;
-                let (trust, stopping) = (limits.trust.clone(), stopping.clone());
-                let visit = Visit { peer, scheme: "http", certificate: None, trust, header_bytes, handle, stopping };
-                let protocols = limits.protocols.clone();
-                tokio::spawn(async move {
-                    metrics.observe_connection();
-                    match protocols {
-                        Protocols::Http1 => serve_http1(io, BytesMut::new(), visit).await,
-                        Protocols::Plain => serve_plain(io, visit).await,
-                        // Boxed, as all that a plain HTTP/1.1 connection need not have room for.
-                        Protocols::Tls(certificates) => Box::pin(serve_tls(io, certificates, visit)).await,
-                    }
-                    metrics.observe_connection_end();
-                    drop(seat);
-                });
-            }
+            Ok((io, address)) => accept(io, address, &config, &handler, &ending),
             Err(error) => pause_after(&error).await,
         }
     }
     drop(listener);
-    drop(stopping);
-    let _ = stop.send(Ending::Stopping);
-    stop.closed().await;
+    drop(ending);
+    let _ = end.send(Ending::Stopping);
+    end.closed().await;
 }
 
-/// What answers requests.
-pub trait Handle<F>: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static {}
-
-impl<F, H: Fn(Arc<Connection>, Request<Incoming>) -> F + Clone + Send + 'static> Handle<F> for H {}
-
-/// One connection, whatever it speaks.
-pub(super) struct Visit<H> {
-    pub(super) peer: SocketAddr,
-    pub(super) scheme: &'static str,
-    pub(super) certificate: Option<CertificateNames>,
-    pub(super) trust: Trust,
-    pub(super) header_bytes: usize,
-    pub(super) handle: H,
-    pub(super) stopping: watch::Receiver<Ending>,
-}
-
-impl<H> Visit<H> {
-    /// Begins to serve: what answers the connection's requests, what confirms its responses, and the word to stop.
-    pub(super) fn begin<F>(self) -> (impl Fn(Request<body::Incoming>) -> F, Settling, impl Future<Output = ()>)
-    where
-        H: Handle<F>,
-    {
-        let Self { peer, scheme, certificate, trust, handle, mut stopping, .. } = self;
-        let connection = Arc::new(Connection::new(peer, scheme, certificate, trust));
-        let settling = Settling::new(connection.receipts().clone());
-        let is_new = Arc::new(AtomicBool::new(true));
-        let was_new = is_new.clone();
-        let answer = move |request| {
-            is_new.store(false, Ordering::Relaxed);
-            handle(connection.clone(), Incoming::of_request(request))
-        };
-        let told = async move {
-            while stopping.changed().await.is_ok() {
-                let ending = *stopping.borrow_and_update();
-                if ending == Ending::Stopping || !was_new.load(Ordering::Relaxed) {
-                    break;
-                }
-            }
-        };
-        (answer, settling, told)
-    }
-
-    /// Resolves when a connection on which nothing was asked is to end.
-    async fn stopped(&mut self) {
-        drop(self.stopping.wait_for(|ending| *ending == Ending::Stopping).await);
-    }
-}
-
-async fn serve_tls<Io, H, F>(io: Io, certificates: Arc<Certificates>, mut visit: Visit<H>)
+/// Serves one accepted connection in a task of its own, or refuses it.
+fn accept<Io, H>(io: Io, address: SocketAddr, config: &ListenerConfig, handler: &H, ending: &watch::Receiver<Ending>)
 where
     Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    H: Handle<F>,
-    F: Future<Output = Response<BoxBody>> + Send + 'static,
+    H: Handler,
 {
-    let shaking = tokio::time::timeout(HEAD_TIMEOUT, certificates.current().accept(io));
-    let shaken = tokio::select! {
-        shaken = shaking => shaken,
-        () = visit.stopped() => return,
-    };
-    drop(certificates);
-    visit.scheme = "https";
-    let shown = shaken.as_ref().ok().and_then(|shaken| shaken.as_ref().ok()?.get_ref().1.peer_certificates()?.first());
-    visit.certificate = shown.map(|certificate| CertificateNames::of(certificate));
-    match shaken {
-        Ok(Ok(io)) if io.get_ref().1.alpn_protocol() == Some(tls::HTTP2) => {
-            http2::serve(io, BytesMut::new(), visit).await;
+    let ListenerConfig { protocols, header_bytes, limit, metrics } = config;
+    // Before any handshake, so that a refusal costs none.
+    let Some(permit) = limit.try_acquire() else {
+        if let Some(metrics) = metrics {
+            metrics.observe_reject(ErrorCode::TooManyConnections);
         }
-        // Whoever did not say what it speaks shows it.
-        Ok(Ok(io)) => serve_plain(io, visit).await,
-        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
-        Err(_) => debug!("TLS handshake took too long"),
-    }
-}
-
-async fn serve_plain<Io, H, F>(mut io: Io, mut visit: Visit<H>)
-where
-    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    H: Handle<F>,
-    F: Future<Output = Response<BoxBody>> + Send + 'static,
-{
-    let sniffed = tokio::select! {
-        sniffed = tokio::time::timeout(HEAD_TIMEOUT, http2::sniff(&mut io)) => sniffed,
-        () = visit.stopped() => return,
+        if let Some(permit) = limit.try_acquire_refusal()
+            && protocols.are_plain()
+        {
+            tokio::spawn(refuse(io, permit));
+        }
+        return;
     };
-    match sniffed {
-        Ok(Ok((ahead, true))) => Box::pin(http2::serve(io, ahead, visit)).await,
-        Ok(Ok((ahead, false))) => serve_http1(io, ahead, visit).await,
-        Ok(Err(error)) => debug!(%error, "connection ended"),
-        Err(_) => debug!("no request came in time"),
-    }
-}
-
-async fn serve_http1<Io, H, F>(io: Io, ahead: BytesMut, visit: Visit<H>)
-where
-    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    H: Handle<F>,
-    F: Future<Output = Response<BoxBody>> + Send + 'static,
-{
-    let header_bytes = visit.header_bytes;
-    let (answer, mut settling, stop) = visit.begin();
-    let mut stall = Stall::new(settling.receipts().clone());
-    let (socket, watch) = watched(io, ahead);
-    let service = service_fn(move |request| {
-        let answer = answer(request);
-        async move { Ok::<_, Infallible>(answer.await) }
+    let peer = Peer { address, scheme: "http", certificate: None };
+    let new = NewConnection { peer, header_bytes: *header_bytes, handler: handler.clone(), ending: ending.clone() };
+    let (protocols, metrics) = (protocols.clone(), metrics.clone());
+    tokio::spawn(async move {
+        if let Some(metrics) = &metrics {
+            metrics.observe_connection();
+        }
+        match protocols {
+            Protocols::Http1 => http1::serve(PrefixedIo::new(io), new).await,
+            Protocols::Plain => serve_plain(io, new).await,
+            // Boxed, so that a plain HTTP/1.1 connection has no room for it.
+            Protocols::Tls(certificates) => Box::pin(serve_tls(io, certificates, new)).await,
+        }
+        if let Some(metrics) = &metrics {
+            metrics.observe_connection_end();
+        }
+        drop(permit);
     });
-    let mut hyper = pin!(
-        http1::Builder::new()
-            // It would take a buffer for each open response, only to see its client leave. The watch sees that without one.
-            .half_close(true)
-            .timer(TokioTimer::new())
-            .header_read_timeout(HEAD_TIMEOUT)
-            .max_buf_size(header_bytes)
-            .serve_connection(TokioIo::new(socket), service)
-    );
-    let mut stop = pin!(stop);
-    let (mut is_stopping, mut is_stalled) = (false, false);
-    let ended = poll_fn(|cx| {
-        if !is_stopping && stop.as_mut().poll(cx).is_ready() {
-            is_stopping = true;
-            hyper.as_mut().graceful_shutdown();
-        }
-        watch.before_hyper();
-        if let Poll::Ready(ended) = Pin::new(&mut hyper).poll(cx) {
-            return Poll::Ready(ended);
-        }
-        settling.poll(cx);
-        if stall.poll(cx, watch.blocked_since()).is_ready() {
-            info!("a connection ends whose client takes nothing");
-            is_stalled = true;
-            return Poll::Ready(Ok(()));
-        }
-        watch.poll_left(cx).map(Ok)
-    })
-    .await;
-    match ended {
-        Ok(()) if !is_stalled && !watch.is_broken() => settling.end(),
-        Ok(()) => {}
-        Err(error) => debug!(%error, "connection ended"),
-    }
 }
 
 #[cfg(test)]
@@ -347,11 +189,18 @@ mod tests {
     use std::future::pending;
 
     use bytes::Bytes;
+    use http::{Request, Response};
     use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::body::whole;
+    use crate::body::{Incoming, whole};
+    use crate::server::HEAD_TIMEOUT;
+
+    fn config(connections: usize) -> ListenerConfig {
+        let limit = ConnectionLimit::new(connections);
+        ListenerConfig { protocols: Protocols::Plain, header_bytes: 8192, limit, metrics: None }
+    }
 
     /// One connection, and then none.
     struct Once(Option<DuplexStream>);
@@ -370,11 +219,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_head_that_is_not_complete_in_time_closes_the_connection() {
         let (mut client, server) = tokio::io::duplex(1024);
-        let metrics = Arc::new(Metrics::new().unwrap());
-        let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-        let limits =
-            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1), trust: Trust::default() };
-        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending(), pending()));
+        let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+        let config = config(1);
+        tokio::spawn(serve(Once(Some(server)), config, handler, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n").await.unwrap();
         let began = clock::now();
         let mut answer = Vec::new();
@@ -410,12 +257,10 @@ mod tests {
     async fn who_leaves_ends_idle_connections_and_serves_those_that_come_then() {
         let (send, connections) = mpsc::channel(1);
         let (leave, leaving) = tokio::sync::oneshot::channel::<()>();
-        let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-        let limits =
-            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(3), trust: Trust::default() };
-        let metrics = Arc::new(Metrics::new().expect("metrics"));
+        let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+        let config = config(3);
         let leaving = async move { drop(leaving.await) };
-        tokio::spawn(serve(Sent(connections), limits, metrics, handle, leaving, pending()));
+        tokio::spawn(serve(Sent(connections), config, handler, leaving, pending()));
         let (mut early, far) = duplex(1024);
         send.send(far).await.expect("it accepts");
         // Asked twice: the connection is one that stays.
@@ -435,43 +280,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_preface_that_does_not_go_on_is_waited_for_no_longer_than_a_head() {
-        for begun in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
-            let (mut near, far) = duplex(1024);
-            let (_stop, stopping) = watch::channel(Ending::None);
-            let handle = |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
-            let peer = SocketAddr::from(([127, 0, 0, 1], 1));
-            let visit = Visit {
-                peer,
-                scheme: "http",
-                certificate: None,
-                trust: Trust::default(),
-                header_bytes: 65_536,
-                handle,
-                stopping,
-            };
-            let begin = clock::now();
-            let serving = tokio::spawn(serve_plain(far, visit));
-            near.write_all(begun).await.expect("room");
-            let mut answer = Vec::new();
-            near.read_to_end(&mut answer).await.expect("a pipe");
-            serving.await.expect("no panic");
-            let took = clock::now() - begin;
-            assert!(answer.is_empty());
-            assert!(took >= HEAD_TIMEOUT && took < HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
-        }
-    }
-
-    #[tokio::test(start_paused = true)]
     async fn a_client_that_takes_nothing_has_its_connection_ended() {
         const ROOM: usize = 1024;
         let (mut client, server) = tokio::io::duplex(ROOM);
-        let metrics = Arc::new(Metrics::new().expect("metrics"));
-        let handle =
-            |_: Arc<Connection>, _: Request<Incoming>| async { Response::new(whole(Bytes::from(vec![b'x'; 100_000]))) };
-        let limits =
-            Limits { protocols: Protocols::Plain, header_bytes: 8192, seats: Seats::new(1), trust: Trust::default() };
-        tokio::spawn(serve(Once(Some(server)), limits, metrics, handle, pending(), pending()));
+        let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::from(vec![b'x'; 100_000]))) };
+        let config = config(1);
+        tokio::spawn(serve(Once(Some(server)), config, handler, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
         // Slow is not nothing.
         let mut some = [0; ROOM];

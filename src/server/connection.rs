@@ -1,242 +1,263 @@
-//! One downstream connection: hyper's, with two things added to HTTP/1.1.
-//!
-//! A client that leaves during a held response is noticed at once, also when it had pipelined a byte; hyper does not look while a
-//! response runs. And responses that ended are confirmed once the connection has stayed open long enough. A FIN while a response runs is
-//! a disconnect.
+//! One connection: the handler's state of it, TLS, and the choice of the HTTP version.
 
-use std::io;
-use std::mem::MaybeUninit;
-use std::net::{IpAddr, SocketAddr};
-use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard};
-use std::task::{Context, Poll, ready};
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::Context;
 use std::time::Instant;
 
-use bytes::BytesMut;
-use http::HeaderMap;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use http::{Request, Response};
+use hyper::body;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::watch;
+use tracing::debug;
 
+use super::prefixed_io::PrefixedIo;
+use super::{HEAD_TIMEOUT, http1, http2};
+use crate::body::{BoxBody, Incoming};
 use crate::clock::{self, Alarm};
-use crate::delivery::Receipts;
 use crate::protocol::certificate::CertificateNames;
-use crate::protocol::client::Trust;
-use crate::sync;
-use crate::upstream::Forwarded;
+use crate::tls::{self, Certificates};
 
-/// Bytes that are read ahead of hyper to see whether a FIN stands behind them.
-const READ_AHEAD: usize = 64 * 1024;
-const READ_STEP: usize = 4 * 1024;
-
-/// What a connection's requests share.
-pub struct Connection {
-    peer: IpAddr,
-    trust: Trust,
-    is_behind_trusted: bool,
-    is_secure: bool,
-    certificate: Option<CertificateNames>,
-    forwarded: Forwarded,
-    receipts: Arc<Receipts>,
+/// The other end of a connection.
+pub struct Peer {
+    /// Address of the client, or of a proxy before it.
+    pub address: SocketAddr,
+    /// Scheme of the requests: `http`, or `https` over TLS.
+    pub scheme: &'static str,
+    /// Names in the client's certificate, if it presented one.
+    pub certificate: Option<CertificateNames>,
 }
 
-impl Connection {
-    /// A connection from `peer`, which speaks `scheme` and has shown a certificate with these names. The proxies in `trust` speak for
-    /// other clients: their certificates are none of a client's.
-    pub fn new(peer: SocketAddr, scheme: &'static str, certificate: Option<CertificateNames>, trust: Trust) -> Self {
-        let (peer, is_secure) = (peer.ip(), scheme == "https");
-        let is_behind_trusted = trust.holds(peer);
-        let forwarded = Forwarded::new(peer, scheme, is_behind_trusted);
-        let receipts = Arc::new(if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() });
-        let certificate = certificate.filter(|_| !is_behind_trusted);
-        Self { peer, trust, is_behind_trusted, is_secure, certificate, forwarded, receipts }
-    }
+/// Handles the requests of a listener.
+pub trait Handler: Clone + Send + 'static {
+    /// State that the requests of one connection share.
+    type Connection: ConnectionState;
 
-    /// Who is at the other end.
-    pub fn peer(&self) -> IpAddr {
-        self.peer
-    }
+    /// Returns the state of a new connection.
+    fn connect(&self, peer: Peer) -> Self::Connection;
 
-    /// Whether the peer is one of the trusted proxies, so that the connection may carry requests of many clients.
-    pub fn is_behind_trusted(&self) -> bool {
-        self.is_behind_trusted
-    }
+    /// Handles one request of `connection`.
+    fn handle(
+        self,
+        connection: Arc<Self::Connection>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<BoxBody>> + Send + 'static;
+}
 
-    /// The address of the client that sent a request with these headers: the peer's, or what trusted proxies say it is.
-    pub fn client(&self, headers: &HeaderMap) -> IpAddr {
-        if self.is_behind_trusted { self.trust.address(self.peer, headers) } else { self.peer }
-    }
+/// Closures handle requests without state of a connection.
+impl<H, F> Handler for H
+where
+    H: Fn(Request<Incoming>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response<BoxBody>> + Send + 'static,
+{
+    type Connection = ();
 
-    /// Whether what it carries is encrypted.
-    pub fn is_secure(&self) -> bool {
-        self.is_secure
-    }
+    fn connect(&self, _: Peer) {}
 
-    /// The names in the client's certificate.
-    pub fn certificate(&self) -> Option<CertificateNames> {
-        self.certificate
-    }
-
-    /// What the upstream is told of who is at the other end.
-    pub fn forwarded(&self) -> &Forwarded {
-        &self.forwarded
-    }
-
-    /// Its responses that ended and are not known to have arrived.
-    pub fn receipts(&self) -> &Arc<Receipts> {
-        &self.receipts
+    fn handle(
+        self,
+        _: Arc<()>,
+        request: Request<Incoming>,
+    ) -> impl Future<Output = Response<BoxBody>> + Send + 'static {
+        self(request)
     }
 }
 
-/// The socket as hyper sees it.
-pub(super) struct Watched<Io>(Arc<Mutex<Socket<Io>>>);
+/// Handler's state of one connection.
+pub trait ConnectionState: Send + Sync + 'static {
+    /// Next deadline of the state, or `None` if it has none. Asked after each step of the connection.
+    fn next_deadline(&self) -> Option<Instant>;
 
-/// The socket as the connection's driver sees it.
-pub(super) struct Watch<Io>(Arc<Mutex<Socket<Io>>>);
+    /// Called when a deadline has passed.
+    fn handle_deadline(&self, now: Instant);
 
-struct Socket<Io> {
-    io: Io,
-    ahead: BytesMut,
-    /// hyper waits for the socket itself and will see its end.
-    hyper_waits: bool,
-    /// It failed, and did not just end.
-    is_broken: bool,
-    /// Since when it has taken nothing of what hyper writes.
-    blocked_since: Option<Instant>,
+    /// True if another connection has taken over the response that the current task writes. A response that its client does not read is
+    /// then ended early.
+    fn is_taken_over(&self) -> bool;
+
+    /// Called when an HTTP/1.1 connection has ended without an error.
+    fn ended(&self);
 }
 
-impl<Io> Socket<Io> {
-    fn note_written<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        match written {
-            Poll::Pending => drop(self.blocked_since.get_or_insert_with(clock::now)),
-            Poll::Ready(_) => self.blocked_since = None,
-        }
-        written
-    }
-}
-
-/// Both ends of the watch. What was read of `io` before is `ahead`.
-pub(super) fn watched<Io>(io: Io, ahead: BytesMut) -> (Watched<Io>, Watch<Io>) {
-    let socket = Arc::new(Mutex::new(Socket { io, ahead, hyper_waits: false, is_broken: false, blocked_since: None }));
-    (Watched(socket.clone()), Watch(socket))
-}
-
-impl<Io: AsyncRead + Unpin> Watch<Io> {
-    /// To be called before hyper is polled.
-    pub(super) fn before_hyper(&self) {
-        lock(&self.0).hyper_waits = false;
+impl ConnectionState for () {
+    fn next_deadline(&self) -> Option<Instant> {
+        None
     }
 
-    /// Ready when the client has left although hyper does not look.
-    pub(super) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let mut socket = lock(&self.0);
-        while !socket.hyper_waits && socket.ahead.len() < READ_AHEAD {
-            let mut step = [MaybeUninit::uninit(); READ_STEP];
-            let mut buffer = ReadBuf::uninit(&mut step);
-            match ready!(Pin::new(&mut socket.io).poll_read(cx, &mut buffer)) {
-                Ok(()) if buffer.filled().is_empty() => return Poll::Ready(()),
-                Ok(()) => socket.ahead.extend_from_slice(buffer.filled()),
-                Err(_) => {
-                    socket.is_broken = true;
-                    return Poll::Ready(());
+    fn handle_deadline(&self, _: Instant) {}
+
+    fn is_taken_over(&self) -> bool {
+        false
+    }
+
+    fn ended(&self) {}
+}
+
+/// Signal to the connections of a listener.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ending {
+    /// No signal yet.
+    None,
+    /// Ends a connection after its running requests, unless it has had none: the client's first request is then under way.
+    Leaving,
+    /// Ends every connection after its running requests.
+    Stopping,
+}
+
+/// An accepted connection before its first request.
+pub(super) struct NewConnection<H> {
+    pub(super) peer: Peer,
+    pub(super) header_bytes: usize,
+    pub(super) handler: H,
+    pub(super) ending: watch::Receiver<Ending>,
+}
+
+impl<H: Handler> NewConnection<H> {
+    /// Returns the connection's requests, its deadlines, and the signal to stop.
+    pub(super) fn begin(self) -> (Requests<H>, Deadlines<H::Connection>, impl Future<Output = ()>) {
+        let Self { peer, handler, mut ending, .. } = self;
+        let connection = Arc::new(handler.connect(peer));
+        let deadlines = Deadlines { connection: connection.clone(), alarm: Alarm::new() };
+        let is_new = Arc::new(AtomicBool::new(true));
+        let requests = Requests { handler, connection, is_new: is_new.clone() };
+        let stop = async move {
+            while ending.changed().await.is_ok() {
+                let signal = *ending.borrow_and_update();
+                if signal == Ending::Stopping || !is_new.load(Ordering::Relaxed) {
+                    break;
                 }
             }
-        }
-        Poll::Pending
+        };
+        (requests, deadlines, stop)
     }
 
-    /// Since when the client has taken nothing of what is written to it.
-    pub(super) fn blocked_since(&self) -> Option<Instant> {
-        lock(&self.0).blocked_since
-    }
-
-    /// Whether the connection failed. hyper takes a reset between two requests for an end.
-    pub(super) fn is_broken(&self) -> bool {
-        lock(&self.0).is_broken
+    /// Resolves when a connection without a request must end.
+    async fn stopped(&mut self) {
+        // A sender that is gone has stopped as well.
+        let _ = self.ending.wait_for(|ending| *ending == Ending::Stopping).await;
     }
 }
 
-fn lock<Io>(socket: &Mutex<Socket<Io>>) -> MutexGuard<'_, Socket<Io>> {
-    sync::lock(socket)
+/// Requests of one connection, on their way to the handler.
+pub(super) struct Requests<H: Handler> {
+    handler: H,
+    connection: Arc<H::Connection>,
+    is_new: Arc<AtomicBool>,
 }
 
-impl<Io: AsyncRead + Unpin> AsyncRead for Watched<Io> {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let mut socket = lock(&self.0);
-        if socket.ahead.is_empty() {
-            let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
-            // One that brought bytes has left no waker behind, and hyper may not ask again.
-            socket.hyper_waits = read.is_pending();
-            socket.is_broken |= matches!(read, Poll::Ready(Err(_)));
-            return read;
-        }
-        let taken = buffer.remaining().min(socket.ahead.len());
-        buffer.put_slice(&socket.ahead.split_to(taken));
-        if socket.ahead.is_empty() {
-            // What it was in goes as well.
-            socket.ahead = BytesMut::new();
-        }
-        Poll::Ready(Ok(()))
+impl<H: Handler> Requests<H> {
+    pub(super) fn connection(&self) -> &Arc<H::Connection> {
+        &self.connection
+    }
+
+    pub(super) fn handle(
+        &self,
+        request: Request<body::Incoming>,
+    ) -> impl Future<Output = Response<BoxBody>> + Send + use<H> {
+        self.is_new.store(false, Ordering::Relaxed);
+        self.handler.clone().handle(self.connection.clone(), Incoming::of_request(request))
     }
 }
 
-impl<Io: AsyncWrite + Unpin> AsyncWrite for Watched<Io> {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let mut socket = lock(&self.0);
-        let written = Pin::new(&mut socket.io).poll_write(cx, bytes);
-        socket.note_written(written)
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        pieces: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let mut socket = lock(&self.0);
-        let written = Pin::new(&mut socket.io).poll_write_vectored(cx, pieces);
-        socket.note_written(written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        lock(&self.0).io.is_write_vectored()
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut socket = lock(&self.0);
-        let flushed = Pin::new(&mut socket.io).poll_flush(cx);
-        socket.note_written(flushed)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut lock(&self.0).io).poll_shutdown(cx)
-    }
-}
-
-/// Confirms receipts as they settle.
-pub(super) struct Settling {
-    receipts: Arc<Receipts>,
+/// Deadlines of the handler's state of one connection.
+pub(super) struct Deadlines<C> {
+    connection: Arc<C>,
     alarm: Alarm,
 }
 
-impl Settling {
-    /// The connection ended, and did not break.
-    pub(super) fn end(&self) {
-        self.receipts.confirm_interims();
+impl<C: ConnectionState> Deadlines<C> {
+    pub(super) fn connection(&self) -> &C {
+        &self.connection
     }
 
-    pub(super) fn new(receipts: Arc<Receipts>) -> Self {
-        Self { receipts, alarm: Alarm::new() }
-    }
-
-    pub(super) fn receipts(&self) -> &Arc<Receipts> {
-        &self.receipts
-    }
-
+    /// Handles the deadlines that have passed.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) {
         loop {
-            self.alarm.set(self.receipts.next_settled());
+            self.alarm.set(self.connection.next_deadline());
             if self.alarm.poll(cx).is_pending() {
                 return;
             }
-            self.receipts.confirm_settled(clock::now());
+            self.connection.handle_deadline(clock::now());
+        }
+    }
+}
+
+/// Serves a TLS connection.
+pub(super) async fn serve_tls<Io, H>(io: Io, certificates: Arc<Certificates>, mut new: NewConnection<H>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handler,
+{
+    let handshake = tokio::time::timeout(HEAD_TIMEOUT, certificates.current().accept(io));
+    let accepted = tokio::select! {
+        accepted = handshake => accepted,
+        () = new.stopped() => return,
+    };
+    drop(certificates);
+    new.peer.scheme = "https";
+    let presented =
+        accepted.as_ref().ok().and_then(|accepted| accepted.as_ref().ok()?.get_ref().1.peer_certificates()?.first());
+    new.peer.certificate = presented.map(|certificate| CertificateNames::of(certificate));
+    match accepted {
+        Ok(Ok(io)) if io.get_ref().1.alpn_protocol() == Some(tls::HTTP2) => {
+            http2::serve(PrefixedIo::new(io), new).await;
+        }
+        // A client without ALPN may speak either version.
+        Ok(Ok(io)) => serve_plain(io, new).await,
+        Ok(Err(error)) => debug!(%error, "TLS handshake failed"),
+        Err(_) => debug!("TLS handshake took too long"),
+    }
+}
+
+/// Serves a connection whose HTTP version its first bytes tell.
+pub(super) async fn serve_plain<Io, H>(io: Io, mut new: NewConnection<H>)
+where
+    Io: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    H: Handler,
+{
+    let mut io = PrefixedIo::new(io);
+    let detected = tokio::select! {
+        detected = tokio::time::timeout(HEAD_TIMEOUT, http2::detect(&mut io)) => detected,
+        () = new.stopped() => return,
+    };
+    match detected {
+        Ok(Ok(true)) => Box::pin(http2::serve(io, new)).await,
+        Ok(Ok(false)) => http1::serve(io, new).await,
+        Ok(Err(error)) => debug!(%error, "connection ended"),
+        Err(_) => debug!("no request came in time"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use bytes::Bytes;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+
+    use super::*;
+    use crate::body::whole;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_incomplete_preface_is_given_up_after_the_head_timeout() {
+        for begun in [&b""[..], b"P", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r"] {
+            let (mut near, far) = duplex(1024);
+            let (_stop, ending) = watch::channel(Ending::None);
+            let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
+            let address = SocketAddr::from(([127, 0, 0, 1], 1));
+            let peer = Peer { address, scheme: "http", certificate: None };
+            let new = NewConnection { peer, header_bytes: 65_536, handler, ending };
+            let begin = clock::now();
+            let serving = tokio::spawn(serve_plain(far, new));
+            near.write_all(begun).await.expect("room");
+            let mut received = Vec::new();
+            near.read_to_end(&mut received).await.expect("a pipe");
+            serving.await.expect("no panic");
+            let took = clock::now() - begin;
+            assert!(received.is_empty());
+            assert!(took >= HEAD_TIMEOUT && took < HEAD_TIMEOUT + Duration::from_secs(1), "{took:?}");
         }
     }
 }

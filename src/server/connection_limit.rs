@@ -1,89 +1,87 @@
-//! How many connections there may be, and the answer to one more.
+//! Limit of the open connections, and the refusal of one more.
 //!
-//! It is accepted, told so, and closed, as Envoy and nginx do it (nginx without a word): a client knows at once, whereas one
-//! that is left in the kernel's queue waits for a place that nobody promised.
+//! A connection over the limit is accepted, refused and closed, as Envoy and nginx do it (nginx without a response): its client knows at
+//! once, whereas one left in the kernel's queue waits for a place that may never come.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::respond;
 use crate::protocol::error::ErrorCode;
 
-/// So many refusals are told at once, as a part of the connections there may be; beyond them, connections are just closed.
-const TOLD: usize = 16;
-/// A refused client is listened to for so long and so far, so that it gets to read the refusal.
+/// Divisor of the connection limit: this share of it may be busy with a refusal. Beyond it, connections are closed without one.
+const REFUSAL_SHARE: usize = 16;
+/// Longest time and most bytes for which a refused client is read, so that it can read the refusal.
 const LINGER: Duration = Duration::from_secs(1);
 const LINGER_BYTES: usize = 64 * 1024;
 
-/// The places of one listener, on whatever thread its connections are served.
+/// Limit of a listener's open connections, shared by all threads that serve them.
+#[derive(Clone, Debug)]
+pub struct ConnectionLimit {
+    max: usize,
+    connections: Arc<Semaphore>,
+    refusals: Arc<Semaphore>,
+}
+
+/// Place of one connection, held while it is open.
 #[derive(Debug)]
-pub struct Seats {
-    most: usize,
-    taken: AtomicUsize,
-    refused: AtomicUsize,
+pub struct ConnectionPermit {
+    _permit: OwnedSemaphorePermit,
 }
 
-/// One place, for as long as this lives.
-#[derive(Debug)]
-pub(super) struct Seat {
-    seats: Arc<Seats>,
-    refused: bool,
-}
-
-impl Seats {
-    /// For so many connections at once.
-    pub fn new(most: usize) -> Arc<Self> {
-        Arc::new(Self { most, taken: AtomicUsize::new(0), refused: AtomicUsize::new(0) })
+impl ConnectionLimit {
+    /// Returns a limit of `max` connections.
+    pub fn new(max: usize) -> Self {
+        let max = max.min(Semaphore::MAX_PERMITS);
+        let refusals = max.div_ceil(REFUSAL_SHARE);
+        Self { max, connections: Arc::new(Semaphore::new(max)), refusals: Arc::new(Semaphore::new(refusals)) }
     }
 
-    /// Returns the largest number of connections where so many have a place, those that are being refused included.
-    pub fn with_refused(most: usize) -> usize {
-        most + most.div_ceil(TOLD)
+    /// Largest number of connections.
+    pub fn max(&self) -> usize {
+        self.max
     }
 
-    /// A place for one more connection.
-    pub(super) fn take(self: &Arc<Self>) -> Option<Seat> {
-        self.take_of(&self.taken, self.most, false)
+    /// Returns the largest number of connections under a limit of `max`, including those that are being refused.
+    pub fn with_refusals(max: usize) -> usize {
+        max + max.div_ceil(REFUSAL_SHARE)
     }
 
-    /// A place for one more connection that is only told that there is none.
-    pub(super) fn take_refused(self: &Arc<Self>) -> Option<Seat> {
-        self.take_of(&self.refused, self.most.div_ceil(TOLD), true)
+    /// Returns the place of one more connection, or `None` if the limit is reached.
+    pub fn try_acquire(&self) -> Option<ConnectionPermit> {
+        acquire(&self.connections)
     }
 
-    fn take_of(self: &Arc<Self>, taken: &AtomicUsize, most: usize, refused: bool) -> Option<Seat> {
-        let one_more = |taken: usize| (taken < most).then_some(taken + 1);
-        taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        Some(Seat { seats: self.clone(), refused })
+    /// Returns the place of one more connection that is refused, or `None` if too many are being refused.
+    pub(super) fn try_acquire_refusal(&self) -> Option<ConnectionPermit> {
+        acquire(&self.refusals)
     }
 }
 
-impl Drop for Seat {
-    fn drop(&mut self) {
-        let taken = if self.refused { &self.seats.refused } else { &self.seats.taken };
-        taken.fetch_sub(1, Ordering::Relaxed);
-    }
+fn acquire(semaphore: &Arc<Semaphore>) -> Option<ConnectionPermit> {
+    let permit = semaphore.clone().try_acquire_owned().ok()?;
+    Some(ConnectionPermit { _permit: permit })
 }
 
-/// Tells a client that there is no place, and closes.
-pub(super) async fn refuse<Io: AsyncRead + AsyncWrite + Unpin>(mut io: Io, _seat: Seat) {
-    let telling = async {
+/// Sends a refusal and closes the connection.
+pub(super) async fn refuse<Io: AsyncRead + AsyncWrite + Unpin>(mut io: Io, _permit: ConnectionPermit) {
+    let refusing = async {
         io.write_all(&refusal().await).await?;
         io.shutdown().await?;
-        // What came before the refusal was read, and is not: closing now would take the refusal back.
-        let mut left = (&mut io).take(LINGER_BYTES as u64);
-        tokio::io::copy(&mut left, &mut tokio::io::sink()).await
+        // Closing a socket with unread bytes would reset it and take the refusal back.
+        let mut unread = (&mut io).take(LINGER_BYTES as u64);
+        tokio::io::copy(&mut unread, &mut tokio::io::sink()).await
     };
-    // Whether the client listened changes nothing.
-    let _ = tokio::time::timeout(LINGER, telling).await;
+    // The client may not listen.
+    let _ = tokio::time::timeout(LINGER, refusing).await;
 }
 
-/// The refusal as it goes over the wire, whatever was asked.
+/// Returns the refusal as HTTP/1.1, whatever the request.
 async fn refusal() -> Vec<u8> {
     let (parts, body) = respond::refusal(ErrorCode::TooManyConnections).into_parts();
     let body = body.collect().await.map_or(Bytes::new(), |body| body.to_bytes());

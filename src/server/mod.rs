@@ -1,15 +1,29 @@
-//! HTTP servers: accept, TLS, HTTP version, connection, connection limit, error responses.
+//! HTTP server: the common floor of the sidecar, the admin listeners and the balancer.
+//!
+//! [`serve`] accepts connections and passes their requests to a [`Handler`]. Owned here: TLS, the choice of the HTTP version, the
+//! connection limit, timeouts of connections, worker threads, and the error responses ([`respond`]). Absent: the meaning of a request.
 
 mod accept;
-pub mod connection;
+mod connection;
 mod connection_limit;
+mod http1;
 mod http2;
 pub mod listener;
+mod prefixed_io;
 pub mod respond;
-mod stall;
 mod workers;
 
-pub use accept::{Accept, Handle, Limits, Protocols, serve};
-pub use connection::Connection;
-pub use connection_limit::Seats;
+use std::time::Duration;
+
+pub use accept::{Accept, ListenerConfig, Protocols, serve};
+pub use connection::{ConnectionState, Handler, Peer};
+pub use connection_limit::{ConnectionLimit, ConnectionPermit};
 pub use workers::{Accepted, distribute, start_worker};
+
+/// Time for a client to send its next head. After it, the connection is closed.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time for which a client may take nothing of its response, as nginx's `send_timeout`. After it, its connection is closed, or its stream
+/// on HTTP/2.
+const SEND_TIMEOUT: Duration = Duration::from_secs(60);
+/// Send timeout of a response that another connection has taken over. A blocked connection checks for that at this interval.
+const TAKEN_OVER_TIMEOUT: Duration = Duration::from_secs(1);

@@ -7,17 +7,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use http::Request;
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
 use crate::admin::Admin;
+use crate::body::Incoming;
 use crate::config::Config;
 use crate::ingress::Ingress;
-use crate::protocol::client::Trust;
 use crate::server::listener::stopped;
-use crate::server::{self, Limits, Protocols, Seats};
+use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
 use crate::tls::reload::{Reading, reading, renew};
 
@@ -37,7 +38,8 @@ pub(super) fn admin_connections(config: &Config) -> usize {
 pub fn connections_beside(config: &Config) -> usize {
     let clients = config.limits.connections;
     let listeners = [config.admin.address, config.admin.metrics_address].into_iter().flatten().count();
-    Seats::with_refused(clients) - clients + listeners * Seats::with_refused(admin_connections(config))
+    ConnectionLimit::with_refusals(clients) - clients
+        + listeners * ConnectionLimit::with_refusals(admin_connections(config))
 }
 
 /// What a sidecar has beside its data listener.
@@ -118,11 +120,11 @@ async fn run_admin(
     stopped: impl Future<Output = ()>,
 ) {
     let header_bytes = ingress.config.limits.header_bytes;
-    let seats = Seats::new(admin_connections(&ingress.config));
-    let limits = Limits { protocols: Protocols::Http1, header_bytes, seats, trust: Trust::default() };
+    let limit = ConnectionLimit::new(admin_connections(&ingress.config));
     let metrics = ingress.metrics.clone();
+    let config = ListenerConfig { protocols: Protocols::Http1, header_bytes, limit, metrics: Some(metrics.clone()) };
     let admin = Arc::new(Admin {
-        metrics: metrics.clone(),
+        metrics,
         upstream: ingress.upstream.clone(),
         log: ingress.log.clone(),
         replicas: ingress.replicas.clone(),
@@ -130,6 +132,6 @@ async fn run_admin(
         hosts: ingress.config.admin.allowed_hosts.clone(),
         is_for_metrics,
     });
-    let handle = move |_, request| admin.clone().handle(request);
-    server::serve(listener, limits, metrics, handle, pending(), stopped).await;
+    let handler = move |request: Request<Incoming>| admin.clone().handle(request);
+    server::serve(listener, config, handler, pending(), stopped).await;
 }

@@ -27,12 +27,12 @@ use crate::cluster::{BeginError, Replicas};
 use crate::config::key_file;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
-use crate::ingress::Ingress;
+use crate::ingress::{self, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::metrics::Metrics;
 use crate::random;
 use crate::server::listener::{self, BindError, stopped};
-use crate::server::{self, Accept, Limits, Protocols, Seats, distribute, start_worker};
+use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
 use crate::store::{self, disk, redis};
 use crate::tls::{self, Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
@@ -215,8 +215,8 @@ impl Server {
 
     fn start(self) -> Running {
         let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
-        let limits = data_limits(&ingress, certificates.clone());
-        start(listener, limits, ingress, Beside { admin, monitored, certificates })
+        let config = data_listener(&ingress, certificates.clone());
+        start(listener, config, ingress, Beside { admin, monitored, certificates })
     }
 
     fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
@@ -224,13 +224,13 @@ impl Server {
         let (serving, ended) = mpsc::channel(1);
         let mut queues = Vec::new();
         let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
-        let limits = data_limits(&ingress, certificates.clone());
+        let config = data_listener(&ingress, certificates.clone());
         for index in 0..workers.max(1) {
             let upstream = Arc::new(ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&ingress) });
-            let (limits, stopped, serving) = (limits.clone(), stopped(&stopping), serving.clone());
+            let (config, stopped, serving) = (config.clone(), stopped(&stopping), serving.clone());
             let serve = move |connections| async move {
-                run_data(connections, ingress, limits, stopped).await;
+                run_data(connections, ingress, config, stopped).await;
                 drop(serving);
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
@@ -270,18 +270,18 @@ impl Sidecar {
 
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
-        let limits = data_limits(&self.ingress, None);
-        let running = start(connections, limits, self.ingress, Beside::default());
+        let config = data_listener(&self.ingress, None);
+        let running = start(connections, config, self.ingress, Beside::default());
         shutdown.await;
         running.end().await;
     }
 }
 
 /// Serves on the caller's runtime.
-fn start(connections: impl Accept, limits: Limits, ingress: Arc<Ingress>, beside: Beside) -> Running {
+fn start(connections: impl Accept, config: ListenerConfig, ingress: Arc<Ingress>, beside: Beside) -> Running {
     let (stop, stopping) = watch::channel(false);
     let (serving, ended) = mpsc::channel(1);
-    let data = run_data(connections, ingress.clone(), limits, stopped(&stopping));
+    let data = run_data(connections, ingress.clone(), config, stopped(&stopping));
     tokio::spawn(async move {
         data.await;
         drop(serving);
@@ -289,20 +289,26 @@ fn start(connections: impl Accept, limits: Limits, ingress: Arc<Ingress>, beside
     Running::attend(ingress, beside, stop, ended)
 }
 
-/// All threads share the places.
-fn data_limits(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> Limits {
+/// Returns the configuration of the data listener, whose threads share one connection limit.
+fn data_listener(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> ListenerConfig {
     let limits = &ingress.config.limits;
-    let protocols = certificates.map_or(Protocols::Plain, Protocols::Tls);
-    let trust = ingress.config.listen.trusted_proxies.clone();
-    Limits { protocols, header_bytes: limits.header_bytes, seats: Seats::new(limits.connections), trust }
+    ListenerConfig {
+        protocols: certificates.map_or(Protocols::Plain, Protocols::Tls),
+        header_bytes: limits.header_bytes,
+        limit: ConnectionLimit::new(limits.connections),
+        metrics: Some(ingress.metrics.clone()),
+    }
 }
 
-async fn run_data(listener: impl Accept, ingress: Arc<Ingress>, limits: Limits, stopped: impl Future<Output = ()>) {
-    let (metrics, drain) = (ingress.metrics.clone(), ingress.drain.clone());
+async fn run_data(
+    listener: impl Accept,
+    ingress: Arc<Ingress>,
+    config: ListenerConfig,
+    stopped: impl Future<Output = ()>,
+) {
+    let drain = ingress.drain.clone();
     let leaving = async move { drain.leaving().await };
-    // hyper keeps room for the handler's future as long as the connection lives: a box keeps it small.
-    let handle = move |connection, request| Box::pin(ingress.clone().handle(connection, request));
-    server::serve(listener, limits, metrics, handle, leaving, stopped).await;
+    server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
 }
 
 fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {

@@ -22,10 +22,9 @@ use crate::body::Incoming;
 use crate::clock;
 use crate::config::Config;
 use crate::metrics::Metrics;
-use crate::protocol::client::Trust;
 use crate::protocol::error::ErrorCode;
 use crate::server::listener::stopped;
-use crate::server::{self, Accept, Limits, Protocols, Seats, respond};
+use crate::server::{self, Accept, ConnectionLimit, Handler, ListenerConfig, Protocols, respond};
 use crate::store::redis;
 
 /// The pauses between attempts grow from the first to the last.
@@ -85,29 +84,29 @@ impl Room {
     fn open(bound: Bound, config: &Config, metrics: &Arc<Metrics>) -> Self {
         let Bound { listener, local_addr, admin, monitored, certificates } = bound;
         let stop = watch::channel(false).0;
-        let limits = |protocols, most| Limits {
+        let listener_config = |protocols, connections| ListenerConfig {
             protocols,
             header_bytes: config.limits.header_bytes,
-            seats: Seats::new(most),
-            trust: Trust::default(),
+            limit: ConnectionLimit::new(connections),
+            metrics: Some(metrics.clone()),
         };
         let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
         let (data, back) = Lent::new(listener);
         let counted = metrics.clone();
-        let refuse = move |_, _: Request<Incoming>| {
+        let refuse = move |_: Request<Incoming>| {
             counted.observe_reject(ErrorCode::StoreFailed);
             std::future::ready(respond::refusal(ErrorCode::StoreFailed))
         };
         let until = || stopped(&stop.subscribe());
-        spawn(data, limits(protocols, config.limits.connections), metrics, refuse, until());
+        spawn(data, listener_config(protocols, config.limits.connections), refuse, until());
         let admin_addr = admin.as_ref().map(|(_, address)| *address);
         let admin = admin.map(|(listener, _)| {
             let (lent, back) = Lent::new(listener);
             let (hosts, counted) = (config.admin.allowed_hosts.clone(), metrics.clone());
-            let answer = move |_, request: Request<Incoming>| {
+            let answer = move |request: Request<Incoming>| {
                 std::future::ready(admin::waiting::answer(&request, &hosts, &counted))
             };
-            spawn(lent, limits(Protocols::Http1, admin_connections(config)), metrics, answer, until());
+            spawn(lent, listener_config(Protocols::Http1, admin_connections(config)), answer, until());
             back
         });
         Self { stop, data: back, admin, rest: (local_addr, admin_addr, monitored, certificates) }
@@ -126,17 +125,13 @@ impl Room {
     }
 }
 
-fn spawn<H, F>(
+fn spawn(
     listener: Lent,
-    limits: Limits,
-    metrics: &Arc<Metrics>,
-    handle: H,
+    config: ListenerConfig,
+    handler: impl Handler + Sync,
     until: impl Future<Output = ()> + Send + 'static,
-) where
-    H: server::Handle<F> + Sync,
-    F: Future<Output = http::Response<crate::body::BoxBody>> + Send + 'static,
-{
-    tokio::spawn(server::serve(listener, limits, metrics.clone(), handle, pending(), until));
+) {
+    tokio::spawn(server::serve(listener, config, handler, pending(), until));
 }
 
 /// A listener that is given back when nobody accepts on it any more.

@@ -182,10 +182,10 @@ impl Replica {
         let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
         let ingress = Arc::new(recover(compose(config, rest, metrics, upstream)).await.unwrap());
         let (connect, connections) = mpsc::unbounded_channel();
-        let limits = data_limits(&ingress, None);
+        let config = data_listener(&ingress, None);
         let (log, replicas, taking) = (ingress.log.clone(), ingress.replicas.clone().unwrap(), ingress.clone());
         let tasks = vec![
-            tokio::spawn(run_data(Listener(connections), ingress.clone(), limits, pending())),
+            tokio::spawn(run_data(Listener(connections), ingress.clone(), config, pending())),
             tokio::spawn(async move {
                 tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
             }),

@@ -1,0 +1,98 @@
+//! One client connection: facts about its peer, and its responses that are not known to have arrived.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use http::HeaderMap;
+
+use crate::delivery::Receipts;
+use crate::protocol::certificate::CertificateNames;
+use crate::protocol::client::Trust;
+use crate::server::{ConnectionState, Peer};
+use crate::upstream::Forwarded;
+
+/// State that the requests of one connection share.
+pub struct Connection {
+    peer: IpAddr,
+    trust: Trust,
+    is_behind_trusted: bool,
+    is_secure: bool,
+    certificate: Option<CertificateNames>,
+    forwarded: Forwarded,
+    receipts: Arc<Receipts>,
+}
+
+impl Connection {
+    /// Returns the state of a connection from `peer`. The proxies in `trust` speak for other clients, so their certificates are not a
+    /// client's.
+    pub(super) fn new(peer: Peer, trust: Trust) -> Self {
+        let Peer { address, scheme, certificate } = peer;
+        let peer = address.ip();
+        let is_behind_trusted = trust.holds(peer);
+        let receipts = if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() };
+        Self {
+            peer,
+            forwarded: Forwarded::new(peer, scheme, is_behind_trusted),
+            trust,
+            is_behind_trusted,
+            is_secure: scheme == "https",
+            certificate: if is_behind_trusted { None } else { certificate },
+            receipts: Arc::new(receipts),
+        }
+    }
+
+    /// Address of the peer.
+    pub fn peer(&self) -> IpAddr {
+        self.peer
+    }
+
+    /// True if the peer is a trusted proxy, so that the connection may carry requests of many clients.
+    pub fn is_behind_trusted(&self) -> bool {
+        self.is_behind_trusted
+    }
+
+    /// Returns the address of the client that sent a request with these headers: the peer's, or the one that trusted proxies report.
+    pub fn client(&self, headers: &HeaderMap) -> IpAddr {
+        if self.is_behind_trusted { self.trust.address(self.peer, headers) } else { self.peer }
+    }
+
+    /// True if the connection is encrypted.
+    pub fn is_secure(&self) -> bool {
+        self.is_secure
+    }
+
+    /// Names in the client's certificate, if it presented one.
+    pub fn certificate(&self) -> Option<CertificateNames> {
+        self.certificate
+    }
+
+    /// Headers that tell the upstream about the peer.
+    pub fn forwarded(&self) -> &Forwarded {
+        &self.forwarded
+    }
+
+    /// Responses that ended and are not known to have arrived.
+    pub fn receipts(&self) -> &Arc<Receipts> {
+        &self.receipts
+    }
+}
+
+/// Receipts are confirmed once the connection has stayed open long enough after their responses.
+impl ConnectionState for Connection {
+    fn next_deadline(&self) -> Option<Instant> {
+        self.receipts.next_settled()
+    }
+
+    fn handle_deadline(&self, now: Instant) {
+        self.receipts.confirm_settled(now);
+    }
+
+    fn is_taken_over(&self) -> bool {
+        self.receipts.is_taken_over()
+    }
+
+    fn ended(&self) {
+        self.receipts.confirm_interims();
+    }
+}

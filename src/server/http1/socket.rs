@@ -1,0 +1,129 @@
+//! The socket of an HTTP/1.1 connection, shared by hyper and the task that drives it.
+//!
+//! hyper does not read while a response runs, so it misses a client that leaves meanwhile, all the more one that has pipelined a byte. The
+//! task reads ahead instead, up to a bound. A FIN while a response runs is a disconnect.
+
+use std::io;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll, ready};
+use std::time::Instant;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::clock;
+use crate::server::prefixed_io::PrefixedIo;
+use crate::sync;
+
+/// Bytes that are read ahead of hyper in search of a FIN behind them.
+const READ_AHEAD: usize = 64 * 1024;
+
+/// hyper's handle of the socket.
+pub(super) struct HyperSocket<Io>(Arc<Mutex<Socket<Io>>>);
+
+/// The connection task's handle of the socket.
+pub(super) struct SocketWatch<Io>(Arc<Mutex<Socket<Io>>>);
+
+struct Socket<Io> {
+    io: PrefixedIo<Io>,
+    /// True if hyper waits for the socket itself, and so notices its end.
+    is_awaited: bool,
+    /// True if the socket failed, rather than ended.
+    is_broken: bool,
+    /// Time since which the socket accepts none of hyper's bytes.
+    blocked_since: Option<Instant>,
+}
+
+impl<Io> Socket<Io> {
+    fn note_written<T>(&mut self, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        match written {
+            Poll::Pending => {
+                self.blocked_since.get_or_insert_with(clock::now);
+            }
+            Poll::Ready(_) => self.blocked_since = None,
+        }
+        written
+    }
+}
+
+/// Returns both handles of `io`.
+pub(super) fn share<Io>(io: PrefixedIo<Io>) -> (HyperSocket<Io>, SocketWatch<Io>) {
+    let socket = Arc::new(Mutex::new(Socket { io, is_awaited: false, is_broken: false, blocked_since: None }));
+    (HyperSocket(socket.clone()), SocketWatch(socket))
+}
+
+impl<Io: AsyncRead + Unpin> SocketWatch<Io> {
+    /// Must be called before each poll of hyper.
+    pub(super) fn before_hyper(&self) {
+        sync::lock(&self.0).is_awaited = false;
+    }
+
+    /// Ready if the client has left and hyper does not read the socket.
+    pub(super) fn poll_left(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let mut socket = sync::lock(&self.0);
+        while !socket.is_awaited && socket.io.prefix().len() < READ_AHEAD {
+            match ready!(socket.io.poll_read_ahead(cx)) {
+                Ok(0) => return Poll::Ready(()),
+                Ok(_) => {}
+                Err(_) => {
+                    socket.is_broken = true;
+                    return Poll::Ready(());
+                }
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Time since which the client takes nothing of the written bytes, or `None` if it takes them.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        sync::lock(&self.0).blocked_since
+    }
+
+    /// True if the connection failed. hyper treats a reset between two requests as an end.
+    pub(super) fn is_broken(&self) -> bool {
+        sync::lock(&self.0).is_broken
+    }
+}
+
+impl<Io: AsyncRead + Unpin> AsyncRead for HyperSocket<Io> {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let mut socket = sync::lock(&self.0);
+        let read = Pin::new(&mut socket.io).poll_read(cx, buffer);
+        // A read that is ready has left no waker behind, and hyper may not read again.
+        socket.is_awaited = read.is_pending();
+        socket.is_broken |= matches!(read, Poll::Ready(Err(_)));
+        read
+    }
+}
+
+impl<Io: AsyncWrite + Unpin> AsyncWrite for HyperSocket<Io> {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let mut socket = sync::lock(&self.0);
+        let written = Pin::new(&mut socket.io).poll_write(cx, bytes);
+        socket.note_written(written)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let mut socket = sync::lock(&self.0);
+        let written = Pin::new(&mut socket.io).poll_write_vectored(cx, slices);
+        socket.note_written(written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        sync::lock(&self.0).io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let mut socket = sync::lock(&self.0);
+        let flushed = Pin::new(&mut socket.io).poll_flush(cx);
+        socket.note_written(flushed)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut sync::lock(&self.0).io).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,220 @@
+//! Open requests of a connection, and those among them whose responses are blocked: the client has made no room for their next piece.
+
+use std::cell::Cell;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::{Body, Frame, SizeHint};
+
+use crate::body::{BoxBody, BoxError};
+use crate::clock;
+use crate::server::{HEAD_TIMEOUT, SEND_TIMEOUT};
+use crate::sync;
+
+/// Longest time that a response may be blocked, however slowly the others of its connection go on.
+pub(super) const SLOW_TIMEOUT: Duration = Duration::from_secs(600);
+/// A piece that was blocked this long shows that its client makes room. A piece that goes out at once shows that there was room.
+const WAITED: Duration = Duration::from_millis(10);
+
+tokio::task_local! {
+    /// Blocked response that the task writes.
+    pub(super) static BLOCKED: Cell<Option<Blocked>>;
+}
+
+/// A blocked response.
+#[derive(Clone, Copy)]
+pub(super) struct Blocked {
+    pub(super) since: Instant,
+    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`, is an end like any other, but no client
+    /// takes an event or a JSON text that was cut short for whole.
+    pub(super) can_be_cut: bool,
+}
+
+/// Open requests of one connection.
+pub(super) struct OpenRequests(Mutex<State>);
+
+struct State {
+    open: usize,
+    /// Time at which the last request ended.
+    ended_at: Instant,
+    /// Number of blocked responses.
+    blocked: usize,
+    /// Number of blocked responses that cannot be cut.
+    blocked_whole: usize,
+    /// Time at which the last response was blocked.
+    blocked_at: Instant,
+    /// Time at which a blocked response last went on.
+    went_on_at: Instant,
+    /// True if the client is told to send no more requests on this connection.
+    is_leaving: bool,
+    /// True if the connection ends for the sake of one response.
+    is_given_up: bool,
+    /// Waker of the connection's task.
+    waker: Option<Waker>,
+}
+
+impl Default for OpenRequests {
+    fn default() -> Self {
+        let now = clock::now();
+        Self(Mutex::new(State {
+            open: 0,
+            ended_at: now,
+            blocked: 0,
+            blocked_whole: 0,
+            blocked_at: now,
+            went_on_at: now,
+            is_leaving: false,
+            is_given_up: false,
+            waker: None,
+        }))
+    }
+}
+
+impl OpenRequests {
+    /// Time since which no request is open, or `None` if one is.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        if state.open == 0 { Some(state.ended_at) } else { None }
+    }
+
+    /// True if the connection should take no more requests.
+    pub(super) fn is_leaving(&self) -> bool {
+        self.lock().is_leaving
+    }
+
+    /// Returns the time at which the connection ends, whatever is left on it: one of its responses is given up; or none of them can go on
+    /// and one cannot be cut; or, in a connection that `is_stopping`, all ended long ago and the client does not take their last pieces.
+    pub(super) fn deadline(&self, is_stopping: bool) -> Option<Instant> {
+        let state = self.lock();
+        if state.is_given_up {
+            return Some(state.blocked_at);
+        }
+        if state.open == 0 {
+            return if is_stopping { Some(state.ended_at + HEAD_TIMEOUT + SEND_TIMEOUT) } else { None };
+        }
+        let is_stalled = state.blocked_whole > 0 && state.blocked == state.open;
+        if is_stalled { Some(state.blocked_at.max(state.ended_at) + SEND_TIMEOUT) } else { None }
+    }
+
+    /// Returns the time until which a response that is blocked `since` then may stay so. Over a slow network all that a client reads is
+    /// blocked most of the time.
+    pub(super) fn blocked_until(&self, since: Instant) -> Instant {
+        (self.lock().went_on_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
+    }
+
+    /// A response that cannot be cut has been blocked for too long, `since` then. The others go on for a while.
+    pub(super) fn leave(&self, since: Instant, now: Instant) {
+        let mut state = self.lock();
+        state.is_leaving = true;
+        state.is_given_up |= since + SLOW_TIMEOUT <= now;
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+
+    /// Wakes the connection's task when a request ends.
+    pub(super) fn register(&self, cx: &Context<'_>) {
+        let mut state = self.lock();
+        if !state.waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker())) {
+            state.waker = Some(cx.waker().clone());
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        sync::lock(&self.0)
+    }
+}
+
+/// An open request. Its end wakes the connection's task, which has no other way to notice a deadline that begins then.
+pub(super) struct OpenRequest {
+    requests: Arc<OpenRequests>,
+    pub(super) can_be_cut: bool,
+    blocked_since: Option<Instant>,
+}
+
+impl OpenRequest {
+    pub(super) fn begin(requests: &Arc<OpenRequests>) -> Self {
+        requests.lock().open += 1;
+        Self { requests: requests.clone(), can_be_cut: false, blocked_since: None }
+    }
+
+    /// hyper has a piece and waits for room for it.
+    fn note_blocked(&mut self) {
+        let since = clock::now();
+        self.blocked_since = Some(since);
+        let blocked = Blocked { since, can_be_cut: self.can_be_cut };
+        let _ = BLOCKED.try_with(|cell| cell.set(Some(blocked)));
+        let mut state = self.requests.lock();
+        state.blocked += 1;
+        state.blocked_whole += usize::from(!self.can_be_cut);
+        state.blocked_at = since;
+    }
+
+    /// There is room for the piece before.
+    fn note_going_on(&mut self) {
+        let now = clock::now();
+        if self.note_unblocked().is_some_and(|since| since + WAITED <= now) {
+            self.requests.lock().went_on_at = now;
+        }
+    }
+
+    /// Returns the time since which the response was blocked.
+    fn note_unblocked(&mut self) -> Option<Instant> {
+        let since = self.blocked_since.take()?;
+        let _ = BLOCKED.try_with(|cell| cell.set(None));
+        let mut state = self.requests.lock();
+        state.blocked -= 1;
+        state.blocked_whole -= usize::from(!self.can_be_cut);
+        Some(since)
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        // The response did not go on.
+        self.note_unblocked();
+        let mut state = self.requests.lock();
+        state.open -= 1;
+        state.ended_at = clock::now();
+        let waker = state.waker.take();
+        drop(state);
+        if let Some(waker) = waker {
+            waker.wake();
+        }
+    }
+}
+
+/// Body of a response, with its request.
+pub(super) struct ResponseBody {
+    // Dropped in this order: the effects of the body's drop are there when the connection wakes.
+    pub(super) body: BoxBody,
+    pub(super) request: OpenRequest,
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BoxError;
+
+    /// hyper polls for a piece as soon as the client has room for the one before, and keeps it until there is room for it.
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+        self.request.note_going_on();
+        let frame = Pin::new(&mut self.body).poll_frame(cx);
+        if matches!(frame, Poll::Ready(Some(Ok(_)))) {
+            self.request.note_blocked();
+        }
+        frame
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
