@@ -11,10 +11,10 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::Instrument;
 
-use super::refreshed::Unproven;
-use super::repeated::{Elsewhere, Place};
-use super::told::tell_return;
-use super::{Asked, Connection, Ingress, handed, head_bytes, respond, unpinned};
+use super::remote_retry::{Elsewhere, Place};
+use super::request_log::tell_return;
+use super::token_refresh::Unproven;
+use super::{Asked, Connection, Ingress, forward_to_owner, head_bytes, respond, unpinned};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
@@ -123,7 +123,7 @@ impl Ingress {
             Elsewhere::Stream(stream) => Ok(self.return_to(&posted.asked, &stream)),
             Elsewhere::Answer(answer) => {
                 self.metrics.observe_retry();
-                return handed::answer_of(answer);
+                return forward_to_owner::answer_of(answer);
             }
             Elsewhere::Unproven(unproven) => return self.refuse_unproven(unproven, &posted.call),
             Elsewhere::Refused(failure) => {

@@ -1,23 +1,23 @@
 //! 1. Downstream HTTP: accept, limits, classify, dispatch.
 //!
-//! Owned here: connections, and the way of each kind of request: [`call`] for a POST with requests, [`answers`] for one
+//! Owned here: connections, and the way of each kind of request: [`call`] for a POST with requests, [`client_responses`] for one
 //! without, [`resume`] for GET and DELETE, [`forward`] for everything that is none of ours. Replies to errors are made in
 //! [`respond`] alone. Absent: what a stream does (protocol, event log) and how its body is written (delivery).
 
-mod answers;
 mod body;
 mod call;
+mod client_responses;
 mod connection;
-mod dialects;
-mod elsewhere;
+mod dialect_requests;
 mod forward;
-mod handed;
-mod refreshed;
-mod repeated;
+mod forward_to_owner;
+mod misdirected;
+mod partial_results;
+mod remote_retry;
+mod request_log;
 mod resume;
-mod slices;
 mod stream_url;
-mod told;
+mod token_refresh;
 mod trace;
 mod well_known;
 
@@ -144,8 +144,8 @@ impl Ingress {
     pub async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
-        let is_marked = elsewhere::is_marked(request.headers());
-        let access = told::Access::begin(&request, &self.config.upstream.url);
+        let is_marked = misdirected::is_marked(request.headers());
+        let access = request_log::Access::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
         let mut response = match &span {
             None => self.clone().dispatch(connection, request).await,
@@ -305,7 +305,7 @@ impl Ingress {
         let is_proven = self.principals.are_named() || self.upstream.learned().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
         let is_issued = issued.is_some();
-        let is_marked = elsewhere::is_marked(&parts.headers);
+        let is_marked = misdirected::is_marked(&parts.headers);
         let is_elsewhere = !is_issued && id.as_ref().is_some_and(|id| self.is_of_another(id, is_marked));
         let sessions = self.log.sessions();
         let session = match (&id, issued) {

@@ -8,8 +8,8 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
-use super::refreshed::Unproven;
-use super::told::tell_return;
+use super::request_log::tell_return;
+use super::token_refresh::Unproven;
 use super::{Asked, Ingress, head_bytes, respond};
 use crate::body::{BoxBody, whole};
 use crate::clock;

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
-use super::answers::{Delivery, Late, Told};
+use super::client_responses::{Delivery, Late, Told};
 use super::{Asked, Ingress, respond, unpinned};
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
-use super::refreshed::Unproven;
-use super::told::tell_return;
+use super::request_log::tell_return;
+use super::token_refresh::Unproven;
 use super::{Asked, Ingress, respond};
 use crate::body::BoxBody;
 use crate::config::Turns;

@@ -7,8 +7,8 @@ use bytes::Bytes;
 use http::Response;
 
 use super::call::{Beginning, Reply};
-use super::refreshed::Unproven;
-use super::told::tell_return;
+use super::request_log::tell_return;
+use super::token_refresh::Unproven;
 use super::{Asked, Ingress};
 use crate::body::BoxBody;
 use crate::clock;

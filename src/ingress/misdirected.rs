@@ -4,7 +4,7 @@
 //! request that names another replica is on the wrong way, and is told so by 421 and the name of this one, before anything goes
 //! upstream; so is a new call by 503 in a drain, and by 502 where the server accepts no connection. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
 //! server opened is never named to the server here. Absent: which replicas there are, and the hand-over between those that share a
-//! store (`handed.rs`).
+//! store (`forward_to_owner.rs`).
 
 use http::Response;
 use http::header::{HeaderMap, HeaderValue};

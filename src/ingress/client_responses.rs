@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Asked, Ingress, handed, head_bytes, refreshed, respond, unpinned};
+use super::{Asked, Ingress, forward_to_owner, head_bytes, respond, token_refresh, unpinned};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::event_log::{Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
@@ -89,10 +89,10 @@ impl Ingress {
         };
         let cancelled = cancelled_ids(&messages, &body);
         let mut unasked = None;
-        let names_something = handed::names_something(&messages, !cancelled.is_empty());
+        let names_something = forward_to_owner::names_something(&messages, !cancelled.is_empty());
         if self.replicas.is_some() && self.may_concern_others(&asked, names_something) {
             let streams = self.log.sessions().streams(id, &session);
-            let is_elsewhere = asked.is_elsewhere || !refreshed::is_concerned(&streams, &messages, &cancelled);
+            let is_elsewhere = asked.is_elsewhere || !token_refresh::is_concerned(&streams, &messages, &cancelled);
             if is_elsewhere {
                 match Box::pin(self.hand_over(&asked, &body, names_something)).await {
                     Ok(Some(response)) => return response,
@@ -106,7 +106,7 @@ impl Ingress {
         }
         let sessions = self.log.sessions();
         let is_concerned = |id: &SessionId, session: &Session| {
-            refreshed::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
+            token_refresh::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
         };
         // What is the caller's by its own token needs no other.
         let elders = if asked.binding.subject.is_none() || is_concerned(id, &session) {

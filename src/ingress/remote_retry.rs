@@ -17,7 +17,7 @@ use tracing::{debug, warn};
 
 use super::Ingress;
 use super::call::{Posted, Retry};
-use super::refreshed::Unproven;
+use super::token_refresh::Unproven;
 use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;

@@ -14,8 +14,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::{debug, warn};
 
-use super::answers::cancelled_ids;
-use super::refreshed::is_concerned;
+use super::client_responses::cancelled_ids;
+use super::token_refresh::is_concerned;
 use super::{Asked, Connection, Ingress, respond};
 use crate::body::BoxBody;
 use crate::body::whole;
