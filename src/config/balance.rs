@@ -1,4 +1,4 @@
-//! What `balance` is told: the section of its own, beside those it has in common with `serve`.
+//! Configuration of `balance`: a section of its own, beside those that `serve` has as well.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,64 +7,64 @@ use super::read::Reader;
 use super::value::{DAY_MS, YEAR, file, key_pair, none_if_zero};
 use super::{Admin, KeyPair, Limits, Listen, Log, Target};
 
-/// Everything `balance` is told. See `config.example.toml` for the reason behind each default.
+/// The configuration of `balance`. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balancing {
-    /// Where clients connect.
+    /// The data listener.
     pub listen: Listen,
-    /// The replicas, and how they are chosen.
+    /// The replicas, and the choice among them.
     pub balance: Balance,
-    /// Limits of a single request, and of connections.
+    /// Limits of requests and connections.
     pub limits: Limits,
     /// The listener for probes and metrics.
     pub admin: Admin,
-    /// What is logged, and how.
+    /// Logging.
     pub log: Log,
 }
 
 /// The sidecars behind a balancer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Balance {
-    /// Where they are.
+    /// Targets that discovery resolves.
     pub replicas: Vec<Target>,
-    /// A file with more of them, a line each.
+    /// A file with more targets, one a line.
     pub file: Option<PathBuf>,
-    /// So often names and the file are looked up again.
+    /// Interval between lookups of names and the file.
     pub refresh: Duration,
-    /// So often each is asked who it is and how it is.
+    /// Interval between health checks.
     pub health: Duration,
-    /// So long it may take to answer that.
+    /// Deadline of a health check.
     pub health_timeout: Duration,
-    /// After so many answers that failed to come, one behind the other, it is down.
+    /// Consecutive failed health checks until a replica is down.
     pub unhealthy_after: usize,
-    /// After so many requests that broke, one behind the other, it gets no new calls for a while.
+    /// Consecutive failed requests until a replica is ejected.
     pub eject_after: usize,
-    /// How long the first time; longer each time that follows.
+    /// Duration of the first ejection; each following one is longer.
     pub eject: Duration,
-    /// One that has just come up gets its full part after so long.
+    /// Time until a new replica has its full weight, or `None` without slow start.
     pub slow_start: Option<Duration>,
-    /// Longest wait for a connection to one.
+    /// Longest wait for a connection to a replica.
     pub connect_timeout: Duration,
-    /// Connections from the listener's trusted proxies begin with a PROXY header.
+    /// True if connections from the listener's trusted proxies begin with a PROXY header.
     pub proxy_protocol: bool,
-    /// Requests of one client address in a second.
+    /// Limit of requests per second and client address.
     pub requests_per_sec: Option<u32>,
-    /// What still runs when the balancer is asked to end gets so long.
+    /// Grace period of requests in flight at shutdown.
     pub grace: Duration,
-    /// Where a successor asks for the listeners.
+    /// Unix socket at which a successor takes over the listeners.
     pub upgrade_socket: Option<PathBuf>,
     /// TLS to the sidecars.
     pub tls: BalanceTls,
 }
 
-/// TLS to the sidecars, for those that have an `https` address.
+/// TLS to the sidecars that have an `https` address.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BalanceTls {
-    /// The authorities that are believed, in a PEM file; `None`: those of the system.
+    /// PEM file with the trusted authorities, or `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,
-    /// The name in their certificates, where it is not the one they are looked up by.
+    /// Name in the sidecars' certificates, if it differs from the one that is looked up.
     pub name: Option<String>,
 }
 

@@ -24,7 +24,7 @@ use crate::protocol::client::{Network, Trust};
 use crate::protocol::dialect::{Declared, resume_tokens};
 
 const MIB: usize = 1024 * 1024;
-/// hyper panics when told to read heads into less.
+/// hyper panics if told to read heads into less.
 const LEAST_HEADER_BYTES: usize = 8192;
 
 const MODES: [(&str, Mode); 2] = [("stream", Mode::Stream), ("poll", Mode::Poll)];
@@ -38,7 +38,7 @@ pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
     }
 }
 
-/// The one key that asking a running sidecar needs.
+/// Reads the one key that requests to a running sidecar need.
 pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Problems> {
     let unreadable = raw.unreadable;
     let mut reader = Reader::new(raw);
@@ -50,7 +50,7 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
     }
 }
 
-/// The same for the role that has replicas in place of an upstream.
+/// Builds the configuration of `balance`, which has replicas in place of an upstream.
 pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     let mut reader = Reader::new(raw);
     let Said { listen, balance, limits, admin, log, .. } = said(&mut reader);
@@ -64,7 +64,7 @@ pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     }
 }
 
-/// Every section, as far as it was good.
+/// All sections. A bad value is replaced by its default.
 struct Said {
     listen: Listen,
     upstream: Option<Upstream>,
@@ -81,7 +81,7 @@ struct Said {
     log: Log,
 }
 
-/// `None` without a usable upstream; every other bad value stands at its default here.
+/// Returns `None` without a usable upstream. Every other bad value is replaced by its default.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
     let said = said(reader);
     if said.upstream.is_none() {
@@ -175,7 +175,7 @@ fn upstream_tls(reader: &mut Reader) -> UpstreamTls {
     UpstreamTls { ca, identity: key_pair(reader, "upstream.tls") }
 }
 
-/// `None`: nothing was said.
+/// Returns the configured host names, or `None` by default.
 fn allowed_hosts(s: &mut Section<'_>) -> Option<Vec<HostPattern>> {
     s.list("allowed_hosts", 1)
 }
@@ -226,7 +226,7 @@ fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
     let address = address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
     let mut said = address.into_iter().chain(metrics_address);
     let is_loopback = said.all(|address| address.ip().is_loopback());
-    // What probes a pod asks by its address.
+    // Probes of a pod use its address.
     let allowed_hosts =
         if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };
     Admin { address, metrics_address, allowed_hosts }
@@ -238,7 +238,7 @@ fn streams(reader: &mut Reader) -> Streams {
     let retention = s.secs("retention_secs", 1..=YEAR).unwrap_or(Duration::from_secs(600));
     let streams = Streams {
         max_wait: none_if_zero(max_wait),
-        // The promise made on the field.
+        // Guaranteed by the field's docs.
         retention: retention.max(max_wait),
         modern_grace: s.millis("modern_grace_ms", 0..=DAY_MS),
         call_timeout: s.secs("call_timeout_secs", 0..=YEAR).and_then(none_if_zero),
@@ -299,7 +299,7 @@ fn dialects(s: &mut Section<'_>, resume_tokens: Option<ResumeTokens>) -> Dialect
         },
         min_wait: s.secs("min_wait_secs", 0..=YEAR).unwrap_or(Duration::from_secs(1)),
         stream_url,
-        // The promise made on the field.
+        // Guaranteed by the field's docs.
         stream_url_turns: if stream_url { stream_url_turns } else { Turns::Off },
         input_grace: s.millis("input_grace_ms", 0..=DAY_MS).unwrap_or(Duration::from_secs(1)),
         resume_tokens: resume_tokens.map(Arc::new),
@@ -358,7 +358,7 @@ fn limits(s: &mut Section<'_>) -> Limits {
     }
 }
 
-/// A problem is reported where it is; what is made of it then is never used.
+/// Reads the store. After a problem the returned value is never used.
 fn store(reader: &mut Reader) -> Store {
     let identity = key_pair(reader, "store.tls");
     let ca = reader.section("store.tls").text("ca", file).flatten();

@@ -1,8 +1,9 @@
-//! The keys that an operator gives to replicas, in place of those that each would make for itself.
+//! Keys given by the operator to all replicas, in place of the key that each would make for itself.
 //!
-//! A file with one key a line, as 64 hexadecimal digits; what follows a `#` is a comment, and an empty line is none. The first key signs,
-//! all of them are accepted: a new one is put last everywhere, then first, and the old one goes when nothing that it signed is kept any
-//! more. Invariant: no key is in an error or in `Debug`. Absent: making keys, and looking at the file again.
+//! The file has one key a line, as 64 hexadecimal digits; `#` begins a comment, and empty lines are ignored. The first
+//! key signs, and all keys are accepted. To rotate, add a new key last everywhere, then move it to the front. Remove
+//! the old one once nothing that it signed is kept. Invariant: no key is in an error or in `Debug`. Absent: making
+//! keys, and reading the file again.
 
 use std::fmt;
 use std::fs::File;
@@ -16,50 +17,50 @@ use crate::protocol::ids::Keyring;
 
 type Key = [u8; 32];
 
-/// Each is tried on every event ID that comes.
+/// Most keys; each is tried on every event ID.
 const KEYS_MAX: usize = 16;
-/// No file of so many keys is larger, comments included.
+/// Largest file, enough for the most keys with comments.
 const FILE_MAX: u64 = 64 * 1024;
-/// Keeps what is derived apart from any other use of the same key.
+/// Label that separates the derived key from other uses of the same key.
 const PRINCIPAL_LABEL: &[u8] = b"mcp-resume principals\0";
 
-/// Why the keys cannot be used.
+/// The keys cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The file cannot be read.
     #[error("the keys in {} cannot be read: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// Whoever can read a key can name any stream.
+    /// Other users can read or write the file. A reader of a key can forge the id of any stream.
     #[error("the keys in {} are open to everybody on this machine: take that from the file (chmod o= FILE)", path.display())]
     Open {
-        /// Which.
+        /// The file.
         path: PathBuf,
     },
-    /// The file says something else than keys.
+    /// The file is no valid list of keys.
     #[error("the keys in {} cannot be used: {problem}", path.display())]
     Bad {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The problem and its place.
         problem: Problem,
     },
 }
 
-/// What is wrong with the text of a file of keys.
+/// A problem with the text of a key file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Problem {
     /// A line is no key.
     #[error("line {0} is no key, which is 64 hexadecimal digits (openssl rand -hex 32 makes one)")]
     NoKey(usize),
-    /// There is none.
+    /// There is no key.
     #[error("there is none")]
     Empty,
-    /// There are too many.
+    /// There are too many keys.
     #[error("there are more than {KEYS_MAX}")]
     TooMany,
 }
@@ -75,7 +76,7 @@ impl KeyFile {
     /// Reads a file.
     ///
     /// # Errors
-    /// When it cannot be read, everybody can, or it is not what a file of keys is.
+    /// If the file cannot be read, is open to other users, or is no valid list of keys.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Read { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
@@ -87,10 +88,10 @@ impl KeyFile {
         Self::parse(&text).map_err(|problem| Error::Bad { path: path.into(), problem })
     }
 
-    /// Reads the text of a file.
+    /// Parses the text of a file.
     ///
     /// # Errors
-    /// When it is not what a file of keys says.
+    /// If the text is no valid list of keys.
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut keys = Vec::new();
         for (index, line) in text.lines().enumerate() {
@@ -106,13 +107,14 @@ impl KeyFile {
         Ok(Self { first: keys.next().ok_or(Problem::Empty)?, others: keys.collect() })
     }
 
-    /// Signs with the first key, and accepts all and `stored`, that of a store, which may have signed before there was a file.
+    /// Returns a keyring that signs with the first key, and accepts all keys and `stored`. The latter is the key of the
+    /// store, which may have signed before there was a file.
     pub fn keyring(&self, stored: Option<Key>) -> Keyring {
         Keyring::new(self.first, self.others.iter().copied().chain(stored).collect())
     }
 
-    /// What callers are told apart by, where no store has a key for that. It is made of the last key, which a new one in front does not
-    /// change.
+    /// Returns the key that distinguishes callers if no store has one. It is derived from the last key, which stays
+    /// when a new one is put in front.
     pub fn principal_key(&self) -> Key {
         let last = self.others.last().unwrap_or(&self.first);
         let mac = <Hmac<Sha256> as KeyInit>::new_from_slice(last).expect("HMAC takes a key of any length");
@@ -135,7 +137,7 @@ fn key(text: &str) -> Option<Key> {
     if rest.is_empty() { bytes.try_into().ok() } else { None }
 }
 
-/// Whether anybody on this machine may read the file, or write it.
+/// Returns true if other users may read or write the file.
 #[cfg(unix)]
 fn is_open(file: &File) -> io::Result<bool> {
     use std::os::unix::fs::PermissionsExt;

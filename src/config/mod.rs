@@ -1,18 +1,17 @@
-//! What the program believes about its surroundings, decided once at start.
+//! The configuration of the program, decided once at start.
 //!
-//! Configuration has two stages. `raw` gathers what was said: the TOML file, the environment
-//! and the flags, each value with the place it came from. `build` reads every key once, by
-//! way of `read` (that one call names the key, its unit, its bounds and its default), and makes
-//! a [`Config`], whose types leave nothing to check again: durations are [`Duration`]s, "0 = none"
-//! is an `Option`.
+//! It has two stages. `raw` gathers the values of the TOML file, the environment and the flags, each with its origin.
+//! `build` reads every key once, with a method of `read` that names the key, its unit, its bounds and its default. The
+//! result is a [`Config`], whose types need no further checks: durations are [`Duration`]s, and "0 = none" is an
+//! `Option`.
 //!
-//! Invariants: flags win over the environment, the environment over the file, the file over the
-//! defaults; a key nobody reads is refused; every problem of every layer is reported at once,
-//! also in a value that another layer overrides; nothing secret is in an error or in `Debug`.
+//! Invariants: flags override the environment, the environment overrides the file, and the file overrides the defaults.
+//! A key that is never read is refused. All problems of all layers are reported at once, even in overridden values. No
+//! error and no `Debug` contains a secret.
 //!
-//! Deliberately absent: reading files, the environment or the command line (the binary hands
-//! their contents in), reloading at run time, and keys of features that do not exist yet.
-//! `config.example.toml` is the reference for users and is tested against this module.
+//! Absent: reading files, the environment or the command line (the binary passes their contents in), reloading at run
+//! time, and keys of features that do not exist yet. `config.example.toml` is the reference for users and is tested
+//! against this module.
 
 mod balance;
 mod build;
@@ -44,98 +43,98 @@ use crate::protocol::access::{AllowedHosts, AllowedOrigins};
 use crate::protocol::client::Trust;
 use crate::protocol::dialect::Declared;
 
-/// Everything `serve` is told. See `config.example.toml` for the reason behind each default.
+/// The configuration of `serve`. See `config.example.toml` for the reason behind each default.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where clients connect.
+    /// The data listener.
     pub listen: Listen,
-    /// The MCP server behind us.
+    /// The MCP server.
     pub upstream: Upstream,
-    /// Lifetimes and bounds of streams.
+    /// Lifetimes and limits of streams.
     pub streams: Streams,
-    /// How events reach clients.
+    /// Delivery of events to clients.
     pub delivery: Delivery,
-    /// Which resumption proposals are spoken beside the specification's own.
+    /// Resumption proposals in use beside the specification's own.
     pub dialects: Dialects,
     /// Overrides by tool name; [`Config::call`] resolves them.
     pub tools: HashMap<String, Tool>,
-    /// Who a caller is.
+    /// Identification of callers.
     pub auth: Auth,
-    /// Limits of a single request, and of how many there may be.
+    /// Limits of requests, connections and sessions.
     pub limits: Limits,
-    /// Where events rest.
+    /// The store of events.
     pub store: Store,
-    /// This process among its like.
+    /// This process as one of several replicas.
     pub replica: Replica,
-    /// The listener for probes and metrics.
+    /// The listeners for probes and metrics.
     pub admin: Admin,
-    /// What is logged, and how.
+    /// Logging.
     pub log: Log,
 }
 
 /// The data listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listen {
-    /// Port 0 takes a free port.
+    /// Address to bind; port 0 takes a free port.
     pub address: SocketAddr,
-    /// `None` speaks no TLS.
+    /// TLS, or `None` for plain TCP.
     pub tls: Option<ListenTls>,
-    /// By which names it may be asked. Where nothing is said: those of this machine on a loopback address, else any.
+    /// Host names that requests may use. By default those of this machine on a loopback address, else any.
     pub allowed_hosts: AllowedHosts,
-    /// Whose pages it answers. Where nothing is said: those of this machine on a loopback address, else those of the host
-    /// that is asked.
+    /// Origins of pages that may send requests. By default those of this machine on a loopback address, else those of
+    /// the requested host.
     pub allowed_origins: AllowedOrigins,
-    /// The proxies in front whose word on the client of a request is believed.
+    /// Proxies in front whose statements about clients are trusted.
     pub trusted_proxies: Trust,
 }
 
 /// TLS of the data listener.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenTls {
-    /// What it proves itself by.
+    /// Certificate and key.
     pub identity: KeyPair,
-    /// The authorities one of which must have signed a client's certificate, in a PEM file; `None` asks clients for none.
+    /// PEM file with the authorities for client certificates, or `None` if clients need no certificate.
     pub client_ca: Option<PathBuf>,
 }
 
-/// A certificate with its key, as the PEM files they are in.
+/// PEM files of a certificate and its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeyPair {
-    /// The certificate, and behind it those of the authorities in between.
+    /// The certificate, followed by its intermediate authorities.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key.
     pub key: PathBuf,
 }
 
-/// How the MCP server is reached.
+/// Connections to the MCP server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
-    /// Its endpoint; the path is also ours.
+    /// Endpoint of the server; its path is also the proxy's.
     pub url: UpstreamUrl,
-    /// The `Host` header it gets.
+    /// `Host` header sent to the server.
     pub host: HostHeader,
-    /// Speak HTTP/2 without asking first. With TLS the two sides agree on a version in any case.
+    /// True for HTTP/2 with prior knowledge. With TLS, the two sides negotiate the version in any case.
     pub http2: bool,
-    /// How it is told from others, and what we prove ourselves by; means nothing without `https`.
+    /// Authorities and client certificate; unused without `https`.
     pub tls: UpstreamTls,
     /// Longest wait for a TCP connection.
     pub connect_timeout: Duration,
-    /// How long connections have failed before the proxy is not ready.
+    /// Time that connections must have failed before the proxy is not ready.
     pub unready: Duration,
-    /// Most connections to the server at once; at least 1. Follows from the limit of open files and has no key.
+    /// Most connections to the server at once; at least 1. Derived from the limit of open files, without a key.
     pub connections: usize,
-    /// Longest wait for a response's head; `None` waits for ever.
+    /// Longest wait for a response's head, or `None` without limit.
     pub header_timeout: Option<Duration>,
-    /// How long an idle connection may be used again.
+    /// Time for which an idle connection may be reused.
     pub pool_idle: Duration,
-    /// Resume upstream after a hard cut too, not only after an end on purpose.
+    /// True if the proxy resumes upstream streams also after a broken connection, not only after a deliberate close.
     pub resume: bool,
 }
 
 /// TLS to the upstream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UpstreamTls {
-    /// The authorities that are believed, in a PEM file; `None`: those of the system.
+    /// PEM file with the trusted authorities, or `None` for those of the system.
     pub ca: Option<PathBuf>,
     /// The client certificate.
     pub identity: Option<KeyPair>,
@@ -146,30 +145,30 @@ pub struct UpstreamTls {
 pub enum HostHeader {
     /// The authority of the upstream's URL.
     Upstream,
-    /// What the client sent.
+    /// The client's own header.
     Client,
-    /// This value, checked to be `host` or `host:port`.
+    /// This value, which is a valid `host` or `host:port`.
     Name(HeaderValue),
 }
 
-/// Lifetimes and bounds of one stream.
+/// Lifetimes and limits of streams.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Streams {
-    /// How long a detached, unsealed stream is kept; `None` never abandons it.
+    /// Time for which a detached, unsealed stream is kept, or `None` to never abandon it.
     pub max_wait: Option<Duration>,
-    /// How long a sealed stream stays readable. Never shorter than a `max_wait` that is set,
-    /// whatever was configured: clients are told `max_wait` and may come back that late.
+    /// Time for which a sealed stream stays readable. Never shorter than a `max_wait` that is set, even if configured
+    /// so: clients are told `max_wait` and may return that late.
     pub retention: Duration,
-    /// The grace of a modern (2026-07-28 and later) call whose client left; zero cancels at
-    /// once, `None` means twice the `retry` last written on the stream plus one second.
+    /// Grace period of a modern (2026-07-28 and later) call whose client left. Zero cancels at once; `None` means twice
+    /// the last `retry` written on the stream, plus one second.
     pub modern_grace: Option<Duration>,
-    /// Longest an upstream call may take; `None` sets no limit.
+    /// Longest duration of an upstream call, or `None` without limit.
     pub call_timeout: Option<Duration>,
-    /// How long a cancelled call may still answer before it is closed.
+    /// Time for which a cancelled call may still respond before it is closed.
     pub cancel_grace: Duration,
-    /// How long a full stream pauses its upstream without a reader before the call fails.
+    /// Time for which a full stream without a reader pauses its upstream, before the call fails.
     pub full_wait: Duration,
-    /// How long messages after the last response owed are still logged.
+    /// Time for which messages after the last owed response are still logged.
     pub linger: Duration,
     /// Most events kept per stream.
     pub max_events: usize,
@@ -179,157 +178,158 @@ pub struct Streams {
     pub max_bytes: usize,
     /// Most bytes held for one principal; at least `max_bytes`.
     pub max_bytes_per_principal: usize,
-    /// Most bytes held for all; at least `max_bytes_per_principal`.
+    /// Most bytes held for all principals; at least `max_bytes_per_principal`.
     pub max_bytes_total: usize,
-    /// How long a call whose answer is proven to have arrived keeps that, and how long one is a retry's whose arrival is in doubt.
+    /// Retention of a call whose response provably arrived, and time for which a call whose response may not have
+    /// arrived stays available to a retry.
     pub delivered_retention: Duration,
 }
 
-/// How events reach a client.
+/// Delivery of events to clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Delivery {
-    /// Who gets the empty first event that carries an id.
+    /// Clients that get an empty first event with an id.
     pub prime: Prime,
-    /// How long the upstream's own status is waited for before we answer 200 and a stream;
-    /// `None` waits for ever.
+    /// Longest wait for the upstream's own status before the proxy responds with 200 and a stream, or `None` without
+    /// limit.
     pub commit_after: Option<Duration>,
-    /// The reconnection time told to clients; at least 1 ms.
+    /// Reconnection time sent to clients; at least 1 ms.
     pub retry: Duration,
     /// Silence after which a comment is written; at least 1 s.
     pub heartbeat: Duration,
-    /// How long a response is held before it is closed gracefully; `None` never closes it.
+    /// Time after which a response is closed gracefully, or `None` to never close it.
     pub max_connection: Option<Duration>,
-    /// Hold responses, or close them and be polled.
+    /// Responses stay open, or are closed and polled.
     pub mode: Mode,
-    /// The reconnection time told to clients in [`Mode::Poll`]; at least 1 ms.
+    /// Reconnection time sent to clients in [`Mode::Poll`]; at least 1 ms.
     pub poll_retry: Duration,
-    /// The `retry` told to clients that a drain sends to another replica.
+    /// The `retry` sent to clients that a drain sends to another replica.
     pub drain_retry: Duration,
 }
 
-/// Whose responses are primed.
+/// Clients whose responses are primed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prime {
-    /// Every client's.
+    /// All clients.
     All,
-    /// Those of clients that negotiated 2025-11-25 or later, where an empty event is specified.
+    /// Clients that negotiated 2025-11-25 or later, which specifies empty events.
     Since20251125,
 }
 
-/// What happens to a response after it was committed.
+/// Handling of a response after it was committed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// It is held until the stream ends.
+    /// The response stays open until the stream ends.
     Stream,
-    /// It is closed once what is stored was written; the client polls for the rest.
+    /// The response is closed once the stored events are written; the client polls for the rest.
     Poll,
 }
 
-/// Which resumption proposals are spoken, and what their clients are told.
+/// Resumption proposals in use, and the values sent to their clients.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dialects {
-    /// Those a client declares in `initialize`.
+    /// Proposals that a client declares in `initialize`.
     pub declared: Declared,
-    /// The least a client is asked to wait before it comes back; zero says nothing.
+    /// Least time that clients are asked to wait before they reconnect; zero sends none.
     pub min_wait: Duration,
-    /// Every stream is told by its URL as well.
+    /// True if every stream is also announced by its URL.
     pub stream_url: bool,
-    /// Whose connections end when it is the client's turn; [`Turns::Off`] without `stream_url`.
+    /// Clients whose connections end on their turn; [`Turns::Off`] without `stream_url`.
     pub stream_url_turns: Turns,
-    /// How long the server is quiet before that.
+    /// Silence of the server before such an end.
     pub input_grace: Duration,
-    /// What is answered in slices; `None`: nothing.
+    /// Calls that are answered in slices, or `None` without slices.
     pub resume_tokens: Option<Arc<ResumeTokens>>,
 }
 
-/// Whose connections end while the server waits for nothing but the client's answers.
+/// Clients whose connections end while the server waits only for client responses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turns {
-    /// Those of clients that have used a stream URL, in the session or on the stream.
+    /// Clients that have used a stream URL, in the session or on the stream.
     Seen,
-    /// Everybody's.
+    /// All clients.
     All,
-    /// Nobody's.
+    /// No client.
     Off,
 }
 
 /// Calls that are answered in slices, each but the last with a token for the next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResumeTokens {
-    /// How long a slice is; at least 1 s.
+    /// Length of a slice; at least 1 s.
     pub slice: Duration,
-    /// The tools whose calls are.
+    /// Tools whose calls are sliced.
     pub tools: HashSet<String>,
-    /// The methods whose requests are.
+    /// Methods whose requests are sliced.
     pub methods: HashSet<String>,
 }
 
 /// Overrides for calls of one tool; `None` leaves the general value.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tool {
-    /// In place of [`Streams::max_wait`]; `Some(None)` never abandons.
+    /// Overrides [`Streams::max_wait`]; `Some(None)` never abandons.
     pub max_wait: Option<Option<Duration>>,
-    /// In place of [`Streams::call_timeout`]; `Some(None)` sets no limit.
+    /// Overrides [`Streams::call_timeout`]; `Some(None)` sets no limit.
     pub call_timeout: Option<Option<Duration>>,
-    /// In place of [`Delivery::mode`].
+    /// Overrides [`Delivery::mode`].
     pub mode: Option<Mode>,
 }
 
-/// Who a stream belongs to.
+/// Identification of callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Auth {
-    /// What of a request names its principal.
+    /// Part of a request that identifies its principal.
     pub principal: PrincipalSource,
 }
 
-/// What of a request names its principal.
+/// Part of a request that identifies its principal.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PrincipalSource {
     /// `Authorization`, else `X-API-Key`, else anonymous.
     Auto,
-    /// This header's value.
+    /// The value of this header.
     Header(HeaderName),
     /// The value of the cookie with this name.
     Cookie(String),
-    /// Nothing: every caller is anonymous.
+    /// No part: every caller is anonymous.
     None,
 }
 
-/// Limits of a single request, and of how many there may be.
+/// Limits of requests, connections and sessions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest request body, in bytes.
     pub body_bytes: usize,
     /// Largest request head, in bytes; at least 8192, the least hyper can work with.
     pub header_bytes: usize,
-    /// Most connections of clients at once; at least 1.
+    /// Most client connections at once; at least 1.
     pub connections: usize,
     /// Most running calls of one principal; at least 1.
     pub streams_per_principal: usize,
-    /// Most running calls of one principal whose client is away; at least 1.
+    /// Most running calls of one principal whose client is disconnected; at least 1.
     pub detached_calls_per_principal: usize,
-    /// Resumes of one principal in a second, beyond which they wait; at least 1.
+    /// Resumes of one principal per second, beyond which they are delayed; at least 1.
     pub resumes_per_sec: u32,
-    /// Most messages of one array; at least 1.
+    /// Most messages of a batch; at least 1.
     pub batch: usize,
-    /// Most records of sessions that were opened here; at least 1.
+    /// Most records of sessions opened at this replica; at least 1.
     pub sessions: usize,
-    /// Most POSTs of one session that are held for the upstream or wait behind such; at least 1.
+    /// Most POSTs of one session that are held for the upstream or queued behind held ones; at least 1.
     pub held_posts_per_session: usize,
 }
 
-/// Where events rest.
+/// The store of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
     /// In memory alone.
     Memory,
-    /// In a directory as well.
+    /// Also in a directory.
     Disk(DiskStore),
-    /// In a Redis as well, for every replica that uses it.
+    /// Also in a Redis, for every replica that uses it.
     Redis(RedisStore),
 }
 
-/// The kind, and where it is; no password.
+/// Displays the kind and the directory, without a password.
 impl fmt::Display for Store {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -345,34 +345,35 @@ impl fmt::Display for Store {
 pub struct DiskStore {
     /// The directory.
     pub path: PathBuf,
-    /// When what was written is safe from a machine that loses its power.
+    /// Durability of writes in a power failure.
     pub fsync: Fsync,
-    /// The most it may hold.
+    /// Largest size of the directory, in bytes.
     pub max_bytes: u64,
 }
 
-/// What an event that was read survives besides the end of the process, `kill -9` included, which nothing is lost to.
+/// Durability of an event once a client has read it. Every level survives `kill -9`; they differ in the losses of a
+/// power failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fsync {
-    /// A power cut and a crash of the system: each group of calls is synced before it is answered.
+    /// Survives a power failure and a crash of the system: each group of calls is synced before its responses.
     Always,
-    /// The same 200 ms later, or as soon as the disk has taken a sync that was begun then. A power cut loses the calls since,
-    /// the last ones first and each whole.
+    /// Syncs 200 ms later, or as soon as the disk has finished a sync begun then. A power failure loses the calls
+    /// since, the last ones first and each as a whole.
     Interval,
 }
 
-/// A Redis, or what speaks like one.
+/// A Redis, or a server with the same protocol.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RedisStore {
-    /// Where, as whom, and in which of its databases.
+    /// URL with the address, the credentials and the database.
     pub url: String,
-    /// What the names of all keys begin with.
+    /// Prefix of all keys.
     pub prefix: String,
-    /// Roots to believe in place of the machine's.
+    /// PEM file with the trusted authorities, or `None` for those of the system.
     pub ca: Option<PathBuf>,
-    /// What we show it.
+    /// The client certificate.
     pub identity: Option<KeyPair>,
-    /// What is done without it.
+    /// Behaviour while the Redis cannot be reached.
     pub on_unreachable: OnUnreachable,
 }
 
@@ -383,63 +384,64 @@ impl fmt::Debug for RedisStore {
     }
 }
 
-/// What a store that cannot be reached means.
+/// Behaviour while the store cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnUnreachable {
-    /// Memory takes its place, and the store gets everything once it is back.
+    /// Memory takes the store's place; the store is brought up to date once it is back.
     Degrade,
-    /// Nothing goes on until it is back.
+    /// No call continues until the store is back.
     Refuse,
 }
 
-/// This process among its like.
+/// This process as one of several replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Replica {
-    /// Its stable name; `None` means host name and listen port.
+    /// Stable name, or `None` for host name and listen port.
     pub name: Option<String>,
-    /// The keys that sign event IDs and sessions of the proxy's own; `None`: those of the store, or of this process alone.
+    /// File of the keys that sign event IDs and the proxy's own sessions, or `None` for keys of the store, or else of
+    /// this process alone.
     pub key_file: Option<PathBuf>,
-    /// Clients see its name in those of its server's sessions.
+    /// True if the session ids that clients see contain the replica's name.
     pub wrap_sessions: bool,
-    /// A replica that was not heard of for so long is gone, for those that share a store with it.
+    /// Silence after which the replicas that share its store count a replica as gone.
     pub lease: Duration,
-    /// How long new calls are still taken once the process was asked to end; `None`: by the listener, see
-    /// [`Config::drain_delay`].
+    /// Time for which a drain still takes new calls, or `None` to decide by the listener; see [`Config::drain_delay`].
     pub drain_delay: Option<Duration>,
-    /// How long calls may run on once the process was asked to end.
+    /// Time for which calls may continue during a drain.
     pub drain_timeout: Duration,
 }
 
-/// The listener for probes and metrics.
+/// The listeners for probes and metrics.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admin {
-    /// `None` opens no such listener.
+    /// Address of the admin listener, or `None` without one.
     pub address: Option<SocketAddr>,
-    /// Where metrics and probes are answered alone; `None` opens no such listener.
+    /// Address of a listener for metrics and probes alone, or `None` without one.
     pub metrics_address: Option<SocketAddr>,
-    /// By which names it may be asked: on a loopback address those of this machine and of `listen.allowed_hosts`, else any.
+    /// Host names that requests may use: on a loopback address those of this machine and of `listen.allowed_hosts`,
+    /// else any.
     pub allowed_hosts: AllowedHosts,
 }
 
-/// What is logged, and how.
+/// Logging.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Log {
-    /// The shape of a line.
+    /// Format of a line.
     pub format: LogFormat,
-    /// A directive that `tracing_subscriber::EnvFilter` was seen to accept.
+    /// A directive that `tracing_subscriber::EnvFilter` accepts.
     pub level: String,
 }
 
-/// The shape of a log line.
+/// Format of a log line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
-    /// For people.
+    /// Text for people.
     Text,
     /// One JSON object a line.
     Json,
 }
 
-/// Values given on the command line, unchecked; each wins over every other layer.
+/// Unchecked values of the command line; each overrides every other layer.
 ///
 /// Has no `Debug`: an upstream's URL may carry a key in its query.
 #[derive(Clone, Default)]
@@ -454,7 +456,7 @@ pub struct Flags {
     pub store: Option<String>,
 }
 
-/// What holds for one call, its tool's overrides applied.
+/// The settings of one call, with its tool's overrides applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
     /// See [`Streams::max_wait`].
@@ -467,12 +469,12 @@ pub struct Call {
     pub mode: Mode,
 }
 
-/// Time during which a drain still takes new calls, where nothing else is said and others may route to the proxy.
+/// Default time for which a drain still takes new calls, if the listener can be behind a load balancer.
 const DRAIN_DELAY: Duration = Duration::from_secs(5);
 
 impl Config {
-    /// Returns how long a drain still takes new calls: what was said, else nothing on a loopback listener, to which no load balancer
-    /// routes that would have to notice. Where nothing is said, calls have at least half of the drain after that.
+    /// Returns the time for which a drain still takes new calls: the configured one, else zero on a loopback listener,
+    /// to which no load balancer routes. By default, at least half of the drain remains for calls after that time.
     pub fn drain_delay(&self) -> Duration {
         let most = DRAIN_DELAY.min(self.replica.drain_timeout / 2);
         let by_listener = if self.listen.address.ip().is_loopback() { Duration::ZERO } else { most };
@@ -481,9 +483,9 @@ impl Config {
 
     /// Makes the configuration of `serve` from its layers.
     ///
-    /// `file` is its name, for messages only, and its text. Of `env` only names that begin with
-    /// `MCP_RESUME_` matter. A file that is not TOML is reported as such and its keys are not
-    /// judged further; everything else that is wrong anywhere is reported together.
+    /// `file` is its name, for messages only, and its text. Of `env` only names that begin with `MCP_RESUME_` matter. A
+    /// file that is not TOML is reported as such, and its keys are not checked; all other problems are reported
+    /// together.
     pub fn load(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -498,8 +500,8 @@ impl Config {
         build::build(raw)
     }
 
-    /// Where a sidecar with these layers has its admin listener; see [`Config::load`]. Only what is wrong with that key is
-    /// reported, so that the rest may be missing.
+    /// Returns the address of the admin listener of a sidecar with these layers; see [`Config::load`]. Reports only
+    /// problems with that key, so that other keys may be missing.
     pub fn admin_address(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,
@@ -514,8 +516,7 @@ impl Config {
         build::admin_address(raw)
     }
 
-    /// The defaults before the server at `url`, on a free loopback port and without an admin
-    /// listener.
+    /// Returns the defaults for the server at `url`, on a free loopback port and without an admin listener.
     pub fn for_upstream(url: &str) -> Result<Config, Problems> {
         let flags = Flags {
             upstream: Some(url.to_owned()),
@@ -526,7 +527,7 @@ impl Config {
         Config::load(None, [], flags)
     }
 
-    /// What holds for a call of `tool`, or for any other request where that is `None`.
+    /// Returns the settings for a call of `tool`, or for any other request if `None`.
     pub fn call(&self, tool: Option<&str>) -> Call {
         let tool = tool.and_then(|name| self.tools.get(name));
         let max_wait = tool.and_then(|tool| tool.max_wait).unwrap_or(self.streams.max_wait);
@@ -540,10 +541,10 @@ impl Config {
 }
 
 impl Balancing {
-    /// Makes the configuration of `balance` from its layers; as [`Config::load`].
+    /// Makes the configuration of `balance` from its layers; see [`Config::load`].
     ///
     /// # Errors
-    /// Everything that is wrong anywhere, also with what only `serve` uses; an upstream is not needed.
+    /// All problems, including those of keys that only `serve` uses. An upstream is not required.
     pub fn load(
         file: Option<(&str, &str)>,
         env: impl IntoIterator<Item = (String, String)>,

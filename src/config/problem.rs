@@ -1,54 +1,53 @@
-//! What is wrong with a configuration, and where it was said.
+//! Problems of a configuration, and their origins.
 
 use std::fmt;
 
-/// Where a value was said. Ordered as a reader works through them.
+/// Origin of a value, in the order in which problems are listed.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Origin {
     /// A line of the configuration file, counted from 1.
     File {
-        /// The name the file was given by.
+        /// Name of the file.
         name: String,
-        /// The line.
+        /// Number of the line.
         line: usize,
     },
     /// The environment variable of this name.
     Environment(String),
-    /// The command line's flag of this name, dashes included.
+    /// The flag of this name, dashes included.
     Flag(&'static str),
-    /// Nowhere: it is missing.
+    /// None: the value is missing.
     Unset,
 }
 
-/// One thing that is wrong. Displays as one line and quotes no value that may be secret.
+/// A problem. Displays as one line and quotes no value that may be secret.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Problem {
     pub(super) origin: Origin,
-    /// `section.key`, a section, or empty where the text says it all.
+    /// `section.key`, a section, or empty if the text stands alone.
     pub(super) key: String,
     pub(super) text: String,
 }
 
-/// Everything that is wrong with a configuration: never empty, in [`Origin`]'s order. Displays
-/// as a heading and a line for each.
+/// All problems of a configuration: never empty, in the order of [`Origin`]. Displays as a heading and a line for each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problems(Vec<Problem>);
 
 impl Problem {
-    /// Where the value stands that has to change.
+    /// Returns the origin of the value that must change.
     pub fn origin(&self) -> &Origin {
         &self.origin
     }
 }
 
 impl Problems {
-    /// `None` if nothing is wrong.
+    /// Returns `None` if there is no problem.
     pub(super) fn new(mut problems: Vec<Problem>) -> Option<Self> {
         problems.sort();
         (!problems.is_empty()).then_some(Self(problems))
     }
 
-    /// Each problem, in order.
+    /// Returns the problems in order.
     pub fn iter(&self) -> impl Iterator<Item = &Problem> {
         self.0.iter()
     }
@@ -63,7 +62,7 @@ impl fmt::Display for Problem {
                     write!(f, "{}: ", self.key)?;
                 }
             }
-            // These names say the key already.
+            // These names contain the key already.
             Origin::Environment(name) => write!(f, "{name} in the environment: ")?,
             Origin::Flag(name) => write!(f, "{name}: ")?,
             Origin::Unset => write!(f, "{}: ", self.key)?,

@@ -1,7 +1,7 @@
-//! What was said: values of every layer with the place they came from, nothing judged but form.
+//! Unchecked values of all layers, with their origins.
 //!
-//! Owns the three notations (TOML, environment names, flags) and their order. Which keys exist,
-//! and what their values may be, is not known here.
+//! This module owns the three notations (TOML, environment names, flags) and the order of the layers. Absent: the valid
+//! keys, and the valid values of each.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -13,23 +13,23 @@ use super::Flags;
 use super::problem::{Origin, Problem};
 
 const PREFIX: &str = "MCP_RESUME_";
-/// The file's section of sections, one a tool.
+/// Section of the file with a section for each tool.
 pub(super) const TOOLS: &str = "tools";
-/// The sections within a section, as in `[listen.tls]`.
+/// Sections inside another section, as in `[listen.tls]`.
 const INNER: [&str; 2] = ["tls", "resume_tokens"];
 
-/// Every layer's values, unchecked. Has no `Debug`: they may be secret.
+/// Unchecked values of all layers. Has no `Debug`: they may be secret.
 #[derive(Default)]
 pub(super) struct RawConfig {
-    /// By section and key: what was said, from the weakest layer to the strongest.
+    /// Values by section and key, from the weakest layer to the strongest.
     pub(super) given: BTreeMap<(String, String), Vec<Given>>,
-    /// Sections the file opens, empty ones too, tools apart.
+    /// Sections of the file, including empty ones but not those of tools.
     pub(super) sections: Vec<(String, Origin)>,
-    /// Values the file gives above its first section.
+    /// Values above the first section of the file.
     pub(super) above: Vec<(String, Origin)>,
-    /// Tools the file names.
+    /// Tools of the file.
     pub(super) tools: Vec<String>,
-    /// The file is no TOML: what it says is unknown, so nothing can be called missing.
+    /// True if the file is not TOML: no key can then be called missing.
     pub(super) unreadable: bool,
     pub(super) problems: Vec<Problem>,
 }
@@ -43,11 +43,11 @@ pub(super) enum Value {
     Integer(i64),
     Boolean(bool),
     Text(String),
-    /// From a place without types: whatever the key's reader can make of it.
+    /// Value from a layer without types; the reader of the key parses it.
     Untyped(String),
-    /// Texts.
+    /// A list of texts.
     List(Vec<String>),
-    /// A TOML value no key takes, by the name of what it is.
+    /// A TOML value that no key accepts, described by its type.
     Other(&'static str),
 }
 
@@ -127,14 +127,14 @@ impl RawConfig {
         }
     }
 
-    /// Replicas given by flag.
+    /// Adds the replicas of the command line.
     pub(super) fn add_replicas(&mut self, replicas: &[String]) {
         if !replicas.is_empty() {
             self.give("balance", "replicas", Origin::Flag("--replica"), Value::List(replicas.to_vec()));
         }
     }
 
-    /// What was said of a key, which counts as read from now on.
+    /// Removes and returns the values of a key.
     pub(super) fn take(&mut self, section: &str, key: &str) -> Vec<Given> {
         self.given.remove(&(section.to_owned(), key.to_owned())).unwrap_or_default()
     }
@@ -155,7 +155,7 @@ impl RawConfig {
         }
     }
 
-    /// A section with those within it.
+    /// Adds a section with those inside it.
     fn add_section(&mut self, file: &File<'_>, section: &str, table: &DeTable<'_>) {
         for (key, value) in table {
             let origin = file.origin(Some(key.span()));
@@ -188,13 +188,13 @@ impl RawConfig {
     }
 }
 
-/// The section's name as its header has it, for messages.
+/// Returns the name of a tool's section as its header has it, for messages.
 pub(super) fn tool_section(name: &str) -> String {
     format!("{TOOLS}.{name:?}")
 }
 
-/// Kubernetes tells every pod of every service in variables named after it; those of a service
-/// called `mcp-resume` or `mcp-resume-…` fall under our prefix and are nobody's mistake.
+/// Returns true for the variables that Kubernetes sets in every pod for each service. Those of a service named
+/// `mcp-resume` or `mcp-resume-…` have the prefix of this program.
 fn is_service_link(rest: &str) -> bool {
     let rest = format!("_{rest}");
     if rest.ends_with("_SERVICE_HOST") || rest.contains("_SERVICE_PORT_") || rest.ends_with("_PORT") {
@@ -209,7 +209,7 @@ fn is_service_link(rest: &str) -> bool {
     port.parse::<u16>().is_ok() && matches!(words.next(), Some("TCP" | "UDP" | "SCTP"))
 }
 
-/// The file being read, to say where in it something stands.
+/// The file being read, from which positions are derived.
 struct File<'a> {
     name: &'a str,
     text: &'a str,
@@ -244,7 +244,7 @@ impl From<&DeValue<'_>> for Value {
 }
 
 impl Value {
-    /// What it is, with its article, for messages.
+    /// Returns the type with its article, for messages.
     pub(super) fn type_name(&self) -> &'static str {
         match self {
             Value::Integer(_) => "a number",
@@ -256,13 +256,14 @@ impl Value {
     }
 }
 
-/// What stands behind the kind of a store in `--store`.
+/// Text after the kind of a store in `--store`.
 enum Place {
     Path(String),
     Url(String),
 }
 
-/// `memory`, `disk:DIR`, or `redis:URL`, where a URL of Redis will do by itself. What is none of these is left to the key.
+/// Splits `memory`, `disk:DIR`, or `redis:URL`; a Redis URL alone will do. Other texts become the kind, whose key
+/// refuses them.
 fn store_flag(text: &str) -> (String, Option<Place>) {
     match text.split_once(':') {
         Some(("disk", path)) => ("disk".to_owned(), Some(Place::Path(path.to_owned()))),

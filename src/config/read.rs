@@ -1,7 +1,6 @@
 //! Takes values out of a [`RawConfig`], one key at a time.
 //!
-//! A key exists because it is read here: whatever is left afterwards is unknown, so that no list
-//! of keys can fall behind the code.
+//! The keys are those that are read here, and what remains is unknown: no list of keys can differ from the code.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -12,14 +11,14 @@ use std::time::Duration;
 use super::problem::{Origin, Problem};
 use super::raw::{Given, RawConfig, TOOLS, Value};
 
-/// A value, or what is wrong with it.
+/// A value, or the problem with it.
 type Checked<T> = Result<T, String>;
 
 pub(super) struct Reader {
     raw: RawConfig,
-    /// Every key asked for, by section.
+    /// All keys that were read, by section.
     known: BTreeMap<String, Vec<&'static str>>,
-    /// Who had the last word on a key.
+    /// Origin of the effective value of each key.
     decided: BTreeMap<(String, &'static str), Origin>,
     problems: Vec<Problem>,
 }
@@ -46,8 +45,8 @@ impl Reader {
         std::mem::take(&mut self.raw.tools)
     }
 
-    /// Reports that a required key was given nowhere, unless it may stand in a file we could not
-    /// read, or was given and is reported for what it is.
+    /// Reports that a required key is missing. Reports nothing if the file could not be read, or if the key has a
+    /// problem already.
     pub(super) fn missing(&mut self, section: &str, key: &'static str, text: &str) {
         let name = format!("{section}.{key}");
         if !self.raw.unreadable && !self.problems.iter().any(|problem| problem.key == name) {
@@ -55,7 +54,7 @@ impl Reader {
         }
     }
 
-    /// Reports two good values that do not go together, at the first of `keys` that was given.
+    /// Reports two valid values that exclude each other, at the first of `keys` that was given.
     pub(super) fn clash(&mut self, keys: [(&str, &'static str); 2], text: String) {
         let place = |(section, key): (&str, _)| (section.to_owned(), key);
         let (key, origin) = keys
@@ -65,7 +64,7 @@ impl Reader {
         self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
     }
 
-    /// Reports a place for a store of which no kind was given, unless the kind is reported for what it is.
+    /// Reports a store's path or URL that was given without a kind, unless the kind has a problem already.
     pub(super) fn kindless(&mut self, key: &'static str, kind: &str) {
         if !self.problems.iter().any(|problem| problem.key == "store.kind") {
             let text = format!("is given without store.kind, and would not be used: set kind = {kind:?} in [store]");
@@ -73,13 +72,13 @@ impl Reader {
         }
     }
 
-    /// Every key that was asked for, by section.
+    /// Returns all keys that were read, by section.
     #[cfg(test)]
     pub(super) fn known(&self) -> &BTreeMap<String, Vec<&'static str>> {
         &self.known
     }
 
-    /// Everything found wrong, with all that nobody asked for.
+    /// Returns all problems, including unknown keys and sections.
     pub(super) fn finish(mut self) -> Vec<Problem> {
         let sections = self
             .known
@@ -116,7 +115,7 @@ impl Reader {
         self.problems
     }
 
-    /// Returns where a value belongs that stands above the first section of a file.
+    /// Returns the right section of a value that stands above the first section of a file.
     fn place_of(&self, key: &str) -> String {
         if self.known.contains_key(key) {
             return format!("must be a section: write a line [{key}] and its keys below it");
@@ -132,32 +131,32 @@ impl Reader {
 }
 
 impl Section<'_> {
-    /// A number of milliseconds.
+    /// Reads a duration in milliseconds.
     pub(super) fn millis(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
         self.number(key, range).map(Duration::from_millis)
     }
 
-    /// A number of seconds.
+    /// Reads a duration in seconds.
     pub(super) fn secs(&mut self, key: &'static str, range: RangeInclusive<u64>) -> Option<Duration> {
         self.number(key, range).map(Duration::from_secs)
     }
 
-    /// A count, of bytes or of anything else.
+    /// Reads a count of bytes or other units.
     pub(super) fn count(&mut self, key: &'static str, min: usize) -> Option<usize> {
-        // Sums of two stay within `usize`.
+        // The sum of two counts fits into a `usize`.
         const MOST: usize = isize::MAX as usize;
         let number = self.number(key, min as u64..=MOST as u64)?;
         usize::try_from(number).ok()
     }
 
-    /// How often in a second, at least once.
+    /// Reads a rate per second, at least 1.
     pub(super) fn rate(&mut self, key: &'static str) -> Option<u32> {
         const MOST: u32 = 1_000_000_000;
         let number = self.number(key, 1..=u64::from(MOST))?;
         u32::try_from(number).ok()
     }
 
-    /// How often in a second; 0 for as often as may be.
+    /// Reads a rate per second; 0 means no limit.
     pub(super) fn rate_or_none(&mut self, key: &'static str) -> Option<u32> {
         let number = self.number(key, 0..=1_000_000_000)?;
         u32::try_from(number).ok().filter(|rate| *rate > 0)
@@ -173,7 +172,7 @@ impl Section<'_> {
         })
     }
 
-    /// A text that `check` makes something of.
+    /// Reads a text and converts it with `check`.
     pub(super) fn text<T>(&mut self, key: &'static str, check: impl Fn(&str) -> Checked<T>) -> Option<T> {
         self.take(key, |value| match value {
             Value::Text(text) | Value::Untyped(text) => check(text),
@@ -183,7 +182,7 @@ impl Section<'_> {
         })
     }
 
-    /// A list of at least `min` texts with a type of their own: in TOML an array, elsewhere separated by commas.
+    /// Reads a list of at least `min` texts and parses each. TOML has an array, the other layers separate by commas.
     pub(super) fn list<T: FromStr<Err: Display>>(&mut self, key: &'static str, min: usize) -> Option<Vec<T>> {
         self.take(key, |value| {
             let items: Vec<&str> = match value {
@@ -205,12 +204,12 @@ impl Section<'_> {
         })
     }
 
-    /// A text with a type of its own.
+    /// Reads a text and parses it.
     pub(super) fn parsed<T: FromStr<Err: Display>>(&mut self, key: &'static str) -> Option<T> {
         self.text(key, |text| text.parse().map_err(|error: T::Err| error.to_string()))
     }
 
-    /// One of a few words.
+    /// Reads one of several words.
     pub(super) fn one_of<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)]) -> Option<T> {
         self.text(key, |text| {
             let found = words.iter().find(|(word, _)| *word == text);
@@ -236,7 +235,7 @@ impl Section<'_> {
         })
     }
 
-    /// Checks what every layer says of `key`; the strongest has the last word.
+    /// Checks the values of `key` in all layers, and returns that of the strongest layer.
     fn take<T>(&mut self, key: &'static str, check: impl Fn(&Value) -> Checked<T>) -> Option<T> {
         let Section { reader, name } = self;
         reader.known.entry(name.clone()).or_default().push(key);

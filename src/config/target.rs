@@ -1,4 +1,4 @@
-//! Where sidecars are looked for, parsed once.
+//! Targets of discovery, parsed once.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -12,23 +12,23 @@ pub struct Target {
     place: Place,
 }
 
-/// What a [`Target`] says of addresses. Names are in lower case; one with a final dot is complete.
+/// Location of a [`Target`]. Names are in lower case; a name with a final dot is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Place {
-    /// There it is.
+    /// A single address.
     Address(SocketAddr),
-    /// At every address of this name.
+    /// All addresses of a name.
     Name {
         /// The name.
         name: String,
         /// The port.
         port: u16,
     },
-    /// Wherever the SRV records of this name say.
+    /// The hosts in the SRV records of this name.
     Service(String),
 }
 
-/// Why a text is no [`Target`].
+/// A text is no [`Target`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TargetError {
     /// Another scheme, or none.
@@ -37,16 +37,16 @@ pub enum TargetError {
     /// User name or password.
     #[error("must not hold a user name or password")]
     UserInfo,
-    /// Anything behind the port.
+    /// A path, query or fragment behind the port.
     #[error("must end with its port: a path is the client's to give")]
     Path,
-    /// No port, where no SRV record gives one.
+    /// No port, where no SRV record supplies one.
     #[error("needs a port, as in http://10.0.0.7:8080")]
     NoPort,
-    /// Port 0, above 65535, or a colon with nothing behind it.
+    /// Port 0, above 65535, or a colon without a number.
     #[error("has a port that is not between 1 and 65535")]
     Port,
-    /// A port, where the SRV records give it.
+    /// A port, where SRV records supply it.
     #[error("must not have a port: SRV records give it")]
     ServicePort,
     /// Neither an address nor a name.
@@ -55,18 +55,18 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// Whether sidecars there speak TLS.
+    /// Returns true if the sidecars use TLS.
     pub fn is_https(&self) -> bool {
         self.is_https
     }
 
-    /// Where that is.
+    /// Returns the location.
     pub fn place(&self) -> &Place {
         &self.place
     }
 
-    /// The name or address that the sidecars' certificates must be for: what was written, never what the DNS made of it. Of a service, the
-    /// domain it is a service of (RFC 6125 §6.2.1).
+    /// Returns the name or address that the sidecars' certificates must be valid for: the configured one, never one
+    /// from the DNS. For a service it is the service's domain (RFC 6125 §6.2.1).
     pub fn certified(&self) -> String {
         let name = match &self.place {
             Place::Address(address) => return address.ip().to_string(),
@@ -141,7 +141,7 @@ fn address(host: &str) -> Option<IpAddr> {
     }
 }
 
-/// A name that the DNS may know (RFC 1035 §2.3.4, with underscores). One that ends in a number would be an address.
+/// Parses a DNS name (RFC 1035 §2.3.4, with underscores). A name that ends in a number would be an address.
 fn name(host: &str) -> Result<String, TargetError> {
     const LONGEST_NAME: usize = 253;
     const LONGEST_LABEL: usize = 63;

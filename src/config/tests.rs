@@ -1,4 +1,4 @@
-//! The layers together, and `config.example.toml` against the code.
+//! All layers together, and `config.example.toml` against the code.
 
 use super::*;
 
@@ -20,12 +20,12 @@ fn owned(env: &[(&str, &str)]) -> Vec<(String, String)> {
     env.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect()
 }
 
-/// What is wrong, a line each.
+/// Returns the problems, a line each.
 fn lines(result: Result<Config, Problems>) -> Vec<String> {
     result.unwrap_err().iter().map(ToString::to_string).collect()
 }
 
-/// The example with everything in it that is commented out but is no prose.
+/// Returns the example with all its commented-out keys uncommented.
 fn example_in_full() -> String {
     let uncomment = |line: &'static str| {
         let bare = line.strip_prefix("# ").unwrap_or(line);
@@ -438,7 +438,7 @@ fn a_place_for_a_store_needs_its_kind() {
     assert_eq!(disk, [expected]);
     let redis = lines(from_env(&[("MCP_RESUME_STORE__URL", "redis://h")]));
     assert!(matches!(&redis[..], [line] if line.contains("set kind = \"redis\"")), "{redis:?}");
-    // A kind that is said may differ from what the file prepares; a bad one is reported alone.
+    // A given kind may differ from the file's; a bad kind is reported alone.
     let flags = Flags { store: Some("memory".to_owned()), ..upstream() };
     assert!(Config::load(Some(("c.toml", "[store]\nkind = 'disk'\npath = 'x'")), [], flags).is_ok());
     assert!(from_file("[store]\nkind = 'memory'\npath = 'x'").is_ok());

@@ -11,8 +11,7 @@ const DEFAULT_PATH: &str = "/mcp";
 const LOOPBACK_V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 const LOOPBACK_V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
 
-/// Where the MCP server's endpoint is. Its query may hold a key, so neither `Display` nor
-/// `Debug` shows it.
+/// Endpoint of the MCP server. Its query may hold a key, so neither `Display` nor `Debug` shows it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct UpstreamUrl {
     is_https: bool,
@@ -21,10 +20,10 @@ pub struct UpstreamUrl {
     query: Option<String>,
 }
 
-/// Why a text is no upstream URL. Quotes nothing of it: it may hold a password.
+/// A text is no upstream URL. The message quotes nothing of it: it may hold a password.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UrlError {
-    /// Nothing was given.
+    /// An empty text.
     #[error("is empty; give the MCP server's URL, such as http://127.0.0.1:3000/mcp")]
     Empty,
     /// Another scheme, or none.
@@ -33,56 +32,56 @@ pub enum UrlError {
     /// User name or password.
     #[error("must not hold a user name or password; clients send their own credentials")]
     UserInfo,
-    /// A fragment never reaches a server.
+    /// A fragment, which never reaches a server.
     #[error("must not have a fragment (#…)")]
     Fragment,
-    /// Port 0, above 65535, or a colon with nothing behind it.
+    /// Port 0, above 65535, or a colon without a number.
     #[error("has a port that is not between 1 and 65535")]
     Port,
-    /// Anything else.
+    /// Any other text.
     #[error("is not a URL, such as http://127.0.0.1:3000/mcp")]
     Malformed,
 }
 
 impl UpstreamUrl {
-    /// Whether the upstream speaks TLS.
+    /// Returns true if the upstream uses TLS.
     pub fn is_https(&self) -> bool {
         self.is_https
     }
 
-    /// `http` or `https`.
+    /// Returns `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         if self.is_https { "https" } else { "http" }
     }
 
-    /// The port that is meant where none is given.
+    /// Returns the port of the scheme.
     pub fn default_port(&self) -> u16 {
         if self.is_https { 443 } else { 80 }
     }
 
-    /// Host, and port where one was given.
+    /// Returns the host, and the port if one was given.
     pub fn authority(&self) -> &Authority {
         &self.authority
     }
 
-    /// The path as configured, `/mcp` if there was none, not even a slash. It may end in a slash:
-    /// [`is_endpoint`](Self::is_endpoint) compares without.
+    /// Returns the path as configured, or `/mcp` if there was none, not even a slash. It may end in a slash, which
+    /// [`is_endpoint`](Self::is_endpoint) ignores.
     pub fn endpoint_path(&self) -> &str {
         &self.path
     }
 
-    /// Whether `path` is the endpoint's, with or without a final slash.
+    /// Returns true if `path` is the endpoint's, with or without a final slash.
     pub fn is_endpoint(&self, path: &str) -> bool {
         without_slash(path) == without_slash(&self.path)
     }
 
-    /// The query without its question mark; may hold a key and is not for logs.
+    /// Returns the query without its question mark. It may hold a key, and must not be logged.
     pub fn query(&self) -> Option<&str> {
         self.query.as_deref()
     }
 
-    /// Returns whether a connection to this URL meets a listener of this machine at `address`, as far as the two say so: names other
-    /// than `localhost` are not looked up, and addresses of network cards are not known here.
+    /// Returns true if a connection to this URL reaches a listener of this machine at `address`, as far as the texts
+    /// tell. Names other than `localhost` are not resolved, and the addresses of network interfaces are not known.
     pub fn leads_to(&self, address: SocketAddr) -> bool {
         let port = self.authority.port_u16().unwrap_or(self.default_port());
         if address.port() == 0 || port != address.port() {
@@ -95,13 +94,13 @@ impl UpstreamUrl {
         }
         host.parse::<IpAddr>().is_ok_and(|host| {
             let is_here = host.is_loopback() || host.is_unspecified();
-            // A listener on [::] takes IPv4 as well, unless the system says otherwise.
+            // A listener on [::] accepts IPv4 as well, unless the system says otherwise.
             let is_heard = listens.is_unspecified() && (listens.is_ipv6() || host.is_ipv4());
             host == listens || (is_here && is_heard) || (host.is_unspecified() && listens.is_loopback())
         })
     }
 
-    /// `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the scheme's own port.
+    /// Returns `scheme://host:port`, serialised as in RFC 6454 §6.2: lower case, without the scheme's own port.
     pub fn origin(&self) -> String {
         let host = self.authority.host().to_ascii_lowercase();
         match self.authority.port_u16() {
@@ -127,7 +126,7 @@ impl FromStr for UpstreamUrl {
         if !is_https && !scheme.eq_ignore_ascii_case("http") {
             return Err(UrlError::Scheme);
         }
-        // `Uri` drops a fragment without a word.
+        // `Uri` drops a fragment silently.
         if rest.contains('#') {
             return Err(UrlError::Fragment);
         }
@@ -137,7 +136,7 @@ impl FromStr for UpstreamUrl {
         let uri: Uri = text.parse().map_err(|_| UrlError::Malformed)?;
         let authority = uri.authority().ok_or(UrlError::Malformed)?.clone();
         check_authority(&authority)?;
-        // `Uri` makes a slash of no path; one that was written is meant.
+        // `Uri` turns a missing path into a slash; a slash that was given counts.
         let is_written = rest.split(['?']).next().is_some_and(|rest| rest.contains('/'));
         let path = if is_written { uri.path() } else { DEFAULT_PATH };
         Ok(Self {
@@ -149,7 +148,7 @@ impl FromStr for UpstreamUrl {
     }
 }
 
-/// `Authority` takes brackets anywhere in a host, and a sign before a port.
+/// Checks the parts that `Authority` does not: brackets within a host, and a sign before a port.
 fn check_authority(authority: &Authority) -> Result<(), UrlError> {
     let host = authority.host();
     let is_literal = host.starts_with('[') && host.ends_with(']');

@@ -1,4 +1,4 @@
-//! Values that several sections share: bounds of waits, and checks that make a typed value of a text.
+//! Values that several sections share: bounds of durations, and parsers of texts.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -12,12 +12,12 @@ use tracing_subscriber::filter::LevelFilter;
 use super::read::Reader;
 use super::{HostHeader, KeyPair, PrincipalSource};
 
-/// The longest wait in seconds, a year: far from where sums of times overflow.
+/// Longest duration in seconds, a year: sums of durations do not overflow.
 pub(super) const YEAR: u64 = 365 * 24 * 60 * 60;
-/// The longest wait in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
+/// Longest duration in milliseconds, a day: JavaScript timers of more than 24 days fire at once.
 pub(super) const DAY_MS: u64 = 24 * 60 * 60 * 1000;
 
-/// `cert` and `key` of a section: both or none.
+/// Reads `cert` and `key` of a section: both or none.
 pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<KeyPair> {
     let mut s = reader.section(section);
     let (cert, key) = (s.text("cert", file).flatten(), s.text("key", file).flatten());
@@ -36,7 +36,7 @@ pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
     (!wait.is_zero()).then_some(wait)
 }
 
-/// The name of a file; empty for none.
+/// Parses a path; an empty text means none.
 pub(super) fn file(text: &str) -> Result<Option<PathBuf>, String> {
     Ok((!text.is_empty()).then(|| text.into()))
 }
@@ -65,7 +65,7 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
         None if text == "auto" => Some(PrincipalSource::Auto),
         None if text == "none" => Some(PrincipalSource::None),
         Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
-        // A cookie's name is made of the characters of a header's (RFC 6265 §4.1.1).
+        // Cookie names and header names have the same characters (RFC 6265 §4.1.1).
         Some(("cookie", name)) => {
             let name_is_good = name.parse::<HeaderName>().is_ok();
             name_is_good.then(|| PrincipalSource::Cookie(name.to_owned()))
@@ -76,8 +76,7 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
 }
 
 pub(super) fn log_level(text: &str) -> Result<String, String> {
-    // The filter takes a lone word it does not know for a module, and would log nothing else; and
-    // no word at all for "error".
+    // The filter takes an unknown word for a module, and would log nothing else. It takes an empty text for "error".
     let is_named =
         |part: &str| part.contains(['=', '[']) || (!part.is_empty() && part.trim().parse::<LevelFilter>().is_ok());
     if text.split(',').all(is_named) && EnvFilter::try_new(text).is_ok() {
@@ -89,7 +88,7 @@ pub(super) fn log_level(text: &str) -> Result<String, String> {
     ))
 }
 
-/// What is behind the scheme is the store's to judge; empty for none.
+/// Checks the scheme of a Redis URL; the store checks the rest. An empty text means none.
 pub(super) fn redis_url(text: &str) -> Result<Option<String>, String> {
     const SCHEMES: [&str; 6] =
         ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://"];
@@ -99,7 +98,7 @@ pub(super) fn redis_url(text: &str) -> Result<Option<String>, String> {
     Err(format!("must begin with {}", SCHEMES.join(", ")))
 }
 
-/// Braces would say what a key's slot hangs on.
+/// Checks a key prefix. Braces would change the slot of a key.
 pub(super) fn redis_prefix(text: &str) -> Result<String, String> {
     if text.is_empty() || text.contains(['{', '}']) || !text.bytes().all(|byte| byte.is_ascii_graphic()) {
         return Err("must be visible ASCII without braces, and not empty".to_owned());

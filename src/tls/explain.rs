@@ -1,12 +1,13 @@
-//! Errors of TLS in the words of an operator: what is wrong with which certificate, and what helps.
+//! TLS errors in the words of an operator: the fault of a certificate, and the remedy.
 //!
-//! The library names its variants; an operator knows files, names and dates. Absent: which file or peer is meant, which the caller adds.
+//! The library names its variants; an operator knows files, names and dates. Absent: the file or peer concerned, which
+//! the caller adds.
 
 use std::io;
 
 use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMessage};
 
-/// Returns what a failed handshake, or what was read after it, says.
+/// Describes the error of a failed handshake, or of a read after it.
 pub fn explain(error: &io::Error) -> String {
     match of_tls(error) {
         Some(error) => words(error),
@@ -17,12 +18,13 @@ pub fn explain(error: &io::Error) -> String {
     }
 }
 
-/// Returns whether the error is the answer of a peer that does not speak TLS at all.
+/// Returns true if the error shows a peer that does not speak TLS at all.
 pub fn is_plain(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidMessage(InvalidMessage::InvalidContentType)))
 }
 
-/// Returns whether the error shows a peer that does speak TLS: it was refused for what it said, or refused us in an alert.
+/// Returns true if the error shows a peer that speaks TLS: it was refused for its certificate or parameters, or sent an
+/// alert.
 pub fn is_of_tls(error: &io::Error) -> bool {
     matches!(of_tls(error), Some(Error::InvalidCertificate(_) | Error::AlertReceived(_) | Error::PeerIncompatible(_)))
 }
@@ -31,7 +33,7 @@ fn of_tls(error: &io::Error) -> Option<&Error> {
     error.get_ref()?.downcast_ref()
 }
 
-/// Returns what is wrong, as the predicate of a sentence or a sentence of its own.
+/// Describes an error as the predicate of a sentence, or as a sentence of its own.
 pub(super) fn words(error: &Error) -> String {
     match error {
         Error::InconsistentKeys(_) => "the private key does not belong to the certificate".to_owned(),
@@ -107,7 +109,8 @@ fn alert(alert: AlertDescription) -> String {
     }
 }
 
-/// Returns what a file holds in place of what was looked for, as the rest of a sentence; empty where it is not known.
+/// Describes the contents of a file that lacks the expected item, as the rest of a sentence. Returns an empty text if
+/// they are unknown.
 pub(super) fn instead(pem: &[u8]) -> &'static str {
     let has = |label: &[u8]| pem.windows(label.len()).any(|piece| piece == label);
     if pem.is_empty() {

@@ -1,7 +1,7 @@
-//! TLS on both sides: PEM files in, rustls configurations out.
+//! TLS for the listener and for connections to the upstream: PEM files in, rustls configurations out.
 //!
-//! Owned here: what is believed and what is shown, both of which can change while they are in use. Absent: sockets and
-//! handshakes, and when the files are looked at.
+//! This module owns the trusted authorities, certificates and keys, all of which can change while they are in use.
+//! Absent: sockets, handshakes, and the schedule of reloads ([`reload`]).
 
 mod explain;
 pub(crate) mod reload;
@@ -25,38 +25,38 @@ pub use explain::{explain, is_of_tls, is_plain};
 use crate::config::{KeyPair, ListenTls, UpstreamTls};
 use crate::sync;
 
-/// What both sides of ours speak inside TLS, the better first.
+/// Protocols offered inside TLS, in order of preference.
 const ALPN: [&[u8]; 2] = [HTTP2, b"http/1.1"];
-/// HTTP/2 as the handshake calls it.
+/// ALPN identifier of HTTP/2.
 pub const HTTP2: &[u8] = b"h2";
 
-/// Why there can be no TLS.
+/// TLS could not be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A file could not be read.
     #[error("cannot read {}: {source}", path.display())]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Cause of the failure.
         source: io::Error,
     },
-    /// A file has nothing of what it is for.
+    /// A file lacks the item that it is configured for.
     #[error("there is no {what} in PEM form in {}{instead}", path.display())]
     Empty {
-        /// What was looked for.
+        /// The expected item.
         what: &'static str,
-        /// Where.
+        /// The file.
         path: PathBuf,
-        /// What is there, as the rest of the sentence; empty where that is not known.
+        /// The actual contents, as the rest of the sentence; empty if unknown.
         instead: &'static str,
     },
-    /// Certificate and key do not belong together, or are of a kind that cannot be used.
+    /// Certificate and key do not belong together, or are of an unsupported kind.
     #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), explain::words(source))]
     Pair {
-        /// Both.
+        /// Certificate and key.
         pair: KeyPair,
-        /// Why not.
+        /// Cause of the failure.
         source: rustls::Error,
     },
     /// The system has no list of authorities.
@@ -65,7 +65,7 @@ pub enum Error {
     /// The upstream's host cannot be the name in a certificate.
     #[error("no certificate can be for the host of upstream.url")]
     Name,
-    /// The cryptography lacks what TLS needs.
+    /// The cryptography library lacks a required algorithm.
     #[error("TLS cannot be set up: {0}")]
     Setup(#[from] rustls::Error),
 }
@@ -74,14 +74,14 @@ fn provider() -> Arc<CryptoProvider> {
     Arc::new(ring::default_provider())
 }
 
-/// How the upstream is spoken to.
+/// Creates the configuration for connections to the upstream.
 fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     let believed = match &tls.ca {
         Some(path) => certificates(path, &read(path)?)?,
         None => rustls_native_certs::load_native_certs().certs,
     };
-    // The system's list may hold what nothing can be made of; one that was given may not.
+    // The system's list may hold unusable authorities; a configured file may not.
     let (added, refused) = roots.add_parsable_certificates(believed);
     match &tls.ca {
         Some(path) if refused > 0 => {
@@ -105,73 +105,73 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// A client that believes no certificate at all: its handshakes only show whether the other side speaks TLS.
+/// Creates a client configuration that trusts no certificate. Its handshakes only show if the peer speaks TLS.
 ///
 /// # Errors
-/// When TLS cannot be set up.
+/// If TLS cannot be set up.
 pub fn trusting_nobody() -> Result<Arc<ClientConfig>, Error> {
     let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     Ok(Arc::new(config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
 }
 
-/// What the listener proves itself by.
+/// Certificate, key and client authorities of the listener.
 pub type Certificates = Files<ListenTls>;
-/// What the upstream is believed by, and what it is shown.
+/// Authorities and client certificate for the upstream.
 pub type ClientFiles = Files<UpstreamTls>;
 
-/// What is made of PEM files. They are read again while they are in use; what cannot be used changes nothing.
+/// TLS material from PEM files. Reloading replaces it while it is in use; unusable files change nothing.
 pub struct Files<S: Source> {
     source: S,
     current: Mutex<Current<S::Made>>,
 }
 
-/// The names of files, and what they are for.
+/// PEM files, and the TLS material that is made of them.
 pub trait Source {
-    /// What new connections get.
+    /// TLS material for new connections.
     type Made: Clone;
-    /// Whose they are.
+    /// Connections that the files are for.
     const SIDE: Side;
 
-    /// Where they are.
+    /// Returns the paths of all files.
     fn paths(&self) -> Vec<&Path>;
 
-    /// Reads them.
+    /// Reads the files and makes the TLS material.
     ///
     /// # Errors
-    /// When they cannot be read or used.
+    /// If a file cannot be read or used.
     fn make(&self) -> Result<Self::Made, Error>;
 }
 
-/// Which connections files are for.
+/// Connections that TLS files are for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Side {
-    /// Those of clients.
+    /// Connections from clients.
     Listener,
-    /// Those to the server.
+    /// Connections to the MCP server.
     Upstream,
-    /// Those of a balancer to the sidecars.
+    /// Connections of a balancer to the sidecars.
     Replicas,
 }
 
 struct Current<M> {
     made: M,
-    /// Of what was read last, good or not: each is judged once.
+    /// Digest of the last files read, valid or not: each version is tried once.
     seen: [u8; 32],
 }
 
-/// What reading the files again led to.
+/// Outcome of a reload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reload {
-    /// They are as they were.
+    /// The files have not changed.
     Unchanged,
-    /// New connections get what is new.
+    /// New connections use the changed files.
     Taken,
-    /// They changed and cannot be used: the old ones stay.
+    /// The changed files cannot be used: the old material stays.
     Refused,
 }
 
 impl Reload {
-    /// Its word in metrics, where there is anything to say.
+    /// Returns the label in metrics, or `None` if nothing changed.
     pub fn outcome(self) -> Option<&'static str> {
         match self {
             Reload::Unchanged => None,
@@ -182,23 +182,23 @@ impl Reload {
 }
 
 impl<S: Source> Files<S> {
-    /// Reads them all.
+    /// Reads all files.
     ///
     /// # Errors
-    /// When they cannot be read or used.
+    /// If a file cannot be read or used.
     pub fn load(source: S) -> Result<Self, Error> {
-        // Looked at before they are read: whatever is written between the two is seen the next time.
+        // Digested before they are read: a change between the two is seen at the next reload.
         let seen = digest(&source);
         let made = source.make()?;
         Ok(Self { current: Mutex::new(Current { made, seen }), source })
     }
 
-    /// For one connection.
+    /// Returns the TLS material for a new connection.
     pub fn current(&self) -> S::Made {
         self.lock().made.clone()
     }
 
-    /// Reads them all again. Blocks while it reads; says in the log what changed.
+    /// Reads all files again, and logs a change. Blocks while reading.
     pub fn reload(&self) -> Reload {
         let seen = digest(&self.source);
         if std::mem::replace(&mut self.lock().seen, seen) == seen {
@@ -224,7 +224,7 @@ impl<S: Source> Files<S> {
 }
 
 impl Side {
-    /// Its word in logs and metrics.
+    /// Returns the label in logs and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Side::Listener => "listener",
@@ -234,12 +234,12 @@ impl Side {
     }
 }
 
-/// The files of `source` that cannot be read, each with its reason.
+/// Returns an error for each file of `source` that cannot be read.
 pub fn unreadable(source: &impl Source) -> Vec<Error> {
     source.paths().into_iter().filter_map(|path| read(path).err()).collect()
 }
 
-/// What makes files the same as others.
+/// Digests the contents of all files, or the errors in reading them.
 fn digest(source: &impl Source) -> [u8; 32] {
     let mut seen = Sha256::new();
     for path in source.paths() {
@@ -265,7 +265,7 @@ impl Source for ListenTls {
     }
 }
 
-/// The system's authorities are in files that are not looked at: they are read again with the others.
+/// The system's authorities have no path here: they are read again along with the other files.
 impl Source for UpstreamTls {
     type Made = Arc<ClientConfig>;
     const SIDE: Side = Side::Upstream;
@@ -294,7 +294,7 @@ fn acceptor(tls: &ListenTls) -> Result<TlsAcceptor, Error> {
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Which clients are let in.
+/// Creates the verifier of client certificates.
 fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
     let unusable = || Error::Empty { what: "usable authority", path: path.to_owned(), instead: "" };
     let mut roots = RootCertStore::empty();
@@ -307,19 +307,19 @@ fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
 
 type Chain = Vec<CertificateDer<'static>>;
 
-/// What is believed, in the order of the file.
+/// Reads authorities, in the order of the file.
 ///
 /// # Errors
-/// When the file cannot be read, or has none.
+/// If the file cannot be read, or holds none.
 #[cfg(feature = "balancer")]
 pub(crate) fn read_authorities(path: &Path) -> Result<Chain, Error> {
     certificates(path, &read(path)?)
 }
 
-/// The certificate, with those of the authorities in between, and its key.
+/// Reads a certificate with its intermediate authorities, and its key.
 ///
 /// # Errors
-/// When a file cannot be read, or has nothing of what it is for.
+/// If a file cannot be read, or lacks its item.
 #[cfg(feature = "balancer")]
 pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     parse(pair, &read(&pair.cert)?, &read(&pair.key)?)
@@ -327,7 +327,7 @@ pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>
 
 fn parse(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     let chain = certificates(&pair.cert, cert)?;
-    // The parser's own error quotes the line, which may be of the key.
+    // The parser's own error quotes the line, which may be part of the key.
     let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone(), instead: explain::instead(key) };
     Ok((chain, PrivateKeyDer::from_pem_slice(key).map_err(no_key)?))
 }

@@ -1,4 +1,4 @@
-//! When the files of TLS are looked at: every now and then, and when told to. Absent: what is made of them ([`crate::tls`]).
+//! Schedule of reloads of TLS files: at an interval, and at SIGHUP. Absent: the files and their use ([`crate::tls`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,13 +9,13 @@ use tokio::signal::unix;
 use crate::clock;
 use crate::tls::{Files, Reload, Side, Source};
 
-/// So often the files are looked at.
+/// Interval between reloads.
 const RENEWAL: Duration = Duration::from_secs(5);
 
 /// Reads some files again.
 pub(crate) type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
 
-/// That of `files`.
+/// Returns the reader of `files`.
 pub(crate) fn reading<S>(files: Arc<Files<S>>) -> Reading
 where
     S: Source + Send + Sync + 'static,
@@ -24,7 +24,7 @@ where
     Arc::new(move || (S::SIDE, files.reload()))
 }
 
-/// Reads them all again every now and then, and at SIGHUP, until dropped; tells each time what became of each.
+/// Reads all files again at an interval, and at SIGHUP, until dropped. Calls `observe` with the outcome for each.
 pub(crate) async fn renew(files: Vec<Reading>, observe: impl Fn(Side, Reload)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
