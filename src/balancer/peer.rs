@@ -89,7 +89,7 @@ pub struct Credentials {
 }
 
 impl Source for BalanceTls {
-    type Made = Credentials;
+    type Material = Credentials;
     const SIDE: Side = Side::Replicas;
 
     fn paths(&self) -> Vec<&Path> {
@@ -97,9 +97,9 @@ impl Source for BalanceTls {
         self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
     }
 
-    fn make(&self) -> Result<Credentials, Error> {
+    fn load_material(&self) -> Result<Credentials, Error> {
         // Pingora panics on files that it cannot use, so they are checked first.
-        UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.make()?;
+        UpstreamTls { ca: self.ca.clone(), identity: self.identity.clone() }.load_material()?;
         let authorities = self.ca.as_deref().map(authorities_of).transpose()?;
         let identity = self.identity.as_ref().map(cert_key_of).transpose()?.map(Arc::new);
         Ok(Credentials { authorities, identity })

@@ -40,7 +40,7 @@ pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
 pub(super) async fn why_broken(config: &Config, limit: Duration) -> Option<Contact> {
     let tcp = connect(config).await.ok()?;
     if !config.upstream.url.is_https() {
-        let shaken = tokio::time::timeout(limit, shake(config, TlsConnector::from(tls::trusting_nobody().ok()?), tcp));
+        let shaken = tokio::time::timeout(limit, shake(config, TlsConnector::from(tls::trusting_none().ok()?), tcp));
         let speaks_tls = shaken.await.ok()?.map_or_else(|error| tls::is_of_tls(&error), |_| true);
         return speaks_tls.then_some(Contact::OtherScheme { scheme: "https" });
     }

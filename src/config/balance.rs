@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::read::Reader;
-use super::value::{DAY_MS, YEAR, file, key_pair, none_if_zero};
+use super::value::{DAY_MS, YEAR, file, key_pair, non_empty, none_if_zero};
 use super::{Admin, KeyPair, Limits, Listen, Log, Target};
 
 /// The configuration of `balance`. See `config.example.toml` for the reason behind each default.
@@ -72,7 +72,7 @@ pub(super) fn balance(reader: &mut Reader) -> Balance {
     let identity = key_pair(reader, "balance.tls");
     let mut s = reader.section("balance.tls");
     let ca = s.text("ca", file).flatten();
-    let name = s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten();
+    let name = s.text("name", non_empty).flatten();
     let mut s = reader.section("balance");
     Balance {
         replicas: s.list("replicas", 0).unwrap_or_default(),

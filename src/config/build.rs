@@ -11,7 +11,8 @@ use super::problem::Problem;
 use super::raw::{RawConfig, tool_section};
 use super::read::{Reader, Section};
 use super::value::{
-    DAY_MS, YEAR, file, host, key_pair, log_level, none_if_zero, principal, redis_prefix, redis_url, socket_address,
+    DAY_MS, YEAR, file, host, key_pair, log_level, non_empty, none_if_zero, principal, redis_prefix, redis_url,
+    socket_address,
 };
 use super::{
     Admin, Auth, Config, Delivery, Dialects, DiskStore, Fsync, HostHeader, Limits, Listen, ListenTls, Log, LogFormat,
@@ -25,7 +26,7 @@ use crate::protocol::dialect::{Declared, resume_tokens};
 
 const MIB: usize = 1024 * 1024;
 /// hyper panics if told to read heads into less.
-const LEAST_HEADER_BYTES: usize = 8192;
+const HEADER_BYTES_MIN: usize = 8192;
 
 const MODES: [(&str, Mode); 2] = [("stream", Mode::Stream), ("poll", Mode::Poll)];
 
@@ -40,10 +41,10 @@ pub(super) fn build(raw: RawConfig) -> Result<Config, Problems> {
 
 /// Reads the one key that requests to a running sidecar need.
 pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Problems> {
-    let unreadable = raw.unreadable;
+    let is_unreadable = raw.is_unreadable;
     let mut reader = Reader::new(raw);
     let Admin { address, .. } = admin(&mut reader, None);
-    let of_key = |problem: &Problem| unreadable || problem.key == "admin.address";
+    let of_key = |problem: &Problem| is_unreadable || problem.key == "admin.address";
     match Problems::new(reader.finish().into_iter().filter(of_key).collect()) {
         Some(problems) => Err(problems),
         None => Ok(address),
@@ -53,7 +54,7 @@ pub(super) fn admin_address(raw: RawConfig) -> Result<Option<SocketAddr>, Proble
 /// Builds the configuration of `balance`, which has replicas in place of an upstream.
 pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
     let mut reader = Reader::new(raw);
-    let Said { listen, balance, limits, admin, log, .. } = said(&mut reader);
+    let Sections { listen, balance, limits, admin, log, .. } = sections(&mut reader);
     if balance.replicas.is_empty() && balance.file.is_none() {
         let text = "nowhere to go: give --replica URL, or replicas or file in [balance]";
         reader.missing("balance", "replicas", text);
@@ -65,7 +66,7 @@ pub(super) fn balancing(raw: RawConfig) -> Result<Balancing, Problems> {
 }
 
 /// All sections. A bad value is replaced by its default.
-struct Said {
+struct Sections {
     listen: Listen,
     upstream: Option<Upstream>,
     streams: Streams,
@@ -83,27 +84,28 @@ struct Said {
 
 /// Returns `None` without a usable upstream. Every other bad value is replaced by its default.
 pub(super) fn config(reader: &mut Reader) -> Option<Config> {
-    let said = said(reader);
-    if said.upstream.is_none() {
+    let sections = sections(reader);
+    if sections.upstream.is_none() {
         let text = "is required: give --upstream URL, MCP_RESUME_UPSTREAM__URL, or url in [upstream]";
         reader.missing("upstream", "url", text);
     }
-    let Said { listen, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log, .. } = said;
-    let upstream = said.upstream?;
+    let Sections { listen, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log, .. } =
+        sections;
+    let upstream = sections.upstream?;
     Some(Config { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, admin, log })
 }
 
-fn said(reader: &mut Reader) -> Said {
+fn sections(reader: &mut Reader) -> Sections {
     let upstream = upstream(reader);
     let hosts = allowed_hosts(&mut reader.section("listen"));
     let listen = listen(reader, hosts.clone());
     let admin = admin(reader, hosts);
     if admin.address == Some(listen.address) && listen.address.port() != 0 {
         let text = format!("the data and the admin listener both have {}", listen.address);
-        reader.clash([("admin", "address"), ("listen", "address")], text);
+        reader.conflict([("admin", "address"), ("listen", "address")], text);
     }
     if let Some(upstream) = &upstream {
-        refuse_a_loop(reader, &upstream.url, &listen, &admin);
+        refuse_loop(reader, &upstream.url, &listen, &admin);
     }
     let streams = streams(reader);
     let delivery = delivery(&mut reader.section("delivery"));
@@ -121,7 +123,7 @@ fn said(reader: &mut Reader) -> Said {
     let replica = replica(reader);
     let balance = balance(reader);
     let log = log(&mut reader.section("log"));
-    Said { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
+    Sections { listen, upstream, streams, delivery, dialects, tools, auth, limits, store, replica, balance, admin, log }
 }
 
 fn upstream(reader: &mut Reader) -> Option<Upstream> {
@@ -137,7 +139,7 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
     let tls = upstream_tls(reader);
     if tls != UpstreamTls::default() && url.as_ref().is_some_and(|url| !url.is_https()) {
         let text = "[upstream.tls] is for an https:// upstream, and upstream.url is none".to_owned();
-        reader.clash([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
+        reader.conflict([("upstream.tls", "ca"), ("upstream.tls", "cert")], text);
     }
     Some(Upstream {
         url: url?,
@@ -154,18 +156,18 @@ fn upstream(reader: &mut Reader) -> Option<Upstream> {
 }
 
 /// Reports an upstream that is one of this process's own listeners.
-fn refuse_a_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &Admin) {
+fn refuse_loop(reader: &mut Reader, url: &UpstreamUrl, listen: &Listen, admin: &Admin) {
     let listeners = [
         ("listen", "address", Some(listen.address)),
         ("admin", "address", admin.address),
         ("admin", "metrics_address", admin.metrics_address),
     ];
     for (section, key, address) in listeners {
-        if let Some(address) = address.filter(|address| url.leads_to(*address)) {
+        if let Some(address) = address.filter(|address| url.reaches(*address)) {
             let text = format!(
                 "leads back to this proxy, which listens on {address} ({section}.{key}): give the MCP server's URL"
             );
-            reader.clash([("upstream", "url"), (section, key)], text);
+            reader.conflict([("upstream", "url"), (section, key)], text);
         }
     }
 }
@@ -185,7 +187,7 @@ fn listen_tls(reader: &mut Reader) -> Option<ListenTls> {
     let identity = key_pair(reader, "listen.tls");
     if client_ca.is_some() && identity.is_none() {
         let text = "clients can show a certificate only to a listener that has one: give cert and key".to_owned();
-        reader.clash([("listen.tls", "client_ca"), ("listen.tls", "cert")], text);
+        reader.conflict([("listen.tls", "client_ca"), ("listen.tls", "cert")], text);
     }
     Some(ListenTls { identity: identity?, client_ca })
 }
@@ -224,8 +226,8 @@ fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
     let metrics_address = reader.section("admin").text("metrics_address", optional).flatten();
     let address = reader.section("admin").text("address", optional);
     let address = address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
-    let mut said = address.into_iter().chain(metrics_address);
-    let is_loopback = said.all(|address| address.ip().is_loopback());
+    let mut sections = address.into_iter().chain(metrics_address);
+    let is_loopback = sections.all(|address| address.ip().is_loopback());
     // Probes of a pod use its address.
     let allowed_hosts =
         if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };
@@ -258,7 +260,7 @@ fn streams(reader: &mut Reader) -> Streams {
             "max_bytes must exceed max_event_bytes: one event would fill the stream \
              ({max_bytes} against {max_event_bytes})"
         );
-        reader.clash([("streams", "max_bytes"), ("streams", "max_event_bytes")], text);
+        reader.conflict([("streams", "max_bytes"), ("streams", "max_event_bytes")], text);
     }
     let nested = [
         ("max_bytes_per_principal", streams.max_bytes_per_principal, "max_bytes", streams.max_bytes),
@@ -267,7 +269,7 @@ fn streams(reader: &mut Reader) -> Streams {
     for (outer, whole, inner, part) in nested {
         if whole < part {
             let text = format!("{outer} must be at least {inner}: it is the bound around it ({whole} against {part})");
-            reader.clash([("streams", outer), ("streams", inner)], text);
+            reader.conflict([("streams", outer), ("streams", inner)], text);
         }
     }
     streams
@@ -315,10 +317,10 @@ fn resume_tokens(reader: &mut Reader) -> Option<ResumeTokens> {
     let methods: Vec<SlicedMethod> = s.list("methods", 0).unwrap_or_default();
     if enabled && tools.is_empty() && methods.is_empty() {
         let text = "is on, and neither tools nor methods names what is answered in slices".to_owned();
-        reader.clash([(SECTION, "enabled"), (SECTION, "tools")], text);
+        reader.conflict([(SECTION, "enabled"), (SECTION, "tools")], text);
     }
     let methods = methods.into_iter().map(|SlicedMethod(method)| method).collect();
-    enabled.then(|| ResumeTokens { slice, tools: tools.into_iter().collect(), methods })
+    if enabled { Some(ResumeTokens { slice, tools: tools.into_iter().collect(), methods }) } else { None }
 }
 
 /// A method that an interim result can answer.
@@ -347,7 +349,7 @@ fn tool(s: &mut Section<'_>) -> Tool {
 fn limits(s: &mut Section<'_>) -> Limits {
     Limits {
         body_bytes: s.count("body_bytes", 1).unwrap_or(16 * MIB),
-        header_bytes: s.count("header_bytes", LEAST_HEADER_BYTES).unwrap_or(64 * 1024),
+        header_bytes: s.count("header_bytes", HEADER_BYTES_MIN).unwrap_or(64 * 1024),
         connections: s.count("connections", 1).unwrap_or(20_480),
         streams_per_principal: s.count("streams_per_principal", 1).unwrap_or(16_384),
         detached_calls_per_principal: s.count("detached_calls_per_principal", 1).unwrap_or(1024),
@@ -374,7 +376,7 @@ fn store(reader: &mut Reader) -> Store {
     let on_unreachable = s.one_of("on_unreachable", &policies).unwrap_or(OnUnreachable::Degrade);
     let meant = [(path.is_some(), "path", "disk"), (url.is_some(), "url", "redis")];
     for (_, key, kind) in meant.into_iter().filter(|(is_given, ..)| *is_given && given.is_none()) {
-        reader.kindless(key, kind);
+        reader.kind_missing(key, kind);
     }
     match given.unwrap_or(Kind::Memory) {
         Kind::Memory => Store::Memory,
@@ -409,14 +411,14 @@ fn replica(reader: &mut Reader) -> Replica {
         let text = "a drain ends at drain_timeout_secs, which counts from its beginning, before new calls are refused at \
                     drain_delay_secs: give a shorter delay or a longer timeout";
         let keys = [("replica", "drain_delay_secs"), ("replica", "drain_timeout_secs")];
-        reader.clash(keys, text.to_owned());
+        reader.conflict(keys, text.to_owned());
     }
     replica
 }
 
 fn replica_alone(s: &mut Section<'_>) -> Replica {
     Replica {
-        name: s.text("name", |name| Ok((!name.is_empty()).then(|| name.to_owned()))).flatten(),
+        name: s.text("name", non_empty).flatten(),
         key_file: s.text("key_file", file).flatten(),
         wrap_sessions: s.boolean("wrap_sessions").unwrap_or(false),
         lease: s.secs("lease_secs", 2..=3600).unwrap_or(Duration::from_secs(15)),

@@ -36,7 +36,7 @@ pub enum Error {
         source: io::Error,
     },
     /// Other users can read or write the file. A reader of a key can forge the id of any stream.
-    #[error("the keys in {} are open to everybody on this machine: take that from the file (chmod o= FILE)", path.display())]
+    #[error("the keys in {} are open to all users of this machine: restrict the file (chmod o= FILE)", path.display())]
     Open {
         /// The file.
         path: PathBuf,
@@ -80,7 +80,7 @@ impl KeyFile {
     pub fn load(path: &Path) -> Result<Self, Error> {
         let failed = |source| Error::Read { path: path.into(), source };
         let file = File::open(path).map_err(failed)?;
-        if is_open(&file).map_err(failed)? {
+        if is_open_to_others(&file).map_err(failed)? {
             return Err(Error::Open { path: path.into() });
         }
         let mut text = String::new();
@@ -95,9 +95,9 @@ impl KeyFile {
     pub fn parse(text: &str) -> Result<Self, Problem> {
         let mut keys = Vec::new();
         for (index, line) in text.lines().enumerate() {
-            let said = line.split('#').next().unwrap_or_default().trim();
-            if !said.is_empty() {
-                keys.push(key(said).ok_or(Problem::NoKey(index + 1))?);
+            let text = line.split('#').next().unwrap_or_default().trim();
+            if !text.is_empty() {
+                keys.push(key(text).ok_or(Problem::NoKey(index + 1))?);
             }
         }
         if keys.len() > KEYS_MAX {
@@ -139,14 +139,14 @@ fn key(text: &str) -> Option<Key> {
 
 /// Returns true if other users may read or write the file.
 #[cfg(unix)]
-fn is_open(file: &File) -> io::Result<bool> {
+fn is_open_to_others(file: &File) -> io::Result<bool> {
     use std::os::unix::fs::PermissionsExt;
     const READ_OR_WRITTEN_BY_OTHERS: u32 = 0o006;
     Ok(file.metadata()?.permissions().mode() & READ_OR_WRITTEN_BY_OTHERS != 0)
 }
 
 #[cfg(not(unix))]
-fn is_open(_: &File) -> io::Result<bool> {
+fn is_open_to_others(_: &File) -> io::Result<bool> {
     Ok(false)
 }
 

@@ -27,7 +27,7 @@ mod value;
 
 pub use balance::{Balance, BalanceTls, Balancing};
 pub use problem::{Origin, Problem, Problems};
-pub use target::{Place, Target, TargetError};
+pub use target::{Location, Target, TargetError};
 pub use url::{UpstreamUrl, UrlError};
 
 use std::collections::{HashMap, HashSet};

@@ -44,7 +44,7 @@ impl Problems {
     /// Returns `None` if there is no problem.
     pub(super) fn new(mut problems: Vec<Problem>) -> Option<Self> {
         problems.sort();
-        (!problems.is_empty()).then_some(Self(problems))
+        if problems.is_empty() { None } else { Some(Self(problems)) }
     }
 
     /// Returns the problems in order.

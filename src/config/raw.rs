@@ -16,7 +16,7 @@ const PREFIX: &str = "MCP_RESUME_";
 /// Section of the file with a section for each tool.
 pub(super) const TOOLS: &str = "tools";
 /// Sections inside another section, as in `[listen.tls]`.
-const INNER: [&str; 2] = ["tls", "resume_tokens"];
+const SUBSECTIONS: [&str; 2] = ["tls", "resume_tokens"];
 
 /// Unchecked values of all layers. Has no `Debug`: they may be secret.
 #[derive(Default)]
@@ -26,11 +26,11 @@ pub(super) struct RawConfig {
     /// Sections of the file, including empty ones but not those of tools.
     pub(super) sections: Vec<(String, Origin)>,
     /// Values above the first section of the file.
-    pub(super) above: Vec<(String, Origin)>,
+    pub(super) outside_sections: Vec<(String, Origin)>,
     /// Tools of the file.
     pub(super) tools: Vec<String>,
     /// True if the file is not TOML: no key can then be called missing.
-    pub(super) unreadable: bool,
+    pub(super) is_unreadable: bool,
     pub(super) problems: Vec<Problem>,
 }
 
@@ -55,8 +55,8 @@ impl RawConfig {
     pub(super) fn add_file(&mut self, name: &str, text: &str) {
         let file = File { name, text };
         let (root, errors) = DeTable::parse_recoverable(text);
-        self.unreadable = !errors.is_empty();
-        if self.unreadable {
+        self.is_unreadable = !errors.is_empty();
+        if self.is_unreadable {
             // The error's own display quotes the line, which may hold a secret.
             self.problems.extend(errors.iter().map(|error| Problem {
                 origin: file.origin(error.span()),
@@ -74,7 +74,7 @@ impl RawConfig {
                     self.sections.push((section.to_owned(), origin));
                     self.add_section(&file, section, table);
                 }
-                _ => self.above.push((section.to_owned(), file.origin(Some(value.span())))),
+                _ => self.outside_sections.push((section.to_owned(), file.origin(Some(value.span())))),
             }
         }
     }
@@ -109,8 +109,8 @@ impl RawConfig {
         let Flags { upstream, listen, admin, store } = flags;
         let (kind, place) = store.map(|store| store_flag(&store)).unzip();
         let (path, url) = match place.flatten() {
-            Some(Place::Path(path)) => (Some(path), None),
-            Some(Place::Url(url)) => (None, Some(url)),
+            Some(StoreLocation::Path(path)) => (Some(path), None),
+            Some(StoreLocation::Url(url)) => (None, Some(url)),
             None => (None, None),
         };
         for (flag, section, key, value) in [
@@ -160,7 +160,7 @@ impl RawConfig {
         for (key, value) in table {
             let origin = file.origin(Some(key.span()));
             match value.get_ref() {
-                DeValue::Table(inner) if INNER.contains(&key.get_ref().as_ref()) => {
+                DeValue::Table(inner) if SUBSECTIONS.contains(&key.get_ref().as_ref()) => {
                     let section = format!("{section}.{}", key.get_ref());
                     self.sections.push((section.clone(), origin));
                     self.add_table(file, &section, inner);
@@ -257,19 +257,21 @@ impl Value {
 }
 
 /// Text after the kind of a store in `--store`.
-enum Place {
+enum StoreLocation {
     Path(String),
     Url(String),
 }
 
 /// Splits `memory`, `disk:DIR`, or `redis:URL`; a Redis URL alone will do. Other texts become the kind, whose key
 /// refuses them.
-fn store_flag(text: &str) -> (String, Option<Place>) {
+fn store_flag(text: &str) -> (String, Option<StoreLocation>) {
     match text.split_once(':') {
-        Some(("disk", path)) => ("disk".to_owned(), Some(Place::Path(path.to_owned()))),
-        Some(("redis", url)) if !url.starts_with("//") => ("redis".to_owned(), Some(Place::Url(url.to_owned()))),
+        Some(("disk", path)) => ("disk".to_owned(), Some(StoreLocation::Path(path.to_owned()))),
+        Some(("redis", url)) if !url.starts_with("//") => {
+            ("redis".to_owned(), Some(StoreLocation::Url(url.to_owned())))
+        }
         Some((scheme, rest)) if scheme.starts_with("redis") && rest.starts_with("//") => {
-            ("redis".to_owned(), Some(Place::Url(text.to_owned())))
+            ("redis".to_owned(), Some(StoreLocation::Url(text.to_owned())))
         }
         Some(_) | None => (text.to_owned(), None),
     }

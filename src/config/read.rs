@@ -19,7 +19,7 @@ pub(super) struct Reader {
     /// All keys that were read, by section.
     known: BTreeMap<String, Vec<&'static str>>,
     /// Origin of the effective value of each key.
-    decided: BTreeMap<(String, &'static str), Origin>,
+    effective: BTreeMap<(String, &'static str), Origin>,
     problems: Vec<Problem>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Section<'a> {
 impl Reader {
     pub(super) fn new(mut raw: RawConfig) -> Self {
         let problems = std::mem::take(&mut raw.problems);
-        Self { raw, known: BTreeMap::new(), decided: BTreeMap::new(), problems }
+        Self { raw, known: BTreeMap::new(), effective: BTreeMap::new(), problems }
     }
 
     pub(super) fn section(&mut self, name: impl Into<String>) -> Section<'_> {
@@ -49,26 +49,26 @@ impl Reader {
     /// problem already.
     pub(super) fn missing(&mut self, section: &str, key: &'static str, text: &str) {
         let name = format!("{section}.{key}");
-        if !self.raw.unreadable && !self.problems.iter().any(|problem| problem.key == name) {
+        if !self.raw.is_unreadable && !self.problems.iter().any(|problem| problem.key == name) {
             self.problems.push(Problem { origin: Origin::Unset, key: name, text: text.to_owned() });
         }
     }
 
     /// Reports two valid values that exclude each other, at the first of `keys` that was given.
-    pub(super) fn clash(&mut self, keys: [(&str, &'static str); 2], text: String) {
+    pub(super) fn conflict(&mut self, keys: [(&str, &'static str); 2], text: String) {
         let place = |(section, key): (&str, _)| (section.to_owned(), key);
         let (key, origin) = keys
             .into_iter()
-            .find_map(|key| Some((key, self.decided.get(&place(key))?.clone())))
+            .find_map(|key| Some((key, self.effective.get(&place(key))?.clone())))
             .unwrap_or((keys[0], Origin::Unset));
         self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
     }
 
     /// Reports a store's path or URL that was given without a kind, unless the kind has a problem already.
-    pub(super) fn kindless(&mut self, key: &'static str, kind: &str) {
+    pub(super) fn kind_missing(&mut self, key: &'static str, kind: &str) {
         if !self.problems.iter().any(|problem| problem.key == "store.kind") {
             let text = format!("is given without store.kind, and would not be used: set kind = {kind:?} in [store]");
-            self.clash([("store", key), ("store", "kind")], text);
+            self.conflict([("store", key), ("store", "kind")], text);
         }
     }
 
@@ -88,8 +88,8 @@ impl Reader {
             .chain(["tools.\"NAME\""])
             .collect::<Vec<_>>()
             .join(", ");
-        for (key, origin) in std::mem::take(&mut self.raw.above) {
-            let text = self.place_of(&key);
+        for (key, origin) in std::mem::take(&mut self.raw.outside_sections) {
+            let text = self.section_advice(&key);
             self.problems.push(Problem { origin, key, text });
         }
         for (section, origin) in std::mem::take(&mut self.raw.sections) {
@@ -116,7 +116,7 @@ impl Reader {
     }
 
     /// Returns the right section of a value that stands above the first section of a file.
-    fn place_of(&self, key: &str) -> String {
+    fn section_advice(&self, key: &str) -> String {
         if self.known.contains_key(key) {
             return format!("must be a section: write a line [{key}] and its keys below it");
         }
@@ -243,7 +243,7 @@ impl Section<'_> {
         for Given { origin, value } in reader.raw.take(name, key) {
             match check(&value) {
                 Ok(value) => {
-                    reader.decided.insert((name.clone(), key), origin);
+                    reader.effective.insert((name.clone(), key), origin);
                     last = Some(value);
                 }
                 Err(text) => {

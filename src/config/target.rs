@@ -9,12 +9,12 @@ use std::str::FromStr;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     is_https: bool,
-    place: Place,
+    location: Location,
 }
 
 /// Location of a [`Target`]. Names are in lower case; a name with a final dot is complete.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Place {
+pub enum Location {
     /// A single address.
     Address(SocketAddr),
     /// All addresses of a name.
@@ -61,17 +61,17 @@ impl Target {
     }
 
     /// Returns the location.
-    pub fn place(&self) -> &Place {
-        &self.place
+    pub fn location(&self) -> &Location {
+        &self.location
     }
 
     /// Returns the name or address that the sidecars' certificates must be valid for: the configured one, never one
     /// from the DNS. For a service it is the service's domain (RFC 6125 §6.2.1).
-    pub fn certified(&self) -> String {
-        let name = match &self.place {
-            Place::Address(address) => return address.ip().to_string(),
-            Place::Name { name, .. } => name.as_str(),
-            Place::Service(name) => domain_of_service(name),
+    pub fn certificate_name(&self) -> String {
+        let name = match &self.location {
+            Location::Address(address) => return address.ip().to_string(),
+            Location::Name { name, .. } => name.as_str(),
+            Location::Service(name) => domain_of_service(name),
         };
         name.strip_suffix('.').unwrap_or(name).to_owned()
     }
@@ -105,12 +105,12 @@ impl FromStr for Target {
         if rest.contains(['/', '?', '#']) {
             return Err(TargetError::Path);
         }
-        let place = if is_service { service(rest)? } else { place(rest)? };
-        Ok(Self { is_https, place })
+        let location = if is_service { service(rest)? } else { location(rest)? };
+        Ok(Self { is_https, location })
     }
 }
 
-fn place(text: &str) -> Result<Place, TargetError> {
+fn location(text: &str) -> Result<Location, TargetError> {
     let behind_host = text.rfind(']').map_or(0, |end| end + 1);
     let Some((host, port)) = text[behind_host..].rsplit_once(':') else { return Err(without_port(text)) };
     let host = &text[..behind_host + host.len()];
@@ -118,8 +118,8 @@ fn place(text: &str) -> Result<Place, TargetError> {
     let port = if is_number { port.parse().ok().filter(|port| *port != 0) } else { None };
     let port = port.ok_or(TargetError::Port)?;
     match address(host) {
-        Some(ip) => Ok(Place::Address(SocketAddr::new(ip, port))),
-        None => Ok(Place::Name { name: name(host)?, port }),
+        Some(ip) => Ok(Location::Address(SocketAddr::new(ip, port))),
+        None => Ok(Location::Name { name: name(host)?, port }),
     }
 }
 
@@ -127,11 +127,11 @@ fn without_port(host: &str) -> TargetError {
     if address(host).is_some() || name(host).is_ok() { TargetError::NoPort } else { TargetError::Host }
 }
 
-fn service(text: &str) -> Result<Place, TargetError> {
+fn service(text: &str) -> Result<Location, TargetError> {
     if text.contains(':') {
         return Err(TargetError::ServicePort);
     }
-    Ok(Place::Service(name(text)?))
+    Ok(Location::Service(name(text)?))
 }
 
 fn address(host: &str) -> Option<IpAddr> {
@@ -160,10 +160,10 @@ fn name(host: &str) -> Result<String, TargetError> {
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.is_https { "https" } else { "http" };
-        match &self.place {
-            Place::Address(address) => write!(f, "{scheme}://{address}"),
-            Place::Name { name, port } => write!(f, "{scheme}://{name}:{port}"),
-            Place::Service(name) => write!(f, "srv+{scheme}://{name}"),
+        match &self.location {
+            Location::Address(address) => write!(f, "{scheme}://{address}"),
+            Location::Name { name, port } => write!(f, "{scheme}://{name}:{port}"),
+            Location::Service(name) => write!(f, "srv+{scheme}://{name}"),
         }
     }
 }
@@ -177,12 +177,12 @@ mod tests {
     }
 
     #[test]
-    fn addresses_names_and_services_are_told_apart() {
-        let v4 = Place::Address("10.0.0.7:8080".parse().unwrap());
-        let v6 = Place::Address("[2001:db8::7]:8080".parse().unwrap());
-        let name = Place::Name { name: "mcp.default.svc".to_owned(), port: 8080 };
-        let service = Place::Service("_mcp._tcp.mcp.default.svc.".to_owned());
-        for (text, is_https, place) in [
+    fn addresses_names_and_services_are_distinguished() {
+        let v4 = Location::Address("10.0.0.7:8080".parse().unwrap());
+        let v6 = Location::Address("[2001:db8::7]:8080".parse().unwrap());
+        let name = Location::Name { name: "mcp.default.svc".to_owned(), port: 8080 };
+        let service = Location::Service("_mcp._tcp.mcp.default.svc.".to_owned());
+        for (text, is_https, location) in [
             ("http://10.0.0.7:8080", false, v4),
             ("HTTPS://[2001:db8::7]:8080", true, v6),
             ("https://MCP.default.svc:8080", true, name),
@@ -190,14 +190,14 @@ mod tests {
             ("srv+https://_mcp._tcp.mcp.default.svc.", true, service),
         ] {
             let target = parse(text);
-            assert_eq!((target.is_https(), target.place()), (is_https, &place), "{text}");
+            assert_eq!((target.is_https(), target.location()), (is_https, &location), "{text}");
             assert_eq!(parse(&target.to_string()), target, "{text}");
         }
     }
 
     #[test]
-    fn certificates_are_for_what_was_written() {
-        for (text, certified) in [
+    fn certificates_are_for_the_configured_name() {
+        for (text, certificate_name) in [
             ("https://10.0.0.7:1", "10.0.0.7"),
             ("https://[::1]:1", "::1"),
             ("https://Mcp.svc.:1", "mcp.svc"),
@@ -206,12 +206,12 @@ mod tests {
             ("srv+https://_mcp", "_mcp"),
             ("srv+https://_mcp.", "_mcp"),
         ] {
-            assert_eq!(parse(text).certified(), certified, "{text}");
+            assert_eq!(parse(text).certificate_name(), certificate_name, "{text}");
         }
     }
 
     #[test]
-    fn what_cannot_be_looked_for_is_refused_by_its_reason() {
+    fn each_invalid_target_has_its_error() {
         let long_label = format!("http://{}:1", "a".repeat(64));
         let long_name = format!("http://{}a:1", "a.".repeat(127));
         for (text, error) in [

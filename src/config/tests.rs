@@ -38,7 +38,7 @@ fn example_in_full() -> String {
 }
 
 #[test]
-fn the_example_says_the_defaults() {
+fn the_example_has_the_defaults() {
     let example = Config::load(Some(("example", EXAMPLE)), [], Flags::default()).unwrap();
     assert_eq!(example, Config::load(None, [], upstream()).unwrap());
 }
@@ -64,7 +64,7 @@ fn the_example_has_every_key_and_is_read() {
 }
 
 #[test]
-fn a_drain_waits_for_load_balancers_where_there_may_be_some() {
+fn a_drain_waits_for_load_balancers_unless_the_listener_is_local() {
     for (file, expected) in [
         ("", 0),
         ("[listen]\naddress = \"0.0.0.0:8080\"", 5),
@@ -160,7 +160,7 @@ fn flags_win_over_the_environment_the_environment_over_the_file() {
 }
 
 #[test]
-fn a_bad_value_is_reported_also_where_it_is_overridden() {
+fn a_bad_value_is_reported_even_if_overridden() {
     let file = "[listen]\naddress = 'here'";
     let flags = Flags { listen: Some("127.0.0.1:3".to_owned()), ..upstream() };
     let lines = lines(Config::load(Some(("c.toml", file)), [], flags));
@@ -168,7 +168,7 @@ fn a_bad_value_is_reported_also_where_it_is_overridden() {
 }
 
 #[test]
-fn the_environment_has_every_kind_of_value() {
+fn the_environment_can_hold_every_kind_of_value() {
     let config = from_env(&[
         ("MCP_RESUME_DELIVERY__RETRY_MS", "250"),
         ("MCP_RESUME_DELIVERY__PRIME", "2025-11-25"),
@@ -189,7 +189,7 @@ fn the_environment_has_every_kind_of_value() {
 }
 
 #[test]
-fn variables_of_kubernetes_services_are_passed_over_and_no_others() {
+fn only_variables_of_kubernetes_services_are_ignored() {
     for name in [
         "SERVICE_HOST",
         "SERVICE_PORT",
@@ -221,7 +221,7 @@ fn a_file_that_is_no_toml_is_reported_without_its_contents() {
 }
 
 #[test]
-fn a_missing_upstream_is_said_with_every_way_to_give_it() {
+fn a_missing_upstream_is_reported_with_every_way_to_give_it() {
     let lines = lines(Config::load(None, [], Flags::default()));
     assert_eq!(
         lines,
@@ -231,7 +231,7 @@ fn a_missing_upstream_is_said_with_every_way_to_give_it() {
 }
 
 #[test]
-fn zero_means_none_where_that_is_promised() {
+fn zero_means_none_for_the_documented_keys() {
     let config = from_file(
         "[streams]\nmax_wait_secs = 0\nmodern_grace_ms = 0\nretention_secs = 7\n\
          [delivery]\ncommit_after_ms = 0\n[upstream]\nheader_timeout_secs = 2",
@@ -267,7 +267,7 @@ fn retention_is_never_shorter_than_max_wait() {
 }
 
 #[test]
-fn what_is_answered_in_slices_is_named() {
+fn resume_tokens_need_tools_or_methods() {
     let section = "[dialects.resume_tokens]\n";
     let on = from_file(&format!("{section}enabled = true\ntools = ['a']\nmethods = ['prompts/get', 'x/y']")).unwrap();
     let names = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
@@ -290,7 +290,7 @@ fn what_is_answered_in_slices_is_named() {
 }
 
 #[test]
-fn values_that_do_not_go_together_are_refused_where_they_were_given() {
+fn conflicting_values_are_reported_at_their_origin() {
     let bytes = lines(from_file("[streams]\nlinger_ms = 1\nmax_event_bytes = 33554432"));
     assert!(matches!(&bytes[..], [line] if line.starts_with("c.toml:3: streams.max_event_bytes: ")));
     let flags = Flags { listen: Some("127.0.0.1:9464".to_owned()), ..upstream() };
@@ -322,7 +322,7 @@ fn tls_is_configured_in_sections_of_its_own() {
 }
 
 #[test]
-fn tls_that_means_nothing_is_refused() {
+fn tls_settings_without_effect_are_refused() {
     let half = lines(from_file("[listen.tls]\nkey = 'k.pem'"));
     assert!(matches!(&half[..], [line] if line.starts_with("c.toml:2: listen.tls.key: ")), "{half:?}");
     let plain = lines(from_file("[upstream.tls]\nca = 'ca.pem'"));
@@ -353,7 +353,7 @@ fn principals_and_log_levels() {
 }
 
 #[test]
-fn hosts_and_origins_depend_on_the_address_unless_they_are_said() {
+fn default_hosts_and_origins_depend_on_the_address() {
     let of = |listen: &str, more: &str| from_file(&format!("[listen]\naddress = '{listen}'\n{more}")).unwrap();
     let local = of("127.0.0.1:1", "");
     assert_eq!(local.listen.allowed_hosts, AllowedHosts::Loopback);
@@ -413,7 +413,7 @@ fn debug_shows_no_query() {
 }
 
 #[test]
-fn a_key_above_the_sections_is_told_where_it_belongs() {
+fn a_key_above_the_sections_is_reported_with_its_section() {
     for (file, said) in [
         ("heartbeat_secs = 5", "c.toml:1: heartbeat_secs: is a key of [delivery]: write it below a line [delivery]"),
         (
@@ -431,7 +431,7 @@ fn a_key_above_the_sections_is_told_where_it_belongs() {
 }
 
 #[test]
-fn a_place_for_a_store_needs_its_kind() {
+fn a_path_or_url_of_a_store_needs_its_kind() {
     let disk = lines(from_file("[store]\npath = '/var/lib/x'"));
     let expected =
         "c.toml:2: store.path: is given without store.kind, and would not be used: set kind = \"disk\" in [store]";

@@ -82,7 +82,7 @@ impl UpstreamUrl {
 
     /// Returns true if a connection to this URL reaches a listener of this machine at `address`, as far as the texts
     /// tell. Names other than `localhost` are not resolved, and the addresses of network interfaces are not known.
-    pub fn leads_to(&self, address: SocketAddr) -> bool {
+    pub fn reaches(&self, address: SocketAddr) -> bool {
         let port = self.authority.port_u16().unwrap_or(self.default_port());
         if address.port() == 0 || port != address.port() {
             return false;
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_path_stays_as_configured_and_matches_with_or_without_a_final_slash() {
+    fn the_path_is_kept_and_matches_with_or_without_a_final_slash() {
         for text in ["http://h/a/b", "http://h/a/b/"] {
             let url = parse(text);
             assert_eq!(url.to_string(), text);
@@ -229,8 +229,8 @@ mod tests {
     }
 
     #[test]
-    fn a_url_leads_to_a_listener_of_this_machine_or_elsewhere() {
-        for (url, address, leads) in [
+    fn urls_of_listeners_of_this_machine_are_recognised() {
+        for (url, address, reaches) in [
             ("http://127.0.0.1:8080/mcp", "127.0.0.1:8080", true),
             ("https://127.0.0.1:8080/mcp", "127.0.0.1:8080", true),
             ("http://localhost:8080", "127.0.0.1:8080", true),
@@ -251,7 +251,7 @@ mod tests {
             ("http://mcp.example.com:8080", "0.0.0.0:8080", false),
             ("http://127.0.0.1:8080", "127.0.0.1:0", false),
         ] {
-            assert_eq!(parse(url).leads_to(address.parse().unwrap()), leads, "{url} {address}");
+            assert_eq!(parse(url).reaches(address.parse().unwrap()), reaches, "{url} {address}");
         }
     }
 
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_refused_by_its_reason() {
+    fn each_invalid_url_has_its_error() {
         for (text, error) in [
             ("", UrlError::Empty),
             ("ftp://h/mcp", UrlError::Scheme),

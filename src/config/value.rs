@@ -26,19 +26,25 @@ pub(super) fn key_pair(reader: &mut Reader, section: &'static str) -> Option<Key
         (None, None) => None,
         (Some(_), None) | (None, Some(_)) => {
             let text = "a certificate and its key go together: give both or none".to_owned();
-            reader.clash([(section, "cert"), (section, "key")], text);
+            reader.conflict([(section, "cert"), (section, "key")], text);
             None
         }
     }
 }
 
+/// Converts a duration of which 0 means none.
 pub(super) fn none_if_zero(wait: Duration) -> Option<Duration> {
-    (!wait.is_zero()).then_some(wait)
+    if wait.is_zero() { None } else { Some(wait) }
 }
 
 /// Parses a path; an empty text means none.
 pub(super) fn file(text: &str) -> Result<Option<PathBuf>, String> {
-    Ok((!text.is_empty()).then(|| text.into()))
+    Ok(if text.is_empty() { None } else { Some(text.into()) })
+}
+
+/// Takes a text as it is; an empty one means none.
+pub(super) fn non_empty(text: &str) -> Result<Option<String>, String> {
+    Ok(if text.is_empty() { None } else { Some(text.to_owned()) })
 }
 
 pub(super) fn socket_address(text: &str) -> Result<SocketAddr, String> {
@@ -67,8 +73,11 @@ pub(super) fn principal(text: &str) -> Result<PrincipalSource, String> {
         Some(("header", name)) => name.parse().ok().map(PrincipalSource::Header),
         // Cookie names and header names have the same characters (RFC 6265 §4.1.1).
         Some(("cookie", name)) => {
-            let name_is_good = name.parse::<HeaderName>().is_ok();
-            name_is_good.then(|| PrincipalSource::Cookie(name.to_owned()))
+            if name.parse::<HeaderName>().is_ok() {
+                Some(PrincipalSource::Cookie(name.to_owned()))
+            } else {
+                None
+            }
         }
         _ => None,
     };
@@ -93,7 +102,7 @@ pub(super) fn redis_url(text: &str) -> Result<Option<String>, String> {
     const SCHEMES: [&str; 6] =
         ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://", "redis+cluster://", "rediss+cluster://"];
     if text.is_empty() || SCHEMES.iter().any(|scheme| text.starts_with(scheme)) {
-        return Ok((!text.is_empty()).then(|| text.to_owned()));
+        return non_empty(text);
     }
     Err(format!("must begin with {}", SCHEMES.join(", ")))
 }

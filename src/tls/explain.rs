@@ -10,7 +10,7 @@ use tokio_rustls::rustls::{AlertDescription, CertificateError, Error, InvalidMes
 /// Describes the error of a failed handshake, or of a read after it.
 pub fn explain(error: &io::Error) -> String {
     match of_tls(error) {
-        Some(error) => words(error),
+        Some(error) => describe(error),
         None if error.kind() == io::ErrorKind::UnexpectedEof => {
             "the connection was closed during the TLS handshake".to_owned()
         }
@@ -34,7 +34,7 @@ fn of_tls(error: &io::Error) -> Option<&Error> {
 }
 
 /// Describes an error as the predicate of a sentence, or as a sentence of its own.
-pub(super) fn words(error: &Error) -> String {
+pub(super) fn describe(error: &Error) -> String {
     match error {
         Error::InconsistentKeys(_) => "the private key does not belong to the certificate".to_owned(),
         Error::InvalidCertificate(error) => certificate(error),
@@ -137,14 +137,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_the_library_are_said_in_words() {
+    fn errors_of_the_library_are_described() {
         let name = ServerName::try_from("mcp.example.com").unwrap();
         let for_name = CertificateError::NotValidForNameContext {
             expected: name.clone(),
             presented: vec!["a.example".to_owned(), "b.example".to_owned()],
         };
         let nameless = CertificateError::NotValidForNameContext { expected: name, presented: Vec::new() };
-        for (error, said) in [
+        for (error, expected) in [
             (Error::InvalidCertificate(CertificateError::UnknownIssuer), "an authority that is not trusted here"),
             (Error::InvalidCertificate(for_name), "is for a.example, b.example, not for mcp.example.com"),
             (Error::InvalidCertificate(nameless), "should have mcp.example.com"),
@@ -156,16 +156,16 @@ mod tests {
                 "a kind that is not supported",
             ),
         ] {
-            let words = words(&error);
-            assert!(words.contains(said), "{words}");
-            assert_eq!(explain(&io::Error::new(io::ErrorKind::InvalidData, error)), words);
+            let text = describe(&error);
+            assert!(text.contains(expected), "{text}");
+            assert_eq!(explain(&io::Error::new(io::ErrorKind::InvalidData, error)), text);
         }
         assert_eq!(explain(&io::Error::other("broken")), "broken");
     }
 
     #[test]
-    fn what_a_file_holds_instead_is_told() {
-        for (pem, said) in [
+    fn the_contents_of_a_file_are_described() {
+        for (pem, expected) in [
             (&b""[..], "is empty"),
             (b"-----BEGIN ENCRYPTED PRIVATE KEY-----", "has a password"),
             (b"-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n", "has a password"),
@@ -174,7 +174,7 @@ mod tests {
             (b"-----BEGIN CERTIFICATE REQUEST-----", "a request for a certificate"),
             (b"\x30\x82\x01", "in DER form"),
         ] {
-            assert!(instead(pem).contains(said), "{said}");
+            assert!(instead(pem).contains(expected), "{expected}");
         }
         assert_eq!(instead(b"ssh-ed25519 AAAA"), "");
     }

@@ -52,7 +52,7 @@ pub enum Error {
         instead: &'static str,
     },
     /// Certificate and key do not belong together, or are of an unsupported kind.
-    #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), explain::words(source))]
+    #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), explain::describe(source))]
     Pair {
         /// Certificate and key.
         pair: KeyPair,
@@ -60,7 +60,7 @@ pub enum Error {
         source: rustls::Error,
     },
     /// The system has no list of authorities.
-    #[error("the system has no certificate authorities to believe: give upstream.tls.ca")]
+    #[error("the system has no trusted certificate authorities: give upstream.tls.ca")]
     NoAuthorities,
     /// The upstream's host cannot be the name in a certificate.
     #[error("no certificate can be for the host of upstream.url")]
@@ -75,14 +75,14 @@ fn provider() -> Arc<CryptoProvider> {
 }
 
 /// Creates the configuration for connections to the upstream.
-fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
+fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
-    let believed = match &tls.ca {
+    let authorities = match &tls.ca {
         Some(path) => certificates(path, &read(path)?)?,
         None => rustls_native_certs::load_native_certs().certs,
     };
     // The system's list may hold unusable authorities; a configured file may not.
-    let (added, refused) = roots.add_parsable_certificates(believed);
+    let (added, refused) = roots.add_parsable_certificates(authorities);
     match &tls.ca {
         Some(path) if refused > 0 => {
             return Err(Error::Empty { what: "usable authority", path: path.clone(), instead: "" });
@@ -90,16 +90,16 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
         None if added == 0 => return Err(Error::NoAuthorities),
         Some(_) | None => {}
     }
-    let believing = ClientConfig::builder_with_provider(provider())
+    let builder = ClientConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()?
         .with_root_certificates(roots);
     let mut config = match &tls.identity {
         Some(pair) => {
             let (chain, key) = parse(pair, &read(&pair.cert)?, &read(&pair.key)?)?;
-            let shown = believing.with_client_auth_cert(chain, key);
-            shown.map_err(|source| Error::Pair { pair: pair.clone(), source })?
+            let authenticated = builder.with_client_auth_cert(chain, key);
+            authenticated.map_err(|source| Error::Pair { pair: pair.clone(), source })?
         }
-        None => believing.with_no_client_auth(),
+        None => builder.with_no_client_auth(),
     };
     config.alpn_protocols = ALPN.map(Vec::from).into();
     Ok(config)
@@ -109,7 +109,7 @@ fn client(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
 ///
 /// # Errors
 /// If TLS cannot be set up.
-pub fn trusting_nobody() -> Result<Arc<ClientConfig>, Error> {
+pub fn trusting_none() -> Result<Arc<ClientConfig>, Error> {
     let config = ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
     Ok(Arc::new(config.with_root_certificates(RootCertStore::empty()).with_no_client_auth()))
 }
@@ -122,13 +122,13 @@ pub type ClientFiles = Files<UpstreamTls>;
 /// TLS material from PEM files. Reloading replaces it while it is in use; unusable files change nothing.
 pub struct Files<S: Source> {
     source: S,
-    current: Mutex<Current<S::Made>>,
+    current: Mutex<Current<S::Material>>,
 }
 
 /// PEM files, and the TLS material that is made of them.
 pub trait Source {
     /// TLS material for new connections.
-    type Made: Clone;
+    type Material: Clone;
     /// Connections that the files are for.
     const SIDE: Side;
 
@@ -139,7 +139,7 @@ pub trait Source {
     ///
     /// # Errors
     /// If a file cannot be read or used.
-    fn make(&self) -> Result<Self::Made, Error>;
+    fn load_material(&self) -> Result<Self::Material, Error>;
 }
 
 /// Connections that TLS files are for.
@@ -154,9 +154,9 @@ pub enum Side {
 }
 
 struct Current<M> {
-    made: M,
+    material: M,
     /// Digest of the last files read, valid or not: each version is tried once.
-    seen: [u8; 32],
+    digest: [u8; 32],
 }
 
 /// Outcome of a reload.
@@ -188,26 +188,26 @@ impl<S: Source> Files<S> {
     /// If a file cannot be read or used.
     pub fn load(source: S) -> Result<Self, Error> {
         // Digested before they are read: a change between the two is seen at the next reload.
-        let seen = digest(&source);
-        let made = source.make()?;
-        Ok(Self { current: Mutex::new(Current { made, seen }), source })
+        let digest = digest_of(&source);
+        let material = source.load_material()?;
+        Ok(Self { current: Mutex::new(Current { material, digest }), source })
     }
 
     /// Returns the TLS material for a new connection.
-    pub fn current(&self) -> S::Made {
-        self.lock().made.clone()
+    pub fn current(&self) -> S::Material {
+        self.lock().material.clone()
     }
 
     /// Reads all files again, and logs a change. Blocks while reading.
     pub fn reload(&self) -> Reload {
-        let seen = digest(&self.source);
-        if std::mem::replace(&mut self.lock().seen, seen) == seen {
+        let digest = digest_of(&self.source);
+        if std::mem::replace(&mut self.lock().digest, digest) == digest {
             return Reload::Unchanged;
         }
         let of = S::SIDE.as_str();
-        match self.source.make() {
-            Ok(made) => {
-                self.lock().made = made;
+        match self.source.load_material() {
+            Ok(material) => {
+                self.lock().material = material;
                 info!(of, "certificates have changed");
                 Reload::Taken
             }
@@ -218,7 +218,7 @@ impl<S: Source> Files<S> {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Current<S::Made>> {
+    fn lock(&self) -> MutexGuard<'_, Current<S::Material>> {
         sync::lock(&self.current)
     }
 }
@@ -240,19 +240,19 @@ pub fn unreadable(source: &impl Source) -> Vec<Error> {
 }
 
 /// Digests the contents of all files, or the errors in reading them.
-fn digest(source: &impl Source) -> [u8; 32] {
-    let mut seen = Sha256::new();
+fn digest_of(source: &impl Source) -> [u8; 32] {
+    let mut digest = Sha256::new();
     for path in source.paths() {
         match read(path) {
-            Ok(bytes) => seen.update(Sha256::digest(bytes)),
-            Err(error) => seen.update(Sha256::digest(error.to_string())),
+            Ok(bytes) => digest.update(Sha256::digest(bytes)),
+            Err(error) => digest.update(Sha256::digest(error.to_string())),
         }
     }
-    seen.finalize().into()
+    digest.finalize().into()
 }
 
 impl Source for ListenTls {
-    type Made = TlsAcceptor;
+    type Material = TlsAcceptor;
     const SIDE: Side = Side::Listener;
 
     fn paths(&self) -> Vec<&Path> {
@@ -260,14 +260,14 @@ impl Source for ListenTls {
         [cert, key].into_iter().chain(&self.client_ca).map(PathBuf::as_path).collect()
     }
 
-    fn make(&self) -> Result<TlsAcceptor, Error> {
+    fn load_material(&self) -> Result<TlsAcceptor, Error> {
         acceptor(self)
     }
 }
 
 /// The system's authorities have no path here: they are read again along with the other files.
 impl Source for UpstreamTls {
-    type Made = Arc<ClientConfig>;
+    type Material = Arc<ClientConfig>;
     const SIDE: Side = Side::Upstream;
 
     fn paths(&self) -> Vec<&Path> {
@@ -275,27 +275,27 @@ impl Source for UpstreamTls {
         self.ca.iter().chain(identity).map(PathBuf::as_path).collect()
     }
 
-    fn make(&self) -> Result<Arc<ClientConfig>, Error> {
-        client(self).map(Arc::new)
+    fn load_material(&self) -> Result<Arc<ClientConfig>, Error> {
+        client_config(self).map(Arc::new)
     }
 }
 
 fn acceptor(tls: &ListenTls) -> Result<TlsAcceptor, Error> {
     let pair = &tls.identity;
     let (chain, key) = parse(pair, &read(&pair.cert)?, &read(&pair.key)?)?;
-    let shown = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
-    let shown = match &tls.client_ca {
-        Some(path) => shown.with_client_cert_verifier(clients(path)?),
-        None => shown.with_no_client_auth(),
+    let builder = ServerConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?;
+    let builder = match &tls.client_ca {
+        Some(path) => builder.with_client_cert_verifier(client_verifier(path)?),
+        None => builder.with_no_client_auth(),
     };
-    let shown = shown.with_single_cert(chain, key);
-    let mut config = shown.map_err(|source| Error::Pair { pair: pair.clone(), source })?;
+    let config = builder.with_single_cert(chain, key);
+    let mut config = config.map_err(|source| Error::Pair { pair: pair.clone(), source })?;
     config.alpn_protocols = ALPN.map(Vec::from).into();
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
 /// Creates the verifier of client certificates.
-fn clients(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
+fn client_verifier(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
     let unusable = || Error::Empty { what: "usable authority", path: path.to_owned(), instead: "" };
     let mut roots = RootCertStore::empty();
     let (_, refused) = roots.add_parsable_certificates(certificates(path, &read(path)?)?);

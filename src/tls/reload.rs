@@ -10,7 +10,7 @@ use crate::clock;
 use crate::tls::{Files, Reload, Side, Source};
 
 /// Interval between reloads.
-const RENEWAL: Duration = Duration::from_secs(5);
+const INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reads some files again.
 pub(crate) type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
@@ -19,7 +19,7 @@ pub(crate) type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
 pub(crate) fn reading<S>(files: Arc<Files<S>>) -> Reading
 where
     S: Source + Send + Sync + 'static,
-    S::Made: Send,
+    S::Material: Send,
 {
     Arc::new(move || (S::SIDE, files.reload()))
 }
@@ -29,7 +29,7 @@ pub(crate) async fn renew(files: Vec<Reading>, observe: impl Fn(Side, Reload)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {
-        let next = clock::sleep(RENEWAL);
+        let next = clock::sleep(INTERVAL);
         #[cfg(unix)]
         match &mut hangups {
             Some(hangups) => tokio::select! {

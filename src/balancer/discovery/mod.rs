@@ -30,7 +30,7 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
-use crate::config::{Place, Target};
+use crate::config::{Location, Target};
 use crate::sync;
 
 pub use dns::Dns;
@@ -312,18 +312,18 @@ fn digest(bytes: &[u8]) -> u64 {
 }
 
 fn service_queries(targets: &[Target]) -> HashSet<Query> {
-    let service = |target: &Target| match target.place() {
-        Place::Service(name) => Some(Query { name: name.clone(), kind: RecordKind::Service }),
-        Place::Address(_) | Place::Name { .. } => None,
+    let service = |target: &Target| match target.location() {
+        Location::Service(name) => Some(Query { name: name.clone(), kind: RecordKind::Service }),
+        Location::Address(_) | Location::Name { .. } => None,
     };
     targets.iter().filter_map(service).collect()
 }
 
 fn host_queries(targets: &[Target], answers: &Answers) -> HashSet<Query> {
-    let names = targets.iter().flat_map(|target| match target.place() {
-        Place::Address(_) => Vec::new(),
-        Place::Name { name, .. } => vec![name.clone()],
-        Place::Service(name) => hosts_of(name, answers).into_iter().map(|host| host.name).collect(),
+    let names = targets.iter().flat_map(|target| match target.location() {
+        Location::Address(_) => Vec::new(),
+        Location::Name { name, .. } => vec![name.clone()],
+        Location::Service(name) => hosts_of(name, answers).into_iter().map(|host| host.name).collect(),
     });
     names.flat_map(|name| [RecordKind::V4, RecordKind::V6].map(|kind| Query { name: name.clone(), kind })).collect()
 }
@@ -331,8 +331,8 @@ fn host_queries(targets: &[Target], answers: &Answers) -> HashSet<Query> {
 fn backends(targets: &[Target], answers: &Answers) -> BTreeSet<Backend> {
     let mut endpoints: BTreeMap<SocketAddr, Endpoint> = BTreeMap::new();
     for target in targets {
-        let name: Arc<str> = target.certified().into();
-        for FoundAddress { addr, preference, is_doubtful } in addresses(target.place(), answers) {
+        let name: Arc<str> = target.certificate_name().into();
+        for FoundAddress { addr, preference, is_doubtful } in addresses(target.location(), answers) {
             let endpoint = Endpoint { is_https: target.is_https(), name: name.clone(), preference, is_doubtful };
             let known = endpoints.entry(addr).or_insert(endpoint);
             known.is_doubtful &= is_doubtful;
@@ -354,15 +354,15 @@ struct FoundAddress {
     is_doubtful: bool,
 }
 
-fn addresses(place: &Place, answers: &Answers) -> Vec<FoundAddress> {
-    let (hosts, is_doubtful) = match place {
-        Place::Address(addr) => {
+fn addresses(location: &Location, answers: &Answers) -> Vec<FoundAddress> {
+    let (hosts, is_doubtful) = match location {
+        Location::Address(addr) => {
             return vec![FoundAddress { addr: *addr, preference: PriorityAndWeight::EQUAL, is_doubtful: false }];
         }
-        Place::Name { name, port } => {
+        Location::Name { name, port } => {
             (vec![Host { name: name.clone(), port: *port, preference: PriorityAndWeight::EQUAL }], false)
         }
-        Place::Service(name) => (hosts_of(name, answers), records(name, RecordKind::Service, answers).1),
+        Location::Service(name) => (hosts_of(name, answers), records(name, RecordKind::Service, answers).1),
     };
     let of_kind = |host: &Host, kind: RecordKind| {
         let (records, is_doubted) = records(&host.name, kind, answers);
