@@ -16,6 +16,7 @@
 //! [`demo`] shows them at work, [`check`] looks at a configuration and at a server before.
 
 pub mod admin;
+mod backoff;
 #[cfg(feature = "balancer")]
 pub mod balancer;
 pub mod body;

@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
 use super::{Asked, Ingress, forward_to_owner, head_bytes, respond, token_refresh, unpinned};
+use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
 use crate::event_log::{Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
@@ -29,8 +30,8 @@ use crate::protocol::stream::Answer;
 use crate::simulation::{self, Bug};
 use crate::upstream::{Credentials, Received, Template};
 
-/// Between two tries to reach an upstream that refuses connections: doubling from the first to the second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Pauses between two attempts to reach an upstream that refuses connections.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// An answer whose stream is not known is held for so long. An upstream that has one and gives no status is waited for as long.
 const HOLD_MAX: Duration = Duration::from_secs(600);
 /// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
@@ -206,7 +207,7 @@ impl Ingress {
             hold.turn = Some(queued.await);
         }
         let until = clock::now() + if delivery.late.is_some() { UNPROVEN_MAX } else { HOLD_MAX };
-        let mut pause = BACKOFF.0;
+        let mut backoff = BACKOFF;
         loop {
             match hold.attempt().await {
                 Ok(response) => return hold.finish(response),
@@ -221,8 +222,7 @@ impl Ingress {
                     }
                 }
             }
-            clock::sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
+            clock::sleep(backoff.next_pause()).await;
         }
     }
 }

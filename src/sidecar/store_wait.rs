@@ -18,6 +18,7 @@ use tracing::{info, warn};
 use super::lifecycle::admin_connections;
 use super::{Bound, Error, Rest};
 use crate::admin;
+use crate::backoff::Backoff;
 use crate::body::Incoming;
 use crate::clock;
 use crate::config::Config;
@@ -27,9 +28,8 @@ use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, Handler, ListenerConfig, Protocols, respond};
 use crate::store::redis;
 
-/// The pauses between attempts grow from the first to the last.
-const FIRST_PAUSE: Duration = Duration::from_millis(250);
-const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses between two attempts to open the store.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
 /// The log says so often that there is still no store.
 const SAID_AGAIN: Duration = Duration::from_secs(60);
 
@@ -49,10 +49,9 @@ pub(super) async fn open(
     warn!(%error, "the store is away: waiting for it, not ready until it is there");
     waits();
     let room = Room::open(bound, config, metrics);
-    let (mut pause, mut said) = (FIRST_PAUSE, clock::now());
+    let (mut backoff, mut said) = (BACKOFF, clock::now());
     let rest = loop {
-        clock::sleep(pause).await;
-        pause = (pause * 2).min(LAST_PAUSE);
+        clock::sleep(backoff.next_pause()).await;
         match super::open(config, name, metrics).await {
             Err(error) if is_away(&error) => {
                 if clock::now().saturating_duration_since(said) >= SAID_AGAIN {

@@ -11,13 +11,14 @@ use std::time::Duration;
 use tracing::{Instrument, debug};
 
 use super::{Template, Upstream, synthetic};
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::event_log::{Holding, Stream};
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
-/// Between two tries to refuse a question: doubling from the first to the second.
-const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Pauses between two attempts to refuse a request of the server.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// A server that has a refusal and gives no status is waited for this long before it gets the next.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// What the questions of one stream may take that wait to be refused: more than a thousand with short ids. One that comes then gets no
@@ -105,7 +106,7 @@ impl Refusals {
     /// and the server did not answer: it gets no other.
     async fn send(&self, id: &RequestId) -> bool {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
-        let mut pause = BACKOFF.0;
+        let mut backoff = BACKOFF;
         loop {
             let sending = tokio::time::timeout(PATIENCE, self.upstream.send(&template, None));
             let may_have_arrived = match sending.await {
@@ -122,8 +123,7 @@ impl Refusals {
             if may_have_arrived {
                 return true;
             }
-            clock::sleep(pause).await;
-            pause = (pause * 2).min(BACKOFF.1);
+            clock::sleep(backoff.next_pause()).await;
         }
     }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use super::Policy;
+use crate::backoff::Backoff;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::sse;
@@ -65,7 +66,8 @@ pub(super) struct Upstream {
     /// Whether the response that is awaited was asked for by `last_id`.
     id_was_named: bool,
     retry: Duration,
-    attempts: u32,
+    /// Pauses of a standalone stream's attempts since its last response; `None` before the first attempt.
+    backoff: Option<Backoff>,
 }
 
 impl Upstream {
@@ -76,14 +78,14 @@ impl Upstream {
             id_is_new: false,
             id_was_named: false,
             retry: DEFAULT_RETRY,
-            attempts: 0,
+            backoff: None,
         }
     }
 
     pub(super) fn opened(&mut self) {
         self.state = State::Reading;
         self.id_was_named = false;
-        self.attempts = 0;
+        self.backoff = None;
     }
 
     pub(super) fn closed(&mut self) {
@@ -158,9 +160,7 @@ impl Upstream {
 
     fn back_off(&mut self) -> Duration {
         let first = self.retry.max(STANDALONE_PAUSE_MIN);
-        let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));
-        self.attempts += 1;
-        pause
+        self.backoff.get_or_insert_with(|| Backoff::new(first, BACKOFF_MAX.max(first))).next_pause()
     }
 
     pub(super) fn reopen_at(&self) -> Option<Instant> {

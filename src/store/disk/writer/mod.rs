@@ -24,6 +24,7 @@ use super::database::{Database, Failure, Record, damaged};
 use super::directory::Directory;
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 use crate::store::{Appended, Standing, WriterEpoch};
@@ -40,9 +41,8 @@ const LONGEST_REST: Duration = Duration::from_secs(2);
 const SHORTEST_REST: Duration = Duration::from_millis(10);
 /// How often it looks whether the cleaner has ended.
 const CLEANER_REST: Duration = Duration::from_millis(50);
-/// Pauses before the next attempt to write after a failure, doubled from one to the other.
-const FIRST_PAUSE: Duration = Duration::from_millis(50);
-const LAST_PAUSE: Duration = Duration::from_secs(5);
+/// Pauses before the next attempt to write after a failure.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
 /// A call of the store, as it was made.
 pub(super) struct Call {
@@ -313,16 +313,15 @@ impl Writer {
     /// Tries until it can write again. Calls are refused meanwhile. `unused` was opened and not written to yet.
     fn heal(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
         warn!(error = failure.problem, "the store cannot write, and tries again until it can");
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = BACKOFF;
         let mut is_first = unused.is_none();
         loop {
             self.stop(&failure);
             self.cleaner.wait();
             if !std::mem::take(&mut is_first) {
-                if !self.refuse_for(pause, &failure) {
+                if !self.refuse_for(backoff.next_pause(), &failure) {
                     return;
                 }
-                pause = (pause * 2).min(LAST_PAUSE);
             }
             #[cfg(test)]
             self.shared.attempts.fetch_add(1, Ordering::Relaxed);

@@ -15,6 +15,7 @@ use super::connector::{Connector, Link};
 use super::core::Core;
 use super::generation::{self, Unusable};
 use super::pubsub::HEARTBEAT;
+use crate::backoff::Backoff;
 use crate::clock;
 use crate::random;
 use crate::store::Standing;
@@ -23,9 +24,8 @@ use crate::store::Standing;
 const PROBE_EVERY: Duration = Duration::from_secs(1);
 /// How long a probe may stand before it goes.
 const PROBE_KEPT_MS: &[u8] = b"10000";
-/// The first wait before another connection is tried, and the longest.
-const RETRY_FIRST: Duration = Duration::from_millis(50);
-const RETRY_LAST: Duration = Duration::from_millis(500);
+/// Pauses before another connection is tried.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(500));
 
 /// Serves calls until the store is gone, over one connection after the other.
 pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: Link, mut calls: mpsc::Receiver<Call>) {
@@ -47,11 +47,10 @@ pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: L
 /// Tries until it succeeds; calls fail meanwhile. `None` when the store is gone.
 async fn reconnect(core: &Core, connector: &Connector, calls: &mut mpsc::Receiver<Call>) -> Option<Link> {
     let trying = async {
-        let mut wait = RETRY_FIRST;
+        let mut backoff = BACKOFF;
         let mut said = String::new();
         loop {
-            clock::sleep(jitter(wait)).await;
-            wait = (wait * 2).min(RETRY_LAST);
+            clock::sleep(backoff.next_pause_with_jitter(u16::from_be_bytes(random::bytes()))).await;
             let opened = tokio::time::timeout(connector.patience(), open(core, connector)).await;
             match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
                 Ok(link) => return link,
@@ -136,9 +135,4 @@ fn judge(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
         Err(failure) => warn!(why = %failure, "Redis refuses what the store cannot do without"),
     }
     Ok(())
-}
-
-/// Between half of it and all of it.
-fn jitter(wait: Duration) -> Duration {
-    wait.mul_f64(0.5 + f64::from(u16::from_be_bytes(random::bytes())) / f64::from(u16::MAX) / 2.0)
 }
