@@ -4,6 +4,7 @@
 //! origin can ask for it: a browser sends no `X-Drain` without asking us first.
 
 pub mod ask;
+mod metrics;
 mod streams;
 pub(crate) mod waiting;
 
@@ -12,12 +13,13 @@ use std::sync::Arc;
 use http::header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderValue, Method, Request, Response, StatusCode};
 
+pub use metrics::Metrics;
+
 use crate::body::{BoxBody, Incoming, whole};
 use crate::cluster::Replicas;
 use crate::event_log::EventLog;
 use crate::lifecycle::drain::{Drain, X_DRAIN};
 use crate::lifecycle::readiness::Readiness;
-use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::server::respond;
@@ -53,7 +55,12 @@ impl Admin {
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
         // A browser that was led here by a name of its own gets nothing to read.
         if !self.hosts.admit(request.uri(), request.headers()) {
-            return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), &self.metrics);
+            return respond::access_refused(
+                ErrorCode::HostRefused,
+                request.uri(),
+                request.headers(),
+                &self.metrics.errors,
+            );
         }
         if !matches!(*request.method(), Method::GET | Method::HEAD) {
             return respond::method_not_allowed();
@@ -74,9 +81,9 @@ impl Admin {
             },
             "/metrics" => {
                 let readiness = self.standing().await;
-                self.metrics.observe_ready(readiness.takes_calls());
-                self.metrics.observe_store(self.log.store_standing() == Standing::Ready);
-                self.metrics.observe_upstream(self.upstream.reachability().await == Reachability::Accepting);
+                self.metrics.set_ready(readiness.takes_calls());
+                self.metrics.store.set_ready(self.log.store_standing() == Standing::Ready);
+                self.metrics.upstream.set_ready(self.upstream.reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 with_type(respond::status(StatusCode::OK), kind, self.metrics.render())
             }

@@ -2,10 +2,9 @@
 
 use http::{HeaderValue, Request, Response, StatusCode};
 
-use super::{text, with_type};
+use super::{Metrics, text, with_type};
 use crate::body::{BoxBody, Incoming};
 use crate::lifecycle::readiness::Readiness;
-use crate::metrics::Metrics;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::server::respond;
@@ -13,7 +12,7 @@ use crate::server::respond;
 /// Answers one request. A drain is over at once: nothing runs.
 pub(crate) fn answer(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
     if !hosts.admit(request.uri(), request.headers()) {
-        return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), metrics);
+        return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), &metrics.errors);
     }
     match request.uri().path() {
         "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),

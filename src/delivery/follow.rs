@@ -9,12 +9,12 @@ use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
 use tracing::info;
 
+use super::metrics::{Left, Metrics};
 use super::receipts::{Receipt, Receipts};
 use super::stream_lost::lost_on;
 use crate::body::BoxError;
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, ReadOutcome};
-use crate::metrics::{Left, Metrics};
 use crate::protocol::ids::{Handle, Seq};
 use crate::protocol::sse;
 use crate::protocol::stream::Machine;
@@ -202,7 +202,7 @@ impl Follow {
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Trimmed(upto)) => {
-                    self.metrics.observe_gap();
+                    self.metrics.event_log.observe_gap();
                     if self.write_gap(upto, out) {
                         return Poll::Ready(());
                     }

@@ -5,12 +5,14 @@
 //! response head (ingress).
 
 mod follow;
+mod metrics;
 mod passthrough;
 mod pending_response;
 mod receipts;
 mod stream_lost;
 
 pub use follow::{Follow, Interim, Plan, Start};
+pub use metrics::Metrics;
 pub use passthrough::Passing;
 pub use pending_response::Claim;
 pub use receipts::{Kept, Receipt, Receipts};

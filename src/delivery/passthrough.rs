@@ -9,9 +9,9 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tracing::info;
 
+use super::metrics::{Left, Metrics};
 use crate::body::{BoxBody, BoxError};
 use crate::event_log::{Binding, Stream};
-use crate::metrics::{Left, Metrics};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
@@ -35,7 +35,7 @@ impl Passing {
     fn note_failure(&self, error: &BoxError) {
         let timed_out = error.downcast_ref::<io::Error>().is_some_and(|io| io.kind() == io::ErrorKind::TimedOut);
         let code = if timed_out { ErrorCode::CallTimedOut } else { ErrorCode::UpstreamBroke };
-        self.metrics.observe_upstream_failure(code);
+        self.metrics.errors.observe_upstream_failure(code);
         let session = self.binding.session_hash();
         info!(stream.id = %self.stream, session, error = code.label(), "an answer that passes broke off");
     }

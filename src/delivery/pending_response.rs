@@ -5,8 +5,8 @@ use std::sync::Arc;
 use tracing::info;
 
 use super::Receipt;
+use super::metrics::{Left, Metrics};
 use crate::event_log::{Attachment, EventLog};
-use crate::metrics::{Left, Metrics};
 
 /// The claim of a request on a stream's answer until the response begins. Dropped before, it is a client that left with nothing
 /// to come back with, and shows in log and metrics.

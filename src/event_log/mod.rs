@@ -6,6 +6,7 @@
 
 mod backing;
 mod identity;
+mod metrics;
 mod quota;
 mod recovery;
 mod retry_index;
@@ -24,6 +25,7 @@ use tokio::sync::Semaphore;
 
 pub use identity::ownership::Binding;
 pub use identity::principal::{Principal, Principals, Shown, Subject};
+pub use metrics::Metrics;
 pub use quota::{Allowance, Carried, Holding, Part, Share, Sharer, Shares};
 pub use recovery::follower::READER_HOLD;
 pub use recovery::lease::Heard;
@@ -45,7 +47,6 @@ pub use writer::Writer;
 pub use writer::recorder::Backing;
 
 use crate::config::OnUnreachable;
-use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{

@@ -148,8 +148,9 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
+    use crate::event_log::Metrics;
     use crate::event_log::{Allowance, Sharer, Shares};
-    use crate::metrics::Metrics;
+    use crate::metrics::Registrar;
 
     const LIMIT: usize = 100_000;
 
@@ -191,7 +192,7 @@ mod tests {
             delivered_retention: Duration::ZERO,
             max_sessions: 1,
         };
-        let shares = Shares::new(allowance, Arc::new(Metrics::new().unwrap()));
+        let shares = Shares::new(allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()));
         shares.of(Sharer::Known([0; 16]), clock::now())
     }
 

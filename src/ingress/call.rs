@@ -127,7 +127,7 @@ impl Ingress {
             }
             Elsewhere::Unproven(unproven) => return self.refuse_unproven(unproven, &posted.call),
             Elsewhere::Refused(failure) => {
-                self.metrics.observe_reject(failure.code);
+                self.metrics.errors.observe_reject(failure.code);
                 return respond::failure(failure, &posted.call.ids, posted.call.batch);
             }
         };
@@ -190,7 +190,7 @@ impl Ingress {
     }
 
     pub(super) fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
-        self.metrics.observe_reject(code);
+        self.metrics.errors.observe_reject(code);
         respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
 
@@ -349,7 +349,7 @@ impl Ingress {
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);
-        let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
+        let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.upstream.clone(), writer, call);
         let running = pump.run().in_current_span();
         match stream.look(|machine| machine.policy().kind) {
             StreamKind::Request => {
@@ -374,7 +374,7 @@ impl Ingress {
         let wanted = cursor.unwrap_or(Seq(0));
         let has_gap = wanted < first_kept;
         if has_gap {
-            self.metrics.observe_gap();
+            self.metrics.event_log.observe_gap();
         }
         let cursor = wanted.max(first_kept);
         tell_return(stream, "retry", cursor);
@@ -390,7 +390,7 @@ impl Ingress {
         attachment: Attachment,
         mut pump: Running,
     ) -> Response<BoxBody> {
-        let claim = Claim::new(self.log.clone(), self.metrics.clone(), attachment);
+        let claim = Claim::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
         let mut head = pin!(poll_fn(|cx| {
             let Some(attachment) = claim.attachment() else { return Poll::Ready(Head::TakenOver) };
             if !pump.is_over() {
@@ -446,7 +446,7 @@ impl Ingress {
 
     /// A failure is an answer like any other: a retry whose first call may have run gets it again until it was delivered.
     fn fail(&self, failure: Failure, reply: &Reply, claim: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
-        self.metrics.observe_reject(failure.code);
+        self.metrics.errors.observe_reject(failure.code);
         let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.batch));
         let mut response = respond::failure(failure, &[], false);
         *response.body_mut() = match claim {
@@ -472,7 +472,8 @@ impl Ingress {
         let turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
         let plan = Plan { turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
         let receipts = reply.connection.receipts().clone();
-        let body = Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, reply.beginning.start);
+        let body =
+            Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);
         if head.is_none() {
             self.metrics.observe_commit();
         }
@@ -486,7 +487,7 @@ impl Ingress {
                 Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passing() {
-                Some(body) => Passing::new(body, attachment.stream(), self.metrics.clone()).boxed_unsync(),
+                Some(body) => Passing::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
         };

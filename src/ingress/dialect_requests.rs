@@ -5,6 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::{Response, StatusCode};
 
+use super::metrics::{self, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
 use super::{Asked, Ingress, respond};
@@ -13,7 +14,6 @@ use crate::config::Turns;
 use crate::delivery::Start;
 use crate::dialect::{Resumption, resumable_requests, resumable_streams};
 use crate::event_log::{self, Stream};
-use crate::metrics::{self, Resumed};
 use crate::protocol::classify::Dialect;
 use crate::protocol::dialect::{Method, Params};
 use crate::protocol::error::{ErrorCode, Failure};
@@ -123,7 +123,7 @@ impl Ingress {
         self.metrics.observe_resume(by, Resumed::Served);
         tell_return(&stream, by.label(), after);
         if has_gap {
-            self.metrics.observe_gap();
+            self.metrics.event_log.observe_gap();
         }
         if let Some(session) = &asked.session {
             session.note_return();
@@ -137,7 +137,7 @@ impl Ingress {
     }
 
     fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {
-        self.metrics.observe_reject(code);
+        self.metrics.errors.observe_reject(code);
         respond::failure(Failure::before_run(code), std::slice::from_ref(&request.id), false)
     }
 }

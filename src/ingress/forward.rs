@@ -127,9 +127,9 @@ impl Ingress {
     }
 
     pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
-        self.metrics.observe_reject(failure.code);
+        self.metrics.errors.observe_reject(failure.code);
         if failure.code.side() == Side::Upstream {
-            self.metrics.observe_upstream_failure(failure.code);
+            self.metrics.errors.observe_upstream_failure(failure.code);
         }
         respond::failure(failure, &[], false)
     }

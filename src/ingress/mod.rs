@@ -11,6 +11,7 @@ mod connection;
 mod dialect_requests;
 mod forward;
 mod forward_to_owner;
+mod metrics;
 mod misdirected;
 mod partial_results;
 mod remote_retry;
@@ -31,6 +32,8 @@ use http::{Method, Request, Response, Version};
 use hyper::body::Body;
 use tracing::Instrument;
 
+pub use metrics::Metrics;
+
 use crate::body::{BoxBody, Incoming};
 use crate::cluster::Replicas;
 use crate::config::{Config, Prime};
@@ -39,7 +42,6 @@ use crate::dialect;
 use crate::event_log::{Attachment, Binding, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown};
 use crate::lifecycle::drain::Drain;
 use crate::lifecycle::readiness::Readiness;
-use crate::metrics::Metrics;
 use crate::protocol::classify::{self, Route};
 use crate::protocol::dialect::resume_tokens::Said;
 use crate::protocol::error::ErrorCode;
@@ -369,13 +371,13 @@ impl Ingress {
     }
 
     fn refuse(&self, code: ErrorCode) -> Response<BoxBody> {
-        self.metrics.observe_reject(code);
+        self.metrics.errors.observe_reject(code);
         respond::refusal(code)
     }
 
     /// The same for a host or an origin that is not allowed, with the name and the key that would allow it.
     fn refuse_access(&self, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
-        respond::access_refused(code, &parts.uri, &parts.headers, &self.metrics)
+        respond::access_refused(code, &parts.uri, &parts.headers, &self.metrics.errors)
     }
 
     /// The same of a POST that was read, with the ids of its requests.

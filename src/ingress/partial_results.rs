@@ -7,6 +7,7 @@ use bytes::Bytes;
 use http::Response;
 
 use super::call::{Beginning, Reply};
+use super::metrics::{Dialect, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
 use super::{Asked, Ingress};
@@ -16,7 +17,6 @@ use crate::config::ResumeTokens;
 use crate::delivery::Start;
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, Slicing};
-use crate::metrics::{Dialect, Resumed};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::{self, CALLS_TOOL, Form, Names, Said, Sameness};
 use crate::protocol::error::ErrorCode;
@@ -148,7 +148,7 @@ impl Ingress {
         self.metrics.observe_resume(Dialect::ResumeTokens, Resumed::Served);
         tell_return(&stream, Dialect::ResumeTokens.label(), after);
         if has_gap {
-            self.metrics.observe_gap();
+            self.metrics.event_log.observe_gap();
         }
         // By which the client cancels it, and answers what it asks.
         if let Some(session) = &asked.session {

@@ -8,6 +8,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
+use super::metrics::{Dialect, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
 use super::{Asked, Ingress, head_bytes, respond};
@@ -15,7 +16,6 @@ use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
 use crate::event_log::{self, Attachment, Binding, Head, Session, Slice, Spec, Stream, Unreachable};
-use crate::metrics::{Dialect, Resumed};
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
@@ -156,7 +156,7 @@ impl Ingress {
             Plan { preface, closing, ..self.plan(&attachment, version.as_ref(), asked.session.as_deref(), returning) };
         let receipt = Receipt::new(self.log.clone(), stream);
         let receipts = asked.connection.receipts().clone();
-        Follow::new(attachment, receipt, receipts, self.metrics.clone(), plan, start)
+        Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
     /// A GET that names no event: the session's standalone stream, after the last event written to any connection.
@@ -190,7 +190,7 @@ impl Ingress {
 
     /// Counts a gap of a standalone stream: what its client is told of it.
     fn gap_preface(&self, asked: &Asked) -> Vec<u8> {
-        self.metrics.observe_gap();
+        self.metrics.event_log.observe_gap();
         let logs = asked.session.as_ref().is_some_and(|session| session.logs());
         if logs { gap_warning() } else { Vec::new() }
     }
@@ -300,7 +300,7 @@ impl Ingress {
                 response
             }
             Head::Failed(failure) => {
-                self.metrics.observe_reject(failure.code);
+                self.metrics.errors.observe_reject(failure.code);
                 respond::failure(failure, &[], false)
             }
             Head::Stream(status, head) => {

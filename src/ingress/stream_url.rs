@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
 use super::client_responses::{Delivery, Late, Told};
+use super::metrics::{Dialect, Resumed};
 use super::{Asked, Ingress, respond, unpinned};
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
@@ -18,7 +19,6 @@ use crate::config::Turns;
 use crate::delivery::{Follow, lost_event};
 use crate::dialect::stream_url::{self, Answers, Return};
 use crate::event_log::{Session, Stream};
-use crate::metrics::{Dialect, Resumed};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::{Cursor, EventId, StreamKind};

@@ -135,7 +135,7 @@ impl Ingress {
             return Ok(is_genuine);
         }
         let probed = self.upstream.probe(&asked.parts, asked.connection.forwarded(), era).await;
-        self.metrics.observe_probe(probed.label());
+        self.metrics.upstream.observe_probe(&probed);
         let is_genuine = match probed {
             Probed::Genuine => true,
             Probed::Foreign => false,

@@ -50,7 +50,7 @@ impl Ingress {
             "ready": readiness.takes_calls(),
             "draining": self.drain.has_begun(),
             "store": store,
-            "openStreams": self.metrics.open_calls(),
+            "openStreams": self.metrics.upstream.open_calls(),
         })
         .to_string()
     }

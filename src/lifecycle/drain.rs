@@ -158,8 +158,8 @@ impl Drain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event_log::{Allowance, Bounds, Identity};
-    use crate::metrics::Metrics;
+    use crate::event_log::{Allowance, Bounds, Identity, Metrics};
+    use crate::metrics::Registrar;
     use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 
     const TIMES: Times =
@@ -177,7 +177,8 @@ mod tests {
             max_sessions: 10,
         };
         let bounds = Bounds { max_bytes: 1 << 20, max_events: 10 };
-        let log = EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new().unwrap()), None);
+        let log =
+            EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None);
         Arc::new(Drain::new(Arc::new(log), TIMES, None))
     }
 

@@ -5,14 +5,15 @@
 use std::fs;
 use std::sync::Mutex;
 
-use prometheus::{Counter, Gauge, Opts, Registry};
+use prometheus::{Counter, Gauge, Opts};
 
+use super::{Error, Registrar};
 use crate::clock;
 use crate::sync;
 
 /// The process, in a registry of its own: these names have no prefix.
-pub(super) struct Process {
-    registry: Registry,
+pub struct Process {
+    registrar: Registrar,
     cpu_seconds: Mutex<Counter>,
     threads: Gauge,
     resident: Gauge,
@@ -22,18 +23,22 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn new() -> Result<Self, prometheus::Error> {
-        let registry = Registry::new();
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// If a name is taken.
+    pub fn new() -> Result<Self, Error> {
+        let registrar = Registrar::default();
         let gauge = |name: &str, help: &str| {
             let gauge = Gauge::with_opts(Opts::new(name, help))?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
+            registrar.add(gauge.clone())?;
+            Ok::<_, Error>(gauge)
         };
         gauge("process_start_time_seconds", "When the process began, in seconds since 1970.")?
             .set(clock::wall().as_secs_f64());
         let cpu =
             Counter::with_opts(Opts::new("process_cpu_seconds_total", "CPU time, of user and system, in seconds."))?;
-        registry.register(Box::new(cpu.clone()))?;
+        registrar.add(cpu.clone())?;
         Ok(Self {
             cpu_seconds: Mutex::new(cpu),
             threads: gauge("process_threads", "Threads.")?,
@@ -41,12 +46,17 @@ impl Process {
             virtual_memory: gauge("process_virtual_memory_bytes", "Address space in use, in bytes.")?,
             open_fds: gauge("process_open_fds", "Open file descriptors.")?,
             max_fds: gauge("process_max_fds", "File descriptors that may be open.")?,
-            registry,
+            registrar,
         })
     }
 
-    /// What is so now.
-    pub(super) fn gather(&self) -> Vec<prometheus::proto::MetricFamily> {
+    /// Reads the current values, and appends them to `page` in the text format of Prometheus.
+    pub fn render_to(&self, page: &mut Vec<u8>) {
+        self.refresh();
+        self.registrar.render_to(page);
+    }
+
+    fn refresh(&self) {
         let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
         let of_status = |key| field(&status, key);
         const KIB: f64 = 1024.0;
@@ -61,7 +71,6 @@ impl Process {
             let counter = sync::lock(&self.cpu_seconds);
             counter.inc_by((cpu.as_secs_f64() - counter.get()).max(0.0));
         }
-        self.registry.gather()
     }
 }
 
@@ -91,7 +100,9 @@ mod tests {
     #[test]
     #[cfg(target_os = "linux")]
     fn everything_is_known_of_this_process() {
-        let families = Process::new().unwrap().gather();
+        let process = Process::new().unwrap();
+        process.refresh();
+        let families = process.registrar.0.gather();
         assert_eq!(families.len(), 7);
         for family in families {
             let metric = &family.get_metric()[0];

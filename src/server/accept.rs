@@ -16,9 +16,9 @@ use tracing::warn;
 use super::connection::{Ending, Handler, NewConnection, Peer, serve_plain, serve_tls};
 use super::connection_limit::{ConnectionLimit, refuse};
 use super::http1;
+use super::metrics::Metrics;
 use super::prefixed_io::PrefixedIo;
 use crate::clock;
-use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
 use crate::tls::Certificates;
 
@@ -155,7 +155,7 @@ where
     // Before any handshake, so that a refusal costs none.
     let Some(permit) = limit.try_acquire() else {
         if let Some(metrics) = metrics {
-            metrics.observe_reject(ErrorCode::TooManyConnections);
+            metrics.errors.observe_reject(ErrorCode::TooManyConnections);
         }
         if let Some(permit) = limit.try_acquire_refusal()
             && protocols.are_plain()
@@ -214,6 +214,13 @@ mod tests {
                 None => pending().await,
             }
         }
+    }
+
+    /// Metrics on no page.
+    fn unregistered() -> Arc<Metrics> {
+        let registrar = Registrar::default();
+        let errors = Arc::new(Errors::new(&registrar).unwrap());
+        Arc::new(Metrics::new(&registrar, errors).unwrap())
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,6 +9,7 @@ mod connection_limit;
 mod http1;
 mod http2;
 pub mod listener;
+mod metrics;
 mod prefixed_io;
 pub mod respond;
 mod workers;
@@ -18,6 +19,7 @@ use std::time::Duration;
 pub use accept::{Accept, ListenerConfig, Protocols, serve};
 pub use connection::{ConnectionState, Handler, Peer};
 pub use connection_limit::{ConnectionLimit, ConnectionPermit};
+pub use metrics::Metrics;
 pub use workers::{Accepted, distribute, start_worker};
 
 /// Time for a client to send its next head. After it, the connection is closed.

@@ -1,5 +1,8 @@
 //! The only place that makes replies of errors, and the heads the proxy writes itself.
 
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
 use bytes::Bytes;
 use http::header::{ALLOW, CACHE_CONTROL, CONNECTION, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, HeaderValue, Response, StatusCode, Uri};
@@ -8,14 +11,18 @@ use tracing::warn;
 
 use crate::body::BoxBody;
 use crate::body::whole;
-use crate::metrics::Metrics;
+use crate::clock;
+use crate::metrics::Errors;
 use crate::protocol::access;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers;
 use crate::protocol::jsonrpc::RequestId;
+use crate::sync;
 
 /// Clients that are told to come back later are told this many seconds.
 const RETRY_AFTER_SECS: &str = "1";
+/// Pause between log lines of refusals that any client can cause.
+const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
 
 /// A JSON-RPC error as a whole response; see [`Failure::to_body`].
 pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<BoxBody> {
@@ -85,17 +92,29 @@ pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
     response
 }
 
+/// Returns whether another refusal may be logged: any client can cause one, so the log has at most one in [`REFUSAL_LOG_PAUSE`].
+fn may_log_refusal() -> bool {
+    static LAST_LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
+    let now = clock::now();
+    let mut last = sync::lock(&LAST_LOGGED);
+    let may_log = last.is_none_or(|last| now.saturating_duration_since(last) >= REFUSAL_LOG_PAUSE);
+    if may_log {
+        *last = Some(now);
+    }
+    may_log
+}
+
 /// The refusal of a request for its host or its origin, with the name and the key that would allow it. Counts it, and has the log say so now
 /// and then.
-pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, metrics: &Metrics) -> Response<BoxBody> {
+pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &Errors) -> Response<BoxBody> {
     let detail = match code {
         ErrorCode::HostRefused => access::host_refused(uri, headers),
         _ => access::origin_refused(headers),
     };
-    if metrics.may_log_refusal() {
+    if may_log_refusal() {
         warn!(code = code.label(), detail, "a request was refused for its host or origin");
     }
-    metrics.observe_reject(code);
+    errors.observe_reject(code);
     refusal_about(code, &detail)
 }
 

@@ -13,6 +13,7 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
+use super::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
 use crate::config::Config;
@@ -66,6 +67,7 @@ impl Running {
     /// Begins what goes on beside the data listener, which was told of `stop` and closes `ended`.
     pub(super) fn attend(
         ingress: Arc<Ingress>,
+        metrics: Metrics,
         with: Beside,
         stop: watch::Sender<bool>,
         ended: mpsc::Receiver<()>,
@@ -75,7 +77,7 @@ impl Running {
         let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
         let files: Vec<Reading> = files.collect();
         if !files.is_empty() {
-            let metrics = ingress.metrics.clone();
+            let metrics = metrics.tls.clone();
             beside.spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)));
         }
         let log = ingress.log.clone();
@@ -88,7 +90,13 @@ impl Running {
         }
         for (listener, is_for_metrics) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {
-                beside.spawn(run_admin(listener, is_for_metrics, ingress.clone(), stopped(&stop.subscribe())));
+                beside.spawn(run_admin(
+                    listener,
+                    is_for_metrics,
+                    ingress.clone(),
+                    metrics.clone(),
+                    stopped(&stop.subscribe()),
+                ));
             }
         }
         Self { ingress, stop, ended, _beside: beside }
@@ -117,14 +125,19 @@ async fn run_admin(
     listener: TcpListener,
     is_for_metrics: bool,
     ingress: Arc<Ingress>,
+    metrics: Metrics,
     stopped: impl Future<Output = ()>,
 ) {
     let header_bytes = ingress.config.limits.header_bytes;
     let limit = ConnectionLimit::new(admin_connections(&ingress.config));
-    let metrics = ingress.metrics.clone();
-    let config = ListenerConfig { protocols: Protocols::Http1, header_bytes, limit, metrics: Some(metrics.clone()) };
+    let config = ListenerConfig {
+        protocols: Protocols::Http1,
+        header_bytes,
+        limit,
+        metrics: Some(metrics.ingress.server.clone()),
+    };
     let admin = Arc::new(Admin {
-        metrics,
+        metrics: metrics.admin,
         upstream: ingress.upstream.clone(),
         log: ingress.log.clone(),
         replicas: ingress.replicas.clone(),

@@ -2,6 +2,7 @@
 
 mod files;
 mod lifecycle;
+mod metrics;
 mod store_setup;
 mod store_wait;
 #[cfg(test)]
@@ -21,6 +22,7 @@ use tracing::info;
 pub use files::check_files;
 pub use lifecycle::connections_beside;
 use lifecycle::{Beside, Running};
+pub use metrics::Metrics;
 use store_setup::Rest;
 
 use crate::cluster::{BeginError, Replicas};
@@ -29,7 +31,6 @@ use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::{self, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
-use crate::metrics::Metrics;
 use crate::random;
 use crate::server::listener::{self, BindError, stopped};
 use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
@@ -120,6 +121,7 @@ impl Bound {
 pub struct Server {
     bound: Bound,
     ingress: Arc<Ingress>,
+    metrics: Metrics,
 }
 
 impl Server {
@@ -129,7 +131,7 @@ impl Server {
     /// When an address is taken or not ours, the files that TLS needs cannot be used, or the store cannot be opened.
     pub async fn bind(config: Config) -> Result<Self, Error> {
         let bound = Bound::new(&config)?;
-        let metrics = Arc::new(Metrics::new()?);
+        let metrics = Metrics::new()?;
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
         let rest = open(&config, &name, &metrics).await?;
         Self::put_together(bound, config, rest, metrics).await
@@ -142,17 +144,17 @@ impl Server {
     /// When it cannot start, now or later.
     pub async fn bind_and_wait(config: Config, waits: impl FnOnce(Addresses)) -> Result<Self, Error> {
         let bound = Bound::new(&config)?;
-        let metrics = Arc::new(Metrics::new()?);
+        let metrics = Metrics::new()?;
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
         let addresses = bound.addresses();
         let (bound, rest) = store_wait::open(bound, &config, &name, &metrics, move || waits(addresses)).await?;
         Self::put_together(bound, config, rest, metrics).await
     }
 
-    async fn put_together(bound: Bound, config: Config, rest: Rest, metrics: Arc<Metrics>) -> Result<Self, Error> {
+    async fn put_together(bound: Bound, config: Config, rest: Rest, metrics: Metrics) -> Result<Self, Error> {
         let upstream = Upstream::new(config.upstream.clone())?;
-        let ingress = Arc::new(recovered(compose(config, rest, metrics, upstream)).await?);
-        Ok(Self { bound, ingress })
+        let ingress = Arc::new(recovered(compose(config, rest, &metrics, upstream)).await?);
+        Ok(Self { bound, ingress, metrics })
     }
 
     /// Where all listeners are.
@@ -214,16 +216,16 @@ impl Server {
     }
 
     fn start(self) -> Running {
-        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
+        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress, metrics } = self;
         let config = data_listener(&ingress, certificates.clone());
-        start(listener, config, ingress, Beside { admin, monitored, certificates })
+        start(listener, config, ingress, metrics, Beside { admin, monitored, certificates })
     }
 
     fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
         let (stop, stopping) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
         let mut queues = Vec::new();
-        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress } = self;
+        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress, metrics } = self;
         let config = data_listener(&ingress, certificates.clone());
         for index in 0..workers.max(1) {
             let upstream = Arc::new(ingress.upstream.with_own_connections());
@@ -236,13 +238,14 @@ impl Server {
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }
         tokio::spawn(distribute(listener, queues, stopped(&stopping)));
-        Ok(Running::attend(ingress, Beside { admin, monitored, certificates }, stop, ended))
+        Ok(Running::attend(ingress, metrics, Beside { admin, monitored, certificates }, stop, ended))
     }
 }
 
 /// The same sidecar between connections that somebody else makes: over pipes on a paused clock it is what simulations run.
 pub struct Sidecar {
     ingress: Arc<Ingress>,
+    metrics: Metrics,
 }
 
 impl Sidecar {
@@ -252,15 +255,15 @@ impl Sidecar {
     /// When the metrics contradict each other, or the keys cannot be used.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
         let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
-        let metrics = Arc::new(Metrics::new()?);
+        let metrics = Metrics::new()?;
         let name = config.replica.name.clone().unwrap_or_else(|| default_name(config.listen.address));
         let rest = Rest::in_memory(&name, store_setup::keys(&config)?.as_ref());
-        Ok(Self { ingress: Arc::new(compose(config, rest, metrics, upstream)) })
+        Ok(Self { ingress: Arc::new(compose(config, rest, &metrics, upstream)), metrics })
     }
 
     /// What it counts.
-    pub fn metrics(&self) -> Arc<Metrics> {
-        self.ingress.metrics.clone()
+    pub fn metrics(&self) -> Metrics {
+        self.metrics.clone()
     }
 
     /// Its streams.
@@ -271,14 +274,20 @@ impl Sidecar {
     /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
         let config = data_listener(&self.ingress, None);
-        let running = start(connections, config, self.ingress, Beside::default());
+        let running = start(connections, config, self.ingress, self.metrics, Beside::default());
         shutdown.await;
         running.end().await;
     }
 }
 
 /// Serves on the caller's runtime.
-fn start(connections: impl Accept, config: ListenerConfig, ingress: Arc<Ingress>, beside: Beside) -> Running {
+fn start(
+    connections: impl Accept,
+    config: ListenerConfig,
+    ingress: Arc<Ingress>,
+    metrics: Metrics,
+    beside: Beside,
+) -> Running {
     let (stop, stopping) = watch::channel(false);
     let (serving, ended) = mpsc::channel(1);
     let data = run_data(connections, ingress.clone(), config, stopped(&stopping));
@@ -286,7 +295,7 @@ fn start(connections: impl Accept, config: ListenerConfig, ingress: Arc<Ingress>
         data.await;
         drop(serving);
     });
-    Running::attend(ingress, beside, stop, ended)
+    Running::attend(ingress, metrics, beside, stop, ended)
 }
 
 /// Returns the configuration of the data listener, whose threads share one connection limit.
@@ -296,7 +305,7 @@ fn data_listener(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> 
         protocols: certificates.map_or(Protocols::Plain, Protocols::Tls),
         header_bytes: limits.header_bytes,
         limit: ConnectionLimit::new(limits.connections),
-        metrics: Some(ingress.metrics.clone()),
+        metrics: Some(ingress.metrics.server.clone()),
     }
 }
 
@@ -311,7 +320,7 @@ async fn run_data(
     server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
 }
 
-fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream) -> Ingress {
+fn compose(config: Config, rest: Rest, metrics: &Metrics, upstream: Upstream) -> Ingress {
     let Rest { identity, principal_key, backing } = rest;
     let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
@@ -324,7 +333,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         delivered_retention: config.streams.delivered_retention,
         max_sessions: config.limits.sessions,
     };
-    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.clone(), backing));
+    let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing));
     // A client that was cut tries twice.
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
@@ -339,7 +348,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
         upstream: Arc::new(upstream),
         principals: Principals::new(config.auth.principal.clone(), principal_key),
         credentials: Principals::new(PrincipalSource::Auto, random::bytes()),
-        metrics,
+        metrics: metrics.ingress.clone(),
         replicas: None,
         instance: u64::from_be_bytes(random::bytes()),
         has_told_unprotected: Arc::default(),
@@ -351,7 +360,7 @@ fn compose(config: Config, rest: Rest, metrics: Arc<Metrics>, upstream: Upstream
 fn open<'a>(
     config: &'a Config,
     name: &'a str,
-    metrics: &'a Arc<Metrics>,
+    metrics: &'a Metrics,
 ) -> Pin<Box<dyn Future<Output = Result<Rest, Error>> + Send + 'a>> {
     Box::pin(Rest::open(config, name, metrics))
 }

@@ -4,12 +4,11 @@ use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use super::Error;
+use super::{Error, Metrics};
 use crate::clock;
 use crate::config::key_file::{self, KeyFile};
 use crate::config::{self, Config, OnUnreachable};
 use crate::event_log::{Backing, Identity};
-use crate::metrics::Metrics;
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::random;
 use crate::store::Keys;
@@ -41,7 +40,7 @@ impl Rest {
     }
 
     /// What `config` says, for a replica that is called `name` unless its store knows better.
-    pub(super) async fn open(config: &Config, name: &str, metrics: &Arc<Metrics>) -> Result<Self, Error> {
+    pub(super) async fn open(config: &Config, name: &str, metrics: &Metrics) -> Result<Self, Error> {
         let given = keys(config)?;
         match &config.store {
             config::Store::Memory => Ok(Self::in_memory(name, given.as_ref())),
@@ -55,7 +54,7 @@ impl Rest {
         config: &Config,
         name: &str,
         given: Option<&KeyFile>,
-        metrics: &Arc<Metrics>,
+        metrics: &Metrics,
     ) -> Result<Self, Error> {
         let began = clock::now();
         let default_name = name.to_owned();
@@ -73,7 +72,7 @@ impl Rest {
             heard: Arc::default(),
             contents: Arc::default(),
             displacing: Arc::default(),
-            metrics: metrics.clone(),
+            metrics: metrics.ingress.event_log.clone(),
         };
         Ok(Self::with(&kept, &keys, given, backing))
     }
@@ -82,7 +81,7 @@ impl Rest {
         redis: &config::RedisStore,
         name: &str,
         given: Option<&KeyFile>,
-        metrics: &Arc<Metrics>,
+        metrics: &Metrics,
     ) -> Result<Self, Error> {
         let redis::Opened { store, keys } = Redis::connect(redis_options(redis), Owner::from_name(name)).await?;
         info!("Redis store open");
@@ -93,7 +92,7 @@ impl Rest {
             heard: Arc::default(),
             contents: Arc::default(),
             displacing: Arc::default(),
-            metrics: metrics.clone(),
+            metrics: metrics.ingress.event_log.clone(),
         };
         Ok(Self::with(name, &keys, given, backing))
     }

@@ -7,7 +7,6 @@
 use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
@@ -16,13 +15,12 @@ use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
 use super::lifecycle::admin_connections;
-use super::{Bound, Error, Rest};
+use super::{Bound, Error, Metrics, Rest};
 use crate::admin;
 use crate::backoff::Backoff;
 use crate::body::Incoming;
 use crate::clock;
 use crate::config::Config;
-use crate::metrics::Metrics;
 use crate::protocol::error::ErrorCode;
 use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, Handler, ListenerConfig, Protocols, respond};
@@ -38,7 +36,7 @@ pub(super) async fn open(
     bound: Bound,
     config: &Config,
     name: &str,
-    metrics: &Arc<Metrics>,
+    metrics: &Metrics,
     waits: impl FnOnce(),
 ) -> Result<(Bound, Rest), Error> {
     let error = match super::open(config, name, metrics).await {
@@ -80,20 +78,20 @@ struct Room {
 }
 
 impl Room {
-    fn open(bound: Bound, config: &Config, metrics: &Arc<Metrics>) -> Self {
+    fn open(bound: Bound, config: &Config, metrics: &Metrics) -> Self {
         let Bound { listener, local_addr, admin, monitored, certificates } = bound;
         let stop = watch::channel(false).0;
         let listener_config = |protocols, connections| ListenerConfig {
             protocols,
             header_bytes: config.limits.header_bytes,
             limit: ConnectionLimit::new(connections),
-            metrics: Some(metrics.clone()),
+            metrics: Some(metrics.ingress.server.clone()),
         };
         let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
         let (data, back) = Lent::new(listener);
-        let counted = metrics.clone();
+        let errors = metrics.ingress.errors.clone();
         let refuse = move |_: Request<Incoming>| {
-            counted.observe_reject(ErrorCode::StoreFailed);
+            errors.observe_reject(ErrorCode::StoreFailed);
             std::future::ready(respond::refusal(ErrorCode::StoreFailed))
         };
         let until = || stopped(&stop.subscribe());
@@ -101,7 +99,7 @@ impl Room {
         let admin_addr = admin.as_ref().map(|(_, address)| *address);
         let admin = admin.map(|(listener, _)| {
             let (lent, back) = Lent::new(listener);
-            let (hosts, counted) = (config.admin.allowed_hosts.clone(), metrics.clone());
+            let (hosts, counted) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
             let answer = move |request: Request<Incoming>| {
                 std::future::ready(admin::waiting::answer(&request, &hosts, &counted))
             };

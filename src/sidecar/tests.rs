@@ -166,7 +166,7 @@ impl Replica {
         let mut config = Config::for_upstream("http://upstream.test:9/mcp").unwrap();
         config.replica.lease = LEASE;
         let store = Arc::new(store.as_of(Owner(owner)));
-        let metrics = Arc::new(Metrics::new().unwrap());
+        let metrics = Metrics::new().unwrap();
         let backing = Backing {
             store: store.clone(),
             shared: Some(store),
@@ -174,13 +174,13 @@ impl Replica {
             heard: Arc::default(),
             contents: Arc::default(),
             displacing: Arc::default(),
-            metrics: metrics.clone(),
+            metrics: metrics.ingress.event_log.clone(),
         };
         let keys = Keyring::new([7; 32], Vec::new());
         let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
         let rest = Rest { identity, principal_key: [8; 32], backing: Some(backing) };
         let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
-        let ingress = Arc::new(recover(compose(config, rest, metrics, upstream)).await.unwrap());
+        let ingress = Arc::new(recover(compose(config, rest, &metrics, upstream)).await.unwrap());
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&ingress, None);
         let (log, replicas, taking) = (ingress.log.clone(), ingress.replicas.clone().unwrap(), ingress.clone());

@@ -10,6 +10,7 @@ mod completion;
 pub(crate) mod contract;
 pub mod disk;
 pub mod memory;
+mod metrics;
 pub mod redis;
 mod shared;
 
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+pub use metrics::Metrics;
 pub use shared::{Renewal, Shared};
 
 use tokio::sync::Notify;

@@ -4,6 +4,7 @@
 //! Absent: sockets, handshakes, and the schedule of reloads ([`reload`]).
 
 mod explain;
+mod metrics;
 pub(crate) mod reload;
 
 use std::path::{Path, PathBuf};
@@ -21,6 +22,7 @@ use tokio_rustls::rustls::{self, ClientConfig, RootCertStore, ServerConfig};
 use tracing::{info, warn};
 
 pub use explain::{explain, is_of_tls, is_plain};
+pub use metrics::Metrics;
 
 use crate::config::{KeyPair, ListenTls, UpstreamTls};
 use crate::sync;

@@ -14,6 +14,7 @@ use tracing::{Instrument, debug, info};
 
 use super::body::{keep, passing_body};
 use super::input::{Collected, Input, Source};
+use super::metrics::Metrics;
 use super::refusals::Refusals;
 use super::sse_reader::{EventReader, Gathered};
 use super::synthetic;
@@ -21,7 +22,6 @@ use super::{Credentials, Received, Template, Upstream};
 use crate::clock::{self, Alarm};
 use crate::config::ResumeTokens;
 use crate::event_log::{EventLog, Head, Opened, Plain, Subject, Writer};
-use crate::metrics::Metrics;
 use crate::protocol::dialect::resume_tokens::Listed;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers::{self, SessionId};
@@ -210,7 +210,7 @@ impl Pump {
         if let Some(failure) = failure
             && failure.code.side() == Side::Upstream
         {
-            self.metrics.observe_upstream_failure(failure.code);
+            self.metrics.errors.observe_upstream_failure(failure.code);
         }
         stream.name_call(self.call.template.body());
         let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
@@ -248,7 +248,7 @@ impl Pump {
 
     async fn tell_gap(&mut self) {
         let stream = self.writer.stream();
-        self.metrics.observe_gap();
+        self.metrics.event_log.observe_gap();
         info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
         let binding = stream.binding();
         let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
@@ -325,7 +325,7 @@ impl Pump {
             Box::pin(self.save_session()).await;
         }
         let bytes = events.iter().map(|event| event.data.len()).sum();
-        self.metrics.observe_upstream_events(events.len(), bytes);
+        self.metrics.observe_events(events.len(), bytes);
         if error.is_some() || ending.is_some() {
             self.source = Source::Idle;
         }
@@ -379,13 +379,13 @@ impl Pump {
     fn note_failure(&self, code: ErrorCode, again: bool) {
         let stream = self.writer.stream();
         if stream.look(|machine| machine.failure().is_none()) {
-            self.metrics.observe_upstream_failure(code);
+            self.metrics.errors.observe_upstream_failure(code);
             info!(stream.id = %stream.id(), error = code.label(), again, "upstream call failed");
         }
     }
 
     async fn take_head(&mut self, mut response: Box<Response<Received>>) {
-        self.metrics.observe_upstream_head(clock::now().saturating_duration_since(self.began));
+        self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
         self.learn(&response);
         self.open_session(&mut response);
         headers::remove_hop_by_hop(response.headers_mut());

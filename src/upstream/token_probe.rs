@@ -13,7 +13,6 @@ use http::{HeaderValue, Response, StatusCode};
 
 use super::Received;
 use super::{Forwarded, Template, Upstream, synthetic};
-use crate::metrics::TokenProbe;
 use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
 use crate::random;
@@ -36,19 +35,6 @@ pub enum Probed {
     Refused(Box<(Template, Response<Received>)>),
     /// There was no answer that says anything.
     Unknown,
-}
-
-impl Probed {
-    /// Returns the label under which the metrics count this outcome.
-    pub fn label(&self) -> TokenProbe {
-        match self {
-            Self::Genuine => TokenProbe::Genuine,
-            Self::Foreign => TokenProbe::Foreign,
-            Self::Inconclusive => TokenProbe::Inconclusive,
-            Self::Refused(_) => TokenProbe::Refused,
-            Self::Unknown => TokenProbe::Unknown,
-        }
-    }
 }
 
 impl Upstream {

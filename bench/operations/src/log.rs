@@ -2,16 +2,16 @@
 
 use bytes::Bytes;
 use http_body::Body as _;
-use mcp_resume::delivery::{Follow, Plan, Receipt, Receipts, Start};
+use mcp_resume::delivery::{self, Follow, Plan, Receipt, Receipts, Start};
 use mcp_resume::event_log::{
     Allowance, Attachment, Binding, Bounds, EventLog, Identity, Principal, Sharer, Spec, Stream, Writer, new_attach,
 };
-use mcp_resume::metrics::Metrics;
 use mcp_resume::protocol::error::ErrorCode;
 use mcp_resume::protocol::headers::Era;
 use mcp_resume::protocol::ids::{self, EventId, Keyring, Owner, Seq, StoreEpoch, StreamKind};
 use mcp_resume::protocol::jsonrpc::RequestId;
 use mcp_resume::protocol::stream::{Machine, Policy};
+use mcp_resume::sidecar::Metrics;
 use std::future::Future;
 use std::hint::black_box;
 use std::mem::forget;
@@ -86,16 +86,16 @@ pub(crate) fn resume(times: usize) -> Result<()> {
 /// What of the proxy stands behind its sockets.
 struct Proxy {
     log: Arc<EventLog>,
-    metrics: Arc<Metrics>,
+    metrics: Arc<delivery::Metrics>,
     receipts: Arc<Receipts>,
 }
 
 impl Proxy {
     fn new() -> Result<Self> {
         let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
-        let metrics = Arc::new(Metrics::new()?);
-        let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.clone(), None);
-        Ok(Self { log: Arc::new(log), metrics, receipts: Arc::default() })
+        let metrics = Metrics::new()?.ingress;
+        let log = EventLog::new(identity, BOUNDS, ALLOWANCE, metrics.event_log.clone(), None);
+        Ok(Self { log: Arc::new(log), metrics: metrics.delivery.clone(), receipts: Arc::default() })
     }
 
     /// A stream whose upstream has begun to answer, and its writer.

@@ -25,7 +25,7 @@ pub use upload::Carried;
 
 use crate::clock;
 use crate::event_log::identity::principal::Principal;
-use crate::metrics::Metrics;
+use crate::event_log::metrics::Metrics;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
 use crate::sync;

@@ -23,8 +23,8 @@ pub use turns::{Place, QueuedTurn, Turn};
 
 use crate::clock;
 use crate::event_log::identity::principal::Principal;
+use crate::event_log::metrics::Metrics;
 use crate::event_log::stream::Stream;
-use crate::metrics::Metrics;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;

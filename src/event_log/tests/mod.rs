@@ -24,6 +24,7 @@ use std::time::Duration;
 use bytes::BytesMut;
 
 use super::*;
+use crate::metrics::Registrar;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{self, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
@@ -36,7 +37,7 @@ const RETENTION: Duration = Duration::from_secs(60);
 fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys };
-    let metrics = Arc::new(Metrics::new().unwrap());
+    let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = store.map(|store| Backing {
         store,
         shared: None,
@@ -52,7 +53,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
 /// That of a replica which shares its store.
 fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
-    let metrics = Arc::new(Metrics::new().unwrap());
+    let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
         store: store.clone(),
         shared: Some(store),

@@ -99,7 +99,7 @@ fn log_for(sessions: usize) -> EventLog {
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
     let allowance = Allowance { max_sessions: sessions, ..allowance() };
-    EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new().unwrap()), None)
+    EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
 }
 
 #[tokio::test(start_paused = true)]

@@ -18,7 +18,7 @@ pub(super) fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
     change(&mut tight);
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
     let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
-    EventLog::new(identity, bounds, tight, Arc::new(Metrics::new().unwrap()), None)
+    EventLog::new(identity, bounds, tight, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
 }
 
 /// A stream of that caller whose upstream has begun to answer.
@@ -549,7 +549,7 @@ fn a_sharer_without_a_credential_is_its_session_else_its_network() {
 
 /// A small share before a store that is waited for.
 fn tight_before(store: &Arc<Slow>) -> EventLog {
-    let metrics = Arc::new(Metrics::new().unwrap());
+    let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
         store: store.clone(),
         shared: None,

@@ -13,10 +13,10 @@ use tracing::{debug, info, warn};
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::schema::StateMarks;
+use crate::event_log::metrics::Metrics;
 use crate::event_log::recovery::lease::Heard;
 use crate::event_log::recovery::resync::Contents;
 use crate::event_log::stream::Stream;
-use crate::metrics::{Metrics, StoreTrouble};
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
 use crate::store::{Appended, Error, Pending, Shared, Standing, Store, Stored, WriterEpoch};
@@ -63,10 +63,7 @@ impl Backing {
 
     /// Counts a write that the store could not take.
     pub(in crate::event_log) fn note_failure(&self, error: &Error) {
-        self.metrics.observe_store_failure(match error {
-            Error::Full(_) => StoreTrouble::Full,
-            Error::Unavailable(_) | Error::Gone => StoreTrouble::Unreachable,
-        });
+        self.metrics.store.observe_failure(error);
     }
 
     /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise. Says
@@ -236,7 +233,7 @@ impl Recorder<'_> {
             let began = clock::now();
             let error = match self.try_keep(staged).await {
                 Ok(()) => {
-                    self.backing.metrics.observe_store_append(clock::now().saturating_duration_since(began));
+                    self.backing.metrics.store.observe_append(clock::now().saturating_duration_since(began));
                     return Fate::Kept;
                 }
                 Err(Trouble::Moved) => return Fate::Moved,

@@ -1,0 +1,139 @@
+//! Metrics of the event log: streams, sessions, and the memory that they hold.
+
+use std::sync::Arc;
+
+use prometheus::{IntCounter, IntGauge};
+
+use crate::metrics::{Error, Registrar};
+use crate::store;
+
+/// Metrics of the event log.
+pub struct Metrics {
+    /// Metrics of the store behind the log.
+    pub store: Arc<store::Metrics>,
+    gaps: IntCounter,
+    streams_kept: IntGauge,
+    calls_detached: IntGauge,
+    held_bytes: IntGauge,
+    evictions: IntCounter,
+    trimmed: IntCounter,
+    pauses: IntCounter,
+    sessions_kept: IntGauge,
+    session_evictions: IntCounter,
+    adopted: IntCounter,
+    fenced: IntCounter,
+    restored: IntCounter,
+}
+
+impl Metrics {
+    /// Registers the metrics of the log and of its store.
+    ///
+    /// # Errors
+    /// If a name is taken.
+    pub fn new(registrar: &Registrar) -> Result<Self, Error> {
+        Ok(Self {
+            store: Arc::new(store::Metrics::new(registrar)?),
+            gaps: registrar.counter("gaps_total", "Readers that were told of events they can no longer have.")?,
+            streams_kept: registrar.gauge("streams_kept", "Streams, running and over.")?,
+            calls_detached: registrar.gauge("calls_detached", "Calls that run while no client is there.")?,
+            held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and answers.")?,
+            evictions: registrar
+                .counter("evicted_streams_total", "Streams that had arrived and were forgotten early, to make room.")?,
+            trimmed: registrar
+                .counter("trimmed_events_total", "Events dropped from the front of a stream, to make room.")?,
+            pauses: registrar.counter("upstream_pauses_total", "Streams that kept their upstream waiting for room.")?,
+            sessions_kept: registrar.gauge("sessions_kept", "Records of sessions.")?,
+            session_evictions: registrar
+                .counter("evicted_sessions_total", "Records of sessions that were forgotten early, to make room.")?,
+            adopted: registrar.counter("streams_adopted_total", "Streams of a writer that is gone, ended here.")?,
+            fenced: registrar.counter("streams_fenced_total", "Streams that another replica took from this one.")?,
+            restored: registrar.counter("streams_restored_total", "Streams taken out of the store for a client.")?,
+        })
+    }
+
+    /// Counts a reader that was told of a gap.
+    pub fn observe_gap(&self) {
+        self.gaps.inc();
+    }
+
+    /// Counts a stream that is kept from now on.
+    pub fn observe_stream(&self) {
+        self.streams_kept.inc();
+    }
+
+    /// Counts a stream that is no longer kept.
+    pub fn observe_stream_end(&self) {
+        self.streams_kept.dec();
+    }
+
+    /// Counts a running call whose client has left, or uncounts one whose client is back or that is over.
+    pub fn observe_detached(&self, is_detached: bool) {
+        self.calls_detached.add(if is_detached { 1 } else { -1 });
+    }
+
+    /// Adds bytes that are held for clients from now on.
+    pub fn observe_held(&self, bytes: usize) {
+        self.held_bytes.add(bytes as i64);
+    }
+
+    /// Subtracts bytes that are no longer held for clients.
+    pub fn observe_released(&self, bytes: usize) {
+        self.held_bytes.sub(bytes as i64);
+    }
+
+    /// Returns the bytes that are held for all clients together.
+    pub fn held_bytes(&self) -> usize {
+        usize::try_from(self.held_bytes.get()).unwrap_or(0)
+    }
+
+    /// Counts a delivered stream that was forgotten early.
+    pub fn observe_eviction(&self) {
+        self.evictions.inc();
+    }
+
+    /// Counts events that a stream dropped from its front.
+    pub fn observe_trimmed(&self, events: u64) {
+        self.trimmed.inc_by(events);
+    }
+
+    /// Counts a stream that begins to keep its upstream waiting.
+    pub fn observe_pause(&self) {
+        self.pauses.inc();
+    }
+
+    /// Counts a session that is recorded from now on.
+    pub fn observe_session(&self) {
+        self.sessions_kept.inc();
+    }
+
+    /// Counts a session whose record is gone.
+    pub fn observe_session_end(&self) {
+        self.sessions_kept.dec();
+    }
+
+    /// Counts a session whose record was forgotten early.
+    pub fn observe_session_eviction(&self) {
+        self.session_evictions.inc();
+    }
+
+    /// Counts a stream that was ended here because its writer is gone.
+    pub fn observe_adopted(&self) {
+        self.adopted.inc();
+    }
+
+    /// Returns the number of streams that were ended here because their writers are gone.
+    #[cfg(test)]
+    pub(super) fn adopted(&self) -> u64 {
+        self.adopted.get()
+    }
+
+    /// Counts a stream that was written here and that another replica has taken.
+    pub fn observe_fenced(&self) {
+        self.fenced.inc();
+    }
+
+    /// Counts a stream that was restored from the store.
+    pub fn observe_restored(&self) {
+        self.restored.inc();
+    }
+}

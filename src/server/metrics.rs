@@ -1,0 +1,33 @@
+//! Metrics of an HTTP server.
+
+use std::sync::Arc;
+
+use prometheus::IntGauge;
+
+use crate::metrics::{Error, Errors, Registrar};
+
+/// Metrics of HTTP servers.
+pub struct Metrics {
+    pub(super) errors: Arc<Errors>,
+    connections: IntGauge,
+}
+
+impl Metrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// If a name is taken.
+    pub fn new(registrar: &Registrar, errors: Arc<Errors>) -> Result<Self, Error> {
+        Ok(Self { errors, connections: registrar.gauge("connections", "Downstream connections.")? })
+    }
+
+    /// Counts a connection that was accepted.
+    pub fn observe_connection(&self) {
+        self.connections.inc();
+    }
+
+    /// Counts a connection that ended.
+    pub fn observe_connection_end(&self) {
+        self.connections.dec();
+    }
+}

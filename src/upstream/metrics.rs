@@ -1,0 +1,121 @@
+//! Metrics of upstream calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge};
+
+use super::Probed;
+use crate::event_log;
+use crate::metrics::{Error, Errors, Registrar};
+use crate::protocol::stream::Outcome;
+
+/// Metrics of upstream calls.
+pub struct Metrics {
+    pub(super) errors: Arc<Errors>,
+    pub(super) event_log: Arc<event_log::Metrics>,
+    open: IntGauge,
+    sealed: IntCounterVec,
+    sealed_detached: IntCounter,
+    abandoned: IntCounter,
+    events: IntCounter,
+    event_bytes: IntCounter,
+    head_seconds: Histogram,
+    token_probes: IntCounterVec,
+    ready: IntGauge,
+}
+
+impl Metrics {
+    /// Registers the metrics.
+    ///
+    /// # Errors
+    /// If a name is taken.
+    pub fn new(registrar: &Registrar, errors: Arc<Errors>, event_log: Arc<event_log::Metrics>) -> Result<Self, Error> {
+        Ok(Self {
+            errors,
+            event_log,
+            open: registrar.gauge("streams_open", "Streams whose upstream call runs.")?,
+            sealed: registrar.family(
+                "streams_sealed_total",
+                "Calls with a stream that ended, by outcome.",
+                ("outcome", &["completed", "failed", "cancelled", "expired"]),
+            )?,
+            sealed_detached: registrar.counter(
+                "streams_sealed_detached_total",
+                "Calls with a stream that ended while no client was there.",
+            )?,
+            abandoned: registrar
+                .counter("calls_abandoned_total", "Calls that ended because nobody came back in time.")?,
+            events: registrar.counter("upstream_events_total", "Events read from the upstream.")?,
+            event_bytes: registrar.counter("upstream_event_bytes_total", "Bytes of their data.")?,
+            head_seconds: registrar.histogram(
+                "upstream_head_seconds",
+                "From a call's begin to the head of its answer.",
+                // From a local JSON response to a call that a load balancer would have cut.
+                &[0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0],
+            )?,
+            token_probes: registrar.family(
+                "token_probes_total",
+                "Questions to the upstream whether a refreshed token is its caller's, by outcome.",
+                ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
+            )?,
+            ready: registrar.gauge("upstream_ready", "Whether the upstream accepts connections: 1 or 0.")?,
+        })
+    }
+
+    /// Counts a call that began.
+    pub fn observe_call(&self) {
+        self.open.inc();
+    }
+
+    /// Counts a call that is over, with any outcome.
+    pub fn observe_call_end(&self) {
+        self.open.dec();
+    }
+
+    /// Returns the number of running calls.
+    pub fn open_calls(&self) -> i64 {
+        self.open.get()
+    }
+
+    /// Counts a stream that was sealed, with or without a client attached.
+    pub fn observe_seal(&self, outcome: Outcome, is_attached: bool) {
+        self.sealed.with_label_values(&[outcome.label()]).inc();
+        if !is_attached {
+            self.sealed_detached.inc();
+        }
+    }
+
+    /// Counts a call that ended because its client did not come back in time.
+    pub fn observe_abandoned(&self) {
+        self.abandoned.inc();
+    }
+
+    /// Counts events that were read from the upstream.
+    pub fn observe_events(&self, events: usize, bytes: usize) {
+        self.events.inc_by(events as u64);
+        self.event_bytes.inc_by(bytes as u64);
+    }
+
+    /// Records the time from the beginning of a call to the head of its response.
+    pub fn observe_head(&self, after: Duration) {
+        self.head_seconds.observe(after.as_secs_f64());
+    }
+
+    /// Counts a probe of a token by its outcome.
+    pub fn observe_probe(&self, outcome: &Probed) {
+        let outcome = match outcome {
+            Probed::Genuine => "genuine",
+            Probed::Foreign => "foreign",
+            Probed::Inconclusive => "inconclusive",
+            Probed::Refused(_) => "refused",
+            Probed::Unknown => "unknown",
+        };
+        self.token_probes.with_label_values(&[outcome]).inc();
+    }
+
+    /// Sets whether the upstream accepts connections.
+    pub fn set_ready(&self, accepts: bool) {
+        self.ready.set(i64::from(accepts));
+    }
+}
