@@ -1,8 +1,8 @@
-//! Where Redis is: the URL, read once.
+//! Address of Redis: the URL, parsed once.
 
 use std::str::FromStr;
 
-/// Where Redis and its sentinels listen unless the URL says otherwise.
+/// Default ports of Redis and of its sentinels.
 const PORT: u16 = 6379;
 const SENTINEL_PORT: u16 = 26379;
 
@@ -18,7 +18,7 @@ pub(super) struct Address {
     pub(super) database: i64,
 }
 
-/// What listens there.
+/// Kind of deployment at the address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// One server.
@@ -47,7 +47,7 @@ pub enum UrlError {
     /// Sentinels without a name to ask them for.
     #[error("names no master, as in redis+sentinel://127.0.0.1:26379/mymaster")]
     Master,
-    /// What is behind the host is no number.
+    /// The database is no number.
     #[error("has a database that is not a number of 0 or more")]
     Database,
     /// A Cluster has one database.

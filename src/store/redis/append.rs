@@ -1,15 +1,15 @@
-//! An append, and the two ways to do it.
+//! Appends: by a script, or by a plain `XADD` where the script has permitted it.
 //!
-//! The script checks everything. It costs Redis several times what the addition itself does, so where it can it leaves the next
-//! additions of the stream to one connection, the holder: plain `XADD`s, which name the events by a key that only holds while nothing
-//! else has happened to the stream. Another writer, a seal, a follower that must be told and a stream that begins anew give the events
-//! another name; a stream that is gone has none. Redis then answers a plain addition with nothing, and the script has the word.
+//! The script checks everything, and costs Redis several times as much as the addition itself. Where it can, it permits one
+//! connection, the holder, to make the next additions of the stream by plain `XADD`s. These use the key that the events have
+//! in the present generation of the stream. A new writer, a seal, a follower that must be notified or a new beginning of the stream
+//! renames that key, and a stream that is gone has none. A plain addition then changes nothing, and the append is made by the script.
 //!
-//! Whoever holds a stream knows its tail: nobody else adds to it, and Redis takes no number twice. So a plain addition is made only
-//! where the caller's epoch and place are those that the script has found good on this connection, and while no other append of the
-//! stream is under way: of one that was under way when its connection broke it is open whether it took effect, and whatever Redis has
-//! lost, it has lost the connection too. An addition does not begin the time anew that the stream is kept; the script does, before a
-//! sixteenth of it is over.
+//! The holder knows the stream's tail: no other connection adds to it, and Redis accepts no number twice. A plain addition
+//! needs two things: the script has accepted the caller's epoch and place on this connection, and no other append of the stream
+//! is in flight. If the connection breaks during an append, its outcome is unknown. Redis loses single entries only in a
+//! failover or restart, which breaks the connection too. A plain addition does not renew the expiry of the stream; the script
+//! does, within a sixteenth of it.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -78,7 +78,7 @@ impl Append {
     }
 }
 
-/// What one connection holds.
+/// Permits for plain additions that one connection holds.
 pub(super) struct Held {
     holder: String,
     streams: HashMap<StreamId, Lane>,
@@ -89,7 +89,7 @@ struct Lane {
     under_way: usize,
     /// The one that is under way is plain.
     is_plain: bool,
-    /// When the first of those that are under way was sent, or of those that were last.
+    /// Time at which the first addition in flight was sent; without one, the time of the last addition.
     used: Instant,
     permit: Option<Permit>,
 }
@@ -118,7 +118,7 @@ impl Held {
         Self { holder, streams: HashMap::new() }
     }
 
-    /// Whether a plain addition is under way that may have to be made again: what comes after it waits.
+    /// Returns true if a plain addition is in flight that may have to be repeated: later calls of its order wait.
     pub(super) fn is_waited_for(&self, order: Order) -> bool {
         let Order::Stream(stream) = order else { return false };
         self.streams.get(&stream).is_some_and(|lane| lane.is_plain)
@@ -219,7 +219,8 @@ mod tests {
         ::redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap()
     }
 
-    /// What a connection holds, and the time when the stream of these tests was found to be its own, with one event.
+    /// Returns the permits of a connection that holds the stream of these tests, with one event, and the time of its
+    /// permit.
     fn held() -> (Held, Instant) {
         let (mut held, now) = (Held::new("me".to_owned()), clock::now());
         assert!(!is_plain(&held.send(&event(0), &names(), now)));

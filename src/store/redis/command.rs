@@ -11,32 +11,32 @@ use super::scripts;
 use crate::store::Error;
 use crate::store::completion::{Complete, Queue, deliver};
 
-/// What is to be done, and who waits for the answers.
+/// A call, and the receiver of its replies.
 pub(super) struct Call {
     pub(super) work: Work,
-    /// How many answers there will be.
+    /// Number of replies.
     pub(super) count: usize,
     /// Calls of the same order take effect as they were made.
     pub(super) order: Order,
     tell: oneshot::Sender<Answer>,
-    /// In the runtime of whoever waits.
+    /// Completions of the caller's runtime.
     queue: Arc<Queue<Told>>,
-    /// Is told first, whether or not anybody waits any more.
+    /// Called first with the reply, even if the caller has gone.
     note: Option<Note>,
 }
 
-/// What is to be done.
+/// Work of a call.
 pub(super) enum Work {
     /// Commands, in this order.
     Steps(Vec<Cmd>),
-    /// An append, in whichever way. One that was made without a word has no answers.
+    /// An append, by script or plain. A silent one has no replies.
     Append(Append),
 }
 
 /// The answers to the steps of a call.
 pub(super) type Answer = Result<Vec<Value>, Failure>;
 
-/// An answer on its way to whoever waits for it.
+/// A reply on its way to the caller.
 pub(super) struct Told {
     tell: oneshot::Sender<Answer>,
     answer: Answer,
@@ -49,7 +49,7 @@ impl Complete for Told {
     }
 }
 
-/// What is done with an answer on its way.
+/// Callback for a reply, run before the caller is woken.
 pub(super) type Note = Box<dyn FnOnce(&Answer) + Send>;
 
 /// Why a call failed.
@@ -150,7 +150,7 @@ impl Failure {
         }
     }
 
-    /// Whether the connection is of no more use.
+    /// Returns true if the connection can be used no more.
     pub(super) fn breaks(&self) -> bool {
         matches!(self, Self::Lost(_))
     }

@@ -17,7 +17,7 @@ use super::Options;
 use super::address::{Address, Kind};
 use super::command::{Failure, ask, cmd};
 
-/// How often a Cluster is asked again for one command: it may have moved, or be about to.
+/// Tries of one command in a Cluster: its slot may have moved, or be about to.
 const CLUSTER_TRIES: u32 = 4;
 /// More commands than are ever on their way to the connection's task, so that handing one over never waits.
 const HANDED_OVER: usize = 256;
@@ -44,7 +44,7 @@ impl Connector {
         Self { address, options }
     }
 
-    /// Whether connections can be made as they are configured: the files of TLS can be read and used.
+    /// Checks that connections can be made as configured: the TLS files can be read and used.
     pub(super) fn check(&self) -> Result<(), Failure> {
         let Some(host) = self.address.hosts.first().filter(|_| self.address.tls) else { return Ok(()) };
         self.client(host, self.login()).map(drop).map_err(|error| Failure::of(&error))
@@ -177,7 +177,7 @@ impl Connector {
         Ok(TlsCertificates { client_tls, root_cert })
     }
 
-    /// How long an attempt may take with all that belongs to it.
+    /// Returns the time limit of an attempt to connect, with all its steps.
     pub(super) fn patience(&self) -> Duration {
         self.options.connect_timeout * 3 + self.options.response_timeout * 2
     }

@@ -1,4 +1,4 @@
-//! What replicas do through Redis besides keeping streams: leases, messages, groups.
+//! Coordination of replicas through Redis: leases, messages, groups.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -194,7 +194,7 @@ fn mail_order(core: &Core) -> Order {
     order(("mail", core.owner.0))
 }
 
-/// How often each was dismissed; empty for never.
+/// Returns the number of times that each owner was forgotten; empty for never.
 fn dismissals(core: &Core, owners: &[Owner]) -> Pending<Result<Vec<Vec<u8>>, Error>> {
     let [_, _, dismissals] = core.names.leases();
     let mut cmd = command::cmd(&[b"HMGET", dismissals.as_bytes()]);

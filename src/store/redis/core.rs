@@ -1,4 +1,4 @@
-//! What the store and its tasks have in common.
+//! State shared by the store and its tasks.
 
 use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -19,7 +19,7 @@ use crate::store::{Error, Keys, Pending, Standing};
 /// Calls that wait to be sent. One that finds no place fails: Redis is far behind.
 const WAITING: usize = 16 * 1024;
 
-/// What the store and its tasks have in common.
+/// State shared by the store and its tasks.
 pub(super) struct Core {
     pub(super) owner: Owner,
     pub(super) names: Names,
@@ -30,9 +30,9 @@ pub(super) struct Core {
     pub(super) mail: Notify,
     /// The connection is a new one, or the contents are: followers must be noted again, and told.
     pub(super) rejoin: Notify,
-    /// Somebody found that the contents are others: they are to be looked at.
+    /// Notified when a call finds signs of a new generation: the next probe is due at once.
     pub(super) doubt: Notify,
-    /// As `rejoin`, for whoever has written what may be lost.
+    /// As `rejoin`, for the event log, whose writes may be lost.
     pub(super) regained: watch::Sender<u64>,
     /// The first of the messages that came last, and how many they were, as Redis says it.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
@@ -111,7 +111,7 @@ impl Core {
         self.make(Work::Steps(steps), order.into(), None, read)
     }
 
-    /// The same; `note` is told the answer even if nobody waits for it.
+    /// Makes a call whose reply goes to `note` too, even if the caller has gone.
     pub(super) fn call_and_note<T: Send + 'static>(
         &self,
         order: impl Into<Order>,
@@ -122,7 +122,8 @@ impl Core {
         self.make(Work::Steps(steps), order.into(), Some(note), read)
     }
 
-    /// Makes a call that may find nothing: an error where that is so because the contents are lost, which nobody here may have noticed.
+    /// Makes a call that may find nothing. Returns an error if it finds nothing because the contents are lost, before a
+    /// probe has noticed.
     pub(super) fn look<T: Send + 'static>(
         self: &Arc<Self>,
         order: impl Into<Order>,
@@ -141,7 +142,7 @@ impl Core {
         }))
     }
 
-    /// Whether the contents are still those that `epoch` names.
+    /// Checks that the generation in Redis is that of `epoch`.
     async fn confirm(&self, epoch: StoreEpoch) -> Result<(), Error> {
         let name = self.names.contents();
         let asked = self.call(order(&name), vec![cmd(&[b"GET", name.as_bytes()])], move |answers| {

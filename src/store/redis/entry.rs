@@ -1,4 +1,4 @@
-//! How a batch lies in Redis: the number of its first event, and the events one behind the other, each behind its length.
+//! Encoding of a batch in Redis: the number of its first event, then each event behind its length.
 //!
 //! The scripts know this layout where they compare a batch with what is there.
 
@@ -28,7 +28,7 @@ pub(super) struct Cut {
     pub(super) events: Vec<(Seq, Bytes)>,
 }
 
-/// What became of a batch that was cut up.
+/// Result of decoding a batch.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Taken {
     /// There is room for more.
@@ -37,7 +37,7 @@ pub(super) enum Taken {
     Enough,
     /// Events before it are missing.
     Hole,
-    /// It is not of our making.
+    /// The encoding is not valid.
     Broken,
 }
 

@@ -1,4 +1,4 @@
-//! What the contents of a Redis are known by, kept in them: one record that comes and goes with everything else.
+//! Identity of the contents of a Redis: one record, which is lost together with everything else.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::store::Keys;
 /// The layout of everything that is kept now. A later one is not touched.
 pub(super) const VERSION: u32 = 1;
 
-/// How often a record that is awaited is looked for.
+/// Interval of the looks for an awaited record.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// The record cannot be used.
@@ -22,9 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(50);
 pub(super) enum Unusable {
     /// A later version wrote it.
     Newer(u32),
-    /// Nobody of ours wrote it.
+    /// The record was written by another program.
     Foreign,
-    /// It could not be had.
+    /// The record could not be read.
     Failed(Failure),
 }
 
@@ -61,7 +61,8 @@ pub(super) async fn join(connection: &mut impl ConnectionLike, name: &[u8], wait
     agree(connection, name, fresh).await
 }
 
-/// Whether `record` is that of the contents that `epoch` names. What is unreadable is no sign of others: it is said elsewhere.
+/// Returns true if `record` is that of the generation that `epoch` names. An unreadable record counts as such: it is
+/// reported elsewhere.
 pub(super) fn is_of(record: &Value, epoch: StoreEpoch) -> bool {
     match record {
         Value::Nil => false,

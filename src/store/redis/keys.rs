@@ -1,4 +1,4 @@
-//! What everything in Redis is called. All of a stream has its ID as hash tag, so that it lies on one slot.
+//! Names of all keys and channels in Redis. All keys of a stream have its ID as hash tag, so that they lie on one slot.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -34,7 +34,7 @@ impl Names {
         format!("{}own:{}", self.prefix, of(owner))
     }
 
-    /// What the channels of all owners begin with.
+    /// Returns the prefix of all owners' channels.
     pub(super) fn channels(&self) -> String {
         format!("{}wake:", self.prefix)
     }
@@ -92,7 +92,7 @@ impl Names {
     }
 }
 
-/// What orders calls: those about one thing take effect as they were made.
+/// Order of calls: those of equal order take effect as they were made.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Order {
     Stream(StreamId),
@@ -115,7 +115,7 @@ pub(super) fn owner(text: &[u8]) -> Option<Owner> {
     u32::from_str_radix(std::str::from_utf8(text).ok()?, 16).ok().map(Owner)
 }
 
-/// What orders the calls about this, which is no stream.
+/// Returns the order of calls about a subject that is no stream.
 pub(super) fn order(about: impl Hash) -> Order {
     let mut hasher = DefaultHasher::new();
     about.hash(&mut hasher);

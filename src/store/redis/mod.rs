@@ -76,24 +76,24 @@ const INDEXED_BEFORE_MS: u64 = 60_000;
 /// A replica that has lost its connection tries again after half a second at the latest.
 const KEY_WAIT: Duration = Duration::from_secs(2);
 
-/// Where Redis is and how it is spoken to.
+/// Address of Redis, and the way to connect.
 #[derive(Clone)]
 pub struct Options {
     /// `redis://[user:password@]host[:port][/database]`, `redis+sentinel://…host[:port],host[:port]/master[/database]` (user
     /// and password are those of the master), `redis+cluster://…host[:port],host[:port]`; with `rediss` for TLS.
     pub url: String,
-    /// What every key and channel begins with: several deployments may share one Redis.
+    /// Prefix of every key and channel: several deployments may share one Redis.
     pub prefix: String,
-    /// How long an answer may take. Redis is unreachable after that.
+    /// Longest wait for a reply. After it, Redis counts as unreachable.
     pub response_timeout: Duration,
-    /// How long a connection may take to be made.
+    /// Longest time to connect.
     pub connect_timeout: Duration,
-    /// How long a Redis that holds no keys is watched for those of replicas that have lost their connection and are on their way back, before
-    /// other keys are made: what one replica has signed another one with other keys would refuse.
+    /// Time to wait, at a Redis without signing keys, for replicas that lost their connection and hold the keys. Then
+    /// new keys are made. Without the wait, replicas with different keys would refuse each other's event IDs.
     pub key_wait: Duration,
     /// The authorities whose certificates are believed, in PEM form; the system's without.
     pub ca: Option<PathBuf>,
-    /// What is shown to Redis.
+    /// Client certificate presented to Redis.
     pub identity: Option<KeyPair>,
     /// User and password for the sentinels, where they want any.
     pub sentinel_login: Option<(String, String)>,
@@ -119,7 +119,7 @@ impl Options {
 pub struct Opened {
     /// The store.
     pub store: Arc<Redis>,
-    /// What its contents are known by now; later, [`Shared::epoch`].
+    /// Keys and epoch of its contents now; later epochs by [`Shared::epoch`].
     pub keys: Keys,
 }
 
@@ -132,10 +132,10 @@ pub enum OpenError {
     /// The prefix would decide on which slot a key lies.
     #[error("the prefix of keys in Redis must not hold {{ or }}")]
     Prefix,
-    /// It does not answer, or not yet as it should: it may later.
+    /// Redis does not reply, or not yet as it should. A later attempt may succeed.
     #[error("Redis cannot be reached: {0}")]
     Unreachable(String),
-    /// It refuses what the store needs, or cannot be asked as it is configured.
+    /// Redis refuses a command that the store needs, or its configuration rules the store out.
     #[error("Redis cannot be used: {0}")]
     Refused(String),
     /// A later version of this program writes there.
@@ -148,10 +148,10 @@ pub enum OpenError {
         /// The latest one that is known here.
         known: u32,
     },
-    /// Somebody else's key has the name of ours.
+    /// A key of this name belongs to another program.
     #[error("the key {key} in Redis is not of this program: choose another prefix")]
     Foreign {
-        /// Its name.
+        /// Name of the key.
         key: String,
     },
 }
@@ -237,7 +237,7 @@ impl Redis {
     }
 }
 
-/// Events that Redis may drop to make room are lost, and nobody says so.
+/// Logs a warning if Redis may evict streams to free memory: the loss would be silent.
 async fn warn_of_eviction(link: &mut Link) {
     let asked = cmd(&[b"CONFIG", b"GET", b"maxmemory-policy"]);
     let answer = match link {
@@ -254,7 +254,7 @@ async fn warn_of_eviction(link: &mut Link) {
     }
 }
 
-/// The policy by which keys are dropped, wherever it stands in the answer.
+/// Returns the eviction policy in a reply, unless it evicts nothing.
 fn evicting(answer: &Value) -> Option<String> {
     match answer {
         Value::BulkString(text) if text.starts_with(b"allkeys-") || text.starts_with(b"volatile-") => {
@@ -427,8 +427,8 @@ impl Store for Redis {
     }
 }
 
-/// Forgets that streams may be open, those apart that were noted again after `upto`. Nobody waits for it: what stays is looked at
-/// once more by who asks for open streams.
+/// Removes streams from the index of open ones, except those noted again after `upto`. The result is not awaited: a
+/// stream that stays is examined once more by the next query for open streams.
 fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
     if streams.is_empty() {
         return;
@@ -442,7 +442,7 @@ fn unindex(core: &Core, owner: Owner, upto: &str, streams: &[StreamId]) {
     drop(core.call(order(&index), vec![cmd], |_| Ok(())));
 }
 
-/// Whether the stream is there, is not sealed, and is `owner`'s.
+/// Returns true if the stream exists, is not sealed, and belongs to `owner`.
 fn look(core: &Core, stream: StreamId, owner: Owner) -> Pending<Result<bool, Error>> {
     let [meta, ..] = core.names.stream(stream);
     let look = cmd(&[b"HMGET", meta.as_bytes(), b"o", b"z"]);
@@ -473,7 +473,7 @@ fn stored(answer: Value) -> Result<Option<Stored>, Error> {
     Ok(Some(Stored { about, state, owner, epoch, trimmed, tail, sealed: numeric()? == 1 }))
 }
 
-/// Cuts the events out of the entries. Events that should be there and are not were trimmed away by somebody.
+/// Decodes the events of entries. A missing event was trimmed by another replica.
 fn events(answer: Value, after: Seq, max_bytes: usize) -> Result<Read, Error> {
     let Value::Array(parts) = answer else { return Err(odd()) };
     let entries =

@@ -1,7 +1,7 @@
-//! Who is told of changes: followers here, by what Redis publishes on the one channel of this replica.
+//! Notification of followers, through what Redis publishes on the one channel of this replica.
 //!
-//! A change is never missed: whenever one may have been, because a connection is a new one, every follower is told, and looks; and
-//! so is each whenever its registration is renewed, since what is published may be lost on its way.
+//! No change is missed. After each new connection, when messages may be lost, every follower is woken and reads. Each
+//! follower is woken too when its registration is renewed, since a published message may be lost on its way.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,14 +21,14 @@ use crate::clock;
 use crate::protocol::ids::StreamId;
 use crate::store::{Error, Pending};
 
-/// What is said to see that we hear.
+/// Message by which a replica checks that its subscription works.
 pub(super) const HEARTBEAT: &[u8] = b"heartbeat";
-/// What says that there is a message.
+/// Message that announces mail.
 pub(super) const MAIL: &[u8] = b"mail";
 
-/// So long nothing may be heard: five heartbeats.
+/// Longest silence of a working subscription: five heartbeats.
 const SILENCE: Duration = Duration::from_secs(5);
-/// How long Redis keeps a registration, and how often it is renewed.
+/// Expiry of a registration in Redis, and the interval of its renewal.
 const REGISTERED: Duration = Duration::from_secs(30);
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// The wait before another connection is tried.
@@ -75,7 +75,7 @@ impl Followers {
 
 /// A connection on which this replica's channel is heard.
 pub(super) struct Ears {
-    /// What is dropped is closed.
+    /// Closed when dropped.
     _connection: MultiplexedConnection,
     heard: mpsc::UnboundedReceiver<PushInfo>,
 }
@@ -132,7 +132,7 @@ pub(super) fn register(core: &Core, stream: StreamId) -> Pending<Result<(), Erro
     core.call(stream, vec![cmd], |_| Ok(()))
 }
 
-/// Keeps the registrations; after a loss all are made anew, and then everybody is told.
+/// Renews the registrations. After a loss it makes all of them anew, then wakes every follower.
 pub(super) async fn renew(core: Arc<Core>) {
     loop {
         tokio::select! {

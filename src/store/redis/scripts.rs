@@ -48,7 +48,7 @@ impl Script {
     }
 }
 
-/// The same call with the text of its script in place of the hash; `None` for another command.
+/// Returns the call with its script's text in place of the hash, or `None` if the command is no script.
 pub(super) fn in_full(call: &Cmd) -> Option<Cmd> {
     let mut args = call.args_iter().filter_map(|arg| if let Arg::Simple(arg) = arg { Some(arg) } else { None });
     if args.next()? != b"EVALSHA" {
@@ -75,13 +75,15 @@ local function text(number) return string.format('%.0f', number) end
 
 const NOTHING: &str = "";
 
-/// The keys of a stream are its meta, its events and its followers; the first arguments of what changes it are the channels'
-/// prefix and the stream's name.
+/// Lua functions for the scripts of a stream.
 ///
-/// While there is a holder, it adds events without a script, and the tail in the meta is behind. What it may not add any more is
-/// kept out by a name: `revoke` gives the events the one of the next generation. It is called behind what may be refused for want
-/// of memory. `known` tells the fields `p g h t` and those that are asked for; nothing where there is no stream, or where events are
-/// lost that nobody knows the number of.
+/// Keys: meta, events and followers of the stream. First arguments of a script that changes the stream: prefix of the
+/// channels, ID of the stream.
+///
+/// While a connection holds the stream, it adds events without a script, and the tail in the meta is behind. `revoke`
+/// ends that: it gives the events the name of the next generation, so that a plain addition misses them. It is called
+/// after the steps that may be refused for want of memory. `known` returns the fields `p g h t` and the requested ones.
+/// It returns nothing if there is no stream, or if events of unknown number were lost.
 const STREAM: &str = "
 local meta, followers = KEYS[1], KEYS[3]
 local generation, holder, tail, events
@@ -157,10 +159,10 @@ keep(tonumber(ARGV[5]))
 tell()
 return {'ok', epoch}
 "
-    /// epoch, after, after + 1, last, how many, events, whether there is a state, state, who would be the holder.
+    /// epoch, after, after + 1, last, count, events, 1 if there is a state, state, candidate for holder.
     ///
-    /// A batch that is there already is looked for byte for byte, however it was cut into entries. The caller becomes the holder
-    /// where it would and nobody is to be told of what is added, and learns the generation and how long the stream is kept.
+    /// A repeated batch is compared byte for byte with the stored events, in any division into entries. The candidate becomes the
+    /// holder unless the stream has followers; the reply then has the generation and the expiry of the stream.
     APPEND(3, STREAM) "
 local is = known('z', 'k', 'x')
 if not is then return {'gone'} end
@@ -295,7 +297,7 @@ redis.call('DEL', meta, events)
 tell()
 return {'ok'}
 "
-    /// owner, for how long. From now on whoever adds events tells of them.
+    /// owner, duration in ms. From now on every writer publishes its additions.
     FOLLOW(3, STREAM) "
 local time = now()
 redis.call('ZADD', followers, time + tonumber(ARGV[2]), ARGV[1])
@@ -314,7 +316,7 @@ for i = 2, #ARGV do
 end
 return 0
 "
-    /// What is noted, and the time.
+    /// Returns the index and the time.
     INDEXED(1, NOTHING) "return {text(now()), redis.call('ZRANGE', KEYS[1], 0, -1)}"
     /// value, keep.
     CLAIM(1, NOTHING) "
@@ -339,7 +341,7 @@ redis.call('ZADD', KEYS[1], time + tonumber(ARGV[3]), ARGV[1])
 redis.call('HSET', KEYS[2], ARGV[1], ARGV[2])
 return runs and 'held' or 'anew'
 "
-    /// Key: leases. lease, owners. Those that are there already stay as they are; nobody holds the others.
+    /// Key: leases. lease, owners. Existing leases stay as they are; the new ones have no holder.
     EXPECT(1, NOTHING) "
 local ends = now() + tonumber(ARGV[1])
 for i = 2, #ARGV do redis.call('ZADD', KEYS[1], 'NX', ends, ARGV[i]) end
@@ -386,7 +388,7 @@ return 1
 taken()
 return 0
 "
-    /// The same; at most how many come next. They stay until it is known that they were taken.
+    /// As for `TAKEN`; most messages to return. They stay until a later call acknowledges them.
     RECEIVE(1, MAIL) "
 taken()
 local time = now()

@@ -15,13 +15,13 @@ use crate::store::redis::command::{Answer, Call, Work, ask, cmd};
 use crate::store::redis::core::Core;
 use crate::store::redis::keys::Order;
 
-/// So many calls are known here at once; the others wait where they are.
+/// Most calls held here at once; the others wait in their channel.
 const AT_ONCE: usize = 4096;
 
 /// Calls by their order: the ones that wait for the one that is under way.
 type Lanes = HashMap<Order, VecDeque<Call>>;
 
-/// What a task here came to.
+/// Result of a task here.
 enum Done {
     Call(Call, Answer),
     Probe(Result<(), Failure>),
@@ -122,7 +122,7 @@ fn note(core: &Core, answer: &Answer) -> Option<Failure> {
     None
 }
 
-/// The same as for one server, and whether every master answers.
+/// Probes as for one server, and checks that every master replies.
 async fn probe_all(core: &Core, connection: &mut ClusterConnection) -> Result<(), Failure> {
     probe(core, connection).await?;
     ask(connection, &cmd(&[b"PING"])).await.map(drop)

@@ -20,9 +20,9 @@ use crate::clock;
 use crate::random;
 use crate::store::Standing;
 
-/// How often it is seen whether Redis still answers, can be written, and holds what it held.
+/// Interval of the probes that Redis replies, accepts writes, and has its contents.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
-/// How long a probe may stand before it goes.
+/// Expiry of a probe's key.
 const PROBE_KEPT_MS: &[u8] = b"10000";
 /// Pauses before another connection is tried.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_millis(500));
@@ -99,7 +99,8 @@ async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), 
     Ok(())
 }
 
-/// Lost contents get the keys they had back, and another epoch; whoever writes it first names it.
+/// Compares the generation in Redis with the known one. If the contents were lost, the replica that first writes the
+/// signing keys again begins a new store epoch.
 async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     let known = core.keys();
     let name = core.names.contents();
@@ -126,7 +127,7 @@ async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> 
     Ok(())
 }
 
-/// What a probe says of the store; a failure that ends the connection.
+/// Sets the store's health by a probe's result. Returns a failure that ends the connection.
 fn judge(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
     match probed {
         Ok(()) => core.stand(Standing::Ready),

@@ -25,10 +25,10 @@ use crate::store::redis::scripts;
 
 /// As many calls go out together at most.
 const TOGETHER: usize = 256;
-/// So many times before the first of them is answered; what comes meanwhile gathers.
+/// Most flights before the first of them has its replies; further calls gather meanwhile.
 const UNDER_WAY: usize = 4;
 
-/// What comes of itself, to be waited for here.
+/// A future that completes without further input.
 type Coming<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
 /// Calls that were sent together.
@@ -46,7 +46,7 @@ struct Again {
     orders: HashSet<Order>,
 }
 
-/// What there is of one connection.
+/// State of one connection.
 struct Line<'a> {
     core: &'a Arc<Core>,
     connection: MultiplexedConnection,
@@ -210,7 +210,7 @@ impl Line<'_> {
             answered.push(call.answered(answer));
         }
         deliver(answered);
-        // Whatever is of their order has waited.
+        // Calls of their order have waited.
         self.waiting.splice(..0, refused);
         broken
     }
@@ -224,7 +224,7 @@ pub(super) async fn load_scripts(connection: &mut MultiplexedConnection) -> Resu
     Ok(())
 }
 
-/// What comes in this order.
+/// Futures that are awaited in order.
 struct Flying<T>(VecDeque<Coming<T>>);
 
 impl<T> Default for Flying<T> {

@@ -1,4 +1,4 @@
-//! What replicas do through Redis: each clause on a server and on a Cluster.
+//! Coordination through Redis: each clause of the contract on a server and on a Cluster.
 
 use super::*;
 use crate::store::{Renewal, Shared};
@@ -113,7 +113,7 @@ mod clause {
         expect(&[], LEASE).await;
         expect(&[1, 2, 3], LEASE).await;
         assert_eq!(living(&two.two).await, [1, 2, 3]);
-        // Whoever has the name: that is the one that is heard of, and nobody after it.
+        // The incarnation that takes the name over holds the lease; the earlier one does not.
         assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
         assert_eq!(renew(&two.one, LEASE).await, Renewal::Held);
         let double = connect(&two.options, 1).await;
@@ -130,7 +130,7 @@ mod clause {
         renew(&two.one, LEASE).await;
         let double = connect(&two.options, 1).await;
         double.give_up().wait().await.unwrap();
-        assert_eq!(living(&two.two).await, [1], "nobody gives up another's");
+        assert_eq!(living(&two.two).await, [1], "no replica releases another's lease");
         for _ in 0..2 {
             two.one.give_up().wait().await.unwrap();
             assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![]));

@@ -64,7 +64,7 @@ async fn create(store: &Redis) -> (StreamId, WriterEpoch) {
     (stream, store.create(stream, b"about", Seq(0), KEEP).wait().await.unwrap())
 }
 
-/// How many events there are behind `after`.
+/// Returns the number of events behind `after`.
 async fn count(store: &Redis, stream: StreamId, after: u64) -> usize {
     match store.read(stream, Seq(after), usize::MAX).wait().await.unwrap() {
         Read::Events(events) => events.len(),

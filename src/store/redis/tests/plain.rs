@@ -34,7 +34,7 @@ impl Place {
         assert_eq!(append(&self.store, stream, epoch, after).await.unwrap(), Appended::Ok);
     }
 
-    /// How many scripts and additions there were so far.
+    /// Returns the numbers of scripts and of additions so far.
     async fn made(&mut self) -> (u64, u64) {
         let stats = self.admin.text("INFO commandstats").await;
         let calls = |name: &str| {
@@ -44,7 +44,7 @@ impl Place {
         (calls("evalsha").unwrap_or(0), calls("xadd").unwrap_or(0))
     }
 
-    /// How many of the appends that follow `behind` needed a script.
+    /// Returns the number of appends after `behind` that needed a script.
     async fn scripts_of(&mut self, stream: StreamId, epoch: WriterEpoch, behind: std::ops::Range<u64>) -> u64 {
         let (scripts, additions) = self.made().await;
         let count = behind.end - behind.start;
@@ -141,11 +141,11 @@ async fn whoever_follows_from_between_two_additions_is_told_of_the_second() {
     };
     tokio::time::timeout(PATIENCE, told).await.expect("it is published");
     assert_eq!(count(&place.other, stream, 2).await, 1);
-    assert!(place.scripts_of(stream, epoch, 3..6).await >= 3, "as long as somebody follows");
+    assert!(place.scripts_of(stream, epoch, 3..6).await >= 3, "while the stream has a follower");
     drop(following);
     let followers = &place.store.core.names.stream(stream)[2];
     place.admin.say(&format!("DEL {followers}")).await;
-    assert_eq!(place.scripts_of(stream, epoch, 6..7).await, 1, "that says that nobody does");
+    assert_eq!(place.scripts_of(stream, epoch, 6..7).await, 1, "the script that finds no follower");
     assert_eq!(place.scripts_of(stream, epoch, 7..9).await, 0);
 }
 

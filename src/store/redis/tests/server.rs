@@ -15,7 +15,7 @@ use crate::random;
 use crate::store::redis::command::cmd;
 use crate::sync;
 
-/// Waits for the end of its input, which comes when the tests end, in whatever way.
+/// Waits for the end of its input, which comes when the tests end for any reason.
 const KEEPER: &str = r#""$@" </dev/null & exec >/dev/null; read _; kill -9 $!; wait"#;
 /// Below the ports that systems hand out by themselves, also with 10000 more for a Cluster's bus.
 const PORTS: std::ops::Range<u16> = 11000..21000;
@@ -137,7 +137,7 @@ impl Admin {
     }
 }
 
-/// What several tests use at once, for as long as one does.
+/// Server shared by several tests, for as long as one uses it.
 pub(super) struct Common<T>(Mutex<Weak<T>>);
 
 impl<T> Common<T> {

@@ -91,13 +91,13 @@ async fn what_is_not_there_because_it_was_dropped_is_not_said_to_be_gone() {
     }
 }
 
-/// How often something was published, by what Redis counts.
+/// Returns the number of publications that Redis has counted.
 fn publishes(stats: &str) -> u64 {
     let count = stats.split_once("cmdstat_publish:calls=").map(|(_, rest)| rest.split(',').next());
     count.flatten().map_or(0, |count| count.parse().expect("a number"))
 }
 
-/// Whoever was there before may need a moment to be back.
+/// Earlier replicas may need a moment to reconnect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_newcomer_to_an_empty_server_waits_for_the_keys_of_those_who_were_there() {
     let mut server = Server::start();

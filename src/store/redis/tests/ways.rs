@@ -139,7 +139,7 @@ async fn contents_of_a_later_version_are_left_alone() {
     let options = options(&server.url());
     let mut admin = server.admin().await;
     let key = format!("{}keys", options.prefix);
-    for (record, newer) in [("2:whatever", true), ("nonsense", false)] {
+    for (record, newer) in [("2:anything", true), ("nonsense", false)] {
         admin.say(&format!("SET {key} {record}")).await;
         let error = refused(options.clone()).await;
         assert_eq!(matches!(error, OpenError::Newer { found: 2, known: 1 }), newer, "{error}");
@@ -150,7 +150,7 @@ async fn contents_of_a_later_version_are_left_alone() {
     assert!(matches!(refused(Options::new("redis://127.0.0.1:1")).await, OpenError::Unreachable(_)));
 }
 
-/// Calls that nobody waits for between them: they take effect in their order, and if their results are dropped too.
+/// Makes calls without waiting between them: they take effect in their order, even if their results are dropped.
 async fn in_order(store: &Redis, admins: &mut [Admin]) {
     const LAST: u64 = 1500;
     let (stream, epoch) = create(store).await;
