@@ -14,7 +14,7 @@ use tracing::Instrument;
 use super::remote_retry::{Elsewhere, Place};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
-use super::{Asked, Connection, Ingress, forward_to_owner, head_bytes, respond, unpinned};
+use super::{Connection, Ingress, RequestContext, forward_to_owner, head_bytes, respond, unpinned};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
@@ -33,7 +33,7 @@ use crate::upstream::{self, Pump, Running, Teaches, Template};
 
 /// A POST that carries requests, with all that is known of it.
 pub(super) struct Posted {
-    pub(super) asked: Box<Asked>,
+    pub(super) context: Box<RequestContext>,
     pub(super) call: classify::Call,
     accept: Accept,
     body: Bytes,
@@ -74,29 +74,29 @@ struct Claimed {
 impl Ingress {
     pub(super) async fn call(
         self: Arc<Self>,
-        mut asked: Box<Asked>,
+        mut context: Box<RequestContext>,
         call: classify::Call,
         body: Bytes,
     ) -> Response<BoxBody> {
-        let accept = headers::accept(&asked.parts.headers);
+        let accept = headers::accept(&context.parts.headers);
         if !accept.json && !accept.sse {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
-        if let Some(session) = asked.session.clone().filter(|session| session.has_held())
-            && let Err(code) = Box::pin(self.wait_turn(&mut asked, &session)).await
+        if let Some(session) = context.session.clone().filter(|session| session.has_held())
+            && let Err(code) = Box::pin(self.wait_turn(&mut context, &session)).await
         {
             return self.refuse_call(code, &call);
         }
-        if self.replicas.is_some() && asked.session.as_ref().is_some_and(|session| !session.is_home()) {
-            Box::pin(self.join_session(&asked)).await;
+        if self.replicas.is_some() && context.session.as_ref().is_some_and(|session| !session.is_home()) {
+            Box::pin(self.join_session(&context)).await;
         }
         let (initialize, body) = self.take_declared(&call, body);
-        let retry = retry_of(&asked, &asked.binding, &call, &body);
+        let retry = retry_of(&context, &context.binding, &call, &body);
         let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         let mut elder = None;
-        if earlier.is_none() && asked.binding.subject.is_some() {
-            let elders = |elder: &Binding| self.elder_retried(elder, &asked, &call, &body);
-            match Box::pin(self.elder_call(&asked, call.era(), elders)).await {
+        if earlier.is_none() && context.binding.subject.is_some() {
+            let elders = |elder: &Binding| self.elder_retried(elder, &context, &call, &body);
+            match Box::pin(self.elder_call(&context, call.era(), elders)).await {
                 Ok(found) => elder = found,
                 Err(unproven) => return self.refuse_unproven(unproven, &call),
             }
@@ -105,22 +105,22 @@ impl Ingress {
         if let Some(earlier) = earlier {
             earlier.wait_for_detach().await;
         }
-        if !asked.is_elsewhere {
-            self.learn_tool(&asked, &call, &body).await;
+        if !context.has_remote_session() {
+            self.learn_tool(&context, &call, &body).await;
         }
         let teaches = Teaches { initialize, tools: self.listed(&call) };
-        let mut posted = Posted { asked, call, accept, body, retry, teaches };
+        let mut posted = Posted { context, call, accept, body, retry, teaches };
         let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
         let elsewhere = match self.is_written_down(posted.retry) && !is_elders {
             true => Box::pin(self.look_elsewhere(&posted)).await,
             false => Elsewhere::Nowhere(None),
         };
         // From here on it counts as its stream's.
-        posted.asked.held = None;
+        posted.context.held = None;
         let claimed = match elsewhere {
-            Elsewhere::Nowhere(_) if let Some(code) = self.elsewhere(&posted.asked) => Err(code),
+            Elsewhere::Nowhere(_) if let Some(code) = self.elsewhere(&posted.context) => Err(code),
             Elsewhere::Nowhere(place) => self.begin(&posted, elder, place),
-            Elsewhere::Stream(stream) => Ok(self.return_to(&posted.asked, &stream)),
+            Elsewhere::Stream(stream) => Ok(self.return_to(&posted.context, &stream)),
             Elsewhere::Answer(answer) => {
                 self.metrics.observe_retry();
                 return forward_to_owner::answer_of(answer);
@@ -135,8 +135,8 @@ impl Ingress {
             Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
-                let Posted { asked, call, accept, body, .. } = posted;
-                let Asked { parts, session, connection, .. } = *asked;
+                let Posted { context, call, accept, body, .. } = posted;
+                let RequestContext { parts, session, connection, .. } = *context;
                 let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
                 let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
@@ -147,15 +147,15 @@ impl Ingress {
     }
 
     /// Waits behind the POSTs that are held.
-    async fn wait_turn(&self, asked: &mut Asked, session: &Session) -> Result<(), ErrorCode> {
-        self.log.make_room(asked.be_held())?;
+    async fn wait_turn(&self, context: &mut RequestContext, session: &Session) -> Result<(), ErrorCode> {
+        self.log.make_room(context.be_held())?;
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
     /// Lets answers, cancels and the end of a session find its calls here, wherever they arrive. Of a session that no replica opened
     /// nothing is noted: anybody can make one up.
-    pub(super) async fn join_session(&self, asked: &Asked) {
-        if let (Some(session), Some(id)) = (&asked.session, &asked.binding.session)
+    pub(super) async fn join_session(&self, context: &RequestContext) {
+        if let (Some(session), Some(id)) = (&context.session, &context.binding.session)
             && !session.is_home()
             && session.version().is_some()
             && session.joins_first()
@@ -202,8 +202,14 @@ impl Ingress {
     }
 
     /// The call of `elder`, an older token of the caller, that this POST may be the retry of.
-    fn elder_retried(&self, elder: &Binding, asked: &Asked, call: &classify::Call, body: &[u8]) -> Option<Arc<Stream>> {
-        let Retry { fingerprint, body, .. } = retry_of(asked, elder, call, body);
+    fn elder_retried(
+        &self,
+        elder: &Binding,
+        context: &RequestContext,
+        call: &classify::Call,
+        body: &[u8],
+    ) -> Option<Arc<Stream>> {
+        let Retry { fingerprint, body, .. } = retry_of(context, elder, call, body);
         let stream = self.log.retries().find(&fingerprint?)?;
         // Its client may be about to leave.
         let may_match = body.is_some() || !stream.has_arrived();
@@ -216,13 +222,13 @@ impl Ingress {
         let Retry { fingerprint, body, .. } = posted.retry;
         if let Some(stream) = elder.filter(|stream| stream.may_return(body.is_some())) {
             let is_same = stream.body() == body;
-            return if is_same { Ok(self.return_to(&posted.asked, &stream)) } else { Err(ErrorCode::KeyReused) };
+            return if is_same { Ok(self.return_to(&posted.context, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
         if !self.takes(posted) {
             return self.rejoin(posted);
         }
-        let request_bytes = head_bytes(&posted.asked.parts) + posted.body.len();
-        let part = self.log.admit(&posted.asked.share, request_bytes);
+        let request_bytes = head_bytes(&posted.context.parts) + posted.body.len();
+        let part = self.log.admit(&posted.context.share, request_bytes);
         let (hold, _registering) = place.map(|Place { hold, registering }| (hold, registering)).unzip();
         let create = || {
             let (spec, part) = (self.spec(posted), part?);
@@ -240,7 +246,7 @@ impl Ingress {
                 stream.keep_registration(registration.under(hold));
                 Ok(self.start(posted, &stream))
             }
-            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
+            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.context, &stream)),
             Match::Same(_) => Err(ErrorCode::KeyReused),
         }
     }
@@ -248,8 +254,8 @@ impl Ingress {
     /// Whether the POST may begin a call. In a drain only what a session asks may, while a call of it runs or has just ended: some
     /// clients ask for the tools before they use a result, and lose it where they are refused.
     pub(super) fn takes(&self, posted: &Posted) -> bool {
-        let Posted { asked, call, .. } = posted;
-        let is_busy = || asked.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
+        let Posted { context, call, .. } = posted;
+        let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         !self.drain.refuses_calls() || (!call.calls_tool && !call.opens && is_busy())
     }
 
@@ -258,7 +264,7 @@ impl Ingress {
         let Retry { fingerprint, body, .. } = posted.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         match found.filter(|stream| stream.may_return(body.is_some())) {
-            Some(stream) if stream.body() == body => Ok(self.return_to(&posted.asked, &stream)),
+            Some(stream) if stream.body() == body => Ok(self.return_to(&posted.context, &stream)),
             Some(_) => Err(ErrorCode::KeyReused),
             None => Err(ErrorCode::Draining),
         }
@@ -272,7 +278,7 @@ impl Ingress {
     }
 
     fn spec(&self, posted: &Posted) -> Spec {
-        let Posted { asked, call, accept, retry, .. } = posted;
+        let Posted { context, call, accept, retry, .. } = posted;
         let limits = self.limits(posted);
         let streams = &self.config.streams;
         let policy = Policy {
@@ -297,7 +303,7 @@ impl Ingress {
         };
         Spec {
             policy,
-            binding: asked.binding.clone(),
+            binding: context.binding.clone(),
             ids: call.ids.clone(),
             batch: call.batch,
             polls: limits.mode == Mode::Poll,
@@ -311,14 +317,14 @@ impl Ingress {
         posted.accept.sse && !posted.call.opens && self.may_begin(posted)
     }
 
-    fn may_begin(&self, Posted { asked, .. }: &Posted) -> bool {
+    fn may_begin(&self, Posted { context, .. }: &Posted) -> bool {
         let learned = self.upstream.learned();
-        learned.accepts(&asked.credentials, clock::now()) && learned.cors(asked.parts.headers.get(ORIGIN)).is_some()
+        learned.accepts(&context.credentials, clock::now()) && learned.cors(context.parts.headers.get(ORIGIN)).is_some()
     }
 
     fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
         let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
-        let Asked { parts, session, connection, .. } = &*posted.asked;
+        let RequestContext { parts, session, connection, .. } = &*posted.context;
         if let Some(session) = session {
             session.add_stream(stream);
             if posted.call.era() == Era::Legacy && posted.accept.sse && !posted.call.opens {
@@ -326,7 +332,7 @@ impl Ingress {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
-        let pump = self.pump(&posted.asked, template, posted.accept, posted.teaches.clone(), stream);
+        let pump = self.pump(&posted.context, template, posted.accept, posted.teaches.clone(), stream);
         let beginning = Beginning { start: Start::First, has_gap: false };
         Claimed { attachment, beginning, pump }
     }
@@ -334,7 +340,7 @@ impl Ingress {
     /// Begins the upstream call of a stream. It is made when the pump is polled.
     pub(super) fn pump(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         template: Template,
         accept: Accept,
         teaches: Teaches,
@@ -343,8 +349,8 @@ impl Ingress {
         let call = upstream::Call {
             template: Arc::new(template),
             accept,
-            credentials: asked.credentials,
-            subject: asked.binding.subject,
+            credentials: context.credentials,
+            subject: context.binding.subject,
             teaches,
             max_event_bytes: self.config.streams.max_event_bytes,
         };
@@ -353,7 +359,7 @@ impl Ingress {
         let running = pump.run().in_current_span();
         match stream.look(|machine| machine.policy().kind) {
             StreamKind::Request => {
-                let of_session = asked.session.as_ref().map(Session::begin_call);
+                let of_session = context.session.as_ref().map(Session::begin_call);
                 let running = async move {
                     let _of_session = of_session;
                     running.await;
@@ -366,9 +372,9 @@ impl Ingress {
     }
 
     /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
-    fn return_to(&self, asked: &Asked, stream: &Arc<Stream>) -> Claimed {
+    fn return_to(&self, context: &RequestContext, stream: &Arc<Stream>) -> Claimed {
         self.metrics.observe_retry();
-        let cursor = self.cursor_in(asked, stream);
+        let cursor = self.cursor_in(context, stream);
         stream.note_retry(cursor);
         let first_kept = stream.look(|machine| machine.trimmed());
         let wanted = cursor.unwrap_or(Seq(0));
@@ -544,8 +550,8 @@ pub(super) struct Retry {
 }
 
 /// Of a POST by `binding`, which is the caller with this token or an older one.
-fn retry_of(asked: &Asked, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
-    let parts = &asked.parts;
+fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
+    let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
     let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.opens);

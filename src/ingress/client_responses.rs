@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Asked, Ingress, forward_to_owner, head_bytes, respond, token_refresh, unpinned};
+use super::{Ingress, RequestContext, forward_to_owner, head_bytes, respond, token_refresh, unpinned};
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
@@ -81,28 +81,29 @@ pub(super) enum Told {
 impl Ingress {
     pub(super) async fn answers(
         self: Arc<Self>,
-        mut asked: Box<Asked>,
+        mut context: Box<RequestContext>,
         messages: Vec<Message>,
         body: Bytes,
     ) -> Response<BoxBody> {
-        let (Some(session), Some(id)) = (asked.session.clone(), &asked.binding.session) else {
-            return self.forward_whole(asked, body).await;
+        let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
+            return self.forward_whole(context, body).await;
         };
         let cancelled = cancelled_ids(&messages, &body);
         let mut unasked = None;
         let names_something = forward_to_owner::names_something(&messages, !cancelled.is_empty());
-        if self.replicas.is_some() && self.may_concern_others(&asked, names_something) {
+        if self.replicas.is_some() && self.may_concern_others(&context, names_something) {
             let streams = self.log.sessions().streams(id, &session);
-            let is_elsewhere = asked.is_elsewhere || !token_refresh::is_concerned(&streams, &messages, &cancelled);
+            let is_elsewhere =
+                context.has_remote_session() || !token_refresh::is_concerned(&streams, &messages, &cancelled);
             if is_elsewhere {
-                match Box::pin(self.hand_over(&asked, &body, names_something)).await {
+                match Box::pin(self.hand_over(&context, &body, names_something)).await {
                     Ok(Some(response)) => return response,
                     Ok(None) => {}
                     Err(nobody_knows) => unasked = Some(nobody_knows),
                 }
             }
         }
-        if let Some(code) = self.elsewhere(&asked) {
+        if let Some(code) = self.elsewhere(&context) {
             return self.refuse(code);
         }
         let sessions = self.log.sessions();
@@ -110,24 +111,24 @@ impl Ingress {
             token_refresh::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
         };
         // What is the caller's by its own token needs no other.
-        let elders = if asked.binding.subject.is_none() || is_concerned(id, &session) {
+        let elders = if context.binding.subject.is_none() || is_concerned(id, &session) {
             Vec::new()
         } else {
-            match Box::pin(self.elder_sessions(&asked, is_concerned)).await {
+            match Box::pin(self.elder_sessions(&context, is_concerned)).await {
                 Ok(elders) => elders,
                 Err(unproven) => return self.tell(unproven),
             }
         };
         let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
-        asked.held = None;
-        let held = self.carry(&asked, body.len());
+        context.held = None;
+        let held = self.carry(&context, body.len());
         let place = match self.place(Some(&session), &held).await {
             Ok(place) => place,
             Err(code) => return self.refuse(code),
         };
         let queued = session.queue_turn();
         let records = std::iter::once(&session).chain(&elders);
-        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
         let (answered, repeated) = match is_proven {
             true => note_answers(sessions, id, records, &messages),
             false => (Vec::new(), repeated_answers(sessions, id, records, &messages)),
@@ -140,11 +141,11 @@ impl Ingress {
         };
         let late =
             (!is_proven).then(|| note_late(id, std::iter::once(&session).chain(&elders).cloned().collect(), messages));
-        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(body));
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), unpinned(body));
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let is_lost = |status: StatusCode| !status.is_success();
-        let (session, credentials) = (Some(session), asked.credentials);
+        let (session, credentials) = (Some(session), context.credentials);
         let delivery =
             Delivery { template, session, elders, answered, cancelled, held, place, credentials, late, is_lost };
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
@@ -160,8 +161,8 @@ impl Ingress {
     }
 
     /// Bytes of its sender's share that a POST takes while it is on its way up.
-    pub(super) fn carry(&self, asked: &Asked, body: usize) -> Carried {
-        asked.share.carry(head_bytes(&asked.parts) + body)
+    pub(super) fn carry(&self, context: &RequestContext, body: usize) -> Carried {
+        context.share.carry(head_bytes(&context.parts) + body)
     }
 
     /// The place of a POST among those of its session, and room for it: nothing is sent without.
@@ -261,7 +262,7 @@ impl Delivery {
         let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
         let waits = match self.answered.as_slice() {
             [] => self.records().any(|session| session.streams().iter().any(runs)),
-            asked => asked.iter().any(|(stream, _)| runs(stream)),
+            answered => answered.iter().any(|(stream, _)| runs(stream)),
         };
         clock::now() < until && waits
     }

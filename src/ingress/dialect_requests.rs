@@ -8,7 +8,7 @@ use http::{Response, StatusCode};
 use super::metrics::{self, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
-use super::{Asked, Ingress, respond};
+use super::{Ingress, RequestContext, respond};
 use crate::body::BoxBody;
 use crate::config::Turns;
 use crate::delivery::Start;
@@ -29,25 +29,25 @@ enum Answer {
 impl Ingress {
     pub(super) async fn dialect(
         self: Arc<Self>,
-        mut asked: Box<Asked>,
+        mut context: Box<RequestContext>,
         request: Dialect,
         body: Bytes,
     ) -> Response<BoxBody> {
-        let accept = headers::accept(&asked.parts.headers);
+        let accept = headers::accept(&context.parts.headers);
         let streams = matches!(request.method, Method::ResumeRequest | Method::ResumeStream);
         if (streams && !accept.sse) || (!streams && !accept.json) {
             return self.refuse_dialect(ErrorCode::NotAcceptable, &request);
         }
-        self.wait_for_place(&mut asked).await;
+        self.wait_for_place(&mut context).await;
         let params = Params::of(&body);
-        let found = match self.find_by_token(&asked, params.resume_token.as_deref()).await {
+        let found = match self.find_by_token(&context, params.resume_token.as_deref()).await {
             Ok(found) => found,
             Err(Unproven::Unasked(code)) => return self.refuse_dialect(code, &request),
             Err(unproven) => return self.tell(unproven),
         };
-        let answer = found.and_then(|stream| self.ask(&asked, &request, &params, stream));
+        let answer = found.and_then(|stream| self.ask(&context, &request, &params, stream));
         match answer {
-            Some(Answer::Resumption(resumption)) => self.deliver_resumption(&asked, label(&request), resumption),
+            Some(Answer::Resumption(resumption)) => self.deliver_resumption(&context, label(&request), resumption),
             Some(Answer::Status(message)) => respond::json(StatusCode::OK, message.into()),
             None => {
                 self.metrics.observe_resume(label(&request), Resumed::Lost);
@@ -58,12 +58,12 @@ impl Ingress {
 
     fn ask(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         Dialect { id, method }: &Dialect,
         params: &Params,
         stream: Arc<Stream>,
     ) -> Option<Answer> {
-        let cursor = self.cursor_in(asked, &stream);
+        let cursor = self.cursor_in(context, &stream);
         match method {
             Method::ResumeRequest => resumable_requests::resume(stream, id, cursor).map(Answer::Resumption),
             Method::GetRequestStatus => {
@@ -82,40 +82,40 @@ impl Ingress {
     /// The stream that the request's token opens, for the caller with this credential or an older one.
     pub(super) async fn find_by_token(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         token: Option<&str>,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(asked, token.handle()).await?;
-            self.recall_place(asked, token.handle()).await?;
-            let found = self.log.find_by_token(&token, &asked.binding).filter(|stream| !stream.has_moved());
+            self.recall(context, token.handle()).await?;
+            self.recall_place(context, token.handle()).await?;
+            let found = self.log.find_by_token(&token, &context.binding).filter(|stream| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_elder_by_token(asked, &token).await
+        self.find_elder_by_token(context, &token).await
     }
 
     /// Waits until the stream of `id` is here up to the place that the request's `Last-Event-ID` names in it. Nothing where that names
     /// none of this stream.
-    pub(super) async fn recall_place(&self, asked: &Asked, id: &EventId) -> Result<(), Unproven> {
-        match last_event_id(asked).filter(|named| named.names_stream_of(id)) {
-            Some(named) => self.recall(asked, &named).await,
+    pub(super) async fn recall_place(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
+        match last_event_id(context).filter(|named| named.names_stream_of(id)) {
+            Some(named) => self.recall(context, &named).await,
             None => Ok(()),
         }
     }
 
     /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.
-    pub(super) fn cursor_in(&self, asked: &Asked, stream: &Arc<Stream>) -> Option<Seq> {
-        let named = last_event_id(asked)?;
+    pub(super) fn cursor_in(&self, context: &RequestContext, stream: &Arc<Stream>) -> Option<Seq> {
+        let named = last_event_id(context)?;
         let (found, cursor) = self.log.find(&named, stream.binding())?;
         Arc::ptr_eq(&found, stream).then_some(cursor)
     }
 
     pub(super) fn deliver_resumption(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         by: metrics::Dialect,
         resumption: Resumption,
     ) -> Response<BoxBody> {
@@ -125,15 +125,15 @@ impl Ingress {
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
-        if let Some(session) = &asked.session {
+        if let Some(session) = &context.session {
             session.note_return();
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let preface = has_gap.then(Vec::new);
         let takes_turns =
             matches!(by, metrics::Dialect::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
-        let body = self.follow_again(asked, attachment, Start::After(after), preface, closing);
-        self.respond_with(None, asked.parts.uri.query(), body.taking_turns(takes_turns))
+        let body = self.follow_again(context, attachment, Start::After(after), preface, closing);
+        self.respond_with(None, context.parts.uri.query(), body.taking_turns(takes_turns))
     }
 
     fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {
@@ -142,8 +142,8 @@ impl Ingress {
     }
 }
 
-fn last_event_id(asked: &Asked) -> Option<EventId> {
-    asked.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))
+fn last_event_id(context: &RequestContext) -> Option<EventId> {
+    context.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))
 }
 
 fn label(request: &Dialect) -> metrics::Dialect {

@@ -10,7 +10,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
 use tracing::warn;
 
-use super::{Asked, Ingress, respond};
+use super::{Ingress, RequestContext, respond};
 use crate::body::{BoxBody, Incoming};
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure, Side};
@@ -90,14 +90,14 @@ impl Ingress {
     }
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
-    pub(super) async fn forward_read(&self, mut asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        asked.be_held();
-        self.send_whole(&self.upstream.pass(&asked.parts, asked.connection.forwarded(), body)).await
+    pub(super) async fn forward_read(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        context.be_held();
+        self.send_whole(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
     }
 
     /// The same for a POST whose body was read.
-    pub(super) async fn forward_whole(&self, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        self.send_whole(&self.upstream.call(&asked.parts, asked.connection.forwarded(), body)).await
+    pub(super) async fn forward_whole(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        self.send_whole(&self.upstream.call(&context.parts, context.connection.forwarded(), body)).await
     }
 
     /// Sends a whole request to the endpoint and passes the answer.

@@ -16,7 +16,7 @@ use tracing::{debug, warn};
 
 use super::client_responses::cancelled_ids;
 use super::token_refresh::is_concerned;
-use super::{Asked, Connection, Ingress, respond};
+use super::{Connection, Ingress, RequestContext, Sender, respond};
 use crate::body::BoxBody;
 use crate::body::whole;
 use crate::clock;
@@ -60,21 +60,21 @@ impl Ingress {
     /// Where nobody can say so, and the session may be one of the server here.
     pub(super) async fn hand_over(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         body: &Bytes,
         names_something: bool,
     ) -> Result<Option<Response<BoxBody>>, Unasked> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
-        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
-        let is_home = is_home(asked);
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
+        let is_home = is_home(context);
         let recipients = [Recipient::Concerned, Recipient::Any];
         let recipients = &recipients[usize::from(!names_something)..if is_home { 1 } else { 2 }];
         let asking = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in recipients {
                 for other in &others {
-                    let request = Handed { to: *to, ..hand(asked, target_of(asked), body) };
-                    match self.ask_other(replicas, *other, asked, request).await {
+                    let request = Handed { to: *to, ..hand(context, target_of(context), body) };
+                    match self.ask_other(replicas, *other, context, request).await {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
                         Err(error) if names_something => {
@@ -91,7 +91,7 @@ impl Ingress {
         asking.await.or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
             // The server here knows the session, whoever runs the call.
-            if is_home { Ok(None) } else { self.unasked(asked).map(Some) }
+            if is_home { Ok(None) } else { self.unasked(context).map(Some) }
         })
     }
 
@@ -100,14 +100,14 @@ impl Ingress {
     ///
     /// # Errors
     /// As for [`Self::hand_over`].
-    pub(super) async fn hand_end(&self, asked: &Asked) -> Result<Option<Response<BoxBody>>, Unasked> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
-        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
+    pub(super) async fn hand_end(&self, context: &RequestContext) -> Result<Option<Response<BoxBody>>, Unasked> {
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let asking = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
-                    let request = Handed { to, ..hand(asked, target_of(asked), &Bytes::new()) };
+                    let request = Handed { to, ..hand(context, target_of(context), &Bytes::new()) };
                     let asking = tokio::time::timeout(PATIENCE, replicas.requests().ask(*other, request));
                     let silent = |_| store::Error::Unavailable("a replica does not answer".into());
                     if let Some(reply) = asking.await.map_err(silent)?? {
@@ -119,19 +119,19 @@ impl Ingress {
         };
         asking.await.or_else(|error: store::Error| {
             warn!(%error, "another replica could not be told of the end of a session");
-            self.unasked(asked).map(Some)
+            self.unasked(context).map(Some)
         })
     }
 
     /// Tells every other replica that runs calls in a session that it has ended.
-    pub(super) async fn tell_session_over(&self, asked: &Asked) {
-        let (Some(replicas), Some(id)) = (self.replicas.as_ref(), asked.binding.session.as_ref()) else { return };
+    pub(super) async fn tell_session_over(&self, context: &RequestContext) {
+        let (Some(replicas), Some(id)) = (self.replicas.as_ref(), context.binding.session.as_ref()) else { return };
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => return warn!(%error, "other replicas could not be told of the end of a session"),
         };
         for other in others {
-            let request = Handed { to: Recipient::SessionOver, ..hand(asked, target_of(asked), &Bytes::new()) };
+            let request = Handed { to: Recipient::SessionOver, ..hand(context, target_of(context), &Bytes::new()) };
             match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
@@ -145,9 +145,9 @@ impl Ingress {
     ///
     /// # Errors
     /// With the store away a session of a server may be of the one here.
-    fn unasked(&self, asked: &Asked) -> Result<Response<BoxBody>, Unasked> {
+    fn unasked(&self, context: &RequestContext) -> Result<Response<BoxBody>, Unasked> {
         let has_lost = self.log.has_young_contents() || self.log.store_standing() == Standing::Ready;
-        if asked.is_issued || asked.is_elsewhere || has_lost {
+        if context.has_issued_session() || context.has_remote_session() || has_lost {
             return Ok(self.refuse(ErrorCode::StoreFailed));
         }
         Err(Unasked)
@@ -155,19 +155,24 @@ impl Ingress {
 
     /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
     /// `None`: they are to be given here, because that replica is gone, or knows no such stream.
-    pub(super) async fn hand_to_writer(&self, asked: &Asked, id: &EventId, body: &Bytes) -> Option<Response<BoxBody>> {
-        let replicas = self.replicas.as_ref().filter(|_| !asked.is_handed)?;
+    pub(super) async fn hand_to_writer(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+        body: &Bytes,
+    ) -> Option<Response<BoxBody>> {
+        let replicas = self.replicas.as_ref().filter(|_| !context.sender.is_replica())?;
         let writer = id.unverified_owner().filter(|owner| *owner != replicas.owner())?;
         let asking = async {
             if !replicas.requests().lives(writer).await? {
                 return Ok(None);
             }
-            let request = hand(asked, stream_url::with(&asked.parts.uri, id.handle_text()), body);
-            self.ask_other(replicas, writer, asked, request).await
+            let request = hand(context, stream_url::with(&context.parts.uri, id.handle_text()), body);
+            self.ask_other(replicas, writer, context, request).await
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "an answer to a stream could not be handed to its writer");
-            Some(self.refuse(self.unreachable(asked, id)))
+            Some(self.refuse(self.unreachable(context, id)))
         })
     }
 
@@ -176,20 +181,20 @@ impl Ingress {
     ///
     /// # Errors
     /// As for [`Self::hand_over`].
-    pub(super) async fn hand_to_all(&self, asked: &Asked) -> Result<Option<Response<BoxBody>>, Unasked> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !asked.is_handed) else { return Ok(None) };
-        let Some(id) = asked.binding.session.as_ref() else { return Ok(None) };
+    pub(super) async fn hand_to_all(&self, context: &RequestContext) -> Result<Option<Response<BoxBody>>, Unasked> {
+        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let mut answer = None;
         let mut all_told = true;
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => {
                 warn!(%error, "other replicas could not be told of the end of a session");
-                return self.unasked(asked).map(Some);
+                return self.unasked(context).map(Some);
             }
         };
         for other in others {
-            let request = hand(asked, target_of(asked), &Bytes::new());
+            let request = hand(context, target_of(context), &Bytes::new());
             match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
                 Ok(Ok(Some(reply))) => answer = Some(answer_of(reply)),
                 Ok(Ok(None)) => {}
@@ -205,35 +210,35 @@ impl Ingress {
         }
         match answer {
             answer if all_told => Ok(answer),
-            _ => self.unasked(asked).map(Some),
+            _ => self.unasked(context).map(Some),
         }
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
     pub async fn take_handed(self: Arc<Self>, handed: Handed) -> Option<Handed> {
         let to = handed.to;
-        let (mut asked, stream, body) = self.asked_of(handed)?;
+        let (mut context, stream, body) = self.asked_of(handed)?;
         if let Some(stream) = stream {
             // Each answer counts by itself on its way up.
-            asked.held = None;
-            return Some(handed_answer(self.take_answers(&asked, &stream, &body).await?).await);
+            context.held = None;
+            return Some(handed_answer(self.take_answers(&context, &stream, &body).await?).await);
         }
-        let id = asked.binding.session.clone()?;
-        if asked.session.as_ref().is_none_or(|session| !session.is_known()) {
-            self.recall_session(&mut asked).await.ok()?;
+        let id = context.binding.session.clone()?;
+        if context.session.as_ref().is_none_or(|session| !session.is_known()) {
+            self.recall_session(&mut context).await.ok()?;
         }
-        let session = asked.session.clone()?;
+        let session = context.session.clone()?;
         let streams = self.log.sessions().streams(&id, &session);
-        let is_home = is_home(&asked);
-        let response = if asked.parts.method == Method::DELETE {
+        let is_home = is_home(&context);
+        let response = if context.parts.method == Method::DELETE {
             if to == Recipient::SessionOver {
-                self.end_session(&asked.binding).await;
+                self.end_session(&context.binding).await;
                 return Some(handed_answer(respond::status(StatusCode::OK)).await);
             }
             if !is_home && (streams.is_empty() || to == Recipient::Home) {
                 return None;
             }
-            self.delete(asked, body).await
+            self.delete(context, body).await
         } else {
             let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
             let cancelled = cancelled_ids(&messages, &body);
@@ -241,13 +246,13 @@ impl Ingress {
             if !may_be_anybodys && !is_concerned(&streams, &messages, &cancelled) {
                 return None;
             }
-            self.answers(asked, messages, body).await
+            self.answers(context, messages, body).await
         };
         Some(handed_answer(response).await)
     }
 
     /// A request that is handed over, and the stream that its target names.
-    fn asked_of(&self, handed: Handed) -> Option<(Box<Asked>, Option<EventId>, Bytes)> {
+    fn asked_of(&self, handed: Handed) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in &handed.headers {
@@ -263,23 +268,23 @@ impl Ingress {
         let scheme = if handed.is_secure { "https" } else { "http" };
         let peer = Peer { address: (handed.peer, 0).into(), scheme, certificate: handed.certificate };
         let connection = Arc::new(Connection::new(peer, trust));
-        let mut asked = self.identify(parts, connection);
-        asked.is_handed = true;
-        asked.body_bytes = handed.body.0.len();
-        asked.be_held();
-        Some((asked, stream, handed.body.0.into()))
+        let mut context = self.identify(parts, connection);
+        context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
+        context.body_bytes = handed.body.0.len();
+        context.be_held();
+        Some((context, stream, handed.body.0.into()))
     }
 
     /// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for, unless the
-    /// server there may refuse the credentials of `asked`: that must stay a status.
+    /// server there may refuse the credentials of `context`: that must stay a status.
     async fn ask_other(
         &self,
         replicas: &Replicas,
         other: Owner,
-        asked: &Asked,
+        context: &RequestContext,
         request: Handed,
     ) -> Result<Option<Response<BoxBody>>, store::Error> {
-        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
         let limit = if is_proven { PATIENCE } else { UNPROVEN_PATIENCE };
         match tokio::time::timeout(limit, replicas.requests().ask(other, request)).await {
             Ok(reply) => Ok(reply?.map(answer_of)),
@@ -288,18 +293,18 @@ impl Ingress {
         }
     }
 
-    /// Whether an answer, a cancel or a notification in the session of `asked` may concern another replica, where it `names_something`
+    /// Whether an answer, a cancel or a notification in the session of `context` may concern another replica, where it `names_something`
     /// or not.
-    pub(super) fn may_concern_others(&self, asked: &Asked, names_something: bool) -> bool {
+    pub(super) fn may_concern_others(&self, context: &RequestContext, names_something: bool) -> bool {
         // A session of the proxy's own has calls anywhere, and nothing else; one that was opened here may have calls anywhere, too.
-        if asked.is_issued || is_home(asked) { names_something } else { true }
+        if context.has_issued_session() || is_home(context) { names_something } else { true }
     }
 }
 
-/// Returns whether the session of `asked` is one of the server here.
-fn is_home(asked: &Asked) -> bool {
-    let is_home = asked.session.as_ref().is_some_and(|session| session.is_home());
-    is_home && !asked.is_issued && !asked.is_elsewhere
+/// Returns whether the session of `context` is one of the server here.
+fn is_home(context: &RequestContext) -> bool {
+    let is_home = context.session.as_ref().is_some_and(|session| session.is_home());
+    is_home && !context.has_issued_session() && !context.has_remote_session()
 }
 
 /// Returns whether a POST without requests names a call or a question.
@@ -307,16 +312,16 @@ pub(super) fn names_something(messages: &[Message], cancels: bool) -> bool {
     cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
 }
 
-fn target_of(asked: &Asked) -> String {
-    asked.parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned()
+fn target_of(context: &RequestContext) -> String {
+    context.parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned()
 }
 
-fn hand(asked: &Asked, target: String, body: &Bytes) -> Handed {
-    let (parts, connection) = (&asked.parts, &asked.connection);
+fn hand(context: &RequestContext, target: String, body: &Bytes) -> Handed {
+    let (parts, connection) = (&context.parts, &context.connection);
     let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
     let mut headers: Vec<_> =
         parts.headers.iter().map(|(name, value)| (name.as_str().to_owned(), bytes(value))).collect();
-    if let Some(session) = &asked.binding.session
+    if let Some(session) = &context.binding.session
         && !parts.headers.contains_key(names::MCP_SESSION_ID)
     {
         // One of the proxy's own was taken out: the upstream is not to see it.

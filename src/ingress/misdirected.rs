@@ -9,7 +9,7 @@
 use http::Response;
 use http::header::{HeaderMap, HeaderValue};
 
-use super::{Asked, Ingress, respond};
+use super::{Ingress, RequestContext, respond};
 use crate::body::BoxBody;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
@@ -32,30 +32,30 @@ impl Ingress {
 
     /// Whether a balancer is to be told that the request is another replica's, because nothing of others can be had here. `url` is the
     /// stream that its target named, `body` that of a POST.
-    pub(super) fn is_misdirected(&self, asked: &Asked, url: Option<&Named>, body: &[u8]) -> bool {
-        if !asked.is_marked || self.has_of_others() {
+    pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
+        if !context.sender.is_marked() || self.has_of_others() {
             return false;
         }
-        let headers = &asked.parts.headers;
+        let headers = &context.parts.headers;
         let by_url = || match url? {
             Named::Stream(id) => id.unverified_owner(),
             Named::Malformed => None,
         };
-        let by_session = || asked.binding.session.as_ref().and_then(routing::of_name);
-        let named = routing::of_head(headers, &asked.parts.uri).or_else(by_url);
+        let by_session = || context.binding.session.as_ref().and_then(routing::of_name);
+        let named = routing::of_head(headers, &context.parts.uri).or_else(by_url);
         named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_another(owner))
     }
 
     /// Why what only the session's own server can answer is not answered here; `None` where it is.
-    pub(super) fn elsewhere(&self, asked: &Asked) -> Option<ErrorCode> {
-        let code = if asked.is_marked { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
-        asked.is_elsewhere.then_some(code)
+    pub(super) fn elsewhere(&self, context: &RequestContext) -> Option<ErrorCode> {
+        let code = if context.sender.is_marked() { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
+        context.has_remote_session().then_some(code)
     }
 
     /// What is said of `id` where neither the store nor its owner can be asked.
-    pub(super) fn unreachable(&self, asked: &Asked, id: &EventId) -> ErrorCode {
+    pub(super) fn unreachable(&self, context: &RequestContext, id: &EventId) -> ErrorCode {
         match id.unverified_owner() {
-            Some(owner) if asked.is_marked && self.is_another(owner) => ErrorCode::Misdirected,
+            Some(owner) if context.sender.is_marked() && self.is_another(owner) => ErrorCode::Misdirected,
             Some(_) | None => ErrorCode::StoreFailed,
         }
     }

@@ -81,42 +81,88 @@ pub struct Ingress {
     pub has_told_unprotected: Arc<AtomicBool>,
 }
 
-/// One request's head with what is known of its sender. Boxed wherever it is owned: each future on a request's way would have it
-/// twice, and all of them are one allocation.
-struct Asked {
+/// Head of a request, and facts about its sender. Boxed where it is owned: each future on a request's way would hold it twice, and all of
+/// them are one allocation.
+struct RequestContext {
     parts: Parts,
     binding: Binding,
-    /// What the upstream may judge its sender by.
+    /// Credentials by which the upstream judges the sender.
     credentials: Credentials,
     session: Option<Arc<Session>>,
-    /// Whether the session is one of the proxy's own.
-    is_issued: bool,
-    /// A balancer has sent it here for what it names.
-    is_marked: bool,
-    /// Its session is one of another replica's server: that of this one is not to hear of it.
-    is_elsewhere: bool,
-    /// Another replica has handed it over.
-    is_handed: bool,
-    /// What its sender holds.
+    session_kind: SessionKind,
+    sender: Sender,
+    /// Quota that the sender's requests count against.
     share: Arc<Share>,
-    /// Size of its body, once that was read whole.
+    /// Bytes of the body, once it was read whole.
     body_bytes: usize,
-    /// Its head and its body, from when that was read until they count as a stream's or go up.
+    /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
     held: Option<Holding>,
     connection: Arc<Connection>,
 }
 
-impl Asked {
-    /// What it shows of its sender.
+/// Sender of a request.
+#[derive(Clone, Copy)]
+enum Sender {
+    Client,
+    /// A balancer, which has marked the request with the replica that it names.
+    Balancer,
+    /// Another replica, which forwards the request of a client or of a balancer.
+    Replica {
+        is_marked: bool,
+    },
+}
+
+impl Sender {
+    /// True if a balancer has marked the request.
+    fn is_marked(self) -> bool {
+        match self {
+            Self::Client => false,
+            Self::Balancer => true,
+            Self::Replica { is_marked } => is_marked,
+        }
+    }
+
+    /// True if another replica forwards the request.
+    fn is_replica(self) -> bool {
+        match self {
+            Self::Client | Self::Balancer => false,
+            Self::Replica { .. } => true,
+        }
+    }
+}
+
+/// Origin of the session that a request names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum SessionKind {
+    /// A session of the server here, or none.
+    Upstream,
+    /// A session that the proxy issued, of which the upstream knows nothing.
+    Issued,
+    /// A session of another replica's server. It is never named to the server here.
+    Remote,
+}
+
+impl RequestContext {
+    /// Parts of the request that may identify its sender.
     fn shown(&self) -> Shown<'_> {
         let Parts { headers, uri, .. } = &self.parts;
         Shown { headers, query: uri.query(), certificate: self.connection.certificate() }
     }
 
-    /// Counts its head and its body for as long as it waits, unless they are counted.
+    /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
     fn be_held(&mut self) -> &Holding {
         let Self { parts, body_bytes, share, held, .. } = self;
         held.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
+    }
+
+    /// True if the proxy issued the session.
+    fn has_issued_session(&self) -> bool {
+        self.session_kind == SessionKind::Issued
+    }
+
+    /// True if the session is one of another replica's server.
+    fn has_remote_session(&self) -> bool {
+        self.session_kind == SessionKind::Remote
     }
 }
 
@@ -200,37 +246,37 @@ impl Ingress {
             return Box::pin(self.forward_elsewhere(parts, body, connection.forwarded())).await;
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
-        let mut asked = self.identify(parts, connection);
+        let mut context = self.identify(parts, connection);
         // On HTTP/2 a request says nothing of another's response.
-        asked.connection.receipts().note_request(&asked.binding, asked.parts.version >= Version::HTTP_2);
+        context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()
-            || asked.session.as_ref().is_some_and(|session| session.is_known())
-            || Box::pin(self.recall_session(&mut asked)).await.is_ok();
+            || context.session.as_ref().is_some_and(|session| session.is_known())
+            || Box::pin(self.recall_session(&mut context)).await.is_ok();
         if let Some(named) = stream_url
-            && matches!(asked.parts.method, Method::GET | Method::POST)
+            && matches!(context.parts.method, Method::GET | Method::POST)
         {
-            if self.is_misdirected(&asked, Some(&named), &[]) {
+            if self.is_misdirected(&context, Some(&named), &[]) {
                 return self.refuse(ErrorCode::Misdirected);
             }
-            return Box::pin(self.by_stream_url(asked, named, body)).await;
+            return Box::pin(self.by_stream_url(context, named, body)).await;
         }
-        if asked.parts.method == Method::POST && headers::is_json(&asked.parts.headers) {
-            return match self.read(&mut asked, body).await {
-                Ok(body) if self.is_misdirected(&asked, None, &body) => {
-                    self.refuse_post(ErrorCode::Misdirected, &asked, &body)
+        if context.parts.method == Method::POST && headers::is_json(&context.parts.headers) {
+            return match self.read(&mut context, body).await {
+                Ok(body) if self.is_misdirected(&context, None, &body) => {
+                    self.refuse_post(ErrorCode::Misdirected, &context, &body)
                 }
-                Ok(body) if is_known => self.post(asked, body).await,
-                Ok(body) => self.refuse_post(ErrorCode::StoreFailed, &asked, &body),
+                Ok(body) if is_known => self.post(context, body).await,
+                Ok(body) => self.refuse_post(ErrorCode::StoreFailed, &context, &body),
                 Err(code) => self.refuse(code),
             };
         }
-        if self.is_misdirected(&asked, None, &[]) {
+        if self.is_misdirected(&context, None, &[]) {
             return self.refuse(ErrorCode::Misdirected);
         }
         if !is_known {
             return self.refuse(ErrorCode::StoreFailed);
         }
-        Box::pin(self.by_head(asked, body)).await
+        Box::pin(self.by_head(context, body)).await
     }
 
     /// Whether the request was meant for this proxy, and a page it may come from; whatever it asks for.
@@ -251,53 +297,53 @@ impl Ingress {
         Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
 
-    async fn by_head(self: Arc<Self>, mut asked: Box<Asked>, body: Incoming) -> Response<BoxBody> {
-        match classify::head(&asked.parts.method, &asked.parts.headers) {
-            Route::Resume(id) => self.resume(asked, id).await,
-            Route::Standalone => self.standalone(asked).await,
-            Route::Delete => match self.read(&mut asked, body).await {
-                Ok(body) => self.delete(asked, body).await,
+    async fn by_head(self: Arc<Self>, mut context: Box<RequestContext>, body: Incoming) -> Response<BoxBody> {
+        match classify::head(&context.parts.method, &context.parts.headers) {
+            Route::Resume(id) => self.resume(context, id).await,
+            Route::Standalone => self.standalone(context).await,
+            Route::Delete => match self.read(&mut context, body).await {
+                Ok(body) => self.delete(context, body).await,
                 Err(code) => self.refuse(code),
             },
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => match self.elsewhere(&asked) {
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => match self.elsewhere(&context) {
                 Some(code) => self.refuse(code),
-                None if body.is_end_stream() => self.forward_read(asked, Bytes::new()).await,
-                None => self.forward_to_endpoint(asked.parts, body, asked.connection.forwarded()).await,
+                None if body.is_end_stream() => self.forward_read(context, Bytes::new()).await,
+                None => self.forward_to_endpoint(context.parts, body, context.connection.forwarded()).await,
             },
         }
     }
 
-    async fn post(self: Arc<Self>, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        let version = asked.session.as_deref().and_then(Session::version);
-        match self.classify(&asked, &body, version) {
+    async fn post(self: Arc<Self>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        let version = context.session.as_deref().and_then(Session::version);
+        match self.classify(&context, &body, version) {
             Route::Call(call) => match self.token_of(&call, &body) {
                 Said::Nothing => {
-                    asked.connection.receipts().prove(&self.log);
-                    self.call(asked, call, body).await
+                    context.connection.receipts().prove(&self.log);
+                    self.call(context, call, body).await
                 }
-                said => Box::pin(self.call_with_token(asked, call, body, said)).await,
+                said => Box::pin(self.call_with_token(context, call, body, said)).await,
             },
-            Route::Dialect(request) => Box::pin(self.dialect(asked, request, body)).await,
+            Route::Dialect(request) => Box::pin(self.dialect(context, request, body)).await,
             Route::Answers(messages) => {
-                asked.connection.receipts().prove(&self.log);
-                Box::pin(self.answers(asked, messages, body)).await
+                context.connection.receipts().prove(&self.log);
+                Box::pin(self.answers(context, messages, body)).await
             }
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match self.elsewhere(&asked) {
-                Some(code) => self.refuse_post(code, &asked, &body),
-                None => Box::pin(self.forward_whole(asked, body)).await,
+            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match self.elsewhere(&context) {
+                Some(code) => self.refuse_post(code, &context, &body),
+                None => Box::pin(self.forward_whole(context, body)).await,
             },
         }
     }
 
-    /// What the POST of `asked` asks for.
-    fn classify(&self, asked: &Asked, body: &[u8], version: Option<&ProtocolVersion>) -> Route {
+    /// What the POST of `context` asks for.
+    fn classify(&self, context: &RequestContext, body: &[u8], version: Option<&ProtocolVersion>) -> Route {
         let (spoken, longest) = (self.config.dialects.declared, self.config.limits.batch);
-        classify::post(&asked.parts.headers, body, version, spoken, longest)
+        classify::post(&context.parts.headers, body, version, spoken, longest)
     }
 
-    fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<Asked> {
+    fn identify(&self, mut parts: Parts, connection: Arc<Connection>) -> Box<RequestContext> {
         let shown = Shown { headers: &parts.headers, query: parts.uri.query(), certificate: connection.certificate() };
         let principal = self.principals.of(&shown);
         let subject = self.principals.subject_of(&principal, &shown);
@@ -306,9 +352,12 @@ impl Ingress {
         let credentials = Credentials { shown, principal };
         let is_proven = self.principals.are_named() || self.upstream.learned().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
-        let is_issued = issued.is_some();
         let is_marked = misdirected::is_marked(&parts.headers);
-        let is_elsewhere = !is_issued && id.as_ref().is_some_and(|id| self.is_of_another(id, is_marked));
+        let session_kind = match &id {
+            _ if issued.is_some() => SessionKind::Issued,
+            Some(id) if self.is_of_another(id, is_marked) => SessionKind::Remote,
+            Some(_) | None => SessionKind::Upstream,
+        };
         let sessions = self.log.sessions();
         let session = match (&id, issued) {
             (Some(id), Some(IssuedSession { version, declared })) => {
@@ -322,15 +371,13 @@ impl Ingress {
         let address = connection.client(&parts.headers);
         let sharer = Sharer::of(&principal, is_proven, id.as_ref().filter(|_| is_open), address);
         let share = self.log.share(sharer);
-        Box::new(Asked {
+        Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },
             credentials,
             session,
-            is_issued,
-            is_marked,
-            is_elsewhere,
-            is_handed: false,
+            session_kind,
+            sender: if is_marked { Sender::Balancer } else { Sender::Client },
             share,
             body_bytes: 0,
             held: None,
@@ -339,11 +386,11 @@ impl Ingress {
     }
 
     /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.
-    async fn recall_session(&self, asked: &mut Asked) -> Result<(), store::Error> {
-        if let Some(id) = &asked.binding.session
-            && let Some(session) = self.log.recall_session(id, &asked.binding.principal).await?
+    async fn recall_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
+        if let Some(id) = &context.binding.session
+            && let Some(session) = self.log.recall_session(id, &context.binding.principal).await?
         {
-            asked.session = Some(session);
+            context.session = Some(session);
         }
         Ok(())
     }
@@ -361,12 +408,12 @@ impl Ingress {
     }
 
     /// The whole body, which counts from then on.
-    async fn read(&self, asked: &mut Asked, body: Incoming) -> Result<Bytes, ErrorCode> {
+    async fn read(&self, context: &mut RequestContext, body: Incoming) -> Result<Bytes, ErrorCode> {
         let make_room = |holding: &Holding| self.log.make_room(holding);
         let limit = self.config.limits.body_bytes;
-        let body = body::read(&asked.parts.headers, body, limit, &asked.share, make_room).await?;
-        asked.body_bytes = body.len();
-        asked.be_held();
+        let body = body::read(&context.parts.headers, body, limit, &context.share, make_room).await?;
+        context.body_bytes = body.len();
+        context.be_held();
         Ok(body)
     }
 
@@ -381,8 +428,8 @@ impl Ingress {
     }
 
     /// The same of a POST that was read, with the ids of its requests.
-    fn refuse_post(&self, code: ErrorCode, asked: &Asked, body: &[u8]) -> Response<BoxBody> {
-        match self.classify(asked, body, None) {
+    fn refuse_post(&self, code: ErrorCode, context: &RequestContext, body: &[u8]) -> Response<BoxBody> {
+        match self.classify(context, body, None) {
             Route::Call(call) => self.refuse_call(code, &call),
             _ => self.refuse(code),
         }

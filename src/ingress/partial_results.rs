@@ -10,7 +10,7 @@ use super::call::{Beginning, Reply};
 use super::metrics::{Dialect, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
-use super::{Asked, Ingress};
+use super::{Ingress, RequestContext};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::ResumeTokens;
@@ -69,15 +69,15 @@ impl Ingress {
     }
 
     /// A call of a tool that may be answered in slices, and that no list has shown yet, lets the upstream be asked for one first.
-    pub(super) async fn learn_tool(&self, asked: &Asked, call: &classify::Call, body: &[u8]) {
+    pub(super) async fn learn_tool(&self, context: &RequestContext, call: &classify::Call, body: &[u8]) {
         let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
         if call.batch || !call.calls_tool || call.era() == Era::Modern {
             return;
         }
         let tool = self.configured(body).and_then(|configured| configured.tool);
         if let Some(tool) = tool.filter(|tool| !self.upstream.learned().knows(tool)) {
-            let client = asked.connection.forwarded();
-            Box::pin(self.upstream.find_tool(&asked.parts, client, tokens, &tool)).await;
+            let client = context.connection.forwarded();
+            Box::pin(self.upstream.find_tool(&context.parts, client, tokens, &tool)).await;
         }
     }
 
@@ -99,7 +99,7 @@ impl Ingress {
     /// A call that says something of a token.
     pub(super) async fn call_with_token(
         self: Arc<Self>,
-        asked: Box<Asked>,
+        context: Box<RequestContext>,
         call: classify::Call,
         body: Bytes,
         said: Said,
@@ -108,10 +108,10 @@ impl Ingress {
             return self.refuse_call(ErrorCode::NotInBatch, &call);
         };
         match said {
-            Said::Token(token) => self.call_again(asked, call, &method, &body, token.as_deref()).await,
+            Said::Token(token) => self.call_again(context, call, &method, &body, token.as_deref()).await,
             Said::Nothing | Said::Null => {
                 let body = resume_tokens::without_token(&body, &method).into();
-                self.call(asked, call, body).await
+                self.call(context, call, body).await
             }
         }
     }
@@ -119,26 +119,26 @@ impl Ingress {
     /// The same call again, to go on with: never sent on.
     async fn call_again(
         self: Arc<Self>,
-        mut asked: Box<Asked>,
+        mut context: Box<RequestContext>,
         call: classify::Call,
         method: &str,
         body: &[u8],
         token: Option<&str>,
     ) -> Response<BoxBody> {
-        let accept = headers::accept(&asked.parts.headers);
+        let accept = headers::accept(&context.parts.headers);
         if !accept.json && !accept.sse {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
         let Some(names) = names(&call, body) else { return self.refuse_call(ErrorCode::BadRequest, &call) };
-        self.wait_for_place(&mut asked).await;
+        self.wait_for_place(&mut context).await;
         let sameness = Sameness::of(body, method);
-        let found = match self.find_by_token(&asked, token).await {
+        let found = match self.find_by_token(&context, token).await {
             Ok(found) => found,
             Err(Unproven::Unasked(code)) => return self.refuse_call(code, &call),
             Err(unproven) => return self.tell(unproven),
         };
         let resumption = found.and_then(|stream| {
-            let cursor = self.cursor_in(&asked, &stream);
+            let cursor = self.cursor_in(&context, &stream);
             dialect::resume_tokens::resume(stream, sameness, names, cursor)
         });
         let Some(Resumption { stream, after, has_gap, slice, .. }) = resumption else {
@@ -151,13 +151,13 @@ impl Ingress {
             self.metrics.event_log.observe_gap();
         }
         // By which the client cancels it, and answers what it asks.
-        if let Some(session) = &asked.session {
+        if let Some(session) = &context.session {
             session.join_stream(&stream);
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
-        asked.held = None;
-        let Asked { parts, session, connection, .. } = *asked;
+        context.held = None;
+        let RequestContext { parts, session, connection, .. } = *context;
         let query = parts.uri.query().map(Box::from);
         drop(parts);
         let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };

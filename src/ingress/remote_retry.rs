@@ -63,7 +63,7 @@ enum Next {
     Silent,
     /// It knows nothing of the call, whose record may be on its way out.
     Unknown,
-    /// Asked again, at once or after this.
+    /// RequestContext again, at once or after this.
     Again(Option<Duration>),
 }
 
@@ -149,7 +149,7 @@ impl Ingress {
         }
         let found = match &mut place {
             Some(Place { hold, .. }) => {
-                let is_accepted = self.upstream.learned().accepts(&posted.asked.credentials, clock::now());
+                let is_accepted = self.upstream.learned().accepts(&posted.context.credentials, clock::now());
                 self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
             }
             None if self.log.store_standing() == Standing::Unreachable => Ok(None),
@@ -160,7 +160,7 @@ impl Ingress {
             Ok(None) => return ControlFlow::Break(Elsewhere::Nowhere(place)),
             Err(error) => return ControlFlow::Break(self.without_store(&error, place)),
         };
-        match self.proves(&posted.asked, posted.call.era()).await {
+        match self.proves(&posted.context, posted.call.era()).await {
             Ok(true) => {}
             Ok(false) => {
                 place.iter_mut().for_each(|place| place.hold.give_up_elder());
@@ -292,7 +292,7 @@ struct Search<'a> {
 
 impl Search<'_> {
     fn may_have(&self, stream: &Stream) -> bool {
-        let caller = &self.posted.asked.binding;
+        let caller = &self.posted.context.binding;
         stream.binding().admits(caller) || (self.is_elders && stream.binding().is_claimed_by(caller))
     }
 
@@ -321,7 +321,7 @@ impl Search<'_> {
             Ok(Ok(Some(known))) => known,
             Ok(Ok(None)) => return self.left(run).await,
             Ok(Err(error)) => {
-                debug!(%error, "a replica could not be asked about a call");
+                debug!(%error, "a replica could not be context about a call");
                 return Next::Answer(lost(ErrorCode::StoreFailed));
             }
             Err(_) => return Next::Silent,
@@ -396,7 +396,7 @@ impl Search<'_> {
     /// The stream, once what the client has of it is here.
     async fn at_its_place(&self, stream: Arc<Stream>) -> Elsewhere {
         let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
-        match self.ingress.recall_place(&self.posted.asked, &id).await {
+        match self.ingress.recall_place(&self.posted.context, &id).await {
             Ok(()) => Elsewhere::Stream(stream),
             Err(_) => lost(ErrorCode::StoreFailed),
         }

@@ -11,7 +11,7 @@ use http_body_util::BodyExt;
 use super::metrics::{Dialect, Resumed};
 use super::request_log::tell_return;
 use super::token_refresh::Unproven;
-use super::{Asked, Ingress, head_bytes, respond};
+use super::{Ingress, RequestContext, head_bytes, respond};
 use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
@@ -29,15 +29,15 @@ const OWNER_PATIENCE: Duration = Duration::from_secs(1);
 
 impl Ingress {
     /// A GET with one of our event IDs.
-    pub(super) async fn resume(self: Arc<Self>, mut asked: Box<Asked>, id: EventId) -> Response<BoxBody> {
-        if !headers::accept(&asked.parts.headers).sse {
+    pub(super) async fn resume(self: Arc<Self>, mut context: Box<RequestContext>, id: EventId) -> Response<BoxBody> {
+        if !headers::accept(&context.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
         }
-        self.wait_for_place(&mut asked).await;
+        self.wait_for_place(&mut context).await;
         if id.cursor() == Cursor::End {
             return self.at_end(Dialect::LastEventId);
         }
-        let found = match self.find_own(&asked, &id).await {
+        let found = match self.find_own(&context, &id).await {
             Ok(found) => found,
             Err(unproven) => return self.tell(unproven),
         };
@@ -49,18 +49,18 @@ impl Ingress {
         });
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
-            Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&asked, &stream, slice, cursor),
+            Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&context, &stream, slice, cursor),
             // What its server has said since is lost.
             Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.died_with_its_process() => {
-                self.standalone_lost(asked, Dialect::LastEventId).await
+                self.standalone_lost(context, Dialect::LastEventId).await
             }
-            Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone(asked).await,
+            Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone(context).await,
             Some((stream, cursor, _, Place::AtEnd)) => {
                 stream.note_return(Some(cursor));
                 self.at_end(Dialect::LastEventId)
             }
             Some((_, _, _, Place::Lost)) | None if is_standalone => {
-                self.standalone_lost(asked, Dialect::LastEventId).await
+                self.standalone_lost(context, Dialect::LastEventId).await
             }
             Some((_, _, _, Place::Lost)) | None => {
                 self.metrics.observe_resume(Dialect::LastEventId, Resumed::Lost);
@@ -71,31 +71,35 @@ impl Ingress {
 
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
     /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
-    pub(super) async fn wait_for_place(&self, asked: &mut Asked) {
-        if !asked.share.resumes_at_once() {
-            asked.be_held();
+    pub(super) async fn wait_for_place(&self, context: &mut RequestContext) {
+        if !context.share.resumes_at_once() {
+            context.be_held();
             self.metrics.observe_delayed_resume();
-            asked.share.resume_in_turn().await;
+            context.share.resume_in_turn().await;
         }
     }
 
     /// The stream of an event ID and the place in it, for the caller with this credential or an older one.
-    pub(super) async fn find_own(&self, asked: &Asked, id: &EventId) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
+    pub(super) async fn find_own(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+    ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         // Twice: what was here may be taken by another replica before it is found.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(asked, id).await?;
-            let found = self.log.find(id, &asked.binding).filter(|(stream, _)| !stream.has_moved());
+            self.recall(context, id).await?;
+            let found = self.log.find(id, &context.binding).filter(|(stream, _)| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_elder(asked, id).await
+        self.find_elder(context, id).await
     }
 
     /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
     /// is to try again.
-    pub(super) async fn recall(&self, asked: &Asked, id: &EventId) -> Result<(), Unproven> {
-        let unreachable = Unproven::Unasked(self.unreachable(asked, id));
+    pub(super) async fn recall(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
+        let unreachable = Unproven::Unasked(self.unreachable(context, id));
         match self.log.recall(id).await {
             Ok(()) if self.is_ahead_elsewhere(id).await => Err(unreachable),
             Ok(()) => Ok(()),
@@ -121,7 +125,7 @@ impl Ingress {
 
     fn resume_at(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         stream: &Arc<Stream>,
         slice: Option<Arc<Slice>>,
         cursor: Seq,
@@ -133,17 +137,17 @@ impl Ingress {
         };
         stream.note_return(Some(cursor));
         tell_return(stream, Dialect::LastEventId.label(), cursor);
-        if let Some(session) = &asked.session {
+        if let Some(session) = &context.session {
             session.note_return();
         }
         let attachment = stream.attach(event_log::new_attach(), cursor).under(slice);
-        let body = self.follow_again(asked, attachment, Start::After(cursor), None, None);
-        self.respond_with(None, asked.parts.uri.query(), body)
+        let body = self.follow_again(context, attachment, Start::After(cursor), None, None);
+        self.respond_with(None, context.parts.uri.query(), body)
     }
 
     pub(super) fn follow_again(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         attachment: Attachment,
         start: Start,
         preface: Option<Vec<u8>>,
@@ -151,97 +155,109 @@ impl Ingress {
     ) -> Follow {
         let stream = attachment.stream().clone();
         let returning = matches!(start, Start::After(_));
-        let version = self.said_version(asked);
-        let plan =
-            Plan { preface, closing, ..self.plan(&attachment, version.as_ref(), asked.session.as_deref(), returning) };
+        let version = self.said_version(context);
+        let plan = Plan {
+            preface,
+            closing,
+            ..self.plan(&attachment, version.as_ref(), context.session.as_deref(), returning)
+        };
         let receipt = Receipt::new(self.log.clone(), stream);
-        let receipts = asked.connection.receipts().clone();
+        let receipts = context.connection.receipts().clone();
         Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
     /// A GET that names no event: the session's standalone stream, after the last event written to any connection.
-    pub(super) async fn standalone(self: Arc<Self>, asked: Box<Asked>) -> Response<BoxBody> {
-        let Some(id) = asked.binding.session.clone() else {
+    pub(super) async fn standalone(self: Arc<Self>, context: Box<RequestContext>) -> Response<BoxBody> {
+        let Some(id) = context.binding.session.clone() else {
             // Without a session there is nothing to find it again by.
-            return self.forward_read(asked, Bytes::new()).await;
+            return self.forward_read(context, Bytes::new()).await;
         };
-        if let Some(session) = &asked.session {
+        if let Some(session) = &context.session {
             session.wait_idle().await;
         }
-        let stream = match self.find_standalone(&asked, &id).await {
+        let stream = match self.find_standalone(&context, &id).await {
             Ok(stream) => stream,
             Err(unproven) => return self.tell(unproven),
         };
         match stream {
             Some(stream) => {
-                let (cursor, preface) = self.after_written(&asked, &stream);
-                self.join_standalone(&asked, &stream, cursor, preface).await
+                let (cursor, preface) = self.after_written(&context, &stream);
+                self.join_standalone(&context, &stream, cursor, preface).await
             }
-            None => self.open_standalone(&asked, &id, None).await,
+            None => self.open_standalone(&context, &id, None).await,
         }
     }
 
     /// The place after the last event written to any connection, and what to tell of those that were dropped before they were.
-    fn after_written(&self, asked: &Asked, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
+    fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
         let (written, trimmed) = stream.look(|machine| (machine.reader().written(), machine.trimmed()));
-        let preface = (written < trimmed).then(|| self.gap_preface(asked));
+        let preface = (written < trimmed).then(|| self.gap_preface(context));
         (written.max(trimmed), preface)
     }
 
     /// Counts a gap of a standalone stream: what its client is told of it.
-    fn gap_preface(&self, asked: &Asked) -> Vec<u8> {
+    fn gap_preface(&self, context: &RequestContext) -> Vec<u8> {
         self.metrics.event_log.observe_gap();
-        let logs = asked.session.as_ref().is_some_and(|session| session.logs());
+        let logs = context.session.as_ref().is_some_and(|session| session.logs());
         if logs { gap_warning() } else { Vec::new() }
     }
 
     /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
-    pub(super) async fn standalone_lost(self: Arc<Self>, asked: Box<Asked>, by: Dialect) -> Response<BoxBody> {
+    pub(super) async fn standalone_lost(
+        self: Arc<Self>,
+        context: Box<RequestContext>,
+        by: Dialect,
+    ) -> Response<BoxBody> {
         self.metrics.observe_resume(by, Resumed::Lost);
-        let Some(id) = &asked.binding.session else {
-            return self.forward_read(asked, Bytes::new()).await;
+        let Some(id) = &context.binding.session else {
+            return self.forward_read(context, Bytes::new()).await;
         };
-        let preface = Some(self.gap_preface(&asked));
-        let stream = match self.find_standalone(&asked, id).await {
+        let preface = Some(self.gap_preface(&context));
+        let stream = match self.find_standalone(&context, id).await {
             Ok(stream) => stream,
             Err(unproven) => return self.tell(unproven),
         };
         match stream {
             Some(stream) => {
                 let oldest = stream.look(|machine| machine.trimmed());
-                self.join_standalone(&asked, &stream, oldest, preface).await
+                self.join_standalone(&context, &stream, oldest, preface).await
             }
-            None => self.open_standalone(&asked, id, preface).await,
+            None => self.open_standalone(&context, id, preface).await,
         }
     }
 
     /// The session's standalone stream, whichever of the caller's tokens opened it.
-    async fn find_standalone(&self, asked: &Asked, id: &SessionId) -> Result<Option<Arc<Stream>>, Unproven> {
-        match self.log.sessions().standalone(id, &asked.binding.principal) {
+    async fn find_standalone(&self, context: &RequestContext, id: &SessionId) -> Result<Option<Arc<Stream>>, Unproven> {
+        match self.log.sessions().standalone(id, &context.binding.principal) {
             Some(stream) => Ok(Some(stream)),
-            None => self.elder_standalone(asked, id).await,
+            None => self.elder_standalone(context, id).await,
         }
     }
 
-    async fn open_standalone(&self, asked: &Asked, id: &SessionId, preface: Option<Vec<u8>>) -> Response<BoxBody> {
-        if let Some(code) = self.elsewhere(asked) {
+    async fn open_standalone(
+        &self,
+        context: &RequestContext,
+        id: &SessionId,
+        preface: Option<Vec<u8>>,
+    ) -> Response<BoxBody> {
+        if let Some(code) = self.elsewhere(context) {
             return self.refuse(code);
         }
         // What the server asks during a call may come on it.
-        let is_busy = || asked.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
+        let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         if self.drain.refuses_calls() && !is_busy() {
             return self.refuse(ErrorCode::Draining);
         }
         if self.replicas.is_some() {
-            Box::pin(self.join_session(asked)).await;
+            Box::pin(self.join_session(context)).await;
         }
-        let part = match self.log.admit_standalone(&asked.share, head_bytes(&asked.parts)) {
+        let part = match self.log.admit_standalone(&context.share, head_bytes(&context.parts)) {
             Ok(part) => part,
             Err(code) => return self.refuse(code),
         };
         let spec = Spec {
             policy: self.standalone_policy(),
-            binding: asked.binding.clone(),
+            binding: context.binding.clone(),
             ids: Vec::new(),
             batch: false,
             polls: false,
@@ -249,26 +265,26 @@ impl Ingress {
             slicing: None,
         };
         let stream = self.log.create(spec, part);
-        if let Some(living) = self.log.sessions().set_standalone(id, &asked.binding.principal, &stream) {
+        if let Some(living) = self.log.sessions().set_standalone(id, &context.binding.principal, &stream) {
             let (cursor, preface) = match preface {
                 Some(told) => (living.look(|machine| machine.trimmed()), Some(told)),
-                None => self.after_written(asked, &living),
+                None => self.after_written(context, &living),
             };
-            return self.join_standalone(asked, &living, cursor, preface).await;
+            return self.join_standalone(context, &living, cursor, preface).await;
         }
-        self.announce(asked.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
-        let template = self.upstream.call(&asked.parts, asked.connection.forwarded(), Bytes::new());
+        self.announce(context.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
         // It outlives this request as a rule.
-        drop(self.pump(asked, template, Accept { json: true, sse: true }, Teaches::default(), &stream));
+        drop(self.pump(context, template, Accept { json: true, sse: true }, Teaches::default(), &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
-        self.reply_standalone(asked, head, attachment, Start::First, preface)
+        self.reply_standalone(context, head, attachment, Start::First, preface)
     }
 
     /// Attaches to a standalone stream that is open, or whose head is still to come.
     async fn join_standalone(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         stream: &Arc<Stream>,
         cursor: Seq,
         preface: Option<Vec<u8>>,
@@ -276,12 +292,12 @@ impl Ingress {
         stream.note_return(None);
         let attachment = stream.attach(event_log::new_attach(), cursor);
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
-        self.reply_standalone(asked, head, attachment, Start::After(cursor), preface)
+        self.reply_standalone(context, head, attachment, Start::After(cursor), preface)
     }
 
     fn reply_standalone(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         head: Head,
         attachment: Attachment,
         start: Start,
@@ -304,13 +320,13 @@ impl Ingress {
                 respond::failure(failure, &[], false)
             }
             Head::Stream(status, head) => {
-                let body = self.follow_again(asked, attachment, start, preface, None);
-                self.respond_with(Some((status, head.as_ref().clone())), asked.parts.uri.query(), body)
+                let body = self.follow_again(context, attachment, start, preface, None);
+                self.respond_with(Some((status, head.as_ref().clone())), context.parts.uri.query(), body)
             }
             // A newer GET took over before there was a head: this one ends at once.
             Head::TakenOver | Head::Committed | Head::Waiting => {
-                let body = self.follow_again(asked, attachment, start, preface, None);
-                self.respond_with(None, asked.parts.uri.query(), body)
+                let body = self.follow_again(context, attachment, start, preface, None);
+                self.respond_with(None, context.parts.uri.query(), body)
             }
         }
     }
@@ -340,21 +356,22 @@ impl Ingress {
 
     /// DELETE: the upstream decides; once the session is over there, its streams end here. One that had ended already stays
     /// readable as long as any.
-    pub(super) async fn delete(self: Arc<Self>, asked: Box<Asked>, body: Bytes) -> Response<BoxBody> {
-        let binding = asked.binding.clone();
+    pub(super) async fn delete(self: Arc<Self>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        let binding = context.binding.clone();
         let sessions = self.log.sessions();
-        if asked.is_issued {
-            let elsewhere = Box::pin(self.hand_to_all(&asked)).await.unwrap_or_default();
+        if context.has_issued_session() {
+            let elsewhere = Box::pin(self.hand_to_all(&context)).await.unwrap_or_default();
             let refusal = elsewhere.filter(|answer| answer.status() == StatusCode::SERVICE_UNAVAILABLE);
             return match refusal {
                 Some(refusal) => refusal,
-                None => self.end_issued(&asked).await,
+                None => self.end_issued(&context).await,
             };
         }
-        let is_home = !asked.is_elsewhere && asked.session.as_ref().is_some_and(|session| session.is_home());
+        let is_home =
+            !context.has_remote_session() && context.session.as_ref().is_some_and(|session| session.is_home());
         let mut unasked = None;
         if !is_home {
-            match Box::pin(self.hand_end(&asked)).await {
+            match Box::pin(self.hand_end(&context)).await {
                 Ok(Some(response)) => {
                     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
                         self.log.forget_session_of(&binding).await;
@@ -365,15 +382,15 @@ impl Ingress {
                 Err(nobody_knows) => unasked = Some(nobody_knows),
             }
         }
-        if let Some(code) = self.elsewhere(&asked) {
+        if let Some(code) = self.elsewhere(&context) {
             return self.refuse(code);
         }
         let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
-        let elders = match self.elder_sessions(&asked, has_streams).await {
+        let elders = match self.elder_sessions(&context, has_streams).await {
             Ok(elders) => elders,
             Err(unproven) => return self.tell(unproven),
         };
-        let template = self.upstream.pass(&asked.parts, asked.connection.forwarded(), body);
+        let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
         let mut response = self.send_whole(&template).await;
         if let Some(unasked) = unasked {
             response = unasked.judge(&self, response);
@@ -386,7 +403,7 @@ impl Ingress {
             for elder in &elders {
                 drop(self.log.forget_session(id, elder.principal()).await);
             }
-            self.tell_session_over(&asked).await;
+            self.tell_session_over(&context).await;
         }
         response
     }
@@ -401,19 +418,19 @@ impl Ingress {
     }
 
     /// DELETE of a session of the proxy's own, of which the upstream knows nothing.
-    async fn end_issued(&self, asked: &Asked) -> Response<BoxBody> {
+    async fn end_issued(&self, context: &RequestContext) -> Response<BoxBody> {
         let sessions = self.log.sessions();
-        if let (Some(id), Some(session)) = (&asked.binding.session, &asked.session) {
+        if let (Some(id), Some(session)) = (&context.binding.session, &context.session) {
             sessions.streams(id, session).iter().for_each(|stream| stream.expire(ErrorCode::Abandoned));
-            drop(sessions.remove(id, &asked.binding.principal));
+            drop(sessions.remove(id, &context.binding.principal));
             self.log.leave_session(id, session).await;
         }
         respond::status(StatusCode::OK)
     }
 
     /// The revision a GET speaks: its own word, else its session's.
-    pub(super) fn said_version(&self, asked: &Asked) -> Option<ProtocolVersion> {
-        let session = asked.session.as_deref().and_then(Session::version);
-        ProtocolVersion::from_headers(&asked.parts.headers).or_else(|| session.cloned())
+    pub(super) fn said_version(&self, context: &RequestContext) -> Option<ProtocolVersion> {
+        let session = context.session.as_deref().and_then(Session::version);
+        ProtocolVersion::from_headers(&context.parts.headers).or_else(|| session.cloned())
     }
 }

@@ -11,7 +11,7 @@ use tracing::{Instrument, warn};
 
 use super::client_responses::{Delivery, Late, Told};
 use super::metrics::{Dialect, Resumed};
-use super::{Asked, Ingress, respond, unpinned};
+use super::{Ingress, RequestContext, respond, unpinned};
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
 use crate::clock;
@@ -81,34 +81,39 @@ impl Ingress {
 
     pub(super) async fn by_stream_url(
         self: Arc<Self>,
-        mut asked: Box<Asked>,
+        mut context: Box<RequestContext>,
         named: Named,
         body: Incoming,
     ) -> Response<BoxBody> {
-        let is_post = asked.parts.method == Method::POST;
+        let is_post = context.parts.method == Method::POST;
         let given = match is_post {
             true => self
-                .read(&mut asked, body)
+                .read(&mut context, body)
                 .await
-                .and_then(|body| given(&asked, body, self.config.limits.batch))
+                .and_then(|body| given(&context, body, self.config.limits.batch))
                 .map(Some),
             false => Ok(None),
         };
-        let wanted = given.and_then(|given| Ok((wanted(&asked, named)?, given)));
+        let wanted = given.and_then(|given| Ok((wanted(&context, named)?, given)));
         match wanted {
-            Ok(_) if !headers::accept(&asked.parts.headers).sse => self.refuse(ErrorCode::NotAcceptable),
-            Ok((wanted, given)) => self.go_on(asked, wanted, given).await,
+            Ok(_) if !headers::accept(&context.parts.headers).sse => self.refuse(ErrorCode::NotAcceptable),
+            Ok((wanted, given)) => self.go_on(context, wanted, given).await,
             Err(code) => self.refuse(code),
         }
     }
 
     /// Answers of its client first, where it has any.
-    async fn go_on(self: Arc<Self>, mut asked: Box<Asked>, wanted: Wanted, given: Option<Given>) -> Response<BoxBody> {
-        self.wait_for_place(&mut asked).await;
+    async fn go_on(
+        self: Arc<Self>,
+        mut context: Box<RequestContext>,
+        wanted: Wanted,
+        given: Option<Given>,
+    ) -> Response<BoxBody> {
+        self.wait_for_place(&mut context).await;
         if wanted.id.cursor() == Cursor::End {
             return self.at_end(Dialect::StreamUrl);
         }
-        let found = match self.find_own(&asked, &wanted.id).await {
+        let found = match self.find_own(&context, &wanted.id).await {
             Ok(found) => found,
             Err(unproven) => return self.tell(unproven),
         };
@@ -120,7 +125,7 @@ impl Ingress {
             }
             None => Return::Lost,
         };
-        if let (Some(_), Some(session)) = (&found, &asked.session) {
+        if let (Some(_), Some(session)) = (&found, &context.session) {
             session.note_return_by_url();
         }
         // A session's own stream fails no request: its client gets what there is, or the next one.
@@ -129,26 +134,26 @@ impl Ingress {
             Return::To(resumption) => {
                 if let Some(given) = given {
                     let outcome = match resumption.stream.is_elsewhere() {
-                        true => self.give_elsewhere(&asked, &wanted.id, &resumption.stream, given).await,
+                        true => self.give_elsewhere(&context, &wanted.id, &resumption.stream, given).await,
                         false => {
                             // Each counts by itself on its way up.
-                            asked.held = None;
-                            self.give(&asked, &resumption.stream, given.answers).await
+                            context.held = None;
+                            self.give(&context, &resumption.stream, given.answers).await
                         }
                     };
                     if let Err(refusal) = outcome {
                         return *refusal;
                     }
                 }
-                self.deliver_resumption(&asked, Dialect::StreamUrl, resumption)
+                self.deliver_resumption(&context, Dialect::StreamUrl, resumption)
             }
             Return::AtEnd
                 if is_standalone && found.is_some_and(|(stream, _)| stream.look(|machine| machine.is_sealed())) =>
             {
-                self.standalone(asked).await
+                self.standalone(context).await
             }
             Return::AtEnd => self.at_end(Dialect::StreamUrl),
-            Return::Lost if is_standalone => self.standalone_lost(asked, Dialect::StreamUrl).await,
+            Return::Lost if is_standalone => self.standalone_lost(context, Dialect::StreamUrl).await,
             Return::Lost => {
                 self.metrics.observe_resume(Dialect::StreamUrl, Resumed::Lost);
                 respond::stream(whole(lost_event(&wanted.id)).map_err(Into::into))
@@ -162,11 +167,11 @@ impl Ingress {
     /// Where they must come again: nothing from the refused one on was given.
     async fn give(
         self: &Arc<Self>,
-        asked: &Asked,
+        context: &RequestContext,
         stream: &Arc<Stream>,
         answers: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
-        let is_proven = self.upstream.learned().accepts(&asked.credentials, clock::now());
+        let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
         let Answers { given, repeated } = match is_proven {
             true => stream_url::note_answers(stream, answers),
             false => stream_url::look_at_answers(stream, answers),
@@ -179,12 +184,12 @@ impl Ingress {
             (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as Late)
         };
         let deliveries = given.into_iter().map(|(message, id)| Delivery {
-            credentials: asked.credentials,
+            credentials: context.credentials,
             late: late(&id),
-            held: self.carry(asked, message.len()),
+            held: self.carry(context, message.len()),
             place: None,
-            template: self.upstream.call(&asked.parts, asked.connection.forwarded(), unpinned(message)),
-            session: asked.session.clone(),
+            template: self.upstream.call(&context.parts, context.connection.forwarded(), unpinned(message)),
+            session: context.session.clone(),
             elders: Vec::new(),
             answered: id.filter(|_| is_proven).map(|id| (stream.clone(), id)).into_iter().collect(),
             cancelled: Vec::new(),
@@ -194,7 +199,7 @@ impl Ingress {
         if deliveries.is_empty() {
             return Ok(());
         }
-        if let Some(code) = self.elsewhere(asked) {
+        if let Some(code) = self.elsewhere(context) {
             deliveries.iter().for_each(Delivery::lose);
             return Err(Box::new(self.refuse(code)));
         }
@@ -207,35 +212,35 @@ impl Ingress {
     /// The same where another replica writes the stream: its server is the one that asked. Where that is gone they are given here.
     async fn give_elsewhere(
         self: &Arc<Self>,
-        asked: &Asked,
+        context: &RequestContext,
         id: &EventId,
         stream: &Arc<Stream>,
         given: Given,
     ) -> Result<(), Refusal> {
-        match Box::pin(self.hand_to_writer(asked, id, &given.body)).await {
+        match Box::pin(self.hand_to_writer(context, id, &given.body)).await {
             Some(response) if response.status().is_success() => {
                 // The writer says so as well, and later: the server has just been given something.
                 given.answers.iter().for_each(|(_, id)| _ = stream.answer(id));
                 Ok(())
             }
             Some(refusal) => Err(Box::new(refusal)),
-            None => self.give(asked, stream, given.answers).await,
+            None => self.give(context, stream, given.answers).await,
         }
     }
 
     /// Gives answers that another replica hands to the writer of their stream; `None` where this is not its writer.
     pub(super) async fn take_answers(
         self: &Arc<Self>,
-        asked: &Asked,
+        context: &RequestContext,
         id: &EventId,
         body: &Bytes,
     ) -> Option<Response<BoxBody>> {
-        let given = given(asked, body.clone(), self.config.limits.batch).ok()?;
-        let (stream, _) = self.find_own(asked, id).await.ok()??;
+        let given = given(context, body.clone(), self.config.limits.batch).ok()?;
+        let (stream, _) = self.find_own(context, id).await.ok()??;
         if stream.is_elsewhere() {
             return None;
         }
-        Some(match self.give(asked, &stream, given.answers).await {
+        Some(match self.give(context, &stream, given.answers).await {
             Ok(()) => respond::status(StatusCode::ACCEPTED),
             Err(refusal) => *refusal,
         })
@@ -285,9 +290,9 @@ fn is_for_the_client(status: StatusCode) -> bool {
 }
 
 /// The event ID tells the stream as well, and must not tell another.
-fn wanted(asked: &Asked, named: Named) -> Result<Wanted, ErrorCode> {
+fn wanted(context: &RequestContext, named: Named) -> Result<Wanted, ErrorCode> {
     let Named::Stream(url) = named else { return Err(ErrorCode::BadRequest) };
-    let Some(text) = asked.parts.headers.get(names::LAST_EVENT_ID) else {
+    let Some(text) = context.parts.headers.get(names::LAST_EVENT_ID) else {
         return Ok(Wanted { id: url, has_cursor: false });
     };
     let id = EventId::parse(text.as_bytes()).filter(|id| id.names_stream_of(&url)).ok_or(ErrorCode::BadRequest)?;
@@ -295,8 +300,8 @@ fn wanted(asked: &Asked, named: Named) -> Result<Wanted, ErrorCode> {
 }
 
 /// The answers of a body, which has nothing else and at most `longest` of them.
-fn given(asked: &Asked, body: Bytes, longest: usize) -> Result<Given, ErrorCode> {
-    if !headers::is_json(&asked.parts.headers) {
+fn given(context: &RequestContext, body: Bytes, longest: usize) -> Result<Given, ErrorCode> {
+    if !headers::is_json(&context.parts.headers) {
         return Err(ErrorCode::BadRequest);
     }
     let messages = jsonrpc::peek_up_to(&body, longest).map_err(|error| match error {

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::{Asked, Ingress, head_bytes};
+use super::{Ingress, RequestContext, head_bytes};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::event_log::{Binding, Session, Stream, stream_owing};
@@ -41,33 +41,37 @@ impl Ingress {
     }
 
     /// The stream of an event ID that this caller's older token opened.
-    pub(super) async fn find_elder(&self, asked: &Asked, id: &EventId) -> Told<Option<(Arc<Stream>, Seq)>> {
-        match self.log.find_claimed(id, &asked.binding) {
+    pub(super) async fn find_elder(&self, context: &RequestContext, id: &EventId) -> Told<Option<(Arc<Stream>, Seq)>> {
+        match self.log.find_claimed(id, &context.binding) {
             Some((stream, cursor)) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves(asked, era).await?.then_some((stream, cursor)))
+                Ok(self.proves(context, era).await?.then_some((stream, cursor)))
             }
             None => Ok(None),
         }
     }
 
     /// The stream that a resume token opens and this caller's older token opened.
-    pub(super) async fn find_elder_by_token(&self, asked: &Asked, token: &ResumeToken) -> Told<Option<Arc<Stream>>> {
-        match self.log.find_claimed_by_token(token, &asked.binding) {
+    pub(super) async fn find_elder_by_token(
+        &self,
+        context: &RequestContext,
+        token: &ResumeToken,
+    ) -> Told<Option<Arc<Stream>>> {
+        match self.log.find_claimed_by_token(token, &context.binding) {
             Some(stream) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves(asked, era).await?.then_some(stream))
+                Ok(self.proves(context, era).await?.then_some(stream))
             }
             None => Ok(None),
         }
     }
 
     /// The session's standalone stream that its older token opened.
-    pub(super) async fn elder_standalone(&self, asked: &Asked, id: &SessionId) -> Told<Option<Arc<Stream>>> {
+    pub(super) async fn elder_standalone(&self, context: &RequestContext, id: &SessionId) -> Told<Option<Arc<Stream>>> {
         let sessions = self.log.sessions();
-        let mut elders = self.elders(&asked.binding).into_iter();
+        let mut elders = self.elders(&context.binding).into_iter();
         match elders.find_map(|elder| sessions.standalone(id, &elder.principal)) {
-            Some(stream) => Ok(self.proves(asked, Era::Legacy).await?.then_some(stream)),
+            Some(stream) => Ok(self.proves(context, Era::Legacy).await?.then_some(stream)),
             None => Ok(None),
         }
     }
@@ -75,13 +79,13 @@ impl Ingress {
     /// The records of the session under its older tokens, where one of them `concerns` the request.
     pub(super) async fn elder_sessions(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         concerns: impl Fn(&SessionId, &Session) -> bool,
     ) -> Told<Vec<Arc<Session>>> {
-        let Some(id) = &asked.binding.session else { return Ok(Vec::new()) };
+        let Some(id) = &context.binding.session else { return Ok(Vec::new()) };
         let found = |elder: Binding| self.log.sessions().find(id, &elder.principal);
-        let elders: Vec<_> = self.elders(&asked.binding).into_iter().filter_map(found).collect();
-        if !elders.iter().any(|session| concerns(id, session)) || !self.proves(asked, self.era(asked)).await? {
+        let elders: Vec<_> = self.elders(&context.binding).into_iter().filter_map(found).collect();
+        if !elders.iter().any(|session| concerns(id, session)) || !self.proves(context, self.era(context)).await? {
             return Ok(Vec::new());
         }
         Ok(elders)
@@ -90,12 +94,12 @@ impl Ingress {
     /// The call of an older token that this POST may be the retry of: the first of those that `find` finds.
     pub(super) async fn elder_call(
         &self,
-        asked: &Asked,
+        context: &RequestContext,
         era: Era,
         find: impl Fn(&Binding) -> Option<Arc<Stream>>,
     ) -> Told<Option<Arc<Stream>>> {
-        match self.elders(&asked.binding).iter().find_map(find) {
-            Some(stream) => Ok(self.proves(asked, era).await?.then_some(stream)),
+        match self.elders(&context.binding).iter().find_map(find) {
+            Some(stream) => Ok(self.proves(context, era).await?.then_some(stream)),
             None => Ok(None),
         }
     }
@@ -110,18 +114,18 @@ impl Ingress {
     /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago; of several
     /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
     /// answer another request otherwise.
-    pub(super) async fn proves(&self, asked: &Asked, era: Era) -> Told<bool> {
-        if asked.is_elsewhere {
+    pub(super) async fn proves(&self, context: &RequestContext, era: Era) -> Told<bool> {
+        if context.has_remote_session() {
             // Its own server could tell, and no other is to hear of the session.
             return Ok(false);
         }
         // The request waits for the upstream; one without a body is nowhere else counted meanwhile.
-        let head = asked.held.is_none().then(|| asked.share.hold(head_bytes(&asked.parts)));
-        if let Some(held) = head.as_ref().or(asked.held.as_ref()) {
+        let head = context.held.is_none().then(|| context.share.hold(head_bytes(&context.parts)));
+        if let Some(held) = head.as_ref().or(context.held.as_ref()) {
             self.log.make_room(held).map_err(Unproven::Unasked)?;
         }
         let tokens = self.upstream.learned().tokens();
-        let used = (asked.binding.principal, asked.binding.session.clone());
+        let used = (context.binding.principal, context.binding.session.clone());
         let asking = match tokens.ask(used.clone()) {
             Ok(asking) => Some(asking),
             Err(theirs) => {
@@ -134,14 +138,14 @@ impl Ingress {
         if let Some(is_genuine) = tokens.shown(&used, clock::now()) {
             return Ok(is_genuine);
         }
-        let probed = self.upstream.probe(&asked.parts, asked.connection.forwarded(), era).await;
+        let probed = self.upstream.probe(&context.parts, context.connection.forwarded(), era).await;
         self.metrics.upstream.observe_probe(&probed);
         let is_genuine = match probed {
             Probed::Genuine => true,
             Probed::Foreign => false,
             Probed::Inconclusive => return Ok(false),
             // The probe went without them, which may be what the refusal is for.
-            Probed::Refused(_) if asked.shown().has_other_credentials() => return Ok(false),
+            Probed::Refused(_) if context.shown().has_other_credentials() => return Ok(false),
             Probed::Refused(refusal) => {
                 let (question, response) = *refusal;
                 return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
@@ -156,8 +160,8 @@ impl Ingress {
     }
 
     /// The era of a request that says it in its head, or whose session does.
-    fn era(&self, asked: &Asked) -> Era {
-        self.said_version(asked).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
+    fn era(&self, context: &RequestContext) -> Era {
+        self.said_version(context).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
     }
 }
 
