@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_subject_is_what_a_jwt_claims_whatever_else_is_in_it() {
+    fn a_subject_is_the_claim_of_a_jwt_with_any_other_contents() {
         use base64::Engine;
         let subject = |source: PrincipalSource, payloads: &[&str]| {
             let mut all = HeaderMap::new();
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_tokens_costs_no_more_than_so_many_and_changes_nobodys_subject() {
+    fn a_flood_of_tokens_has_a_bounded_cost_and_changes_no_subject() {
         use base64::Engine;
         let principals = Principals::new(PrincipalSource::Auto, [7; 32]);
         let subject = |sub: usize, signature: usize| {

@@ -16,14 +16,14 @@ async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     store.set_deaf(true);
     assert!(one.claim(&call, CLAIM, false).await.is_err());
-    // Whatever is asked of the store now is refused, but the claim was not.
+    // Later calls of the store are refused, but the claim was not.
     tokio::time::sleep(RETENTION / 4).await;
     store.set_deaf(false);
     let Claimed::Before(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else { panic!("the store has it") };
     assert!(one.has_released(run.stream));
     assert_eq!(one.known(&call.to_wire(), Some(run.stream), None).await, Known::Another, "it never ran");
     let other = StreamId::from_bytes([1; 12]);
-    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, Known::Nothing, "of that nobody knows");
+    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, Known::Nothing, "no replica knows that one");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let claimed = two.claim(&call, CLAIM, false).await.unwrap();
     assert!(matches!(claimed, Claimed::Here(_)), "{claimed:?}");
@@ -37,7 +37,7 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     for is_left in [false, true] {
-        let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("nobody has it") };
+        let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("no replica has it") };
         if is_left {
             hold.leave();
         }

@@ -1,4 +1,4 @@
-//! What the dialects announce around a stream's messages, and where a stream stands for those who ask.
+//! Announcements of the dialects around a stream's messages, and the status of a stream.
 
 use super::*;
 use crate::protocol::dialect::Status;
@@ -91,7 +91,7 @@ fn announcements_and_answered_questions_are_not_pending() {
     assert_eq!(stream.status(None), asked);
     assert_eq!(stream.status(Some(Seq(3))), Status { pending: 1, ..asked });
     assert_eq!(stream.status(Some(Seq(4))), Status { pending: 0, has_request: false, ..asked });
-    assert_eq!(stream.status(Some(Seq(5))), asked, "nobody has what is not there");
+    assert_eq!(stream.status(Some(Seq(5))), asked, "no client has an event that does not exist");
     stream.answer(&RequestId::String("q".into()));
     assert_eq!(stream.status(None), Status { pending: 1, ..quiet });
 }
@@ -107,7 +107,7 @@ fn only_a_confirmation_by_post_lets_go() {
     assert_eq!(stream.note_return_by_token(None), Seq(3), "a GET confirms as well");
     assert_eq!(stream.note_return_by_token(Some(Seq(2))), Seq(3));
     assert_eq!(stream.look(|machine| machine.trimmed()), Seq(2));
-    assert_eq!(stream.note_return_by_token(Some(Seq(9))), Seq(3), "nobody has what is not there");
+    assert_eq!(stream.note_return_by_token(Some(Seq(9))), Seq(3), "no client has an event that does not exist");
     assert_eq!(stream.note_return_by_token(Some(Seq(4))), Seq(4));
     assert_eq!(stream.look(|machine| machine.trimmed()), Seq(4));
 }

@@ -30,7 +30,7 @@ impl Replica {
         Self { log, store, running }
     }
 
-    /// Nothing of it runs any more, and nobody is told.
+    /// Stops all tasks of the replica at once, without a message to the others.
     fn kill(&self) {
         self.running.abort();
     }
@@ -99,7 +99,7 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
     settle().await;
     assert!(client.read_all().is_pending());
     assert_eq!(client.text(), wire(&stream, 3, &note(2)));
-    // What nobody has stored is not waited for.
+    // An event that no replica has stored is not awaited.
     let began = crate::clock::now();
     let ahead = event_id(&stream, 9);
     two.log.recall(&ahead).await.unwrap();
@@ -107,7 +107,7 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_was_taken_before_anybody_could_find_it_is_found_where_it_is() {
+async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
     let store = Memory::default();
     let (one, two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     let (stream, writer) = open(&one.log);
@@ -131,7 +131,7 @@ async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
     let abandoned_at = || stream.look(Machine::poll_timeout);
-    assert!(abandoned_at().is_some(), "nobody reads it");
+    assert!(abandoned_at().is_some(), "it has no reader");
     let client = two.resume(&event_id(&stream, 0)).await;
     settle().await;
     assert!(is_read(&stream) && abandoned_at().is_none());
@@ -155,7 +155,7 @@ async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_newest_reader_displaces_the_others_wherever_they_are() {
+async fn the_newest_reader_displaces_the_others_at_every_replica() {
     let store = Memory::default();
     let (one, two, three) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await, Replica::of(&store, 3).await);
     let (stream, writer) = open(&one.log);
@@ -295,7 +295,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
         }
         assert_eq!(client.text().contains("-32011"), is_whole, "{}", client.text());
 
-        // Wherever it comes back to, the place that it names is not that of the end, and then it is.
+        // At every replica, the named place precedes the end, and the end follows it.
         let three = Replica::of(&store, 3).await;
         for replica in [&two, &three] {
             for seq in brought_back as u64..=3 {
@@ -383,7 +383,7 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
 }
 
 #[test]
-fn nobody_is_told_of_a_reader_that_displaces_none_elsewhere() {
+fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
     let log = Arc::new(log_of(Owner(1), Arc::new(Memory::default().as_of(Owner(1)))));
     let (stream, _writer) = open(&log);
     log.publish_once(&stream);
@@ -483,7 +483,7 @@ async fn a_stream_that_was_taken_is_ended_when_the_store_answers_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_of_the_store_is_nobodys_death() {
+async fn an_outage_of_the_store_declares_no_replica_dead() {
     let store = Memory::default();
     let (one, _two) = (Replica::of(&store, 1).await, Replica::of(&store, 2).await);
     tokio::time::sleep(LEASE * 2).await;
@@ -557,7 +557,7 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     });
     tokio::time::sleep(LEASE * 2).await;
     let stream = StreamId::from_bytes([5; 12]);
-    assert_eq!(two.requests().place_at(Owner(9), stream).await.unwrap(), None, "nobody has heard of that one");
+    assert_eq!(two.requests().place_at(Owner(9), stream).await.unwrap(), None, "no replica knows that one");
     // It says nothing to the store any more, and lives: in the outage of its network, say.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;

@@ -80,7 +80,7 @@ fn allowance() -> Allowance {
     }
 }
 
-/// What some caller holds.
+/// Returns the quota of a caller.
 fn share(log: &EventLog, caller: u8) -> Arc<Share> {
     log.share(Sharer::Known([caller; 16]))
 }
@@ -137,7 +137,7 @@ fn note(n: usize) -> String {
 
 const RESPONSE: &str = r#"{"jsonrpc":"2.0","id":1,"result":{}}"#;
 
-/// What the machine is told of one message.
+/// Returns the update of the machine for one message.
 fn says(message: &str) -> impl FnOnce(&mut Machine, std::time::Instant) + '_ {
     move |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
 }
@@ -160,7 +160,7 @@ impl Wake for Bell {
 }
 
 impl Bell {
-    /// How often it rang since it was last asked.
+    /// Returns the number of wake-ups since the last look.
     fn rings(&self) -> usize {
         self.0.swap(0, Ordering::SeqCst)
     }

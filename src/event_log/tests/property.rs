@@ -13,9 +13,9 @@ enum Step {
     Store,
     /// The reader runs if it was woken, and takes about this much.
     Run(usize),
-    /// Its connection breaks, and the client comes back with what it has.
+    /// The connection breaks, and the client resumes.
     Reconnect,
-    /// It comes back before the old connection is known to be gone.
+    /// The client resumes before the old connection is known to be gone.
     TakeOver,
 }
 

@@ -105,7 +105,7 @@ fn a_takeover_wakes_and_ends_the_older_reader_which_gets_nothing_more() {
     assert_eq!((older.text(), newer.text()), (notes(&stream, 1..=1).as_str(), notes(&stream, 2..=2).as_str()));
 
     drop(older);
-    assert!(stream.look(|machine| machine.reader().is_attached()), "the older one's end is nobody's disconnect");
+    assert!(stream.look(|machine| machine.reader().is_attached()), "the end of the older one is no disconnect");
     say_notes(&writer, 3..=3);
     assert_eq!(newer.bell.rings(), 1);
 }

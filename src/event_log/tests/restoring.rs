@@ -22,7 +22,7 @@ pub(super) fn ended() -> impl FnOnce(&mut Machine, std::time::Instant) {
     |machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)
 }
 
-/// What a client reads that comes back to `log` with that id.
+/// Resumes at `log` with this id; returns the events and the outcome of the read.
 pub(super) async fn read_again(log: &Arc<EventLog>, id: &EventId) -> (String, Poll<ReadOutcome>) {
     log.recall(id).await.unwrap();
     let (stream, cursor) = log.find(id, &binding()).expect("it is in the store");

@@ -1,4 +1,4 @@
-//! Which streams are found, by whom, and for how long. Time is paused and moved by hand.
+//! Lookup of streams, by caller and over time. Time is paused and moved by hand.
 
 use super::*;
 use crate::protocol::ids::EventId;
@@ -15,7 +15,7 @@ fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
     (stream, id)
 }
 
-/// What a client sends back that has everything up to `seq`.
+/// Returns the event ID of a client that has all events up to `seq`.
 pub(super) fn cursor_of(stream: &Stream, seq: Seq) -> EventId {
     let mut text = String::new();
     ids::write_event_id(&mut text, stream.handle(), seq, None).unwrap();
@@ -91,7 +91,7 @@ async fn a_stream_is_found_by_whom_it_belongs_to() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_is_forgotten_while_a_retry_looks_at_it_blocks_nobody() {
+async fn a_stream_that_is_forgotten_during_a_retrys_lookup_blocks_no_task() {
     let log = log_with(None);
     let fingerprint = Fingerprint::of_body("", b"{}");
     let create = || Ok::<_, ErrorCode>(create(&log, 0));

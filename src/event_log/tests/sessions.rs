@@ -11,7 +11,7 @@ fn name(text: &str) -> SessionId {
     SessionId::parse(text).unwrap()
 }
 
-/// So many made-up sessions, each other than any before `from`.
+/// Records `many` made-up sessions, each different from any before `from`.
 fn flood(log: &EventLog, from: usize, many: usize) {
     (from..from + many).for_each(|n| drop(log.sessions().find_or_record(&name(&format!("made-up-{n}")), &someone())));
 }

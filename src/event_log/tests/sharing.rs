@@ -82,7 +82,7 @@ async fn what_is_held_is_counted_and_given_back() {
     let mine = share(&log, 1);
     {
         let (stream, writer) = open_of(&log, 1);
-        assert_eq!((mine.streams(), mine.detached()), (1, 1), "nobody reads it yet");
+        assert_eq!((mine.streams(), mine.detached()), (1, 1), "it has no reader yet");
         let client = Client::attach(&stream, Seq(0));
         assert_eq!(mine.detached(), 0);
         let before = mine.bytes();
@@ -169,7 +169,7 @@ async fn a_stream_that_has_arrived_and_is_read_again_stays() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_share_keeps_what_nobody_has_read_and_its_upstream_waits() {
+async fn a_full_quota_keeps_unread_events_and_its_upstream_waits() {
     let log = tight(|_| ());
     let (unread, unread_writer) = open_of(&log, 1);
     write(&unread_writer, 20_000);
@@ -182,7 +182,7 @@ async fn a_full_share_keeps_what_nobody_has_read_and_its_upstream_waits() {
     let mut client = Client::attach(&unread, Seq(0));
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert_eq!(client.text().matches("\n\n").count(), whole);
-    // Nobody comes for the other: after `full_wait` its call fails.
+    // No client resumes the other: after `full_wait` its call fails.
     tokio::time::advance(Duration::from_secs(31)).await;
     ready(writer.update(|machine, now| machine.handle_timeout(now)));
     let mut late = Client::attach(&stream, Seq(0));
@@ -214,7 +214,7 @@ async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
         assert!(matches!(read, Poll::Ready(ReadOutcome::Events { last: Seq(last), written: 1, .. }) if last == n));
     }
     assert!(share(&log, 1).bytes() < 60_000, "what was read is gone");
-    // Whoever comes back for it is told.
+    // A client that resumes it receives the error.
     let mut late = Client::attach(&stream, Seq(0));
     assert!(matches!(late.read(usize::MAX), Poll::Ready(ReadOutcome::Trimmed(_))));
 }
@@ -265,7 +265,7 @@ async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     write(&writer, 200_000);
-    assert!(share(&log, 1).bytes() < 100_000, "nobody reads what is no response");
+    assert!(share(&log, 1).bytes() < 100_000, "a message that is no response has no reader");
     ready(writer.update(says(RESPONSE)));
     write(&writer, 200_000);
     assert!(!is_paused(&writer));
@@ -385,7 +385,7 @@ async fn one_callers_excess_is_no_other_callers() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_full_process_takes_from_whoever_holds_most() {
+async fn a_full_process_evicts_from_the_largest_holder() {
     let log = tight(|allowance| {
         allowance.max_bytes = 1 << 20;
         allowance.max_bytes_total = 160_000;
@@ -426,7 +426,7 @@ async fn calls_beyond_the_bound_are_refused_until_one_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn finished_streams_refuse_nobody_whether_or_not_they_have_arrived() {
+async fn finished_streams_refuse_no_call_delivered_or_not() {
     let log = tight(|allowance| {
         allowance.max_streams = 2;
         allowance.max_bytes = 1 << 20;
@@ -458,7 +458,7 @@ async fn a_standalone_stream_is_no_call() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_were_left_keep_new_ones_out_until_somebody_comes_back() {
+async fn detached_calls_keep_new_ones_out_until_a_client_resumes() {
     let log = tight(|allowance| allowance.max_detached = 2);
     let (stream, _writer) = open_of(&log, 1);
     let (_other, _other_writer) = open_of(&log, 1);
@@ -513,7 +513,7 @@ fn poll_once(future: &mut (impl Future<Output = ()> + Unpin)) -> Poll<()> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn shares_that_nobody_uses_are_forgotten() {
+async fn unused_quotas_are_forgotten() {
     let log = tight(|_| ());
     let kept = share(&log, 1);
     let _held = kept.hold(10);
@@ -537,7 +537,7 @@ fn a_sharer_without_a_credential_is_its_session_else_its_network() {
     assert_ne!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8:0:1::1"));
     let known = Principal::Known([1; 16]);
     assert_eq!(Sharer::of(&known, true, Some(&session), peer("192.0.2.1")), Sharer::Known([1; 16]));
-    // A credential that anybody may have made up is as good as none, and so is a query.
+    // A credential that may be made up counts as none, and so does a query.
     for (principal, is_proven) in [(known, false), (Principal::AnonymousAt([2; 16]), true)] {
         let of = |opened| Sharer::of(&principal, is_proven, opened, peer("192.0.2.1"));
         assert_eq!(
@@ -634,7 +634,8 @@ async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() 
     assert!(waiting.poll().is_ready());
 }
 
-/// Ends the stream after so many bytes; its client takes it all and closes its connection, and nobody knows whether it has arrived.
+/// Ends the stream after so many bytes. Its client reads all of it and closes its connection, so that the delivery is
+/// unproven.
 fn part(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
     write(writer, bytes);
     finish(log, stream, writer);

@@ -40,7 +40,7 @@ impl Slow {
         slow
     }
 
-    /// It can be reached, or cannot.
+    /// Sets whether the store can be reached.
     pub(super) fn set_broken(&self, broken: bool) {
         self.broken.store(broken, Ordering::Relaxed);
     }
@@ -56,12 +56,12 @@ impl Slow {
 
     /// No seal takes effect until what is returned is dropped.
     pub(super) fn hold_seals(&self) -> OwnedSemaphorePermit {
-        self.seals.clone().try_acquire_owned().expect("nobody holds them")
+        self.seals.clone().try_acquire_owned().expect("no test holds them")
     }
 
     /// No load is answered until what is returned is dropped.
     pub(super) fn hold_loads(&self) -> OwnedSemaphorePermit {
-        self.loads.clone().try_acquire_owned().expect("nobody holds them")
+        self.loads.clone().try_acquire_owned().expect("no test holds them")
     }
 
     /// The next append takes effect.

@@ -1,4 +1,5 @@
-//! Calls that are over and proven to have arrived: what is left of them, for how long, and that it refuses nobody.
+//! Calls that are over and proven to be delivered: the size of their stubs, their retention, and that they refuse no
+//! caller.
 
 use super::retention::{cursor_of, settle, sweeping};
 use super::sharing::{finish, is_kept, open_of, tight, write};
@@ -17,7 +18,7 @@ fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
     stream
 }
 
-/// The same, proven to have arrived. The ids of its events from 0 on, and nothing else that knows it.
+/// Ends a call and proves its delivery; returns the ids of its events from 0 on. The stream has no other owner.
 fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     let stream = ended(log, caller, notes);
     let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();

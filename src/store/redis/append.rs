@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_is_another_thing_than_the_next_event_is_for_the_script() {
+    fn an_append_other_than_the_next_event_goes_by_script() {
         for (what, other) in [
             ("another writer's", append(1, 1, &["event"], None)),
             ("another place", event(2)),

@@ -126,7 +126,7 @@ async fn what_others_did_to_a_stream_is_met_by_the_next_addition() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_follows_from_between_two_additions_is_told_of_the_second() {
+async fn a_follower_registered_between_two_additions_is_notified_of_the_second() {
     let mut place = Place::new().await;
     let (stream, epoch) = place.held().await;
     let connector = Connector::new(place.options.url.parse().unwrap(), place.options.clone());
