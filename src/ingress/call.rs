@@ -11,10 +11,10 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::Instrument;
 
-use super::remote_retry::{Elsewhere, Place};
-use super::request_log::tell_return;
+use super::remote_retry::{EarlierCall, PendingClaim};
+use super::request_log::log_return;
 use super::token_refresh::Unproven;
-use super::{Connection, Ingress, RequestContext, forward_to_owner, head_bytes, respond, unpinned};
+use super::{Connection, Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
@@ -32,7 +32,7 @@ use crate::protocol::stream::Policy;
 use crate::upstream::{self, Pump, Running, Teaches, Template};
 
 /// A POST that carries requests, with all that is known of it.
-pub(super) struct Posted {
+pub(super) struct CallRequest {
     pub(super) context: Box<RequestContext>,
     pub(super) call: classify::Call,
     accept: Accept,
@@ -93,14 +93,14 @@ impl Ingress {
         let (initialize, body) = self.take_declared(&call, body);
         let retry = retry_of(&context, &context.binding, &call, &body);
         let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
-        let mut elder = None;
+        let mut previous_call = None;
         if earlier.is_none() && context.binding.subject.is_some() {
-            let elders = |elder: &Binding| self.elder_retried(elder, &context, &call, &body);
-            match Box::pin(self.elder_call(&context, call.era(), elders)).await {
-                Ok(found) => elder = found,
-                Err(unproven) => return self.refuse_unproven(unproven, &call),
+            let previous = |previous: &Binding| self.find_retried_of_previous(previous, &context, &call, &body);
+            match Box::pin(self.find_previous_call(&context, call.era(), previous)).await {
+                Ok(found) => previous_call = found,
+                Err(unproven) => return self.refuse_unproven_call(unproven, &call),
             }
-            earlier = elder.clone();
+            earlier = previous_call.clone();
         }
         if let Some(earlier) = earlier {
             earlier.wait_for_detach().await;
@@ -109,46 +109,46 @@ impl Ingress {
             self.learn_tool(&context, &call, &body).await;
         }
         let teaches = Teaches { initialize, tools: self.listed(&call) };
-        let mut posted = Posted { context, call, accept, body, retry, teaches };
-        let is_elders = elder.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
-        let elsewhere = match self.is_written_down(posted.retry) && !is_elders {
-            true => Box::pin(self.look_elsewhere(&posted)).await,
-            false => Elsewhere::Nowhere(None),
+        let mut request = CallRequest { context, call, accept, body, retry, teaches };
+        let is_previous_token = previous_call.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
+        let earlier_call = match self.may_be_recorded(request.retry) && !is_previous_token {
+            true => Box::pin(self.find_remote_call(&request)).await,
+            false => EarlierCall::None(None),
         };
         // From here on it counts as its stream's.
-        posted.context.held = None;
-        let claimed = match elsewhere {
-            Elsewhere::Nowhere(_) if let Some(code) = self.elsewhere(&posted.context) => Err(code),
-            Elsewhere::Nowhere(place) => self.begin(&posted, elder, place),
-            Elsewhere::Stream(stream) => Ok(self.return_to(&posted.context, &stream)),
-            Elsewhere::Answer(answer) => {
+        request.context.reservation = None;
+        let claimed = match earlier_call {
+            EarlierCall::None(_) if let Some(code) = self.remote_session_error(&request.context) => Err(code),
+            EarlierCall::None(place) => self.begin(&request, previous_call, place),
+            EarlierCall::Stream(stream) => Ok(self.return_to(&request.context, &stream)),
+            EarlierCall::Response(response) => {
                 self.metrics.observe_retry();
-                return forward_to_owner::answer_of(answer);
+                return forward_to_owner::response_of(response);
             }
-            Elsewhere::Unproven(unproven) => return self.refuse_unproven(unproven, &posted.call),
-            Elsewhere::Refused(failure) => {
+            EarlierCall::Unproven(unproven) => return self.refuse_unproven_call(unproven, &request.call),
+            EarlierCall::Refused(failure) => {
                 self.metrics.errors.observe_reject(failure.code);
-                return respond::failure(failure, &posted.call.ids, posted.call.batch);
+                return respond::failure(failure, &request.call.ids, request.call.batch);
             }
         };
         match claimed {
             Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
-                let may_begin = attachment.slice().is_some() && self.may_begin(&posted);
-                let Posted { context, call, accept, body, .. } = posted;
+                let may_begin = attachment.slice().is_some() && self.may_begin(&request);
+                let CallRequest { context, call, accept, body, .. } = request;
                 let RequestContext { parts, session, connection, .. } = *context;
                 let query = parts.uri.query().map(Box::from);
                 drop((parts, body));
                 let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
                 self.reply(reply, attachment, pump).await
             }
-            Err(code) => self.refuse_call(code, &posted.call),
+            Err(code) => self.refuse_call(code, &request.call),
         }
     }
 
     /// Waits behind the POSTs that are held.
     async fn wait_turn(&self, context: &mut RequestContext, session: &Session) -> Result<(), ErrorCode> {
-        self.log.make_room(context.be_held())?;
+        self.log.make_room(context.reserve())?;
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
@@ -194,92 +194,97 @@ impl Ingress {
         respond::failure(Failure::before_run(code), &call.ids, call.batch)
     }
 
-    fn refuse_unproven(&self, unproven: Unproven, call: &classify::Call) -> Response<BoxBody> {
+    fn refuse_unproven_call(&self, unproven: Unproven, call: &classify::Call) -> Response<BoxBody> {
         match unproven {
-            Unproven::Unasked(code) => self.refuse_call(code, call),
-            Unproven::Refused(_) => self.tell(unproven),
+            Unproven::Unavailable(code) => self.refuse_call(code, call),
+            Unproven::Refused(_) => self.refuse_unproven(unproven),
         }
     }
 
-    /// The call of `elder`, an older token of the caller, that this POST may be the retry of.
-    fn elder_retried(
+    /// The call of `previous_call`, an older token of the caller, that this POST may be the retry of.
+    fn find_retried_of_previous(
         &self,
-        elder: &Binding,
+        previous: &Binding,
         context: &RequestContext,
         call: &classify::Call,
         body: &[u8],
     ) -> Option<Arc<Stream>> {
-        let Retry { fingerprint, body, .. } = retry_of(context, elder, call, body);
+        let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
         let stream = self.log.retries().find(&fingerprint?)?;
         // Its client may be about to leave.
         let may_match = body.is_some() || !stream.has_arrived();
         may_match.then_some(stream)
     }
 
-    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `elder`
+    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `previous_call`
     /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
-    fn begin(&self, posted: &Posted, elder: Option<Arc<Stream>>, place: Option<Place>) -> Result<Claimed, ErrorCode> {
-        let Retry { fingerprint, body, .. } = posted.retry;
-        if let Some(stream) = elder.filter(|stream| stream.may_return(body.is_some())) {
+    fn begin(
+        &self,
+        request: &CallRequest,
+        previous_call: Option<Arc<Stream>>,
+        place: Option<PendingClaim>,
+    ) -> Result<Claimed, ErrorCode> {
+        let Retry { fingerprint, body, .. } = request.retry;
+        if let Some(stream) = previous_call.filter(|stream| stream.may_return(body.is_some())) {
             let is_same = stream.body() == body;
-            return if is_same { Ok(self.return_to(&posted.context, &stream)) } else { Err(ErrorCode::KeyReused) };
+            return if is_same { Ok(self.return_to(&request.context, &stream)) } else { Err(ErrorCode::KeyReused) };
         }
-        if !self.takes(posted) {
-            return self.rejoin(posted);
+        if !self.takes(request) {
+            return self.rejoin(request);
         }
-        let request_bytes = head_bytes(&posted.context.parts) + posted.body.len();
-        let part = self.log.admit(&posted.context.share, request_bytes);
-        let (hold, _registering) = place.map(|Place { hold, registering }| (hold, registering)).unzip();
+        let request_bytes = head_bytes(&request.context.parts) + request.body.len();
+        let part = self.log.admit(&request.context.share, request_bytes);
+        let (hold, _registering) = place.map(|PendingClaim { hold, registering }| (hold, registering)).unzip();
         let create = || {
-            let (spec, part) = (self.spec(posted), part?);
+            let (spec, part) = (self.spec(request), part?);
             Ok(match &hold {
                 Some(hold) => self.log.create_as(hold.stream(), spec, part),
                 None => self.log.create(spec, part),
             })
         };
         let Some(fingerprint) = fingerprint else {
-            return Ok(self.start(posted, &create()?));
+            return Ok(self.start(request, &create()?));
         };
         let matches = |stream: &Arc<Stream>| stream.may_return(body.is_some());
         match self.log.retries().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
                 stream.keep_registration(registration.under(hold));
-                Ok(self.start(posted, &stream))
+                Ok(self.start(request, &stream))
             }
-            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&posted.context, &stream)),
+            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
             Match::Same(_) => Err(ErrorCode::KeyReused),
         }
     }
 
     /// Whether the POST may begin a call. In a drain only what a session asks may, while a call of it runs or has just ended: some
     /// clients ask for the tools before they use a result, and lose it where they are refused.
-    pub(super) fn takes(&self, posted: &Posted) -> bool {
-        let Posted { context, call, .. } = posted;
+    pub(super) fn takes(&self, request: &CallRequest) -> bool {
+        let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         !self.drain.refuses_calls() || (!call.calls_tool && !call.opens && is_busy())
     }
 
     /// In a drain a POST can only come back to a call that was begun before.
-    fn rejoin(&self, posted: &Posted) -> Result<Claimed, ErrorCode> {
-        let Retry { fingerprint, body, .. } = posted.retry;
+    fn rejoin(&self, request: &CallRequest) -> Result<Claimed, ErrorCode> {
+        let Retry { fingerprint, body, .. } = request.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
         match found.filter(|stream| stream.may_return(body.is_some())) {
-            Some(stream) if stream.body() == body => Ok(self.return_to(&posted.context, &stream)),
+            Some(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
             Some(_) => Err(ErrorCode::KeyReused),
             None => Err(ErrorCode::Draining),
         }
     }
 
     /// What holds for this call. Its tool's name is looked for only where some tool has settings of its own.
-    pub(super) fn limits(&self, posted: &Posted) -> config::Call {
-        let has_own = posted.call.calls_tool && !self.config.tools.is_empty();
-        let tool = if has_own { jsonrpc::tool_name(&posted.body) } else { None };
+    pub(super) fn limits(&self, request: &CallRequest) -> config::Call {
+        let has_own = request.call.calls_tool && !self.config.tools.is_empty();
+        let tool = if has_own { jsonrpc::tool_name(&request.body) } else { None };
         self.config.call(tool.as_deref())
     }
 
-    fn spec(&self, posted: &Posted) -> Spec {
-        let Posted { context, call, accept, retry, .. } = posted;
-        let limits = self.limits(posted);
+    fn spec(&self, request: &CallRequest) -> Spec {
+        let CallRequest { context, call, accept, retry, .. } = request;
+        let limits = self.limits(request);
         let streams = &self.config.streams;
         let policy = Policy {
             kind: StreamKind::Request,
@@ -293,7 +298,7 @@ impl Ingress {
             full_wait: streams.full_wait,
             linger: streams.linger,
             input_grace: self.config.dialects.input_grace,
-            commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(posted)),
+            commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(request)),
             retry: self.config.delivery.retry,
             // What nobody reads as a stream is never written, and must not fill it up.
             pauses: !call.listens && accept.sse,
@@ -308,31 +313,31 @@ impl Ingress {
             batch: call.batch,
             polls: limits.mode == Mode::Poll,
             body: retry.body,
-            slicing: self.slicing(call, &posted.body),
+            slicing: self.slicing(call, &request.body),
         }
     }
 
     /// A head of ours must not hide one that matters: a status a client acts on, or CORS headers a browser needs.
-    fn may_commit(&self, posted: &Posted) -> bool {
-        posted.accept.sse && !posted.call.opens && self.may_begin(posted)
+    fn may_commit(&self, request: &CallRequest) -> bool {
+        request.accept.sse && !request.call.opens && self.may_begin(request)
     }
 
-    fn may_begin(&self, Posted { context, .. }: &Posted) -> bool {
+    fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
         let learned = self.upstream.learned();
         learned.accepts(&context.credentials, clock::now()) && learned.cors(context.parts.headers.get(ORIGIN)).is_some()
     }
 
-    fn start(&self, posted: &Posted, stream: &Arc<Stream>) -> Claimed {
+    fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> Claimed {
         let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
-        let RequestContext { parts, session, connection, .. } = &*posted.context;
+        let RequestContext { parts, session, connection, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
-            if posted.call.era() == Era::Legacy && posted.accept.sse && !posted.call.opens {
+            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.opens {
                 self.announce(Some(session), stream, Declared::ALL);
             }
         }
-        let template = self.upstream.call(parts, connection.forwarded(), unpinned(posted.body.clone()));
-        let pump = self.pump(&posted.context, template, posted.accept, posted.teaches.clone(), stream);
+        let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
+        let pump = self.pump(&request.context, template, request.accept, request.teaches.clone(), stream);
         let beginning = Beginning { start: Start::First, has_gap: false };
         Claimed { attachment, beginning, pump }
     }
@@ -383,7 +388,7 @@ impl Ingress {
             self.metrics.event_log.observe_gap();
         }
         let cursor = wanted.max(first_kept);
-        tell_return(stream, "retry", cursor);
+        log_return(stream, "retry", cursor);
         let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
         let beginning = Beginning { start: Start::After(cursor), has_gap };
         Claimed { attachment, beginning, pump: Running::default() }

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, info, warn};
 
-use super::{Ingress, RequestContext, forward_to_owner, head_bytes, respond, token_refresh, unpinned};
+use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond, token_refresh};
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
@@ -33,11 +33,11 @@ use crate::upstream::{Credentials, Received, Template};
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
 /// An answer whose stream is not known is held for so long. An upstream that has one and gives no status is waited for as long.
-const HOLD_MAX: Duration = Duration::from_secs(600);
+const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
 /// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
-const UNPROVEN_MAX: Duration = Duration::from_secs(20);
+const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// A written answer keeps later POSTs waiting for its status for so long from when it was sent.
-const LATE_MAX: Duration = Duration::from_secs(5);
+const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const CANCELLED: &str = "notifications/cancelled";
 
@@ -47,29 +47,29 @@ pub(super) struct Delivery {
     /// Where there is one: whose later POSTs wait behind it.
     pub(super) session: Option<Arc<Session>>,
     /// Its records under the caller's older tokens, where one of them matters here.
-    pub(super) elders: Vec<Arc<Session>>,
+    pub(super) previous: Vec<Arc<Session>>,
     /// The server→client requests it answers, each for the first time.
     pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
     /// The requests it cancels.
     pub(super) cancelled: Vec<RequestId>,
     /// Bytes of its sender's share that it takes.
-    pub(super) held: Carried,
+    pub(super) carried: Carried,
     /// Its place among those of the session, once it may be sent.
     pub(super) place: Option<Place>,
     /// What the upstream judges it by.
     pub(super) credentials: Credentials,
     /// What it changes here once the upstream has taken it; `None` where the upstream has accepted these credentials lately, and it
     /// has changed everything already.
-    pub(super) late: Option<Late>,
+    pub(super) on_accepted: Option<OnAccepted>,
     /// The statuses of the upstream behind which the client may give its answers again.
     pub(super) is_lost: fn(StatusCode) -> bool,
 }
 
 /// Notes what a POST answers.
-pub(super) type Late = Box<dyn Fn(&Ingress) + Send + Sync>;
+pub(super) type OnAccepted = Box<dyn Fn(&Ingress) + Send + Sync>;
 
 /// What became of it, for the client that waits.
-pub(super) enum Told {
+pub(super) enum Outcome {
     /// It is held until the upstream takes it.
     Held,
     /// The upstream's own answer.
@@ -79,7 +79,7 @@ pub(super) enum Told {
 }
 
 impl Ingress {
-    pub(super) async fn answers(
+    pub(super) async fn client_responses(
         self: Arc<Self>,
         mut context: Box<RequestContext>,
         messages: Vec<Message>,
@@ -89,21 +89,21 @@ impl Ingress {
             return self.forward_whole(context, body).await;
         };
         let cancelled = cancelled_ids(&messages, &body);
-        let mut unasked = None;
-        let names_something = forward_to_owner::names_something(&messages, !cancelled.is_empty());
-        if self.replicas.is_some() && self.may_concern_others(&context, names_something) {
+        let mut owner_unknown = None;
+        let names_request = forward_to_owner::names_request(&messages, !cancelled.is_empty());
+        if self.replicas.is_some() && self.may_concern_others(&context, names_request) {
             let streams = self.log.sessions().streams(id, &session);
             let is_elsewhere =
                 context.has_remote_session() || !token_refresh::is_concerned(&streams, &messages, &cancelled);
             if is_elsewhere {
-                match Box::pin(self.hand_over(&context, &body, names_something)).await {
+                match Box::pin(self.forward_to_owner(&context, &body, names_request)).await {
                     Ok(Some(response)) => return response,
                     Ok(None) => {}
-                    Err(nobody_knows) => unasked = Some(nobody_knows),
+                    Err(unknown) => owner_unknown = Some(unknown),
                 }
             }
         }
-        if let Some(code) = self.elsewhere(&context) {
+        if let Some(code) = self.remote_session_error(&context) {
             return self.refuse(code);
         }
         let sessions = self.log.sessions();
@@ -111,27 +111,27 @@ impl Ingress {
             token_refresh::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
         };
         // What is the caller's by its own token needs no other.
-        let elders = if context.binding.subject.is_none() || is_concerned(id, &session) {
+        let previous = if context.binding.subject.is_none() || is_concerned(id, &session) {
             Vec::new()
         } else {
-            match Box::pin(self.elder_sessions(&context, is_concerned)).await {
-                Ok(elders) => elders,
-                Err(unproven) => return self.tell(unproven),
+            match Box::pin(self.previous_sessions(&context, is_concerned)).await {
+                Ok(previous) => previous,
+                Err(unproven) => return self.refuse_unproven(unproven),
             }
         };
-        let body = under_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&elders));
-        context.held = None;
-        let held = self.carry(&context, body.len());
-        let place = match self.place(Some(&session), &held).await {
+        let body = with_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&previous));
+        context.reservation = None;
+        let carried = self.carry(&context, body.len());
+        let place = match self.place(Some(&session), &carried).await {
             Ok(place) => place,
             Err(code) => return self.refuse(code),
         };
         let queued = session.queue_turn();
-        let records = std::iter::once(&session).chain(&elders);
+        let records = std::iter::once(&session).chain(&previous);
         let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
         let (answered, repeated) = match is_proven {
-            true => note_answers(sessions, id, records, &messages),
-            false => (Vec::new(), repeated_answers(sessions, id, records, &messages)),
+            true => note_responses(sessions, id, records, &messages),
+            false => (Vec::new(), repeated_responses(sessions, id, records, &messages)),
         };
         if !repeated.is_empty() {
             self.metrics.observe_repeated_answer();
@@ -139,23 +139,33 @@ impl Ingress {
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
-        let late =
-            (!is_proven).then(|| note_late(id, std::iter::once(&session).chain(&elders).cloned().collect(), messages));
-        let template = self.upstream.call(&context.parts, context.connection.forwarded(), unpinned(body));
+        let on_accepted = (!is_proven)
+            .then(|| note_on_acceptance(id, std::iter::once(&session).chain(&previous).cloned().collect(), messages));
+        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let (reply, replied) = oneshot::channel();
         // A task of its own: a client that leaves now has still answered.
         let is_lost = |status: StatusCode| !status.is_success();
         let (session, credentials) = (Some(session), context.credentials);
-        let delivery =
-            Delivery { template, session, elders, answered, cancelled, held, place, credentials, late, is_lost };
+        let delivery = Delivery {
+            template,
+            session,
+            previous,
+            answered,
+            cancelled,
+            carried,
+            place,
+            credentials,
+            on_accepted,
+            is_lost,
+        };
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
-            Ok(Told::Held) => respond::status(StatusCode::ACCEPTED),
-            Ok(Told::Passed(response)) => match unasked {
-                Some(unasked) => unasked.judge(&self, response),
+            Ok(Outcome::Held) => respond::status(StatusCode::ACCEPTED),
+            Ok(Outcome::Passed(response)) => match owner_unknown {
+                Some(owner_unknown) => owner_unknown.check(&self, response),
                 None => response,
             },
-            Ok(Told::Failed(failure)) => self.fail_forward(failure),
+            Ok(Outcome::Failed(failure)) => self.fail_forward(failure),
             Err(_) => self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
         }
     }
@@ -172,9 +182,9 @@ impl Ingress {
     pub(super) async fn place(
         &self,
         session: Option<&Arc<Session>>,
-        held: &Carried,
+        carried: &Carried,
     ) -> Result<Option<Place>, ErrorCode> {
-        self.log.make_room_for(held)?;
+        self.log.make_room_for(carried)?;
         let Some(session) = session else { return Ok(None) };
         let most = self.config.limits.held_posts_per_session;
         session.take_place(most, self.config.upstream.connect_timeout).await.map(Some)
@@ -186,7 +196,7 @@ impl Ingress {
             let limit = self.config.upstream.connect_timeout;
             // A request that never leaves has nothing to be cancelled upstream.
             let _ = tokio::time::timeout(limit, stream.sent()).await;
-            if delivery.late.is_none() {
+            if delivery.on_accepted.is_none() {
                 stream.cancel(&id);
             }
         }
@@ -196,30 +206,30 @@ impl Ingress {
         self: Arc<Self>,
         delivery: Delivery,
         queued: Option<QueuedTurn>,
-        reply: oneshot::Sender<Told>,
+        reply: oneshot::Sender<Outcome>,
     ) {
         self.await_cancelled(&delivery).await;
-        let mut hold = Hold { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
+        let mut attempt = Attempt { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
-            if let Err(code) = self.log.make_room(delivery.held.holding()) {
-                return hold.give_up(Failure::before_run(code));
+            if let Err(code) = self.log.make_room(delivery.carried.holding()) {
+                return attempt.fail(Failure::before_run(code));
             }
-            hold.acknowledge();
-            hold.turn = Some(queued.await);
+            attempt.acknowledge();
+            attempt.turn = Some(queued.await);
         }
-        let until = clock::now() + if delivery.late.is_some() { UNPROVEN_MAX } else { HOLD_MAX };
+        let until = clock::now() + if delivery.on_accepted.is_some() { UNPROVEN_TIMEOUT } else { HOLD_TIMEOUT };
         let mut backoff = BACKOFF;
         loop {
-            match hold.attempt().await {
-                Ok(response) => return hold.finish(response),
-                Err(failure) if failure.may_have_run => return hold.give_up(failure),
-                Err(failure) if !delivery.is_wanted(until) => return hold.give_up(failure),
-                Err(_) if let Err(code) = self.log.make_room(delivery.held.holding()) => {
-                    return hold.give_up(Failure::before_run(code));
+            match attempt.send().await {
+                Ok(response) => return attempt.finish(response),
+                Err(failure) if failure.may_have_run => return attempt.fail(failure),
+                Err(failure) if !delivery.is_wanted(until) => return attempt.fail(failure),
+                Err(_) if let Err(code) = self.log.make_room(delivery.carried.holding()) => {
+                    return attempt.fail(Failure::before_run(code));
                 }
                 Err(_) => {
-                    if let Err(code) = hold.begin().await {
-                        return hold.give_up(Failure::before_run(code));
+                    if let Err(code) = attempt.hold().await {
+                        return attempt.fail(Failure::before_run(code));
                     }
                 }
             }
@@ -230,7 +240,7 @@ impl Ingress {
 
 impl Delivery {
     fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
-        self.session.iter().chain(&self.elders)
+        self.session.iter().chain(&self.previous)
     }
 
     /// The calls that it cancels, each with the name that the upstream knows the request by.
@@ -245,8 +255,8 @@ impl Delivery {
 
     /// The upstream has taken it. What it was to change only then is changed.
     fn take(&self, ingress: &Ingress) {
-        if let Some(late) = &self.late {
-            late(ingress);
+        if let Some(apply) = &self.on_accepted {
+            apply(ingress);
             self.owing().iter().for_each(|(stream, id)| _ = stream.cancel(id));
         }
     }
@@ -271,31 +281,31 @@ impl Delivery {
 /// Upstream response to a POST.
 type Answered = Result<Response<Received>, Failure>;
 
-/// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_MAX`]: others need the place.
-async fn at_last(sending: impl Future<Output = Answered>) -> Answered {
+/// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_TIMEOUT`]: others need the place.
+async fn within_hold_limit(sending: impl Future<Output = Answered>) -> Answered {
     let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
-    tokio::time::timeout(HOLD_MAX, sending).await.unwrap_or_else(silent)
+    tokio::time::timeout(HOLD_TIMEOUT, sending).await.unwrap_or_else(silent)
 }
 
 /// One delivery in progress.
-struct Hold<'a> {
+struct Attempt<'a> {
     ingress: &'a Arc<Ingress>,
     delivery: &'a Delivery,
-    reply: Option<oneshot::Sender<Told>>,
+    reply: Option<oneshot::Sender<Outcome>>,
     turn: Option<Turn>,
 }
 
-impl Hold<'_> {
-    /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_MAX`] nobody waits
-    /// behind it any longer; but it is not taken back before [`HOLD_MAX`]. With credentials that may be refused there is no 202 of
+impl Attempt<'_> {
+    /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_TIMEOUT`] nobody waits
+    /// behind it any longer; but it is not taken back before [`HOLD_TIMEOUT`]. With credentials that may be refused there is no 202 of
     /// ours.
-    async fn attempt(&mut self) -> Answered {
+    async fn send(&mut self) -> Answered {
         let (ingress, delivery) = (self.ingress, self.delivery);
-        let late_at = clock::now() + LATE_MAX;
+        let late_at = clock::now() + LATE_TIMEOUT;
         let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
         if self.turn.is_none() {
-            let patience = ingress.config.delivery.commit_after.filter(|_| delivery.late.is_none());
-            let Some(patience) = patience else { return at_last(sending).await };
+            let patience = ingress.config.delivery.commit_after.filter(|_| delivery.on_accepted.is_none());
+            let Some(patience) = patience else { return within_hold_limit(sending).await };
             if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
                 return answered;
             }
@@ -305,8 +315,8 @@ impl Hold<'_> {
                 biased;
                 answered = &mut sending => return answered,
                 // One that cannot be held waits for the upstream's own answer.
-                held = self.begin() => if held.is_err() {
-                    return at_last(sending).await;
+                held = self.hold() => if held.is_err() {
+                    return within_hold_limit(sending).await;
                 }
             }
         }
@@ -316,19 +326,19 @@ impl Hold<'_> {
             return answered;
         }
         self.turn = None;
-        at_last(sending).await
+        within_hold_limit(sending).await
     }
 
     /// From here on it is held: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
     ///
     /// # Errors
     /// Where there is no room to hold it.
-    async fn begin(&mut self) -> Result<(), ErrorCode> {
-        if self.delivery.late.is_some() {
+    async fn hold(&mut self) -> Result<(), ErrorCode> {
+        if self.delivery.on_accepted.is_some() {
             return Ok(());
         }
         if self.reply.is_some() {
-            self.ingress.log.make_room(self.delivery.held.holding())?;
+            self.ingress.log.make_room(self.delivery.carried.holding())?;
         }
         if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
             self.turn = Some(session.clone().take_turn().await);
@@ -338,12 +348,12 @@ impl Hold<'_> {
     }
 
     fn acknowledge(&mut self) {
-        if self.delivery.late.is_none()
+        if self.delivery.on_accepted.is_none()
             && let Some(reply) = self.reply.take()
         {
             self.ingress.metrics.observe_held_answer();
             info!("an answer of the client is held until the upstream takes it");
-            let _ = reply.send(Told::Held);
+            let _ = reply.send(Outcome::Held);
         }
     }
 
@@ -359,19 +369,19 @@ impl Hold<'_> {
             // The client may have left; its answer has arrived all the same.
             Some(reply) => {
                 let response = self.ingress.pass_response(&self.delivery.template, response);
-                drop(reply.send(Told::Passed(response)));
+                drop(reply.send(Outcome::Passed(response)));
             }
             None if status.is_success() => {}
             None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
         }
     }
 
-    fn give_up(self, failure: Failure) {
+    fn fail(self, failure: Failure) {
         if !failure.may_have_run {
             self.delivery.lose();
         }
         match self.reply {
-            Some(reply) => drop(reply.send(Told::Failed(failure))),
+            Some(reply) => drop(reply.send(Outcome::Failed(failure))),
             None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
         }
     }
@@ -379,7 +389,7 @@ impl Hold<'_> {
 
 /// Which of the messages answer a server→client request for the first time, and which have been answered before. The streams are looked
 /// through once, however many messages there are.
-fn note_answers<'a>(
+fn note_responses<'a>(
     sessions: &Sessions,
     session_id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,
@@ -409,7 +419,7 @@ fn running<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<S
 }
 
 /// Which of the messages answer a server→client request that has been answered before. Changes nothing.
-fn repeated_answers<'a>(
+fn repeated_responses<'a>(
     sessions: &Sessions,
     session_id: &SessionId,
     records: impl Iterator<Item = &'a Arc<Session>>,
@@ -429,14 +439,14 @@ fn repeated_answers<'a>(
 }
 
 /// Notes the answers of a POST once the upstream has taken it.
-fn note_late(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> Late {
+fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> OnAccepted {
     let id = id.clone();
-    Box::new(move |ingress| drop(note_answers(ingress.log.sessions(), &id, records.iter(), &messages)))
+    Box::new(move |ingress| drop(note_responses(ingress.log.sessions(), &id, records.iter(), &messages)))
 }
 
 /// The body with the cancels of later slices under the ids that the upstream knows. The streams are found again when they are
 /// cancelled: by then some may be over.
-fn under_upstream_ids<'a>(
+fn with_upstream_ids<'a>(
     body: Bytes,
     cancelled: &[RequestId],
     records: impl Iterator<Item = &'a Arc<Session>>,

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use http::{Response, StatusCode};
 
 use super::metrics::{self, Resumed};
-use super::request_log::tell_return;
+use super::request_log::log_return;
 use super::token_refresh::Unproven;
 use super::{Ingress, RequestContext, respond};
 use crate::body::BoxBody;
@@ -38,12 +38,12 @@ impl Ingress {
         if (streams && !accept.sse) || (!streams && !accept.json) {
             return self.refuse_dialect(ErrorCode::NotAcceptable, &request);
         }
-        self.wait_for_place(&mut context).await;
+        self.wait_for_resume_turn(&mut context).await;
         let params = Params::of(&body);
         let found = match self.find_by_token(&context, params.resume_token.as_deref()).await {
             Ok(found) => found,
-            Err(Unproven::Unasked(code)) => return self.refuse_dialect(code, &request),
-            Err(unproven) => return self.tell(unproven),
+            Err(Unproven::Unavailable(code)) => return self.refuse_dialect(code, &request),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         let answer = found.and_then(|stream| self.ask(&context, &request, &params, stream));
         match answer {
@@ -87,21 +87,21 @@ impl Ingress {
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(context, token.handle()).await?;
-            self.recall_place(context, token.handle()).await?;
+            self.restore(context, token.handle()).await?;
+            self.restore_cursor(context, token.handle()).await?;
             let found = self.log.find_by_token(&token, &context.binding).filter(|stream| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_elder_by_token(context, &token).await
+        self.find_previous_by_resume_token(context, &token).await
     }
 
     /// Waits until the stream of `id` is here up to the place that the request's `Last-Event-ID` names in it. Nothing where that names
     /// none of this stream.
-    pub(super) async fn recall_place(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
+    pub(super) async fn restore_cursor(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
         match last_event_id(context).filter(|named| named.names_stream_of(id)) {
-            Some(named) => self.recall(context, &named).await,
+            Some(named) => self.restore(context, &named).await,
             None => Ok(()),
         }
     }
@@ -121,7 +121,7 @@ impl Ingress {
     ) -> Response<BoxBody> {
         let Resumption { stream, after, has_gap, closing, slice } = resumption;
         self.metrics.observe_resume(by, Resumed::Served);
-        tell_return(&stream, by.label(), after);
+        log_return(&stream, by.label(), after);
         if has_gap {
             self.metrics.event_log.observe_gap();
         }

@@ -91,7 +91,7 @@ impl Ingress {
 
     /// The same with a body that was read, most often none, redirects within the origin followed.
     pub(super) async fn forward_read(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
-        context.be_held();
+        context.reserve();
         self.send_whole(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
     }
 

@@ -32,19 +32,19 @@ use crate::server::Peer;
 use crate::store::{self, Standing};
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// The same with credentials that the server there may refuse: its word is waited for.
-const UNPROVEN_PATIENCE: Duration = Duration::from_secs(60);
+const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(60);
 /// An answer that is larger is cut to its head. Answers to answers are empty as a rule.
-const ANSWER_MAX: usize = 1024 * 1024;
+const MAX_RESPONSE: usize = 1024 * 1024;
 
 /// Nobody can say now which replica a request concerns. It may be this one: its server is to be asked, and where that knows nothing of
 /// it the request is to come again.
-pub(super) struct Unasked;
+pub(super) struct OwnerUnknown;
 
-impl Unasked {
+impl OwnerUnknown {
     /// The answer that stands for `response` of the server here.
-    pub(super) fn judge(self, ingress: &Ingress, response: Response<BoxBody>) -> Response<BoxBody> {
+    pub(super) fn check(self, ingress: &Ingress, response: Response<BoxBody>) -> Response<BoxBody> {
         match response.status() {
             StatusCode::NOT_FOUND => ingress.refuse(ErrorCode::StoreFailed),
             _ => response,
@@ -54,30 +54,30 @@ impl Unasked {
 
 impl Ingress {
     /// Hands a request to the replica that it concerns, if that is another one, and returns its answer, or a refusal where it is to come
-    /// again; one that `names_something` goes to the replica that has that before any other. `None`: it is to be answered here.
+    /// again; one that `names_request` goes to the replica that has that before any other. `None`: it is to be answered here.
     ///
     /// # Errors
     /// Where nobody can say so, and the session may be one of the server here.
-    pub(super) async fn hand_over(
+    pub(super) async fn forward_to_owner(
         &self,
         context: &RequestContext,
         body: &Bytes,
-        names_something: bool,
-    ) -> Result<Option<Response<BoxBody>>, Unasked> {
+        names_request: bool,
+    ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
         let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let is_home = is_home(context);
         let recipients = [Recipient::Concerned, Recipient::Any];
-        let recipients = &recipients[usize::from(!names_something)..if is_home { 1 } else { 2 }];
+        let recipients = &recipients[usize::from(!names_request)..if is_home { 1 } else { 2 }];
         let asking = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in recipients {
                 for other in &others {
                     let request = Handed { to: *to, ..hand(context, target_of(context), body) };
-                    match self.ask_other(replicas, *other, context, request).await {
+                    match self.forward_to(replicas, *other, context, request).await {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
-                        Err(error) if names_something => {
+                        Err(error) if names_request => {
                             // It may be there all the same, and goes to one server.
                             debug!(%error, "nobody knows whether a request reached another replica");
                             return Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
@@ -91,7 +91,7 @@ impl Ingress {
         asking.await.or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
             // The server here knows the session, whoever runs the call.
-            if is_home { Ok(None) } else { self.unasked(context).map(Some) }
+            if is_home { Ok(None) } else { self.owner_unknown(context).map(Some) }
         })
     }
 
@@ -99,8 +99,11 @@ impl Ingress {
     /// refusal where it is to come again. `None`: it is to be answered here.
     ///
     /// # Errors
-    /// As for [`Self::hand_over`].
-    pub(super) async fn hand_end(&self, context: &RequestContext) -> Result<Option<Response<BoxBody>>, Unasked> {
+    /// As for [`Self::forward_to_owner`].
+    pub(super) async fn forward_session_end(
+        &self,
+        context: &RequestContext,
+    ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
         let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let asking = async {
@@ -108,10 +111,10 @@ impl Ingress {
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
                     let request = Handed { to, ..hand(context, target_of(context), &Bytes::new()) };
-                    let asking = tokio::time::timeout(PATIENCE, replicas.requests().ask(*other, request));
+                    let asking = tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(*other, request));
                     let silent = |_| store::Error::Unavailable("a replica does not answer".into());
                     if let Some(reply) = asking.await.map_err(silent)?? {
-                        return Ok(Some(answer_of(reply)));
+                        return Ok(Some(response_of(reply)));
                     }
                 }
             }
@@ -119,12 +122,12 @@ impl Ingress {
         };
         asking.await.or_else(|error: store::Error| {
             warn!(%error, "another replica could not be told of the end of a session");
-            self.unasked(context).map(Some)
+            self.owner_unknown(context).map(Some)
         })
     }
 
     /// Tells every other replica that runs calls in a session that it has ended.
-    pub(super) async fn tell_session_over(&self, context: &RequestContext) {
+    pub(super) async fn announce_session_end(&self, context: &RequestContext) {
         let (Some(replicas), Some(id)) = (self.replicas.as_ref(), context.binding.session.as_ref()) else { return };
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
@@ -132,7 +135,7 @@ impl Ingress {
         };
         for other in others {
             let request = Handed { to: Recipient::SessionOver, ..hand(context, target_of(context), &Bytes::new()) };
-            match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
+            match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
                 Err(_) => warn!("another replica did not say that it ended the calls of a session"),
@@ -145,17 +148,17 @@ impl Ingress {
     ///
     /// # Errors
     /// With the store away a session of a server may be of the one here.
-    fn unasked(&self, context: &RequestContext) -> Result<Response<BoxBody>, Unasked> {
+    fn owner_unknown(&self, context: &RequestContext) -> Result<Response<BoxBody>, OwnerUnknown> {
         let has_lost = self.log.has_young_contents() || self.log.store_standing() == Standing::Ready;
         if context.has_issued_session() || context.has_remote_session() || has_lost {
             return Ok(self.refuse(ErrorCode::StoreFailed));
         }
-        Err(Unasked)
+        Err(OwnerUnknown)
     }
 
     /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
     /// `None`: they are to be given here, because that replica is gone, or knows no such stream.
-    pub(super) async fn hand_to_writer(
+    pub(super) async fn forward_to_writer(
         &self,
         context: &RequestContext,
         id: &EventId,
@@ -168,11 +171,11 @@ impl Ingress {
                 return Ok(None);
             }
             let request = hand(context, stream_url::with(&context.parts.uri, id.handle_text()), body);
-            self.ask_other(replicas, writer, context, request).await
+            self.forward_to(replicas, writer, context, request).await
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "an answer to a stream could not be handed to its writer");
-            Some(self.refuse(self.unreachable(context, id)))
+            Some(self.refuse(self.owner_unreachable_error(context, id)))
         })
     }
 
@@ -180,8 +183,11 @@ impl Ingress {
     /// refusal where they cannot be told and it is to come again. `None`: it is to be answered here.
     ///
     /// # Errors
-    /// As for [`Self::hand_over`].
-    pub(super) async fn hand_to_all(&self, context: &RequestContext) -> Result<Option<Response<BoxBody>>, Unasked> {
+    /// As for [`Self::forward_to_owner`].
+    pub(super) async fn forward_to_all(
+        &self,
+        context: &RequestContext,
+    ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
         let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let mut answer = None;
@@ -190,13 +196,13 @@ impl Ingress {
             Ok(others) => others,
             Err(error) => {
                 warn!(%error, "other replicas could not be told of the end of a session");
-                return self.unasked(context).map(Some);
+                return self.owner_unknown(context).map(Some);
             }
         };
         for other in others {
             let request = hand(context, target_of(context), &Bytes::new());
-            match tokio::time::timeout(PATIENCE, replicas.requests().ask(other, request)).await {
-                Ok(Ok(Some(reply))) => answer = Some(answer_of(reply)),
+            match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
+                Ok(Ok(Some(reply))) => answer = Some(response_of(reply)),
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => {
                     warn!(%error, "another replica could not be told of the end of a session");
@@ -210,22 +216,22 @@ impl Ingress {
         }
         match answer {
             answer if all_told => Ok(answer),
-            _ => self.unasked(context).map(Some),
+            _ => self.owner_unknown(context).map(Some),
         }
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
-    pub async fn take_handed(self: Arc<Self>, handed: Handed) -> Option<Handed> {
+    pub async fn handle_forwarded(self: Arc<Self>, handed: Handed) -> Option<Handed> {
         let to = handed.to;
-        let (mut context, stream, body) = self.asked_of(handed)?;
+        let (mut context, stream, body) = self.context_of(handed)?;
         if let Some(stream) = stream {
             // Each answer counts by itself on its way up.
-            context.held = None;
-            return Some(handed_answer(self.take_answers(&context, &stream, &body).await?).await);
+            context.reservation = None;
+            return Some(forwarded_response(self.handle_forwarded_responses(&context, &stream, &body).await?).await);
         }
         let id = context.binding.session.clone()?;
         if context.session.as_ref().is_none_or(|session| !session.is_known()) {
-            self.recall_session(&mut context).await.ok()?;
+            self.restore_session(&mut context).await.ok()?;
         }
         let session = context.session.clone()?;
         let streams = self.log.sessions().streams(&id, &session);
@@ -233,7 +239,7 @@ impl Ingress {
         let response = if context.parts.method == Method::DELETE {
             if to == Recipient::SessionOver {
                 self.end_session(&context.binding).await;
-                return Some(handed_answer(respond::status(StatusCode::OK)).await);
+                return Some(forwarded_response(respond::status(StatusCode::OK)).await);
             }
             if !is_home && (streams.is_empty() || to == Recipient::Home) {
                 return None;
@@ -246,13 +252,13 @@ impl Ingress {
             if !may_be_anybodys && !is_concerned(&streams, &messages, &cancelled) {
                 return None;
             }
-            self.answers(context, messages, body).await
+            self.client_responses(context, messages, body).await
         };
-        Some(handed_answer(response).await)
+        Some(forwarded_response(response).await)
     }
 
     /// A request that is handed over, and the stream that its target names.
-    fn asked_of(&self, handed: Handed) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
+    fn context_of(&self, handed: Handed) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in &handed.headers {
@@ -271,13 +277,13 @@ impl Ingress {
         let mut context = self.identify(parts, connection);
         context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
         context.body_bytes = handed.body.0.len();
-        context.be_held();
+        context.reserve();
         Some((context, stream, handed.body.0.into()))
     }
 
     /// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for, unless the
     /// server there may refuse the credentials of `context`: that must stay a status.
-    async fn ask_other(
+    async fn forward_to(
         &self,
         replicas: &Replicas,
         other: Owner,
@@ -285,19 +291,19 @@ impl Ingress {
         request: Handed,
     ) -> Result<Option<Response<BoxBody>>, store::Error> {
         let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
-        let limit = if is_proven { PATIENCE } else { UNPROVEN_PATIENCE };
+        let limit = if is_proven { REPLY_TIMEOUT } else { UNPROVEN_TIMEOUT };
         match tokio::time::timeout(limit, replicas.requests().ask(other, request)).await {
-            Ok(reply) => Ok(reply?.map(answer_of)),
+            Ok(reply) => Ok(reply?.map(response_of)),
             Err(_) if is_proven => Ok(Some(respond::status(StatusCode::ACCEPTED))),
             Err(_) => Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::UpstreamTimeout)))),
         }
     }
 
-    /// Whether an answer, a cancel or a notification in the session of `context` may concern another replica, where it `names_something`
+    /// Whether an answer, a cancel or a notification in the session of `context` may concern another replica, where it `names_request`
     /// or not.
-    pub(super) fn may_concern_others(&self, context: &RequestContext, names_something: bool) -> bool {
+    pub(super) fn may_concern_others(&self, context: &RequestContext, names_request: bool) -> bool {
         // A session of the proxy's own has calls anywhere, and nothing else; one that was opened here may have calls anywhere, too.
-        if context.has_issued_session() || is_home(context) { names_something } else { true }
+        if context.has_issued_session() || is_home(context) { names_request } else { true }
     }
 }
 
@@ -308,7 +314,7 @@ fn is_home(context: &RequestContext) -> bool {
 }
 
 /// Returns whether a POST without requests names a call or a question.
-pub(super) fn names_something(messages: &[Message], cancels: bool) -> bool {
+pub(super) fn names_request(messages: &[Message], cancels: bool) -> bool {
     cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
 }
 
@@ -338,12 +344,12 @@ fn hand(context: &RequestContext, target: String, body: &Bytes) -> Handed {
     }
 }
 
-async fn handed_answer(response: Response<BoxBody>) -> Handed {
+async fn forwarded_response(response: Response<BoxBody>) -> Handed {
     let (parts, mut body) = response.into_parts();
     let mut whole = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
         let data = frame.into_data().unwrap_or_default();
-        if whole.len() + data.len() > ANSWER_MAX {
+        if whole.len() + data.len() > MAX_RESPONSE {
             break;
         }
         whole.extend_from_slice(&data);
@@ -352,7 +358,7 @@ async fn handed_answer(response: Response<BoxBody>) -> Handed {
 }
 
 /// The answer of another replica, as if it had been given here.
-pub(super) fn answer_of(reply: Handed) -> Response<BoxBody> {
+pub(super) fn response_of(reply: Handed) -> Response<BoxBody> {
     let Ok(status) = reply.line.parse::<StatusCode>() else {
         return respond::failure(Failure::after_send(ErrorCode::StoreFailed), &[], false);
     };

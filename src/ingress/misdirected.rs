@@ -25,15 +25,15 @@ pub(super) fn is_marked(headers: &HeaderMap) -> bool {
 
 impl Ingress {
     /// Whether the session is one of another replica's server.
-    pub(super) fn is_of_another(&self, session: &SessionId, is_marked: bool) -> bool {
+    pub(super) fn is_remote_session(&self, session: &SessionId, is_marked: bool) -> bool {
         let is_routed = is_marked || self.config.replica.wrap_sessions;
-        is_routed && routing::of_name(session).is_some_and(|owner| self.is_another(owner))
+        is_routed && routing::of_name(session).is_some_and(|owner| self.is_other_replica(owner))
     }
 
     /// Whether a balancer is to be told that the request is another replica's, because nothing of others can be had here. `url` is the
     /// stream that its target named, `body` that of a POST.
     pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
-        if !context.sender.is_marked() || self.has_of_others() {
+        if !context.sender.is_marked() || self.can_serve_others() {
             return false;
         }
         let headers = &context.parts.headers;
@@ -43,19 +43,19 @@ impl Ingress {
         };
         let by_session = || context.binding.session.as_ref().and_then(routing::of_name);
         let named = routing::of_head(headers, &context.parts.uri).or_else(by_url);
-        named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_another(owner))
+        named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_other_replica(owner))
     }
 
     /// Why what only the session's own server can answer is not answered here; `None` where it is.
-    pub(super) fn elsewhere(&self, context: &RequestContext) -> Option<ErrorCode> {
+    pub(super) fn remote_session_error(&self, context: &RequestContext) -> Option<ErrorCode> {
         let code = if context.sender.is_marked() { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
         context.has_remote_session().then_some(code)
     }
 
     /// What is said of `id` where neither the store nor its owner can be asked.
-    pub(super) fn unreachable(&self, context: &RequestContext, id: &EventId) -> ErrorCode {
+    pub(super) fn owner_unreachable_error(&self, context: &RequestContext, id: &EventId) -> ErrorCode {
         match id.unverified_owner() {
-            Some(owner) if context.sender.is_marked() && self.is_another(owner) => ErrorCode::Misdirected,
+            Some(owner) if context.sender.is_marked() && self.is_other_replica(owner) => ErrorCode::Misdirected,
             Some(_) | None => ErrorCode::StoreFailed,
         }
     }
@@ -74,11 +74,11 @@ impl Ingress {
     }
 
     /// Whether anything of other replicas can be had here.
-    fn has_of_others(&self) -> bool {
+    fn can_serve_others(&self) -> bool {
         self.log.shared().is_some() && self.log.store_standing() != Standing::Unreachable
     }
 
-    fn is_another(&self, owner: Owner) -> bool {
+    fn is_other_replica(&self, owner: Owner) -> bool {
         owner != self.log.owner()
     }
 }

@@ -96,7 +96,7 @@ struct RequestContext {
     /// Bytes of the body, once it was read whole.
     body_bytes: usize,
     /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
-    held: Option<Holding>,
+    reservation: Option<Holding>,
     connection: Arc<Connection>,
 }
 
@@ -150,9 +150,9 @@ impl RequestContext {
     }
 
     /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
-    fn be_held(&mut self) -> &Holding {
-        let Self { parts, body_bytes, share, held, .. } = self;
-        held.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
+    fn reserve(&mut self) -> &Holding {
+        let Self { parts, body_bytes, share, reservation, .. } = self;
+        reservation.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
     }
 
     /// True if the proxy issued the session.
@@ -193,7 +193,7 @@ impl Ingress {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
         let is_marked = misdirected::is_marked(request.headers());
-        let access = request_log::Access::begin(&request, &self.config.upstream.url);
+        let access = request_log::AccessLine::begin(&request, &self.config.upstream.url);
         let span = trace::span(request.headers());
         let mut response = match &span {
             None => self.clone().dispatch(connection, request).await,
@@ -251,7 +251,7 @@ impl Ingress {
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()
             || context.session.as_ref().is_some_and(|session| session.is_known())
-            || Box::pin(self.recall_session(&mut context)).await.is_ok();
+            || Box::pin(self.restore_session(&mut context)).await.is_ok();
         if let Some(named) = stream_url
             && matches!(context.parts.method, Method::GET | Method::POST)
         {
@@ -306,11 +306,13 @@ impl Ingress {
                 Err(code) => self.refuse(code),
             },
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => match self.elsewhere(&context) {
-                Some(code) => self.refuse(code),
-                None if body.is_end_stream() => self.forward_read(context, Bytes::new()).await,
-                None => self.forward_to_endpoint(context.parts, body, context.connection.forwarded()).await,
-            },
+            Route::Forward | Route::Call(_) | Route::Dialect(_) | Route::Answers(_) => {
+                match self.remote_session_error(&context) {
+                    Some(code) => self.refuse(code),
+                    None if body.is_end_stream() => self.forward_read(context, Bytes::new()).await,
+                    None => self.forward_to_endpoint(context.parts, body, context.connection.forwarded()).await,
+                }
+            }
         }
     }
 
@@ -327,13 +329,15 @@ impl Ingress {
             Route::Dialect(request) => Box::pin(self.dialect(context, request, body)).await,
             Route::Answers(messages) => {
                 context.connection.receipts().prove(&self.log);
-                Box::pin(self.answers(context, messages, body)).await
+                Box::pin(self.client_responses(context, messages, body)).await
             }
             Route::Refuse(code) => self.refuse(code),
-            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => match self.elsewhere(&context) {
-                Some(code) => self.refuse_post(code, &context, &body),
-                None => Box::pin(self.forward_whole(context, body)).await,
-            },
+            Route::Forward | Route::Resume(_) | Route::Standalone | Route::Delete => {
+                match self.remote_session_error(&context) {
+                    Some(code) => self.refuse_post(code, &context, &body),
+                    None => Box::pin(self.forward_whole(context, body)).await,
+                }
+            }
         }
     }
 
@@ -355,7 +359,7 @@ impl Ingress {
         let is_marked = misdirected::is_marked(&parts.headers);
         let session_kind = match &id {
             _ if issued.is_some() => SessionKind::Issued,
-            Some(id) if self.is_of_another(id, is_marked) => SessionKind::Remote,
+            Some(id) if self.is_remote_session(id, is_marked) => SessionKind::Remote,
             Some(_) | None => SessionKind::Upstream,
         };
         let sessions = self.log.sessions();
@@ -380,13 +384,13 @@ impl Ingress {
             sender: if is_marked { Sender::Balancer } else { Sender::Client },
             share,
             body_bytes: 0,
-            held: None,
+            reservation: None,
             connection,
         })
     }
 
     /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.
-    async fn recall_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
+    async fn restore_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
         if let Some(id) = &context.binding.session
             && let Some(session) = self.log.recall_session(id, &context.binding.principal).await?
         {
@@ -413,7 +417,7 @@ impl Ingress {
         let limit = self.config.limits.body_bytes;
         let body = body::read(&context.parts.headers, body, limit, &context.share, make_room).await?;
         context.body_bytes = body.len();
-        context.be_held();
+        context.reserve();
         Ok(body)
     }
 
@@ -478,7 +482,7 @@ fn head_bytes(parts: &Parts) -> usize {
 }
 
 /// A small body is a slice of the connection's read buffer, which would live as long as what is made of it.
-fn unpinned(body: Bytes) -> Bytes {
+fn detached(body: Bytes) -> Bytes {
     const SMALL: usize = 64 * 1024;
     if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
 }

@@ -8,7 +8,7 @@ use http::Response;
 
 use super::call::{Beginning, Reply};
 use super::metrics::{Dialect, Resumed};
-use super::request_log::tell_return;
+use super::request_log::log_return;
 use super::token_refresh::Unproven;
 use super::{Ingress, RequestContext};
 use crate::body::BoxBody;
@@ -108,7 +108,7 @@ impl Ingress {
             return self.refuse_call(ErrorCode::NotInBatch, &call);
         };
         match said {
-            Said::Token(token) => self.call_again(context, call, &method, &body, token.as_deref()).await,
+            Said::Token(token) => self.resume_call(context, call, &method, &body, token.as_deref()).await,
             Said::Nothing | Said::Null => {
                 let body = resume_tokens::without_token(&body, &method).into();
                 self.call(context, call, body).await
@@ -117,7 +117,7 @@ impl Ingress {
     }
 
     /// The same call again, to go on with: never sent on.
-    async fn call_again(
+    async fn resume_call(
         self: Arc<Self>,
         mut context: Box<RequestContext>,
         call: classify::Call,
@@ -130,12 +130,12 @@ impl Ingress {
             return self.refuse_call(ErrorCode::NotAcceptable, &call);
         }
         let Some(names) = names(&call, body) else { return self.refuse_call(ErrorCode::BadRequest, &call) };
-        self.wait_for_place(&mut context).await;
+        self.wait_for_resume_turn(&mut context).await;
         let sameness = Sameness::of(body, method);
         let found = match self.find_by_token(&context, token).await {
             Ok(found) => found,
-            Err(Unproven::Unasked(code)) => return self.refuse_call(code, &call),
-            Err(unproven) => return self.tell(unproven),
+            Err(Unproven::Unavailable(code)) => return self.refuse_call(code, &call),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         let resumption = found.and_then(|stream| {
             let cursor = self.cursor_in(&context, &stream);
@@ -146,7 +146,7 @@ impl Ingress {
             return self.refuse_call(ErrorCode::TokenRefused, &call);
         };
         self.metrics.observe_resume(Dialect::ResumeTokens, Resumed::Served);
-        tell_return(&stream, Dialect::ResumeTokens.label(), after);
+        log_return(&stream, Dialect::ResumeTokens.label(), after);
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
@@ -156,7 +156,7 @@ impl Ingress {
         }
         let attachment = stream.attach(event_log::new_attach(), after).under(slice);
         let beginning = Beginning { start: Start::After(after), has_gap };
-        context.held = None;
+        context.reservation = None;
         let RequestContext { parts, session, connection, .. } = *context;
         let query = parts.uri.query().map(Box::from);
         drop(parts);

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use tracing::{debug, warn};
 
 use super::Ingress;
-use super::call::{Posted, Retry};
+use super::call::{CallRequest, Retry};
 use super::token_refresh::Unproven;
 use crate::clock;
 use crate::cluster::{Absence, Replicas};
@@ -28,20 +28,20 @@ use crate::protocol::ids::EventId;
 use crate::store::{Error, Standing};
 
 /// A replica that has not answered for so long is asked again, if it lives.
-const PATIENCE: Duration = Duration::from_secs(5);
+const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// One that lives and has not answered for so long may never.
-const SILENCE: Duration = Duration::from_secs(30);
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// What is about to be written or forgotten is so after this.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Where a POST comes back to.
-pub(super) enum Elsewhere {
+pub(super) enum EarlierCall {
     /// To nothing at another replica.
-    Nowhere(Option<Place>),
+    None(Option<PendingClaim>),
     /// To this stream of another replica, or of this one before it was started.
     Stream(Arc<Stream>),
     /// To an answer that passed there.
-    Answer(Handed),
+    Response(Handed),
     /// To what is another token's, and is not for this one.
     Unproven(Unproven),
     /// To nothing that can be had, or nothing that may be run again.
@@ -49,14 +49,14 @@ pub(super) enum Elsewhere {
 }
 
 /// The right to run a call, until it is registered.
-pub(super) struct Place {
+pub(super) struct PendingClaim {
     pub(super) hold: Hold,
     pub(super) registering: Registering,
 }
 
 /// What is to be done after a question.
 enum Next {
-    Answer(Elsewhere),
+    Answer(EarlierCall),
     /// The record is of a call that nobody comes back to: it makes room for this one.
     Replace,
     /// The replica that runs it has not answered yet.
@@ -69,7 +69,7 @@ enum Next {
 
 /// Next step after a question, as the questions before it determine it.
 enum Step {
-    Answer(Elsewhere),
+    Answer(EarlierCall),
     Replace,
     /// The record is to be looked at again.
     Again,
@@ -77,20 +77,20 @@ enum Step {
 
 impl Ingress {
     /// Returns whether the store may know of an earlier call that `retry` comes back to.
-    pub(super) fn is_written_down(&self, retry: Retry) -> bool {
+    pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
         retry.fingerprint.is_some() && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
     }
 
-    /// Where `posted` comes back to among the calls in the store; else claims it for this replica.
-    pub(super) async fn look_elsewhere(&self, posted: &Posted) -> Elsewhere {
+    /// Where `request` comes back to among the calls in the store; else claims it for this replica.
+    pub(super) async fn find_remote_call(&self, request: &CallRequest) -> EarlierCall {
         loop {
-            let place = match self.look_for_own(posted).await {
-                Elsewhere::Nowhere(place) => place,
+            let place = match self.find_by_own_token(request).await {
+                EarlierCall::None(place) => place,
                 found => return found,
             };
-            let Some(subject) = posted.retry.subject else { return Elsewhere::Nowhere(place) };
+            let Some(subject) = request.retry.subject else { return EarlierCall::None(place) };
             // In a box: most callers have no such thing.
-            match Box::pin(self.look_for_elder(posted, &subject, place)).await {
+            match Box::pin(self.find_by_previous_tokens(request, &subject, place)).await {
                 ControlFlow::Break(elsewhere) => return elsewhere,
                 ControlFlow::Continue(()) => {}
             }
@@ -98,20 +98,21 @@ impl Ingress {
     }
 
     /// The same among the calls of the token that it shows.
-    async fn look_for_own(&self, posted: &Posted) -> Elsewhere {
-        let Retry { fingerprint: Some(call), body, .. } = posted.retry else { return Elsewhere::Nowhere(None) };
-        let search = Search { ingress: self, replicas: self.replicas.as_deref(), posted, call, body, is_elders: false };
+    async fn find_by_own_token(&self, request: &CallRequest) -> EarlierCall {
+        let Retry { fingerprint: Some(call), body, .. } = request.retry else { return EarlierCall::None(None) };
+        let search =
+            Search { ingress: self, replicas: self.replicas.as_deref(), request, call, body, is_previous_token: false };
         let mut inquiry = Inquiry::default();
         let mut is_known = false;
         loop {
             let registering = self.log.retries().registering(call).await;
             let here = self.log.retries().find(&call);
             if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
-                return Elsewhere::Nowhere(None);
+                return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
-                Ok(Claimed::Here(hold)) => return Elsewhere::Nowhere(Some(Place { hold, registering })),
-                Ok(Claimed::Nowhere) => return Elsewhere::Nowhere(None),
+                Ok(Claimed::Here(hold)) => return EarlierCall::None(Some(PendingClaim { hold, registering })),
+                Ok(Claimed::Nowhere) => return EarlierCall::None(None),
                 Ok(Claimed::Before(run, record)) => (run, record),
                 Ok(Claimed::Unreadable) => return lost(ErrorCode::StoreFailed),
                 // It was there a moment ago: whoever runs it still does.
@@ -135,75 +136,75 @@ impl Ingress {
 
     /// The same among the calls with a key that other tokens of its caller began, who is its `subject`; else notes in `place` how they find
     /// this one. To be asked again where the store may have another answer by then.
-    async fn look_for_elder(
+    async fn find_by_previous_tokens(
         &self,
-        posted: &Posted,
+        request: &CallRequest,
         subject: &Fingerprint,
-        mut place: Option<Place>,
-    ) -> ControlFlow<Elsewhere> {
-        let Retry { fingerprint: Some(own), body, .. } = posted.retry else {
-            return ControlFlow::Break(Elsewhere::Nowhere(place));
+        mut place: Option<PendingClaim>,
+    ) -> ControlFlow<EarlierCall> {
+        let Retry { fingerprint: Some(own), body, .. } = request.retry else {
+            return ControlFlow::Break(EarlierCall::None(place));
         };
         if self.log.retries().find(&own).is_some_and(|stream| stream.may_return(true)) {
-            return ControlFlow::Break(Elsewhere::Nowhere(place));
+            return ControlFlow::Break(EarlierCall::None(place));
         }
         let found = match &mut place {
-            Some(Place { hold, .. }) => {
-                let is_accepted = self.upstream.learned().accepts(&posted.context.credentials, clock::now());
+            Some(PendingClaim { hold, .. }) => {
+                let is_accepted = self.upstream.learned().accepts(&request.context.credentials, clock::now());
                 self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
             }
             None if self.log.store_standing() == Standing::Unreachable => Ok(None),
             None => self.log.elder(subject).await,
         };
-        let (elder, record) = match found {
+        let (previous, record) = match found {
             Ok(Some(found)) => found,
-            Ok(None) => return ControlFlow::Break(Elsewhere::Nowhere(place)),
+            Ok(None) => return ControlFlow::Break(EarlierCall::None(place)),
             Err(error) => return ControlFlow::Break(self.without_store(&error, place)),
         };
-        match self.proves(&posted.context, posted.call.era()).await {
+        match self.proves_subject(&request.context, request.call.era()).await {
             Ok(true) => {}
             Ok(false) => {
                 place.iter_mut().for_each(|place| place.hold.give_up_elder());
-                return ControlFlow::Break(Elsewhere::Nowhere(place));
+                return ControlFlow::Break(EarlierCall::None(place));
             }
-            Err(unproven) => return ControlFlow::Break(Elsewhere::Unproven(unproven)),
+            Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
         }
         // It is another call, or this one, and not for others to wait for.
         drop(place);
-        if !elder.is_accepted && elder.run.body != body {
+        if !previous.is_accepted && previous.run.body != body {
             // Who began that may have made up whom the token speaks for.
-            return self.replace_elder(subject, &record).await;
+            return self.replace_previous(subject, &record).await;
         }
-        self.follow_elder(posted, subject, elder, &record).await
+        self.follow_previous(request, subject, previous, &record).await
     }
 
-    /// Where `posted` comes back to, whose caller has proven that the call of `elder` is its own.
-    async fn follow_elder(
+    /// Where `request` comes back to, whose caller has proven that the call of `previous` is its own.
+    async fn follow_previous(
         &self,
-        posted: &Posted,
+        request: &CallRequest,
         subject: &Fingerprint,
-        elder: Elder,
+        previous: Elder,
         record: &Bytes,
-    ) -> ControlFlow<Elsewhere> {
-        let (replicas, body, call) = (self.replicas.as_deref(), posted.retry.body, elder.call);
-        let search = Search { ingress: self, replicas, posted, call, body, is_elders: true };
+    ) -> ControlFlow<EarlierCall> {
+        let (replicas, body, call) = (self.replicas.as_deref(), request.retry.body, previous.call);
+        let search = Search { ingress: self, replicas, request, call, body, is_previous_token: true };
         let mut inquiry = Inquiry::default();
         loop {
             // One that was claimed a moment ago may not be registered yet.
             drop(self.log.retries().registering(call).await);
             let here = self.log.retries().find(&call);
             if let Some(stream) =
-                here.as_ref().filter(|stream| stream.id() == elder.run.stream && stream.may_return(true))
+                here.as_ref().filter(|stream| stream.id() == previous.run.stream && stream.may_return(true))
             {
                 stream.wait_for_detach().await;
                 return ControlFlow::Break(match search.may_have(stream) && stream.body() == body {
-                    true => Elsewhere::Stream(stream.clone()),
-                    false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
+                    true => EarlierCall::Stream(stream.clone()),
+                    false => EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)),
                 });
             }
-            match inquiry.step(&search, here, elder.run, record).await {
+            match inquiry.step(&search, here, previous.run, record).await {
                 Step::Answer(elsewhere) => return ControlFlow::Break(elsewhere),
-                Step::Replace => return self.replace_elder(subject, record).await,
+                Step::Replace => return self.replace_previous(subject, record).await,
                 Step::Again => match self.log.elder(subject).await {
                     Ok(Some((_, there))) if there == *record => {}
                     Ok(_) => return ControlFlow::Continue(()),
@@ -213,7 +214,7 @@ impl Ingress {
         }
     }
 
-    async fn replace_elder(&self, subject: &Fingerprint, record: &Bytes) -> ControlFlow<Elsewhere> {
+    async fn replace_previous(&self, subject: &Fingerprint, record: &Bytes) -> ControlFlow<EarlierCall> {
         match self.log.disclaim_elder(subject, record).await {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(lost(ErrorCode::StoreFailed)),
@@ -221,12 +222,12 @@ impl Ingress {
     }
 
     /// Where a POST comes back to that the store could not be asked about: with `degrade` as if nobody else had the call.
-    fn without_store(&self, error: &Error, place: Option<Place>) -> Elsewhere {
+    fn without_store(&self, error: &Error, place: Option<PendingClaim>) -> EarlierCall {
         debug!(%error, "the store could not say whether a call is another replica's");
         match (error, self.log.on_unreachable()) {
-            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => Elsewhere::Nowhere(place),
+            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(place),
             (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
-                Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed))
+                EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed))
             }
         }
     }
@@ -249,13 +250,13 @@ impl Inquiry {
             Next::Replace
         } else if run.owner == log.owner() {
             // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
-            search.left(run).await
+            search.find_without_owner(run).await
         } else {
             search.ask(run).await
         };
         // Twice: it is forgotten there a moment before the record is.
         let next = match next {
-            Next::Unknown if self.unknown.as_ref() == Some(record) => search.left(run).await,
+            Next::Unknown if self.unknown.as_ref() == Some(record) => search.find_without_owner(run).await,
             next => next,
         };
         let has_answered = !matches!(next, Next::Silent);
@@ -264,7 +265,10 @@ impl Inquiry {
             Next::Answer(elsewhere) => return Step::Answer(elsewhere),
             Next::Replace => return Step::Replace,
             Next::Silent => {
-                if self.silent_since.is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE) {
+                if self
+                    .silent_since
+                    .is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE_TIMEOUT)
+                {
                     warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
                     return Step::Answer(lost(ErrorCode::StoreFailed));
                 }
@@ -283,43 +287,43 @@ impl Inquiry {
 struct Search<'a> {
     ingress: &'a Ingress,
     replicas: Option<&'a Replicas>,
-    posted: &'a Posted,
+    request: &'a CallRequest,
     call: Fingerprint,
     body: Option<Fingerprint>,
     /// Another token of the caller began the call, and that this is so is proven.
-    is_elders: bool,
+    is_previous_token: bool,
 }
 
 impl Search<'_> {
     fn may_have(&self, stream: &Stream) -> bool {
-        let caller = &self.posted.context.binding;
-        stream.binding().admits(caller) || (self.is_elders && stream.binding().is_claimed_by(caller))
+        let caller = &self.request.context.binding;
+        stream.binding().admits(caller) || (self.is_previous_token && stream.binding().is_claimed_by(caller))
     }
 
     /// Without the store, `degrade` goes on as if nobody else had the call. A store without room is read all the same, and takes no new
     /// call.
-    async fn claim(&self) -> Result<Claimed, Elsewhere> {
+    async fn claim(&self) -> Result<Claimed, EarlierCall> {
         let log = &self.ingress.log;
-        let claim = Claim { retention: self.ingress.limits(self.posted).retention, body: self.body };
+        let claim = Claim { retention: self.ingress.limits(self.request).retention, body: self.body };
         let claimed = match log.store_standing() {
-            Standing::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.posted)).await,
+            Standing::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.request)).await,
             Standing::Full => match log.claim(&self.call, claim, true).await {
                 Ok(Claimed::Nowhere) | Err(_) => {
-                    return Err(Elsewhere::Refused(Failure::before_run(ErrorCode::StoreFailed)));
+                    return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
                 }
                 there => there,
             },
-            Standing::Unreachable => return Err(Elsewhere::Nowhere(None)),
+            Standing::Unreachable => return Err(EarlierCall::None(None)),
         };
         claimed.map_err(|error| self.ingress.without_store(&error, None))
     }
 
     async fn ask(&self, run: Run) -> Next {
-        let Some(replicas) = self.replicas else { return self.left(run).await };
+        let Some(replicas) = self.replicas else { return self.find_without_owner(run).await };
         let asking = replicas.requests().known_at(run, &self.call, self.body.as_ref());
-        let known = match tokio::time::timeout(PATIENCE, asking).await {
+        let known = match tokio::time::timeout(REPLY_TIMEOUT, asking).await {
             Ok(Ok(Some(known))) => known,
-            Ok(Ok(None)) => return self.left(run).await,
+            Ok(Ok(None)) => return self.find_without_owner(run).await,
             Ok(Err(error)) => {
                 debug!(%error, "a replica could not be context about a call");
                 return Next::Answer(lost(ErrorCode::StoreFailed));
@@ -329,12 +333,12 @@ impl Search<'_> {
         match known {
             Known::Nothing => Next::Unknown,
             Known::Another => Next::Replace,
-            Known::OtherBody => Next::Answer(Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            Known::OtherBody => Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
             Known::Waiting => Next::Again(None),
-            Known::Answer(answer) => Next::Answer(Elsewhere::Answer(answer)),
-            Known::Failed(failure) => Next::Answer(Elsewhere::Refused(failure)),
+            Known::Answer(answer) => Next::Answer(EarlierCall::Response(answer)),
+            Known::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
             Known::Stream(id) => match self.ingress.log.recall_run(id).await {
-                Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.at_its_place(stream).await),
+                Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.restore_for_client(stream).await),
                 // It is there and not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
             },
@@ -342,32 +346,32 @@ impl Search<'_> {
     }
 
     /// The process that ran the call is gone. What became of the call is what the store has of its stream, or of its answer.
-    async fn left(&self, run: Run) -> Next {
+    async fn find_without_owner(&self, run: Run) -> Next {
         if run.body.is_some() && run.body != self.body {
-            return Next::Answer(Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)));
+            return Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
         }
         let stream = match self.ingress.log.recall_run(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         };
         let Some(stream) = stream else {
-            return self.left_no_stream(run).await;
+            return self.find_without_stream(run).await;
         };
         stream.wait_for_detach().await;
         if !stream.may_return(self.body.is_some()) {
             return Next::Replace;
         }
         Next::Answer(match stream.body() == self.body {
-            true => self.at_its_place(stream).await,
-            false => Elsewhere::Refused(Failure::before_run(ErrorCode::KeyReused)),
+            true => self.restore_for_client(stream).await,
+            false => EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)),
         })
     }
 
     /// The same where there is no stream of it in the store.
-    async fn left_no_stream(&self, run: Run) -> Next {
+    async fn find_without_stream(&self, run: Run) -> Next {
         match self.ingress.log.kept_answer(run.stream).await {
-            Ok(Some(Known::Answer(answer))) => return Next::Answer(Elsewhere::Answer(answer)),
-            Ok(Some(Known::Failed(failure))) => return Next::Answer(Elsewhere::Refused(failure)),
+            Ok(Some(Known::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
+            Ok(Some(Known::Failed(failure))) => return Next::Answer(EarlierCall::Refused(failure)),
             Ok(_) => {}
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         }
@@ -378,15 +382,15 @@ impl Search<'_> {
         match absence {
             Ok(Absence::Lapsed) => Next::Again(Some(PAUSE * 4)),
             Ok(Absence::Gone) => Next::Answer(lost(ErrorCode::OwnerDied)),
-            Ok(Absence::CutOff) => self.may_still_run(run).await,
+            Ok(Absence::CutOff) => self.keep_record(run).await,
             Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
         }
     }
 
     /// The call may run at a replica that is cut off from the store, and its answer come once that is back. A client that was told to ask
     /// again must not run it a second time then, so the record stays for as long as it asks.
-    async fn may_still_run(&self, run: Run) -> Next {
-        let retention = self.ingress.limits(self.posted).retention;
+    async fn keep_record(&self, run: Run) -> Next {
+        let retention = self.ingress.limits(self.request).retention;
         if let Err(error) = self.ingress.log.keep_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
@@ -394,16 +398,16 @@ impl Search<'_> {
     }
 
     /// The stream, once what the client has of it is here.
-    async fn at_its_place(&self, stream: Arc<Stream>) -> Elsewhere {
+    async fn restore_for_client(&self, stream: Arc<Stream>) -> EarlierCall {
         let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
-        match self.ingress.recall_place(&self.posted.context, &id).await {
-            Ok(()) => Elsewhere::Stream(stream),
+        match self.ingress.restore_cursor(&self.request.context, &id).await {
+            Ok(()) => EarlierCall::Stream(stream),
             Err(_) => lost(ErrorCode::StoreFailed),
         }
     }
 }
 
 /// The call may have run, and this is why nobody hears what became of it.
-fn lost(code: ErrorCode) -> Elsewhere {
-    Elsewhere::Refused(Failure::after_send(code))
+fn lost(code: ErrorCode) -> EarlierCall {
+    EarlierCall::Refused(Failure::after_send(code))
 }

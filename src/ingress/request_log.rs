@@ -12,7 +12,7 @@ use crate::protocol::ids::Seq;
 use crate::protocol::stream::Phase;
 
 /// Tells of a client that came back to `stream`, by `how`, and goes on after `cursor`.
-pub(super) fn tell_return(stream: &Stream, how: &'static str, cursor: Seq) {
+pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
     if !enabled!(Level::INFO) {
         return;
     }
@@ -37,14 +37,14 @@ pub(super) fn tell_return(stream: &Stream, how: &'static str, cursor: Seq) {
 }
 
 /// A request whose line is to be written.
-pub(super) struct Access {
+pub(super) struct AccessLine {
     method: Method,
     /// Without its query, which may open a stream. Only of the endpoint: other paths are not ours, and may hold a secret.
     path: Option<String>,
     began: Instant,
 }
 
-impl Access {
+impl AccessLine {
     /// Notes a request to the server at `upstream`; `None`, at no cost, where the line is not wanted.
     pub(super) fn begin<B>(request: &Request<B>, upstream: &UpstreamUrl) -> Option<Box<Self>> {
         enabled!(Level::DEBUG).then(|| {

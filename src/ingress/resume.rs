@@ -9,7 +9,7 @@ use http::{Response, StatusCode};
 use http_body_util::BodyExt;
 
 use super::metrics::{Dialect, Resumed};
-use super::request_log::tell_return;
+use super::request_log::log_return;
 use super::token_refresh::Unproven;
 use super::{Ingress, RequestContext, head_bytes, respond};
 use crate::body::{BoxBody, whole};
@@ -25,7 +25,7 @@ use crate::simulation::{self, Bug};
 use crate::upstream::{Teaches, gap_warning};
 
 /// So long the owner of a stream may take to say whether it has more than the store.
-const OWNER_PATIENCE: Duration = Duration::from_secs(1);
+const OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Ingress {
     /// A GET with one of our event IDs.
@@ -33,13 +33,13 @@ impl Ingress {
         if !headers::accept(&context.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
         }
-        self.wait_for_place(&mut context).await;
+        self.wait_for_resume_turn(&mut context).await;
         if id.cursor() == Cursor::End {
             return self.at_end(Dialect::LastEventId);
         }
-        let found = match self.find_own(&context, &id).await {
+        let found = match self.find_stream(&context, &id).await {
             Ok(found) => found,
-            Err(unproven) => return self.tell(unproven),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         let placed = found.and_then(|(stream, cursor)| {
             let place = stream.look(|machine| machine.place(cursor));
@@ -71,48 +71,48 @@ impl Ingress {
 
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
     /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
-    pub(super) async fn wait_for_place(&self, context: &mut RequestContext) {
+    pub(super) async fn wait_for_resume_turn(&self, context: &mut RequestContext) {
         if !context.share.resumes_at_once() {
-            context.be_held();
+            context.reserve();
             self.metrics.observe_delayed_resume();
             context.share.resume_in_turn().await;
         }
     }
 
     /// The stream of an event ID and the place in it, for the caller with this credential or an older one.
-    pub(super) async fn find_own(
+    pub(super) async fn find_stream(
         &self,
         context: &RequestContext,
         id: &EventId,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         // Twice: what was here may be taken by another replica before it is found.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.recall(context, id).await?;
+            self.restore(context, id).await?;
             let found = self.log.find(id, &context.binding).filter(|(stream, _)| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_elder(context, id).await
+        self.find_by_previous_token(context, id).await
     }
 
     /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
     /// is to try again.
-    pub(super) async fn recall(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
-        let unreachable = Unproven::Unasked(self.unreachable(context, id));
+    pub(super) async fn restore(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
+        let unreachable = Unproven::Unavailable(self.owner_unreachable_error(context, id));
         match self.log.recall(id).await {
-            Ok(()) if self.is_ahead_elsewhere(id).await => Err(unreachable),
+            Ok(()) if self.is_ahead_at_owner(id).await => Err(unreachable),
             Ok(()) => Ok(()),
             Err(Unreachable) => Err(unreachable),
         }
     }
 
     /// Whether a replica that lives has what an event ID names, and the store does not have it yet. One that does not answer may.
-    async fn is_ahead_elsewhere(&self, id: &EventId) -> bool {
+    async fn is_ahead_at_owner(&self, id: &EventId) -> bool {
         let Some(replicas) = &self.replicas else { return false };
         let Some((owner, stream, seq)) = self.log.may_be_ahead(id) else { return false };
         let asking = replicas.requests().place_at(owner, stream);
-        match tokio::time::timeout(OWNER_PATIENCE, asking).await {
+        match tokio::time::timeout(OWNER_TIMEOUT, asking).await {
             Ok(Ok(upto)) => upto.is_some_and(|upto| seq <= upto),
             Ok(Err(_)) | Err(_) => true,
         }
@@ -136,7 +136,7 @@ impl Ingress {
             false => cursor,
         };
         stream.note_return(Some(cursor));
-        tell_return(stream, Dialect::LastEventId.label(), cursor);
+        log_return(stream, Dialect::LastEventId.label(), cursor);
         if let Some(session) = &context.session {
             session.note_return();
         }
@@ -155,7 +155,7 @@ impl Ingress {
     ) -> Follow {
         let stream = attachment.stream().clone();
         let returning = matches!(start, Start::After(_));
-        let version = self.said_version(context);
+        let version = self.client_version(context);
         let plan = Plan {
             preface,
             closing,
@@ -177,7 +177,7 @@ impl Ingress {
         }
         let stream = match self.find_standalone(&context, &id).await {
             Ok(stream) => stream,
-            Err(unproven) => return self.tell(unproven),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         match stream {
             Some(stream) => {
@@ -215,7 +215,7 @@ impl Ingress {
         let preface = Some(self.gap_preface(&context));
         let stream = match self.find_standalone(&context, id).await {
             Ok(stream) => stream,
-            Err(unproven) => return self.tell(unproven),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         match stream {
             Some(stream) => {
@@ -230,7 +230,7 @@ impl Ingress {
     async fn find_standalone(&self, context: &RequestContext, id: &SessionId) -> Result<Option<Arc<Stream>>, Unproven> {
         match self.log.sessions().standalone(id, &context.binding.principal) {
             Some(stream) => Ok(Some(stream)),
-            None => self.elder_standalone(context, id).await,
+            None => self.previous_standalone(context, id).await,
         }
     }
 
@@ -240,7 +240,7 @@ impl Ingress {
         id: &SessionId,
         preface: Option<Vec<u8>>,
     ) -> Response<BoxBody> {
-        if let Some(code) = self.elsewhere(context) {
+        if let Some(code) = self.remote_session_error(context) {
             return self.refuse(code);
         }
         // What the server asks during a call may come on it.
@@ -360,7 +360,7 @@ impl Ingress {
         let binding = context.binding.clone();
         let sessions = self.log.sessions();
         if context.has_issued_session() {
-            let elsewhere = Box::pin(self.hand_to_all(&context)).await.unwrap_or_default();
+            let elsewhere = Box::pin(self.forward_to_all(&context)).await.unwrap_or_default();
             let refusal = elsewhere.filter(|answer| answer.status() == StatusCode::SERVICE_UNAVAILABLE);
             return match refusal {
                 Some(refusal) => refusal,
@@ -369,9 +369,9 @@ impl Ingress {
         }
         let is_home =
             !context.has_remote_session() && context.session.as_ref().is_some_and(|session| session.is_home());
-        let mut unasked = None;
+        let mut owner_unknown = None;
         if !is_home {
-            match Box::pin(self.hand_end(&context)).await {
+            match Box::pin(self.forward_session_end(&context)).await {
                 Ok(Some(response)) => {
                     if response.status() != StatusCode::SERVICE_UNAVAILABLE {
                         self.log.forget_session_of(&binding).await;
@@ -379,31 +379,31 @@ impl Ingress {
                     return response;
                 }
                 Ok(None) => {}
-                Err(nobody_knows) => unasked = Some(nobody_knows),
+                Err(unknown) => owner_unknown = Some(unknown),
             }
         }
-        if let Some(code) = self.elsewhere(&context) {
+        if let Some(code) = self.remote_session_error(&context) {
             return self.refuse(code);
         }
         let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
-        let elders = match self.elder_sessions(&context, has_streams).await {
-            Ok(elders) => elders,
-            Err(unproven) => return self.tell(unproven),
+        let previous = match self.previous_sessions(&context, has_streams).await {
+            Ok(previous) => previous,
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
         let mut response = self.send_whole(&template).await;
-        if let Some(unasked) = unasked {
-            response = unasked.judge(&self, response);
+        if let Some(owner_unknown) = owner_unknown {
+            response = owner_unknown.check(&self, response);
         }
         let over = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
         if over && let Some(id) = &binding.session {
-            let of_old: Vec<_> = elders.iter().flat_map(|elder| sessions.streams(id, elder)).collect();
+            let of_old: Vec<_> = previous.iter().flat_map(|record| sessions.streams(id, record)).collect();
             self.end_session(&binding).await;
             of_old.iter().for_each(|stream| stream.expire(ErrorCode::Abandoned));
-            for elder in &elders {
-                drop(self.log.forget_session(id, elder.principal()).await);
+            for record in &previous {
+                drop(self.log.forget_session(id, record.principal()).await);
             }
-            self.tell_session_over(&context).await;
+            self.announce_session_end(&context).await;
         }
         response
     }
@@ -429,7 +429,7 @@ impl Ingress {
     }
 
     /// The revision a GET speaks: its own word, else its session's.
-    pub(super) fn said_version(&self, context: &RequestContext) -> Option<ProtocolVersion> {
+    pub(super) fn client_version(&self, context: &RequestContext) -> Option<ProtocolVersion> {
         let session = context.session.as_deref().and_then(Session::version);
         ProtocolVersion::from_headers(&context.parts.headers).or_else(|| session.cloned())
     }

@@ -9,9 +9,9 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
-use super::client_responses::{Delivery, Late, Told};
+use super::client_responses::{Delivery, OnAccepted, Outcome};
 use super::metrics::{Dialect, Resumed};
-use super::{Ingress, RequestContext, respond, unpinned};
+use super::{Ingress, RequestContext, detached, respond};
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
 use crate::clock;
@@ -33,7 +33,7 @@ struct Wanted {
 }
 
 /// What a client says on a stream URL.
-struct Given {
+struct ClientResponses {
     /// The whole body.
     body: Bytes,
     /// The responses that it consists of, each with the id of the request it answers.
@@ -97,25 +97,25 @@ impl Ingress {
         let wanted = given.and_then(|given| Ok((wanted(&context, named)?, given)));
         match wanted {
             Ok(_) if !headers::accept(&context.parts.headers).sse => self.refuse(ErrorCode::NotAcceptable),
-            Ok((wanted, given)) => self.go_on(context, wanted, given).await,
+            Ok((wanted, given)) => self.resume_by_url(context, wanted, given).await,
             Err(code) => self.refuse(code),
         }
     }
 
     /// Answers of its client first, where it has any.
-    async fn go_on(
+    async fn resume_by_url(
         self: Arc<Self>,
         mut context: Box<RequestContext>,
         wanted: Wanted,
-        given: Option<Given>,
+        given: Option<ClientResponses>,
     ) -> Response<BoxBody> {
-        self.wait_for_place(&mut context).await;
+        self.wait_for_resume_turn(&mut context).await;
         if wanted.id.cursor() == Cursor::End {
             return self.at_end(Dialect::StreamUrl);
         }
-        let found = match self.find_own(&context, &wanted.id).await {
+        let found = match self.find_stream(&context, &wanted.id).await {
             Ok(found) => found,
-            Err(unproven) => return self.tell(unproven),
+            Err(unproven) => return self.refuse_unproven(unproven),
         };
         let takes_turns = given.is_none() && self.config.dialects.stream_url_turns != Turns::Off;
         let back = match &found {
@@ -134,10 +134,10 @@ impl Ingress {
             Return::To(resumption) => {
                 if let Some(given) = given {
                     let outcome = match resumption.stream.is_elsewhere() {
-                        true => self.give_elsewhere(&context, &wanted.id, &resumption.stream, given).await,
+                        true => self.deliver_to_writer(&context, &wanted.id, &resumption.stream, given).await,
                         false => {
                             // Each counts by itself on its way up.
-                            context.held = None;
+                            context.reservation = None;
                             self.give(&context, &resumption.stream, given.answers).await
                         }
                     };
@@ -179,18 +179,18 @@ impl Ingress {
         if repeated > 0 {
             self.metrics.observe_repeated_answer();
         }
-        let late = |id: &Option<RequestId>| -> Option<Late> {
+        let on_accepted = |id: &Option<RequestId>| -> Option<OnAccepted> {
             let (stream, id) = (stream.clone(), id.clone().filter(|_| !is_proven));
-            (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as Late)
+            (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as OnAccepted)
         };
         let deliveries = given.into_iter().map(|(message, id)| Delivery {
             credentials: context.credentials,
-            late: late(&id),
-            held: self.carry(context, message.len()),
+            on_accepted: on_accepted(&id),
+            carried: self.carry(context, message.len()),
             place: None,
-            template: self.upstream.call(&context.parts, context.connection.forwarded(), unpinned(message)),
+            template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
             session: context.session.clone(),
-            elders: Vec::new(),
+            previous: Vec::new(),
             answered: id.filter(|_| is_proven).map(|id| (stream.clone(), id)).into_iter().collect(),
             cancelled: Vec::new(),
             is_lost: is_for_the_client,
@@ -199,7 +199,7 @@ impl Ingress {
         if deliveries.is_empty() {
             return Ok(());
         }
-        if let Some(code) = self.elsewhere(context) {
+        if let Some(code) = self.remote_session_error(context) {
             deliveries.iter().for_each(Delivery::lose);
             return Err(Box::new(self.refuse(code)));
         }
@@ -210,14 +210,14 @@ impl Ingress {
     }
 
     /// The same where another replica writes the stream: its server is the one that asked. Where that is gone they are given here.
-    async fn give_elsewhere(
+    async fn deliver_to_writer(
         self: &Arc<Self>,
         context: &RequestContext,
         id: &EventId,
         stream: &Arc<Stream>,
-        given: Given,
+        given: ClientResponses,
     ) -> Result<(), Refusal> {
-        match Box::pin(self.hand_to_writer(context, id, &given.body)).await {
+        match Box::pin(self.forward_to_writer(context, id, &given.body)).await {
             Some(response) if response.status().is_success() => {
                 // The writer says so as well, and later: the server has just been given something.
                 given.answers.iter().for_each(|(_, id)| _ = stream.answer(id));
@@ -229,14 +229,14 @@ impl Ingress {
     }
 
     /// Gives answers that another replica hands to the writer of their stream; `None` where this is not its writer.
-    pub(super) async fn take_answers(
+    pub(super) async fn handle_forwarded_responses(
         self: &Arc<Self>,
         context: &RequestContext,
         id: &EventId,
         body: &Bytes,
     ) -> Option<Response<BoxBody>> {
         let given = given(context, body.clone(), self.config.limits.batch).ok()?;
-        let (stream, _) = self.find_own(context, id).await.ok()??;
+        let (stream, _) = self.find_stream(context, id).await.ok()??;
         if stream.is_elsewhere() {
             return None;
         }
@@ -258,7 +258,7 @@ impl Ingress {
     }
 
     async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut delivery: Delivery) -> Result<(), Refusal> {
-        match self.place(delivery.session.as_ref(), &delivery.held).await {
+        match self.place(delivery.session.as_ref(), &delivery.carried).await {
             Ok(place) => delivery.place = place,
             Err(code) => {
                 delivery.lose();
@@ -269,17 +269,17 @@ impl Ingress {
         let (reply, replied) = oneshot::channel();
         tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
         match replied.await {
-            Ok(Told::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
-            Ok(Told::Passed(response)) if !response.status().is_success() => {
+            Ok(Outcome::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
+            Ok(Outcome::Passed(response)) if !response.status().is_success() => {
                 warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
                 Ok(())
             }
-            Ok(Told::Failed(failure)) if failure.may_have_run || stream.look(|machine| machine.is_sealed()) => {
+            Ok(Outcome::Failed(failure)) if failure.may_have_run || stream.look(|machine| machine.is_sealed()) => {
                 warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
                 Ok(())
             }
-            Ok(Told::Failed(failure)) => Err(Box::new(self.fail_forward(failure))),
-            Ok(Told::Passed(_) | Told::Held) | Err(_) => Ok(()),
+            Ok(Outcome::Failed(failure)) => Err(Box::new(self.fail_forward(failure))),
+            Ok(Outcome::Passed(_) | Outcome::Held) | Err(_) => Ok(()),
         }
     }
 }
@@ -300,7 +300,7 @@ fn wanted(context: &RequestContext, named: Named) -> Result<Wanted, ErrorCode> {
 }
 
 /// The answers of a body, which has nothing else and at most `longest` of them.
-fn given(context: &RequestContext, body: Bytes, longest: usize) -> Result<Given, ErrorCode> {
+fn given(context: &RequestContext, body: Bytes, longest: usize) -> Result<ClientResponses, ErrorCode> {
     if !headers::is_json(&context.parts.headers) {
         return Err(ErrorCode::BadRequest);
     }
@@ -323,5 +323,5 @@ fn given(context: &RequestContext, body: Bytes, longest: usize) -> Result<Given,
         }
     });
     let answers = answers.collect::<Result<_, _>>()?;
-    Ok(Given { body, answers })
+    Ok(ClientResponses { body, answers })
 }

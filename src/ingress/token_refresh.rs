@@ -26,86 +26,94 @@ pub(super) enum Unproven {
     /// The upstream's own refusal of the token.
     Refused(Box<Response<BoxBody>>),
     /// Whoever knows could not be asked: the upstream, or the store. This says who.
-    Unasked(ErrorCode),
+    Unavailable(ErrorCode),
 }
-
-type Told<T> = Result<T, Unproven>;
 
 impl Ingress {
     /// The answer to a request that names no JSON-RPC request.
-    pub(super) fn tell(&self, unproven: Unproven) -> Response<BoxBody> {
+    pub(super) fn refuse_unproven(&self, unproven: Unproven) -> Response<BoxBody> {
         match unproven {
             Unproven::Refused(response) => *response,
-            Unproven::Unasked(code) => self.refuse(code),
+            Unproven::Unavailable(code) => self.refuse(code),
         }
     }
 
     /// The stream of an event ID that this caller's older token opened.
-    pub(super) async fn find_elder(&self, context: &RequestContext, id: &EventId) -> Told<Option<(Arc<Stream>, Seq)>> {
+    pub(super) async fn find_by_previous_token(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+    ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         match self.log.find_claimed(id, &context.binding) {
             Some((stream, cursor)) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves(context, era).await?.then_some((stream, cursor)))
+                Ok(self.proves_subject(context, era).await?.then_some((stream, cursor)))
             }
             None => Ok(None),
         }
     }
 
     /// The stream that a resume token opens and this caller's older token opened.
-    pub(super) async fn find_elder_by_token(
+    pub(super) async fn find_previous_by_resume_token(
         &self,
         context: &RequestContext,
         token: &ResumeToken,
-    ) -> Told<Option<Arc<Stream>>> {
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
         match self.log.find_claimed_by_token(token, &context.binding) {
             Some(stream) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves(context, era).await?.then_some(stream))
+                Ok(self.proves_subject(context, era).await?.then_some(stream))
             }
             None => Ok(None),
         }
     }
 
     /// The session's standalone stream that its older token opened.
-    pub(super) async fn elder_standalone(&self, context: &RequestContext, id: &SessionId) -> Told<Option<Arc<Stream>>> {
+    pub(super) async fn previous_standalone(
+        &self,
+        context: &RequestContext,
+        id: &SessionId,
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
         let sessions = self.log.sessions();
-        let mut elders = self.elders(&context.binding).into_iter();
-        match elders.find_map(|elder| sessions.standalone(id, &elder.principal)) {
-            Some(stream) => Ok(self.proves(context, Era::Legacy).await?.then_some(stream)),
+        let mut previous = self.previous_bindings(&context.binding).into_iter();
+        match previous.find_map(|binding| sessions.standalone(id, &binding.principal)) {
+            Some(stream) => Ok(self.proves_subject(context, Era::Legacy).await?.then_some(stream)),
             None => Ok(None),
         }
     }
 
     /// The records of the session under its older tokens, where one of them `concerns` the request.
-    pub(super) async fn elder_sessions(
+    pub(super) async fn previous_sessions(
         &self,
         context: &RequestContext,
         concerns: impl Fn(&SessionId, &Session) -> bool,
-    ) -> Told<Vec<Arc<Session>>> {
+    ) -> Result<Vec<Arc<Session>>, Unproven> {
         let Some(id) = &context.binding.session else { return Ok(Vec::new()) };
-        let found = |elder: Binding| self.log.sessions().find(id, &elder.principal);
-        let elders: Vec<_> = self.elders(&context.binding).into_iter().filter_map(found).collect();
-        if !elders.iter().any(|session| concerns(id, session)) || !self.proves(context, self.era(context)).await? {
+        let found = |binding: Binding| self.log.sessions().find(id, &binding.principal);
+        let previous: Vec<_> = self.previous_bindings(&context.binding).into_iter().filter_map(found).collect();
+        if !previous.iter().any(|session| concerns(id, session))
+            || !self.proves_subject(context, self.era(context)).await?
+        {
             return Ok(Vec::new());
         }
-        Ok(elders)
+        Ok(previous)
     }
 
     /// The call of an older token that this POST may be the retry of: the first of those that `find` finds.
-    pub(super) async fn elder_call(
+    pub(super) async fn find_previous_call(
         &self,
         context: &RequestContext,
         era: Era,
         find: impl Fn(&Binding) -> Option<Arc<Stream>>,
-    ) -> Told<Option<Arc<Stream>>> {
-        match self.elders(&context.binding).iter().find_map(find) {
-            Some(stream) => Ok(self.proves(context, era).await?.then_some(stream)),
+    ) -> Result<Option<Arc<Stream>>, Unproven> {
+        match self.previous_bindings(&context.binding).iter().find_map(find) {
+            Some(stream) => Ok(self.proves_subject(context, era).await?.then_some(stream)),
             None => Ok(None),
         }
     }
 
     /// The caller in the same session with the other tokens that claim its subject. Empty for nearly everybody.
-    fn elders(&self, caller: &Binding) -> Vec<Binding> {
+    fn previous_bindings(&self, caller: &Binding) -> Vec<Binding> {
         let Some(subject) = &caller.subject else { return Vec::new() };
         let others = self.upstream.learned().tokens().others(subject, &caller.principal);
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
@@ -114,15 +122,15 @@ impl Ingress {
     /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago; of several
     /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
     /// answer another request otherwise.
-    pub(super) async fn proves(&self, context: &RequestContext, era: Era) -> Told<bool> {
+    pub(super) async fn proves_subject(&self, context: &RequestContext, era: Era) -> Result<bool, Unproven> {
         if context.has_remote_session() {
             // Its own server could tell, and no other is to hear of the session.
             return Ok(false);
         }
         // The request waits for the upstream; one without a body is nowhere else counted meanwhile.
-        let head = context.held.is_none().then(|| context.share.hold(head_bytes(&context.parts)));
-        if let Some(held) = head.as_ref().or(context.held.as_ref()) {
-            self.log.make_room(held).map_err(Unproven::Unasked)?;
+        let head = context.reservation.is_none().then(|| context.share.hold(head_bytes(&context.parts)));
+        if let Some(held) = head.as_ref().or(context.reservation.as_ref()) {
+            self.log.make_room(held).map_err(Unproven::Unavailable)?;
         }
         let tokens = self.upstream.learned().tokens();
         let used = (context.binding.principal, context.binding.session.clone());
@@ -130,7 +138,7 @@ impl Ingress {
             Ok(asking) => Some(asking),
             Err(theirs) => {
                 if !theirs.is_answered().await {
-                    return Err(Unproven::Unasked(ErrorCode::TokenUnproven));
+                    return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
                 }
                 None
             }
@@ -152,7 +160,7 @@ impl Ingress {
             }
             Probed::Unknown => {
                 asking.into_iter().for_each(Asking::end_unanswered);
-                return Err(Unproven::Unasked(ErrorCode::TokenUnproven));
+                return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
             }
         };
         tokens.note_shown(used, is_genuine, clock::now());
@@ -161,7 +169,7 @@ impl Ingress {
 
     /// The era of a request that says it in its head, or whose session does.
     fn era(&self, context: &RequestContext) -> Era {
-        self.said_version(context).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
+        self.client_version(context).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
     }
 }
 

@@ -86,7 +86,7 @@ impl Running {
         });
         if let Some(replicas) = ingress.replicas.clone() {
             let ingress = ingress.clone();
-            beside.spawn(async move { replicas.run(move |handed| ingress.clone().take_handed(handed)).await });
+            beside.spawn(async move { replicas.run(move |handed| ingress.clone().handle_forwarded(handed)).await });
         }
         for (listener, is_for_metrics) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {

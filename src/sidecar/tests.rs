@@ -189,7 +189,7 @@ impl Replica {
             tokio::spawn(async move {
                 tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
             }),
-            tokio::spawn(async move { replicas.run(move |handed| taking.clone().take_handed(handed)).await }),
+            tokio::spawn(async move { replicas.run(move |handed| taking.clone().handle_forwarded(handed)).await }),
         ];
         Self { connect, ingress, tasks }
     }
