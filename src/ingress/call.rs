@@ -11,6 +11,7 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::Instrument;
 
+use super::partial_results::PartialResults;
 use super::remote_retry::{EarlierCall, PendingClaim};
 use super::request_log::log_return;
 use super::token_refresh::Unproven;
@@ -37,6 +38,8 @@ pub(super) struct CallRequest {
     pub(super) call: classify::Call,
     accept: Accept,
     body: Bytes,
+    /// Partial results, if the configuration allows them for the call.
+    partial: Option<Box<PartialResults>>,
     pub(super) retry: Retry,
     /// What its answer teaches.
     teaches: Teaches,
@@ -77,6 +80,7 @@ impl Ingress {
         mut context: Box<RequestContext>,
         call: classify::Call,
         body: Bytes,
+        partial: Option<Box<PartialResults>>,
     ) -> Response<BoxBody> {
         let accept = headers::accept(&context.parts.headers);
         if !accept.json && !accept.sse {
@@ -106,10 +110,10 @@ impl Ingress {
             earlier.wait_for_detach().await;
         }
         if !context.has_remote_session() {
-            self.learn_tool(&context, &call, &body).await;
+            self.learn_tool(&context, &call, partial.as_deref()).await;
         }
         let teaches = Teaches { initialize, tools: self.listed(&call) };
-        let mut request = CallRequest { context, call, accept, body, retry, teaches };
+        let mut request = CallRequest { context, call, accept, body, partial, retry, teaches };
         let is_previous_token = previous_call.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
         let earlier_call = match self.may_be_recorded(request.retry) && !is_previous_token {
             true => Box::pin(self.find_remote_call(&request)).await,
@@ -135,10 +139,10 @@ impl Ingress {
             Ok(Claimed { attachment, beginning, pump }) => {
                 // What a slice is answered with before there is a head must not hide one that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&request);
-                let CallRequest { context, call, accept, body, .. } = request;
+                let CallRequest { context, call, accept, body, partial, .. } = request;
                 let RequestContext { parts, session, connection, .. } = *context;
                 let query = parts.uri.query().map(Box::from);
-                drop((parts, body));
+                drop((parts, body, partial));
                 let reply = Reply { call, accept, query, session, connection, beginning, may_begin };
                 self.reply(reply, attachment, pump).await
             }
@@ -313,7 +317,7 @@ impl Ingress {
             batch: call.batch,
             polls: limits.mode == Mode::Poll,
             body: retry.body,
-            slicing: self.slicing(call, &request.body),
+            slicing: request.partial.as_ref().and_then(|partial| self.slicing(call, partial, &request.body)),
         }
     }
 

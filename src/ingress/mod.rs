@@ -319,12 +319,12 @@ impl Ingress {
     async fn post(self: Arc<Self>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         let version = context.session.as_deref().and_then(Session::version);
         match self.classify(&context, &body, version) {
-            Route::Call(call) => match self.token_of(&call, &body) {
-                Said::Nothing => {
+            Route::Call(call) => match self.partial_results(&call, &body) {
+                (partial, Said::Nothing) => {
                     context.connection.receipts().prove(&self.log);
-                    self.call(context, call, body).await
+                    self.call(context, call, body, partial).await
                 }
-                said => Box::pin(self.call_with_token(context, call, body, said)).await,
+                (partial, said) => Box::pin(self.call_with_token(context, call, body, partial, said)).await,
             },
             Route::Dialect(request) => Box::pin(self.dialect(context, request, body)).await,
             Route::Answers(messages) => {

@@ -25,93 +25,90 @@ use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
 use crate::upstream::Running;
 
-/// A request that is to be answered in slices by the configuration.
-struct Configured {
+/// A call that the configuration allows partial results for. Decided once, when the call is classified.
+pub(super) struct PartialResults {
     method: String,
-    /// The tool it calls.
+    /// Name of the tool, for a call of one.
     tool: Option<String>,
 }
 
 impl Ingress {
-    /// What answers of this call are read and edited by, if it lists the tools of a client that may be answered in slices.
+    /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
     pub(super) fn listed(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.config.dialects.resume_tokens.as_ref()?;
-        (call.lists_tools && call.era() == Era::Legacy && !tokens.tools.is_empty()).then(|| tokens.clone())
+        if call.lists_tools && call.era() == Era::Legacy && !tokens.tools.is_empty() {
+            Some(tokens.clone())
+        } else {
+            None
+        }
     }
 
-    fn configured(&self, message: &[u8]) -> Option<Configured> {
-        let tokens = self.config.dialects.resume_tokens.as_ref()?;
-        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
-        if method != CALLS_TOOL {
-            return tokens.methods.contains(&method).then_some(Configured { method, tool: None });
+    /// Decides whether a call may get partial results, and reads its token: [`Said::Nothing`] for a call that nothing is configured for.
+    pub(super) fn partial_results(&self, call: &classify::Call, body: &[u8]) -> (Option<Box<PartialResults>>, Said) {
+        let tokens = match &self.config.dialects.resume_tokens {
+            Some(tokens) if call.era() == Era::Legacy => tokens,
+            Some(_) | None => return (None, Said::Nothing),
+        };
+        if !call.batch {
+            let partial = PartialResults::of(tokens, body);
+            let said = partial.as_ref().map_or(Said::Nothing, |partial| Said::of(body, &partial.method));
+            return (partial.map(Box::new), said);
         }
-        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
-        Some(Configured { method, tool: Some(tool) })
-    }
-
-    /// The token of a call; [`Said::Nothing`] for every call that nothing is configured for.
-    pub(super) fn token_of(&self, call: &classify::Call, body: &[u8]) -> Said {
-        if self.config.dialects.resume_tokens.is_none() || call.era() == Era::Modern {
-            return Said::Nothing;
-        }
+        // A batch gets no partial results: a token in it is refused.
         let said = |message: &str| {
             let message = message.as_bytes();
-            self.configured(message).map_or(Said::Nothing, |Configured { method, .. }| Said::of(message, &method))
+            PartialResults::of(tokens, message).map_or(Said::Nothing, |partial| Said::of(message, &partial.method))
         };
-        let said =
-            jsonrpc::messages(body).into_iter().map(said).find(|said| !matches!(said, Said::Nothing | Said::Null));
-        match said {
-            None if !call.batch => {
-                self.configured(body).map_or(Said::Nothing, |Configured { method, .. }| Said::of(body, &method))
-            }
-            said => said.unwrap_or(Said::Nothing),
-        }
+        let mut said = jsonrpc::messages(body).into_iter().map(said);
+        (None, said.find(|said| !matches!(said, Said::Nothing | Said::Null)).unwrap_or(Said::Nothing))
     }
 
-    /// A call of a tool that may be answered in slices, and that no list has shown yet, lets the upstream be asked for one first.
-    pub(super) async fn learn_tool(&self, context: &RequestContext, call: &classify::Call, body: &[u8]) {
+    /// Asks the upstream for the schema of a tool that may get partial results and that no list has shown yet.
+    pub(super) async fn learn_tool(
+        &self,
+        context: &RequestContext,
+        call: &classify::Call,
+        partial: Option<&PartialResults>,
+    ) {
         let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
-        if call.batch || !call.calls_tool || call.era() == Era::Modern {
-            return;
-        }
-        let tool = self.configured(body).and_then(|configured| configured.tool);
-        if let Some(tool) = tool.filter(|tool| !self.upstream.learned().knows(tool)) {
+        if let Some(PartialResults { tool: Some(tool), .. }) = partial
+            && call.calls_tool
+            && !self.upstream.learned().knows(tool)
+        {
             let client = context.connection.forwarded();
-            Box::pin(self.upstream.find_tool(&context.parts, client, tokens, &tool)).await;
+            Box::pin(self.upstream.find_tool(&context.parts, client, tokens, tool)).await;
         }
     }
 
-    /// How the stream of a new call is sliced. A tool is none that may have an `outputSchema`: clients refuse a result without what
-    /// that wants, so it must have been seen in a list.
-    pub(super) fn slicing(&self, call: &classify::Call, body: &[u8]) -> Option<Slicing> {
+    /// Returns the slicing of a new call's stream. A tool that may have an `outputSchema` gets none: clients refuse a result without what
+    /// the schema requires, so a list must have shown the tool without one.
+    pub(super) fn slicing(&self, call: &classify::Call, partial: &PartialResults, body: &[u8]) -> Option<Slicing> {
         let length = self.config.dialects.resume_tokens.as_ref()?.slice;
-        if call.batch || call.era() == Era::Modern {
+        let PartialResults { method, tool } = partial;
+        if tool.as_ref().is_some_and(|tool| !self.upstream.learned().is_plain(tool)) {
             return None;
         }
-        let Configured { method, tool } = self.configured(body)?;
-        if tool.is_some_and(|tool| !self.upstream.learned().is_plain(&tool)) {
-            return None;
-        }
-        let sameness = Sameness::of(body, &method)?;
-        Some(Slicing { sameness, form: Form::of(&method), length, first: names(call, body)? })
+        let sameness = Sameness::of(body, method)?;
+        Some(Slicing { sameness, form: Form::of(method), length, first: names(call, body)? })
     }
 
-    /// A call that says something of a token.
+    /// Handles a call with a token.
     pub(super) async fn call_with_token(
         self: Arc<Self>,
         context: Box<RequestContext>,
         call: classify::Call,
         body: Bytes,
+        partial: Option<Box<PartialResults>>,
         said: Said,
     ) -> Response<BoxBody> {
-        let Some(Configured { method, .. }) = self.configured(&body) else {
+        let Some(partial) = partial else {
             return self.refuse_call(ErrorCode::NotInBatch, &call);
         };
         match said {
-            Said::Token(token) => self.resume_call(context, call, &method, &body, token.as_deref()).await,
+            Said::Token(token) => self.resume_call(context, call, &partial.method, &body, token.as_deref()).await,
             Said::Nothing | Said::Null => {
-                let body = resume_tokens::without_token(&body, &method).into();
-                self.call(context, call, body).await
+                let body = resume_tokens::without_token(&body, &partial.method).into();
+                self.call(context, call, body, Some(partial)).await
             }
         }
     }
@@ -181,6 +178,18 @@ impl Ingress {
         }
         self.log.publish_once(stream);
         dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
+    }
+}
+
+impl PartialResults {
+    /// Returns `None` for a message that nothing is configured for.
+    fn of(tokens: &ResumeTokens, message: &[u8]) -> Option<Self> {
+        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
+        if method != CALLS_TOOL {
+            return if tokens.methods.contains(&method) { Some(Self { method, tool: None }) } else { None };
+        }
+        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
+        Some(Self { method, tool: Some(tool) })
     }
 }
 
