@@ -1,7 +1,7 @@
-//! The way back past the proxy: the reader of a stream tells the upstream of every event it got, so that exactly one event of
-//! each stream is under way at a time.
+//! A channel past the proxy: the reader of a stream acknowledges every event to the upstream, so that exactly one event of each
+//! stream is in flight at a time.
 //!
-//! Without it a fast upstream runs ahead into the socket buffers, and what was meant to be one flush per event becomes bursts. An
+//! Without it a fast upstream would fill the socket buffers, and the intended flush per event would become bursts. An
 //! acknowledgement is the stream's key, eight bytes big endian, on a connection of its own.
 
 use std::collections::HashMap;
@@ -35,7 +35,7 @@ impl Windows {
         }
     }
 
-    /// Takes connections that acknowledge, for as long as the process lives.
+    /// Accepts acknowledging connections for the whole life of the process.
     pub(crate) async fn serve(self, listener: TcpListener) -> Result<()> {
         loop {
             let (io, _) = listener.accept().await?;
@@ -56,7 +56,7 @@ impl Windows {
             buf.copy_within(whole..held, 0);
             held -= whole;
         }
-        // One load run at a time: whoever still waits, waits for this connection.
+        // One load runs at a time, so later loads wait for this connection.
         self.lock().drain().for_each(|(_, window)| window.close());
     }
 

@@ -1,8 +1,8 @@
-//! hyper with nothing on it: every request goes to the server by hyper-util's client, as it is. To compare with, and no lower bound: the
-//! sidecar has a client of its own for HTTP/1.1, which does less.
+//! A bare hyper proxy: every request goes to the server unchanged, through hyper-util's client. For comparison, and no lower
+//! bound: the sidecar has an HTTP/1.1 client of its own, which does less.
 //!
-//! `mcp-resume-bench-hyper HOST:PORT` says where it listens and serves until killed, on a thread for each core, each with a runtime, a
-//! listener and upstream connections of its own, as the sidecar has them.
+//! `mcp-resume-bench-hyper HOST:PORT` prints its listening address and serves until killed, on a thread for each core, each with
+//! a runtime, a listener and upstream connections of its own, like the sidecar.
 
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -31,7 +31,7 @@ async fn serve(listener: TcpListener, server: String) {
     let client: Client<_, Incoming> = Client::builder(TokioExecutor::new()).build(connector);
     loop {
         let Ok((connection, _)) = listener.accept().await else { continue };
-        // A connection that cannot be told this is as good, but slower.
+        // Without TCP_NODELAY the connection still works, but slower.
         let _ = connection.set_nodelay(true);
         let (client, server) = (client.clone(), server.clone());
         let service = service_fn(move |mut request: hyper::Request<Incoming>| {

@@ -1,8 +1,8 @@
-//! The load tool of mcp-resume: a scripted upstream, over HTTP or stdio, and the loads that are put on a proxy before it.
+//! The load tool of mcp-resume: a scripted upstream, over HTTP or stdio, and the loads for a proxy in front of it.
 //!
-//! Each load checks every event it reads: the payloads count 1, 2, 3 … and the response says how many there were; where events
-//! carry ids, those count too. A gap, a repeat or an error of any kind ends the run with exit code 1. A load prints one line of
-//! JSON. `bench/run` starts everything, takes the turns and makes the table.
+//! Each load checks every event it reads: the payloads count 1, 2, 3 … and the response has their number; event ids, if any,
+//! count too. A gap, a repeat or any error ends the run with exit code 1. A load prints one line of JSON. `bench/run` starts the
+//! processes, alternates the loads and makes the table.
 
 mod acks;
 mod load;
@@ -17,12 +17,12 @@ use clap::{Parser, Subcommand};
 use std::process::ExitCode;
 use std::time::Duration;
 
-/// Whatever ended a run.
+/// The reason for the end of a run.
 pub(crate) type Error = Box<dyn std::error::Error + Send + Sync>;
-/// The result of anything here; nothing is recovered from.
+/// Result of all functions here, which recover from no error.
 pub(crate) type Result<T> = std::result::Result<T, Error>;
 
-/// Measures a proxy before an MCP server.
+/// Measures a proxy in front of an MCP server.
 #[derive(Parser)]
 #[command(name = "mcp-resume-bench")]
 struct Cli {
@@ -34,7 +34,7 @@ struct Cli {
 enum Command {
     /// Run the scripted upstream until killed; prints its addresses as JSON
     Upstream,
-    /// Be the scripted upstream on stdin and stdout, for what bridges stdio to HTTP
+    /// Be the scripted upstream on stdin and stdout, for bridges from stdio to HTTP
     Stdio(stdio::Args),
     /// Put one load on a URL; prints its figures as JSON
     Load(load::Args),

@@ -1,6 +1,7 @@
-//! What the scripted upstream sends and the load tool checks: every event says which one it is and when it was sent.
+//! The messages that the scripted upstream sends and the load tool checks: every event has its number and the time of its
+//! sending.
 //!
-//! Both ends run on one machine, so a reading of its monotonic clock in one process can be taken from one in the other.
+//! Both ends run on one machine, so readings of its monotonic clock in two processes can be subtracted.
 
 use memchr::memmem;
 use serde_json::Value;
@@ -19,7 +20,7 @@ pub(crate) fn now_nanos() -> u64 {
     now.tv_sec.unsigned_abs() * 1_000_000_000 + now.tv_nsec.unsigned_abs()
 }
 
-/// How every progress notification of `token`, which is JSON, begins.
+/// The beginning of every progress notification of `token`, which is JSON.
 pub(crate) fn progress_head(token: &str) -> Vec<u8> {
     [PROGRESS, token, COUNT].concat().into_bytes()
 }
@@ -46,7 +47,7 @@ pub(crate) fn read_progress(data: &[u8], head: &[u8]) -> Option<(u64, u64)> {
     (rest.first() == Some(&b' ') && rest.ends_with(PROGRESS_END)).then_some((seq, nanos))
 }
 
-/// Appends the result of request `id`, which says how many events preceded it, with `pad` bytes more of text.
+/// Appends the result of request `id`, with the number of events before it, and `pad` more bytes of text.
 pub(crate) fn write_answer(out: &mut Vec<u8>, id: u64, sent: u64, pad: usize) {
     out.extend_from_slice(ANSWER);
     write_number(out, id);
@@ -57,14 +58,14 @@ pub(crate) fn write_answer(out: &mut Vec<u8>, id: u64, sent: u64, pad: usize) {
     out.extend_from_slice(br#""}]}}"#);
 }
 
-/// The request id of a result, and how many events it says preceded it.
+/// The request id of a result, and its number of preceding events.
 pub(crate) fn read_answer(data: &[u8]) -> Option<(u64, u64)> {
     let (id, rest) = read_number(data.strip_prefix(ANSWER)?)?;
     let sent = memmem::find(rest, SENT)? + SENT.len();
     Some((id, read_number(&rest[sent..])?.0))
 }
 
-/// As `read_progress`, of the same notification in any JSON: a bridge parses what it passes on and writes it anew.
+/// As `read_progress`, for the same notification in any JSON form: a bridge rewrites the JSON.
 pub(crate) fn find_progress(data: &[u8], token: &str) -> Option<(u64, u64)> {
     let json: Value = serde_json::from_slice(data).ok()?;
     let params = json.get("params")?;
@@ -74,13 +75,13 @@ pub(crate) fn find_progress(data: &[u8], token: &str) -> Option<(u64, u64)> {
     (said == ("notifications/progress", token)).then_some((count as u64, nanos))
 }
 
-/// As `read_answer`, of the same result in any JSON.
+/// As `read_answer`, for the same result in any JSON form.
 pub(crate) fn find_answer(data: &[u8]) -> Option<(u64, u64)> {
     let (id, text) = answer_text(data)?;
     Some((id, read_number(text.strip_prefix("sent ")?.as_bytes())?.0))
 }
 
-/// Whether both are the same result of the same request, in any JSON.
+/// True if both are the same result of the same request, in any JSON form.
 pub(crate) fn same_answer(got: &[u8], due: &[u8]) -> bool {
     got == due || answer_text(got).is_some_and(|got| Some(got) == answer_text(due))
 }
@@ -93,7 +94,7 @@ fn answer_text(data: &[u8]) -> Option<(u64, String)> {
 }
 
 fn write_number(out: &mut Vec<u8>, number: u64) {
-    // A `Vec` takes every write.
+    // A `Vec` accepts every write.
     let _ = write!(out, "{number}");
 }
 

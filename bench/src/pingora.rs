@@ -1,6 +1,6 @@
-//! Pingora with nothing on it: every request goes to the next server, as it is. What the balancer costs beyond this is its own.
+//! A bare Pingora proxy: every request goes to the next server, unchanged. The balancer's cost beyond this is its own.
 //!
-//! `mcp-resume-bench-pingora HOST:PORT…` says where it listens and serves until killed, on a thread for each core.
+//! `mcp-resume-bench-pingora HOST:PORT…` prints its listening address and serves until killed, on a thread for each core.
 
 use std::net::{SocketAddr, TcpListener};
 use std::process::ExitCode;
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
     let mut server = Server::new_with_opt_and_conf(None, conf);
     server.bootstrap();
     let mut proxy = http_proxy_service(&server.configuration, InTurn { servers, turn: AtomicUsize::new(0) });
-    // Pingora does not say which port it got.
+    // Pingora does not report the port that it got.
     proxy.add_tcp(&listen.to_string());
     server.add_service(proxy);
     println!("will listen on {listen}");

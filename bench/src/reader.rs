@@ -1,4 +1,4 @@
-//! Reads an event stream and checks it: nothing missing, nothing twice, nothing else.
+//! Reads an event stream and checks it: no event is missing, repeated or foreign.
 
 use memchr::{memchr, memchr_iter, memmem};
 
@@ -6,33 +6,33 @@ use crate::Result;
 use crate::payload::{find_answer, find_progress, now_nanos, progress_head, read_answer, read_progress};
 use crate::script::progress_token;
 
-/// What one call's stream has brought so far, over all its connections.
+/// State of one call's stream, over all its connections.
 pub(crate) struct Reader {
     id: u64,
-    /// How this call's progress notifications begin.
+    /// The beginning of this call's progress notifications.
     head: Vec<u8>,
-    /// Takes the same messages in any JSON, and event IDs of any kind.
+    /// Accepts the same messages in any JSON form, and event IDs of any kind.
     foreign: bool,
     buf: Vec<u8>,
-    /// Bytes at the front of `buf` in which no event ends: large ones come in many pieces.
+    /// Bytes at the front of `buf` in which no event ends: large events come in many pieces.
     looked_at: usize,
     /// Progress notifications read; the next one must be this plus one.
     pub(crate) events: u64,
-    /// Of a foreign server's, where no other may: numbers that had not come when a later one or the response did, and numbers that came late
-    /// or again.
+    /// For a foreign server only: numbers that were missing when a later one or the response came, and numbers that came late or
+    /// again.
     pub(crate) missing: u64,
     pub(crate) repeated: u64,
     /// Bytes of event stream read.
     pub(crate) bytes: u64,
-    /// The last event ID, as it came.
+    /// The last event ID, unchanged.
     pub(crate) cursor: String,
     /// The handle's length in `cursor`, and the number after it.
     place: Option<(usize, u64)>,
-    /// The first event ID: the place before the first event.
+    /// The first event ID: the cursor before the first event.
     pub(crate) first_id: String,
-    /// Events of any kind that carried an id.
+    /// Events of any kind with an id.
     pub(crate) ids: u64,
-    /// Whether the response has come.
+    /// True if the response has come.
     pub(crate) answered: bool,
     /// Nanoseconds from sent to read for each event, if asked for.
     pub(crate) latencies: Option<Vec<u64>>,
@@ -63,38 +63,38 @@ impl Reader {
         }
     }
 
-    /// Reads the stream of request `id` on from event ID `cursor`, which must name the place before the first event.
+    /// Reads the stream of request `id` on from event ID `cursor`, which must name the cursor before the first event.
     pub(crate) fn resuming(id: u64, cursor: &str) -> Result<Self> {
         let mut reader = Self::new(id);
         reader.count_id(cursor, false)?;
         Ok(reader)
     }
 
-    /// Takes what any MCP server writes: the same messages in JSON of its own, and event IDs that need not count. What is lost or comes
-    /// twice is counted.
+    /// Accepts the output of any MCP server: the same messages in its own JSON, and event IDs that need not count. Lost and
+    /// repeated events are counted.
     pub(crate) fn with_foreign(mut self, foreign: bool) -> Self {
         self.foreign = foreign;
         self
     }
 
-    /// Keeps the latency of every event after the first so many.
+    /// Keeps the latency of every event after the given number.
     pub(crate) fn with_latencies_after(mut self, events: u64) -> Self {
         (self.latencies, self.timed_after) = (Some(Vec::new()), events);
         self
     }
 
-    /// Where the next bytes of the body go, before `take`.
+    /// The buffer for the next bytes of the body, before `take`.
     pub(crate) fn buf(&mut self) -> &mut Vec<u8> {
         &mut self.buf
     }
 
-    /// Drops half an event that a cut connection left behind; the next connection sends it whole.
+    /// Drops a partial event left by a cut connection; the next connection sends it whole.
     pub(crate) fn forget_partial(&mut self) {
         self.buf.clear();
         self.looked_at = 0;
     }
 
-    /// Reads every whole event in the buffer; how many progress notifications they were.
+    /// Reads every whole event in the buffer; returns the number of progress notifications.
     ///
     /// # Errors
     /// A gap, a repeat, an event that is neither progress nor this call's result, or ids that do not count.
@@ -102,7 +102,7 @@ impl Reader {
         let before = self.events;
         let buf = std::mem::take(&mut self.buf);
         let mut rest = buf.as_slice();
-        // The last byte looked at may be the first of the two.
+        // The last byte examined may be the first of the two.
         let mut looked_at = self.looked_at.saturating_sub(1);
         while let Some(end) = memmem::find(&rest[looked_at..], b"\n\n") {
             let end = looked_at + end;
@@ -117,7 +117,7 @@ impl Reader {
         Ok(self.events - before)
     }
 
-    /// Fails unless the response has come and nothing is left over.
+    /// Fails unless the response has come and no bytes are left over.
     pub(crate) fn finish(&self) -> Result<()> {
         if !self.answered {
             return Err(format!(
@@ -209,7 +209,7 @@ impl Reader {
         if exact.is_none() && self.foreign { find_progress(data, &progress_token(self.id)) } else { exact }
     }
 
-    /// Event IDs are `<handle>.<seq>`: a message counts on by one, an empty event names the place it stands at.
+    /// Event IDs are `<handle>.<seq>`: a message increments the number, an empty event repeats its place.
     fn count_id(&mut self, id: &str, message: bool) -> Result<()> {
         if self.foreign {
             id.clone_into(&mut self.cursor);

@@ -1,31 +1,31 @@
-//! What a `tools/call` asks the scripted upstream to do, written by the load tool and read by the upstream.
+//! The instructions of a `tools/call` to the scripted upstream, written by the load tool and read by the upstream.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// The arguments of the one tool the upstream has.
+/// The arguments of the upstream's only tool.
 #[derive(Clone, Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct Script {
-    /// How the call is answered.
+    /// The form of the response.
     pub(crate) mode: Mode,
     /// Events before the response; 0 = until `duration_ms` has passed.
     pub(crate) events: u64,
-    /// Bytes of JSON in an event, or of padding in a JSON answer.
+    /// Bytes of JSON in an event, or of padding in a JSON response.
     pub(crate) bytes: usize,
-    /// Milliseconds between two events; 0 = as `ack` says, or at once.
+    /// Milliseconds between two events; 0 = paced by `ack`, or at once.
     pub(crate) interval_ms: u64,
-    /// Milliseconds after which the response is sent whatever `events` says; 0 = never.
+    /// Milliseconds after which the response is sent regardless of `events`; 0 = never.
     pub(crate) duration_ms: u64,
-    /// The key under which the reader acknowledges events (one in flight); 0 = it does not.
+    /// The key under which the reader acknowledges events (one in flight); 0 = no acknowledgement.
     pub(crate) ack: u64,
-    /// Bytes gathered into one write; 0 = every event is its own.
+    /// Bytes gathered into one write; 0 = a write for every event.
     pub(crate) gather: usize,
-    /// Events sent at once, gathered into large writes, before all that the rest of the script says.
+    /// Events sent at once, gathered into large writes, before the rest of the script.
     pub(crate) filled: u64,
 }
 
-/// The shapes of an answer.
+/// The forms of a response.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Mode {
@@ -34,7 +34,7 @@ pub(crate) enum Mode {
     Json,
     /// An event stream, then the response on it.
     Events,
-    /// The head of an event stream, what is `filled`, then silence until the peer leaves.
+    /// The head of an event stream, the `filled` events, then silence until the peer leaves.
     Idle,
 }
 
@@ -47,31 +47,31 @@ pub(crate) struct Call {
     pub(crate) params: Params,
 }
 
-/// The parameters of a message; each has some of them.
+/// The parameters of a message; each kind has some of them.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Params {
     pub(crate) arguments: Script,
     #[serde(rename = "_meta")]
     pub(crate) meta: Meta,
-    /// What `initialize` asks for.
+    /// The protocol version that `initialize` requests.
     #[serde(rename = "protocolVersion")]
     pub(crate) protocol_version: Option<String>,
-    /// What `notifications/cancelled` names.
+    /// The request that `notifications/cancelled` names.
     #[serde(rename = "requestId")]
     pub(crate) request_id: Option<u64>,
 }
 
-/// What a request says of itself.
+/// The metadata of a request.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Meta {
-    /// What its progress notifications carry: a string of ours, or whatever a bridge chose.
+    /// The token for its progress notifications: a string of the load tool, or any value that a bridge chose.
     #[serde(rename = "progressToken")]
     pub(crate) progress_token: Value,
 }
 
-/// The progress token of request `id`; another request of the same session has another.
+/// The progress token of request `id`, unique in its session.
 pub(crate) fn progress_token(id: u64) -> String {
     format!("b{id}")
 }

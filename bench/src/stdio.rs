@@ -1,6 +1,7 @@
-//! The scripted upstream as a stdio server, for what bridges stdio to HTTP: a JSON-RPC message a line, the same tool, the same payloads.
+//! The scripted upstream as a stdio server, for bridges from stdio to HTTP: a JSON-RPC message a line, the same tool, the same
+//! payloads.
 //!
-//! A cancelled call ends without an answer. Deliberately absent: acknowledgements, since a bridge may start many of these.
+//! A cancelled call ends without a response. Deliberately absent: acknowledgements, since a bridge may start many of these.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -18,13 +19,13 @@ use crate::Result;
 use crate::payload::{now_nanos, progress_head, write_answer, write_progress};
 use crate::script::{Call, Mode, Script};
 
-/// Lines of stdin that wait.
+/// Largest number of waiting lines of stdin.
 const WAITING: usize = 1024;
 const MS: u64 = 1_000_000;
 
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// A file that gets a byte for every run of the tool that answers with events
+    /// A file that gets a byte for every run of the tool with events
     #[arg(long)]
     runs: Option<PathBuf>,
 }
@@ -44,7 +45,7 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     let mut running: HashMap<u64, AbortHandle> = HashMap::new();
     while let Some(line) = messages.recv().await {
         let Ok(call) = serde_json::from_str::<Call>(&line) else {
-            // An answer to a question that was never asked, or a blank line.
+            // A response to a request that was never sent, or a blank line.
             continue;
         };
         match (call.id, call.method.as_str()) {
@@ -97,7 +98,7 @@ async fn answer(id: u64, call: Call, runs: Arc<Option<File>>) -> Result<()> {
     say(&mut line)
 }
 
-/// Sends the events of `script`; how many.
+/// Sends the events of `script`; returns their number.
 async fn events(head: &[u8], script: &Script) -> Result<u64> {
     let end = match script.duration_ms {
         0 => u64::MAX,
@@ -122,7 +123,7 @@ async fn events(head: &[u8], script: &Script) -> Result<u64> {
     Ok(sent)
 }
 
-/// Writes one message and its newline at once. A bridge that does not read stops the whole server, as it would any other.
+/// Writes one message and its newline at once. A bridge that does not read stops the whole server, as with any other server.
 fn say(message: &mut Vec<u8>) -> Result<()> {
     message.push(b'\n');
     Ok(std::io::stdout().lock().write_all(message)?)

@@ -1,7 +1,7 @@
-//! The scripted upstream: an MCP server as fast as this can be made, whose one tool does what its arguments say.
+//! The scripted upstream: a fast MCP server, whose one tool follows its arguments.
 //!
-//! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. It keeps no state but the
-//! next session id and a count of its tool's runs and their events, which `GET /runs` tells.
+//! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. Its only state is the next
+//! session id and the counts of its tool's runs and events, which `GET /runs` returns.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,15 +20,15 @@ use crate::wire::Conn;
 const EVENT_STREAM: &[u8] =
     b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nCache-Control: no-cache\r\nTransfer-Encoding: chunked\r\n\r\n";
 const LAST_CHUNK: &[u8] = b"0\r\n\r\n";
-/// Connections that may wait to be accepted: a cut of ten thousand clients comes back at once.
+/// Connections that may wait to be accepted: after a cut ten thousand clients reconnect at once.
 const BACKLOG: u32 = 16 * 1024;
-/// Bytes one read of a request takes; requests are small.
+/// Bytes of one read of a request; requests are small.
 const READ_SIZE: usize = 4 * 1024;
 const MS: u64 = 1_000_000;
-/// Bytes of one write where a stream is filled.
+/// Bytes of one write while a stream is filled.
 const FILLING: usize = 64 * 1024;
 
-/// Serves on two free ports of 127.0.0.1 and says which on stdout; runs until it is killed.
+/// Serves on two free ports of 127.0.0.1 and prints them on stdout; runs until it is killed.
 pub(crate) async fn run() -> Result<()> {
     let mcp = listen()?;
     let acks = listen()?;
@@ -40,7 +40,7 @@ pub(crate) async fn run() -> Result<()> {
     serve(mcp, acks).await
 }
 
-/// Serves MCP on one port and takes acknowledgements on the other; runs until it is dropped.
+/// Serves MCP on one port and acknowledgements on the other; runs until it is dropped.
 pub(crate) async fn serve(mcp: TcpListener, acks: TcpListener) -> Result<()> {
     let windows = Windows::default();
     tokio::spawn(windows.clone().serve(acks));
@@ -49,7 +49,7 @@ pub(crate) async fn serve(mcp: TcpListener, acks: TcpListener) -> Result<()> {
         let (io, _) = mcp.accept().await?;
         let server = Arc::clone(&server);
         tokio::spawn(async move {
-            // A peer that leaves is the normal end of a connection here.
+            // Here a disconnect is the normal end of a connection.
             let _ = server.serve(Conn::new(io, READ_SIZE)?).await;
             Ok::<_, crate::Error>(())
         });
@@ -67,10 +67,10 @@ pub(crate) fn listen() -> Result<TcpListener> {
 struct Server {
     windows: Windows,
     sessions: AtomicU64,
-    /// Runs of the tool that answers with events, and those of them whose answer went out.
+    /// Runs of the tool with events, and those of them whose response was sent.
     begun: AtomicU64,
     ended: AtomicU64,
-    /// Events written, whoever reads them.
+    /// Events written, with or without a reader.
     events: AtomicU64,
 }
 
@@ -133,7 +133,7 @@ impl Server {
         reply(conn, "", runs.to_string().as_bytes()).await
     }
 
-    /// What a sidecar says of itself: a balancer takes this server for one.
+    /// A sidecar's report about itself, so that a balancer accepts this server as one.
     async fn report(&self, conn: &mut Conn) -> Result<()> {
         let own = format!("{:08x}", std::process::id());
         let report = serde_json::json!({
@@ -172,7 +172,7 @@ impl Server {
         answer(conn, out, id, sent).await
     }
 
-    /// The head, what is to be there from the beginning, and silence.
+    /// The head, the initial events, and silence.
     async fn idle(&self, conn: &mut Conn, id: u64, head: &[u8], script: &Script) -> Result<()> {
         conn.write(EVENT_STREAM).await?;
         self.fill(conn, head, script).await?;
@@ -182,7 +182,7 @@ impl Server {
         answer(conn, Vec::new(), id, script.filled).await
     }
 
-    /// Writes what a script wants to be there before all else.
+    /// Writes the script's initial events.
     async fn fill(&self, conn: &mut Conn, head: &[u8], script: &Script) -> Result<()> {
         let (mut out, mut event) = (Vec::new(), Vec::new());
         for seq in 1..=script.filled {
@@ -211,7 +211,7 @@ impl Server {
     }
 }
 
-/// What an event waits for.
+/// The condition for the next event.
 enum Pace {
     AtOnce,
     Ticks(Interval),
@@ -232,7 +232,7 @@ impl Pace {
     }
 }
 
-/// Ends a stream of `sent` events with its response, behind what is left in `out`.
+/// Ends a stream of `sent` events with its response, behind the rest in `out`.
 async fn answer(conn: &mut Conn, mut out: Vec<u8>, id: u64, sent: u64) -> Result<()> {
     let mut answer = Vec::new();
     write_answer(&mut answer, id, sent, 0);

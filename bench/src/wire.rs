@@ -1,8 +1,8 @@
 //! One HTTP/1.1 connection, read and written by hand, for both ends of a measurement.
 //!
-//! What a general HTTP library does per piece of a body (a channel, a task switch, a flush) would cost more here than what is
-//! being measured. This reads up to 64 KiB per system call and decodes all of it in place. Deliberately absent: pipelining,
-//! `Expect`, HTTP/2, TLS.
+//! A general HTTP library's work per piece of a body (a channel, a task switch, a flush) would cost more here than the measured
+//! subject. This reads up to 64 KiB per system call and decodes all of it in place. Deliberately absent: pipelining, `Expect`,
+//! HTTP/2, TLS.
 
 use bytes::{Buf, BytesMut};
 use memchr::memchr;
@@ -12,12 +12,12 @@ use tokio::net::TcpStream;
 
 use crate::Result;
 
-/// The most a head may take, in bytes.
+/// Largest size of a head, in bytes.
 const MAX_HEAD: usize = 64 * 1024;
-/// The most headers a head may have.
+/// Largest number of headers in a head.
 const MAX_HEADERS: usize = 64;
 
-/// A connection, and how far into the current body it has read.
+/// A connection, and its position in the current body.
 pub(crate) struct Conn {
     io: TcpStream,
     buf: BytesMut,
@@ -26,20 +26,20 @@ pub(crate) struct Conn {
     reads: u64,
 }
 
-/// What of a request's head the scripted upstream acts on.
+/// The parts of a request's head that the scripted upstream uses.
 pub(crate) struct RequestHead {
     pub(crate) method: String,
     pub(crate) path: String,
 }
 
-/// What of a response's head the load tool checks.
+/// The parts of a response's head that the load tool checks.
 pub(crate) struct ResponseHead {
     pub(crate) status: u16,
     pub(crate) session: Option<String>,
     pub(crate) event_stream: bool,
 }
 
-/// Where the next byte of the body stands.
+/// Position of the next byte of the body.
 #[derive(Clone, Copy)]
 enum Body {
     Done,
@@ -63,7 +63,7 @@ impl Conn {
         Ok(Self { io, buf: BytesMut::new(), body: Body::Done, read_size, reads: 0 })
     }
 
-    /// A new connection to `addr` if the peer has closed this one, on which nothing is due.
+    /// A new connection to `addr` if the peer has closed this one, on which no response is due.
     pub(crate) async fn unless_open(&self, addr: SocketAddr) -> Result<Option<Self>> {
         match self.io.try_read(&mut [0]) {
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(None),
@@ -76,7 +76,7 @@ impl Conn {
         Ok(self.io.write_all(bytes).await?)
     }
 
-    /// How many reads of the socket brought something.
+    /// Number of reads of the socket that returned bytes.
     pub(crate) fn reads(&self) -> u64 {
         self.reads
     }
@@ -86,7 +86,7 @@ impl Conn {
         Ok(self.io.set_zero_linger()?)
     }
 
-    /// Returns once the peer has closed; anything it sends before that is kept.
+    /// Returns once the peer has closed; bytes that it sends before that are kept.
     pub(crate) async fn closed(&mut self) {
         while matches!(self.fill().await, Ok(n) if n > 0) {}
     }
@@ -138,7 +138,7 @@ impl Conn {
         }
     }
 
-    /// Appends to `out` what has come of the body, waiting for something; `false` once the body has ended.
+    /// Appends the available bytes of the body to `out`, waiting for some; `false` once the body has ended.
     pub(crate) async fn more(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         let before = out.len();
         if self.decode(out)? {
@@ -178,7 +178,7 @@ impl Conn {
         self.fill().await
     }
 
-    /// Moves what is buffered of the body to `out`; `true` once the body has ended.
+    /// Moves the buffered bytes of the body to `out`; `true` once the body has ended.
     fn decode(&mut self, out: &mut Vec<u8>) -> Result<bool> {
         loop {
             self.body = match self.body {
@@ -214,7 +214,7 @@ impl Conn {
         }
     }
 
-    /// Moves up to `left` buffered bytes to `out`; how many are still to come.
+    /// Moves up to `left` buffered bytes to `out`; returns the number of missing ones.
     fn take(&mut self, left: u64, out: &mut Vec<u8>) -> u64 {
         let here = self.buf.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         out.extend_from_slice(&self.buf[..here]);
@@ -223,7 +223,7 @@ impl Conn {
     }
 }
 
-/// What follows `line`, a line of the chunked coding.
+/// The next element after `line`, a line of the chunked coding.
 fn after_line(at: Body, line: &[u8]) -> Result<Body> {
     match at {
         Body::ChunkSize => {

@@ -1,7 +1,7 @@
 //! Configuration. Input: the text of a file, up to a line `--- environment`; behind it, lines `NAME=VALUE`.
 //!
-//! What is accepted keeps the bounds that the rest of the program relies on; what is not is told with its place and
-//! without its secrets; a flag has the last word.
+//! An accepted configuration keeps the limits that the rest of the program relies on. A refusal names its place without secrets.
+//! A flag overrides all other sources.
 
 #![no_main]
 
@@ -11,7 +11,7 @@ use libfuzzer_sys::fuzz_target;
 use mcp_resume::config::{Config, Flags, Origin, Problems};
 
 const SEPARATOR: &str = "--- environment\n";
-/// Stands for a secret in the seeds, as part of the upstream's URL.
+/// A secret in the seeds, as part of the upstream's URL.
 const SECRET: &str = "hunter2";
 
 fuzz_target!(|text: &str| {
@@ -36,7 +36,7 @@ fuzz_target!(|text: &str| {
             assert_eq!(Config { upstream: loaded.upstream.clone(), ..flagged }, loaded);
         }
         (Ok(_), Err(problems)) => panic!("a good flag makes it bad: {problems}"),
-        // What is wrong below the flag stays wrong; only a missing value is not missing any more.
+        // Errors below the flag remain; only a missing value is no longer missing.
         (Err(before), Ok(_)) => assert!(before.iter().all(|problem| *problem.origin() == Origin::Unset)),
         (Err(before), Err(after)) => {
             assert!(before.iter().filter(|problem| *problem.origin() != Origin::Unset).eq(after.iter()));
@@ -79,7 +79,7 @@ fn keeps_bounds(config: &Config) {
     }
 }
 
-/// The secret stands once in the input: in the URL.
+/// The secret is in the input once: in the URL.
 fn keeps_secret(loaded: &Result<Config, Problems>, text: &str, environment: &[(String, String)]) {
     let url = environment.iter().rev().find(|(name, _)| name == "MCP_RESUME_UPSTREAM__URL").map(|(_, url)| url);
     let Some((before, _)) = url.and_then(|url| url.split_once(SECRET)) else {

@@ -1,8 +1,8 @@
-//! Event IDs, resume tokens and names of issued sessions. Input: what a client sends as one of them; its lines also serve as the
+//! Event IDs, resume tokens and names of issued sessions. Input: a client's value for one of them; its lines also serve as the
 //! request ids of a stream.
 //!
-//! What is read is bounded and safe to send back; what was minted is read back as it was; what was changed is not
-//! believed. The corpus has IDs that the key of this target signed.
+//! Parsed values are bounded and safe to send back; a minted id parses back unchanged; a changed one is refused. The corpus has
+//! IDs that the key of this target signed.
 
 #![no_main]
 
@@ -39,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
     comes_back(&keys, StreamKind::Request, &ids[..ids.len().min(1)], false, bytes);
 });
 
-/// Whatever it says, it fits a header and an SSE line, and the ids in it are JSON.
+/// Any parsed id fits a header and an SSE line, and its request ids are JSON.
 fn is_safe(id: &EventId) {
     let handle = id.handle_text();
     assert!((51..=563).contains(&handle.len()));
@@ -58,7 +58,7 @@ fn is_safe(id: &EventId) {
     ids.iter().for_each(|id| assert_eq!(RequestId::from_json(&id.to_json()).as_ref(), Some(id)));
 }
 
-/// There is one handle for what a handle of ours says.
+/// Equal contents have exactly one handle.
 fn is_canonical(keys: &Keyring, said: &Verified) {
     let (ids, batch) = match &said.requests {
         Requests::One(id) => (std::slice::from_ref(id), false),
@@ -95,7 +95,7 @@ fn comes_back(keys: &Keyring, kind: StreamKind, ids: &[RequestId], batch: bool, 
     }
 }
 
-/// What the handle says of its requests: ids of one request up to 64 bytes, of a batch up to 128 in all.
+/// The request ids in a handle: of one request up to 64 bytes, of a batch up to 128 in all.
 fn expected(kind: StreamKind, ids: &[RequestId], batch: bool) -> Requests {
     let size = |id: &RequestId| match id {
         RequestId::Number(text) | RequestId::String(text) => text.len(),
@@ -111,7 +111,7 @@ fn expected(kind: StreamKind, ids: &[RequestId], batch: bool) -> Requests {
     }
 }
 
-/// One character of the handle is another.
+/// Replaces one character of the handle.
 fn changed(keys: &Keyring, text: &str, handle_len: usize, salt: &[u8]) {
     let at = salt.iter().fold(0, |sum: usize, byte| sum * 31 % handle_len + usize::from(*byte)) % handle_len;
     let mut text = text.as_bytes().to_vec();

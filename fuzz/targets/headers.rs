@@ -1,7 +1,7 @@
-//! Headers, up and down. Input: the lines of a head, `name: value`; what no head can hold is left out.
+//! Forwarded headers in both directions. Input: the lines of a head, `name: value`; lines that no head can hold are skipped.
 //!
-//! What a reader makes of a header does not depend on how its list was written; what passes the proxy keeps all but
-//! what is named; and to do so twice is to do so once.
+//! The meaning of a header does not depend on the notation of its list. Forwarding keeps all headers but the named ones.
+//! Forwarding twice equals forwarding once.
 
 #![no_main]
 
@@ -34,7 +34,7 @@ fn head(bytes: &[u8]) -> HeaderMap {
         let name = HeaderName::from_bytes(&line[..colon]).ok()?;
         Some((name, HeaderValue::from_bytes(line[colon + 1..].trim_ascii()).ok()?))
     });
-    // hyper takes no more.
+    // hyper accepts no more.
     let mut head = HeaderMap::new();
     for (name, value) in lines.take(100) {
         head.append(name, value);
@@ -101,7 +101,7 @@ fn reads_names(head: &HeaderMap) {
         Route::Forward => assert!(!head.contains_key(names::LAST_EVENT_ID)),
         route => panic!("{route:?}"),
     }
-    // The order of a cookie among others, and what is between them, says nothing of the caller.
+    // The order of cookies and the separators between them do not identify the caller.
     let principals = Principals::new(PrincipalSource::Cookie("sid".into()), [7; 32]);
     let mut with_more = head.clone();
     with_more.append(header::COOKIE, HeaderValue::from_static("; =; other=1"));
@@ -122,7 +122,7 @@ const OF_ONE_CONNECTION: [&str; 10] = [
     "upgrade",
 ];
 
-/// A client cannot hide what tells who it is by calling that its connection's.
+/// A client cannot hide its identifying headers by naming them in `Connection`.
 fn says_who(name: &HeaderName) -> bool {
     let told_by_proxies = name.as_str().replace('_', "-");
     matches!(name.as_str(), "authorization" | "cookie" | "x-api-key")
@@ -130,7 +130,7 @@ fn says_who(name: &HeaderName) -> bool {
         || told_by_proxies.starts_with("x-forwarded-")
 }
 
-/// The head without `gone` and what speaks of one connection.
+/// The head without `gone` and without connection-specific headers.
 fn rest(head: &HeaderMap, gone: &[&str]) -> HeaderMap {
     let named = elements(head, &header::CONNECTION);
     let mut rest = HeaderMap::new();

@@ -1,7 +1,7 @@
-//! The HTTP/1.1 response reader. Input: what a server writes on a connection.
+//! The HTTP/1.1 response reader. Input: the bytes of a server on a connection.
 //!
-//! However the bytes are cut, the same response comes out; a response never takes a byte behind its end; and a body is whole
-//! only where its framing says so.
+//! Any slicing of the bytes gives the same response. A response never consumes a byte behind its end. A body is complete only if
+//! its framing says so.
 
 #![no_main]
 

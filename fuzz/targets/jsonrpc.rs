@@ -1,7 +1,7 @@
 //! The JSON peek and the finders, and the routing of a POST. Input: a body.
 //!
-//! They are compared with a parser that builds the values. It refuses more than the peek does (invalid UTF-8, deep
-//! nesting, numbers out of range), so it has no say there.
+//! They are compared with a parser that builds the values. That parser refuses more than the peek does (invalid UTF-8, deep
+//! nesting, numbers out of range), so its refusals do not count.
 
 #![no_main]
 
@@ -47,7 +47,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
 });
 
-/// What is taken out is gone, and everything else means what it meant.
+/// The named member is removed, and all other members keep their meaning.
 fn loses_only_what_is_named(bytes: &[u8], mut value: Value) {
     let edited = without_members(bytes, &["params", "capabilities"], &["streams", ""]);
     let object = value.pointer_mut("/params/capabilities").and_then(Value::as_object_mut);
@@ -61,7 +61,7 @@ fn loses_only_what_is_named(bytes: &[u8], mut value: Value) {
     }
 }
 
-/// The few members that were looked at make a message that means the same.
+/// The few members that the peek reads make a message with the same meaning.
 fn means_the_same_alone(message: &Message) {
     let quoted = |text: &str| Value::from(text).to_string();
     let text = match message {
@@ -96,7 +96,7 @@ fn agrees(value: &Value, peeked: &Result<Body, PeekError>) {
     }
 }
 
-/// A repeated member is refused by the peek, and has its last value here.
+/// The peek refuses a repeated member; here its last value counts.
 fn is_like(value: &Value, message: Result<&Message, PeekError>) {
     match message {
         Err(PeekError::DuplicateKey(key)) => assert!(value.get(key).is_some()),
@@ -134,7 +134,7 @@ fn request_id(value: &Value) -> Option<RequestId> {
     }
 }
 
-/// The message with a number as its id in the one form that the values have for it: the peek keeps it as it was written.
+/// The message with a numeric id in the values' only form for it: the peek keeps the original notation.
 fn with_plain_number(message: &Message) -> Message {
     let mut message = message.clone();
     let (Message::Request { id, .. } | Message::Response { id: Some(id), .. }) = &mut message else {
@@ -181,7 +181,7 @@ impl Found {
     }
 }
 
-/// A POST of this body is a call if there are requests in it, unless it is at odds with its head.
+/// A POST of this body is a call if it has requests, unless it contradicts its head.
 fn routes(body: &[u8], peeked: Result<&Body, &PeekError>) {
     let modern = HeaderMap::from_iter([(names::MCP_PROTOCOL_VERSION, HeaderValue::from_static("2026-07-28"))]);
     for headers in [HeaderMap::new(), modern] {
@@ -200,7 +200,7 @@ fn routes(body: &[u8], peeked: Result<&Body, &PeekError>) {
     }
 }
 
-/// An error under another id is an error message, and so is one of our own.
+/// An error under another id is an error message, and so is one of the proxy's own.
 fn addresses(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     for id in [RequestId::String(text.as_ref().into()), RequestId::Number("-1.50e3".into())] {

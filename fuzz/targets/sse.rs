@@ -1,7 +1,7 @@
-//! The event codec. Input: an event stream as it is.
+//! The event codec. Input: the bytes of an event stream.
 //!
-//! However the bytes are cut, the same events come out; what was decoded and is encoded again decodes to itself; and
-//! whatever is handed to the encoder becomes one event, never more.
+//! Any slicing of the bytes gives the same events. A decoded event that is encoded again decodes to itself. Any input of the
+//! encoder becomes one event, never more.
 
 #![no_main]
 
@@ -86,7 +86,7 @@ fn comes_back(event: &Event) {
     assert!(back.name.is_empty() && back.data.is_empty());
 }
 
-/// The data comes back with its line ends as LF, the name up to its first line end.
+/// The data comes back with LF line ends, the name up to its first line end.
 fn one_event(name: &[u8], data: &[u8]) {
     let mut out = BytesMut::new();
     encode_event(&mut out, name, data);
@@ -103,7 +103,7 @@ fn one_event(name: &[u8], data: &[u8]) {
     assert_eq!(event.data, expected);
 }
 
-/// An id or a comment cannot write lines of its own.
+/// An id or a comment cannot add lines.
 fn one_line(text: &str, data: &[u8]) {
     let mut out = BytesMut::new();
     encode_comment(&mut out, text);

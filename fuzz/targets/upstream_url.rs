@@ -1,6 +1,6 @@
 //! The upstream's URL. Input: its text.
 //!
-//! What is accepted names a host, can be asked for, is shown without its query, and shown again means the same place.
+//! An accepted URL names a host, can be requested, is displayed without its query, and displayed and parsed again is the same.
 
 #![no_main]
 
@@ -22,7 +22,7 @@ fuzz_target!(|text: &str| {
     assert!(path.starts_with('/') && !path.contains(['?', '#']));
     let without_slash = path.strip_suffix('/').unwrap_or(path);
     assert!(url.is_endpoint(path) && url.is_endpoint(&format!("{without_slash}/")));
-    // Of two slashes at the end the first is part of the path; the root has no other form.
+    // Of two final slashes the first is part of the path; the root has no other form.
     assert!(path == "/" || url.is_endpoint(without_slash) != without_slash.ends_with('/'));
     assert!(!url.is_endpoint(&format!("{path}x")));
 

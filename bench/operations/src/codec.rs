@@ -14,7 +14,7 @@ use std::hint::black_box;
 use crate::{MOST, Result, expect, progress};
 
 const MAX_EVENT_BYTES: usize = 1 << 20;
-/// Bytes an upstream that buffers naturally writes at once.
+/// Bytes of one write of an upstream that buffers naturally.
 const GATHER: usize = 16 * 1024;
 
 pub(crate) fn dechunk(times: usize) -> Result<()> {
@@ -144,7 +144,7 @@ fn event_id(keys: &Keyring) -> Result<String> {
     Ok(id)
 }
 
-/// What a stock client sends with a call.
+/// The headers of a stock client's call.
 fn request_headers() -> HeaderMap {
     let pairs = [
         ("host", "mcp.example"),

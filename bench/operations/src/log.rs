@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use crate::{MOST, Result, expect, progress};
 
-/// Events that a client which comes back has missed.
+/// Events that a resuming client has missed.
 const MISSED: usize = 100;
 
 pub(crate) fn append(times: usize) -> Result<()> {
@@ -83,7 +83,7 @@ pub(crate) fn resume(times: usize) -> Result<()> {
     expect(delivered, MISSED * times)
 }
 
-/// What of the proxy stands behind its sockets.
+/// The parts of the proxy behind its sockets.
 struct Proxy {
     log: Arc<EventLog>,
     metrics: Arc<delivery::Metrics>,
@@ -98,7 +98,7 @@ impl Proxy {
         Ok(Self { log: Arc::new(log), metrics: metrics.delivery.clone(), receipts: Arc::default() })
     }
 
-    /// A stream whose upstream has begun to answer, and its writer.
+    /// A stream whose upstream has begun to respond, and its writer.
     fn open(&self) -> Result<(Arc<Stream>, Writer)> {
         let share = self.log.share(Sharer::Known([1; 16]));
         let part = self.log.admit(&share, 0).map_err(ErrorCode::label)?;
@@ -114,7 +114,7 @@ impl Proxy {
     }
 }
 
-/// Bounds that nothing here reaches.
+/// Limits that no operation here reaches.
 const BOUNDS: Bounds = Bounds { max_bytes: 1 << 30, max_events: 1 << 20 };
 const ALLOWANCE: Allowance = Allowance {
     max_bytes: 1 << 30,
@@ -166,7 +166,7 @@ fn plan() -> Plan {
     Plan {
         primes: true,
         retry: Duration::from_secs(1),
-        // Whatever valgrind makes of a second, nothing here becomes due.
+        // No timer expires here, even if valgrind stretches a second.
         heartbeat: Duration::from_secs(3600),
         max_connection: None,
         polls: false,
@@ -178,12 +178,12 @@ fn plan() -> Plan {
     }
 }
 
-/// What the machine is told of one message.
+/// The machine's input for one message.
 fn says(message: &str) -> impl FnOnce(&mut Machine, Instant) {
     |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
 }
 
-/// The memory store has taken an update when it is first polled.
+/// The memory store has finished an update when it is first polled.
 fn tell<R>(writer: &Writer, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Result<R> {
     match pin!(writer.update(tell)).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Ok(result),
@@ -191,7 +191,7 @@ fn tell<R>(writer: &Writer, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Re
     }
 }
 
-/// Takes the next piece of `body`; how many messages of the size of `message` it may hold.
+/// Takes the next piece of `body`; returns the number of messages of the size of `message` that it may hold.
 fn messages(body: &mut Follow, message: &str) -> Result<usize> {
     match Pin::new(body).poll_frame(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(Some(Ok(frame))) => Ok(frame.data_ref().map_or(0, Bytes::len) / message.len()),

@@ -1,8 +1,9 @@
-//! The proxy's operations on one event or request, each done as often as is asked: `bench/instructions` counts what they cost.
+//! The proxy's operations on one event or request, each repeated the given number of times: `bench/instructions` counts their
+//! cost.
 //!
-//! A run prepares the same whatever the number, and ends without taking anything down, so that two runs differ by the
-//! operations alone. One that does not do what it should ends the run. Deliberately absent: sockets, tasks and the clock's
-//! passing, which make no two runs alike; what they cost is measured by `bench/run`.
+//! The preparation of a run is the same for any number, and nothing is taken down at its end, so that two runs differ by the
+//! operations alone. A failed operation ends the run. Deliberately absent: sockets, tasks and the clock, which make no two runs
+//! alike; `bench/run` measures their cost.
 
 mod codec;
 mod log;
@@ -10,21 +11,21 @@ mod log;
 use clap::{Parser, ValueEnum};
 use std::process::ExitCode;
 
-/// Whatever ended a run.
+/// The reason for the end of a run.
 type Error = Box<dyn std::error::Error + Send + Sync>;
-/// The result of anything here.
+/// Result of all functions here.
 type Result<T> = std::result::Result<T, Error>;
 
-/// How often an operation may be done; what some need one of for each is made for so many.
+/// Largest number of repetitions; operations that consume prepared objects have this many.
 const MOST: usize = 4000;
 
-/// Does one operation many times.
+/// Repeats one operation.
 #[derive(Parser)]
 #[command(name = "mcp-resume-operations")]
 struct Cli {
-    /// Which
+    /// The operation
     operation: Operation,
-    /// How often, up to 4,000
+    /// Number of repetitions, up to 4,000
     times: usize,
 }
 

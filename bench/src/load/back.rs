@@ -1,6 +1,6 @@
-//! A few clients that are cut and come back at once, again and again, each to a stream on which nothing happens meanwhile.
+//! A few clients that are cut and reconnect at once, again and again, each to an idle stream.
 //!
-//! So that what a resume takes can be told from all else: beside many other streams, or at the end of a long one.
+//! This isolates the cost of a resume, beside many other streams or at the end of a long one.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -20,16 +20,16 @@ pub(super) struct Args {
     /// Clients, each with a stream of its own
     #[arg(long, default_value_t = 4)]
     clients: usize,
-    /// How often each is cut
+    /// Number of cuts of each client
     #[arg(long, default_value_t = 50)]
     times: u64,
-    /// Events that each stream has
+    /// Events of each stream
     #[arg(long, default_value_t = 0)]
     events: u64,
     /// Bytes of JSON in an event
     #[arg(long, default_value_t = 200)]
     bytes: usize,
-    /// Come back to the beginning, not to where the client was: all events are read again
+    /// Resume from the beginning, not from the client's cursor: all events are read again
     #[arg(long)]
     from_start: bool,
 }
@@ -57,7 +57,7 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     }))
 }
 
-/// A client that has read all there is, and has an event ID.
+/// A client that has read all events of its stream, and has an event ID.
 async fn open(target: Target, args: Args) -> Result<(Client, Reader)> {
     let script =
         Script { mode: Mode::Idle, filled: args.events, bytes: args.bytes, duration_ms: 600_000, ..Script::default() };
@@ -68,7 +68,7 @@ async fn open(target: Target, args: Args) -> Result<(Client, Reader)> {
     Ok((client, reader))
 }
 
-/// The nanoseconds from each new connection's begin to the head of its response.
+/// The nanoseconds from the start of each new connection to the head of its response.
 async fn come_back(mut client: Client, mut reader: Reader, args: Args) -> Result<Vec<u64>> {
     let mut times = Vec::new();
     for _ in 0..args.times {
@@ -87,7 +87,7 @@ async fn come_back(mut client: Client, mut reader: Reader, args: Args) -> Result
     Ok(times)
 }
 
-/// Reads until so many events were read, and an id on this connection.
+/// Reads until the given number of events was read, and an id on this connection.
 async fn read_to(client: &mut Client, reader: &mut Reader, events: u64) -> Result<()> {
     while reader.events < events || reader.ids == 0 {
         client.read(reader).await?.ok_or("a stream that is held has ended")?;

@@ -8,17 +8,17 @@ use crate::reader::{Reader, only_message};
 use crate::script::{Script, call_body};
 use crate::wire::Conn;
 
-/// Headers every request carries.
+/// Headers of every request.
 const HEADERS: &str = "Accept: application/json, text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n";
 const INITIALIZE: &[u8] = br#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"0"}}}"#;
 const INITIALIZED: &[u8] = br#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
 pub(super) struct Client {
     conn: Conn,
-    /// Of HTTP+SSE, where all messages of a session come: the stream that brought the address to post to.
+    /// For HTTP+SSE, the stream with all messages of a session, which brought the address to post to.
     inbox: Option<Conn>,
     target: Target,
-    /// Where requests go.
+    /// Path of the requests.
     path: String,
     /// The session's header line, or nothing.
     session: String,
@@ -50,7 +50,7 @@ impl Client {
         Ok(client)
     }
 
-    /// Opens the stream of an HTTP+SSE session, whose first event says where to post.
+    /// Opens the stream of an HTTP+SSE session, whose first event has the address to post to.
     async fn open_inbox(&mut self, read_size: usize) -> Result<()> {
         let mut inbox = Conn::connect(self.target.addr, read_size).await?;
         let (path, host) = (&self.target.path, &self.target.host);
@@ -62,7 +62,7 @@ impl Client {
         Ok(())
     }
 
-    /// The next message on the session's stream, where no other follows it.
+    /// The next message on the session's stream, if no other follows it.
     async fn message(&mut self) -> Result<Vec<u8>> {
         let inbox = self.inbox.as_mut().ok_or("there is no stream of the session")?;
         let mut events = Vec::new();
@@ -77,14 +77,14 @@ impl Client {
         }
     }
 
-    /// Posts what is answered on the session's stream.
+    /// Posts a message whose response comes on the session's stream.
     async fn call(&mut self, body: &[u8]) -> Result<()> {
         self.post(body).await?;
         expect_ok(self.conn.response().await?.status, "a message")?;
         self.conn.rest(&mut Vec::new()).await
     }
 
-    /// What a server may insist on before the first call.
+    /// Sends the notification that some servers require before the first call.
     async fn finish_handshake(&mut self, answer: &[u8]) -> Result<()> {
         if memmem::find(answer, br#""protocolVersion":"2025-11-25""#).is_none() {
             return Err(format!("initialize was answered {}", String::from_utf8_lossy(answer)).into());
@@ -122,7 +122,8 @@ impl Client {
         self.conn.rest(&mut Vec::new()).await
     }
 
-    /// Sends a call whose answer must be JSON, appends that to `out`. A foreign server may answer with an event stream of nothing else.
+    /// Sends a call whose response must be JSON, and appends it to `out`. A foreign server may respond with an event stream of
+    /// one message.
     pub(super) async fn json(&mut self, id: u64, script: &Script, out: &mut Vec<u8>) -> Result<()> {
         if self.inbox.is_some() {
             self.call(&call_body(id, script)?).await?;
@@ -141,12 +142,12 @@ impl Client {
         Ok(())
     }
 
-    /// Sends a call whose answer must be an event stream, reads its head.
+    /// Sends a call whose response must be an event stream, and reads its head.
     pub(super) async fn stream(&mut self, id: u64, script: &Script) -> Result<()> {
         if self.target.foreign
             && let Some(conn) = self.conn.unless_open(self.target.addr).await?
         {
-            // It has waited for other clients for longer than the server lets a connection rest.
+            // The client has waited for other clients for longer than the server's idle timeout.
             self.conn = conn;
         }
         if self.inbox.is_some() {
@@ -156,7 +157,7 @@ impl Client {
         self.event_stream("a call").await
     }
 
-    /// Asks for what follows event `last`, reads the head.
+    /// Requests the events after `last`, and reads the head.
     pub(super) async fn resume(&mut self, last: &str) -> Result<()> {
         let request = format!(
             "GET {} HTTP/1.1\r\nHost: {}\r\nAccept: text/event-stream\r\nMCP-Protocol-Version: 2025-11-25\r\n{}Last-Event-ID: {last}\r\n\r\n",
@@ -166,7 +167,7 @@ impl Client {
         self.event_stream("a resume").await
     }
 
-    /// Reads what has come of the stream; how many events, or `None` once the response body has ended.
+    /// Reads the available events of the stream; returns their number, or `None` once the response body has ended.
     pub(super) async fn read(&mut self, reader: &mut Reader) -> Result<Option<u64>> {
         if self.target.foreign && reader.answered {
             // A resumed stream may stay open for ever.
@@ -184,22 +185,22 @@ impl Client {
         Ok((more || events > 0).then_some(events))
     }
 
-    /// Whether its server is a foreign one.
+    /// True if its server is a foreign one.
     pub(super) fn foreign(&self) -> bool {
         self.target.foreign
     }
 
-    /// A reader of the answer to request `id` from this client's server.
+    /// A reader of the response to request `id` from this client's server.
     pub(super) fn reader(&self, id: u64) -> Reader {
         Reader::new(id).with_foreign(self.target.foreign)
     }
 
-    /// Appends the rest of the response to `out`, whatever it says.
+    /// Appends the rest of the response to `out`, with any content.
     pub(super) async fn rest(&mut self, out: &mut Vec<u8>) -> Result<()> {
         self.conn.rest(out).await
     }
 
-    /// How many reads of the socket brought something.
+    /// Number of reads of the socket that returned bytes.
     pub(super) fn reads(&self) -> u64 {
         self.inbox.as_ref().unwrap_or(&self.conn).reads()
     }
@@ -229,7 +230,7 @@ pub(super) struct Gone {
 }
 
 impl Gone {
-    /// The same session on a new connection; another one where a session is its stream's.
+    /// Reconnects in the same session, or in a new one if a session is bound to its stream.
     pub(super) async fn come_back(&self, read_size: usize) -> Result<Client> {
         if self.target.http_sse {
             return Client::open(&self.target, read_size).await;
@@ -239,7 +240,7 @@ impl Gone {
         Ok(Client { conn, inbox: None, target, path, session: self.session.clone() })
     }
 
-    /// Whether its server is a foreign one.
+    /// True if its server is a foreign one.
     pub(super) fn foreign(&self) -> bool {
         self.target.foreign
     }

@@ -1,4 +1,4 @@
-//! Streams on which nothing happens, held while the runner weighs the proxy.
+//! Idle streams, held while the runner measures the proxy's memory.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use super::{Target, join_all, pause};
 use crate::Result;
 use crate::script::{Mode, Script};
 
-/// Few, so that the tool itself can hold ten thousand.
+/// Small, so that the tool itself can hold ten thousand.
 const READ_SIZE: usize = 512;
 /// Connections opened at the same time.
 const OPENING: usize = 64;

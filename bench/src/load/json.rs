@@ -1,4 +1,4 @@
-//! Requests answered with JSON: as many as every connection can make one after another.
+//! Requests answered with JSON: on every connection one after another, as fast as possible.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ pub(super) struct Args {
     /// Seconds before that, not measured
     #[arg(long, default_value_t = 0.5)]
     warm_up_secs: f64,
-    /// Bytes of padding in an answer
+    /// Bytes of padding in a response
     #[arg(long, default_value_t = 200)]
     bytes: usize,
 }

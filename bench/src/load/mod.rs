@@ -21,7 +21,7 @@ use crate::{Error, Result};
 /// One load and the URL it is put on.
 #[derive(ClapArgs)]
 pub(crate) struct Args {
-    /// Where to send the requests: http://HOST:PORT/PATH
+    /// URL for the requests: http://HOST:PORT/PATH
     url: String,
     /// Seconds after which the run has failed
     #[arg(long, default_value_t = 120, global = true)]
@@ -39,19 +39,19 @@ pub(crate) struct Args {
 
 #[derive(Subcommand)]
 enum Kind {
-    /// JSON requests, each after the last one's answer, on every connection
+    /// JSON requests, each after the last response, on every connection
     Json(json::Args),
     /// Event streams: paced by acknowledgement or by time, or in bursts
     Streams(streams::Args),
     /// Open silent streams and hold them until a line comes on stdin
     Idle(idle::Args),
-    /// Cut every client at once, and see all of them come back
+    /// Cut every client at once, and wait until all of them have resumed
     Resume(resume::Args),
     /// Read finished streams again from their beginning
     Replay(replay::Args),
-    /// Cut a few clients, each by itself, and let it come back at once, again and again
+    /// Cut a few clients, each by itself, and let it reconnect at once, again and again
     Back(back::Args),
-    /// Everything that clients do, at a steady rate, for long
+    /// All kinds of client traffic, at a steady rate, for long
     Soak(soak::Args),
 }
 
@@ -76,15 +76,15 @@ pub(crate) async fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The proxy, or the upstream itself.
+/// The target of a load: the proxy, or the upstream itself.
 #[derive(Clone, Debug)]
 struct Target {
     addr: SocketAddr,
     host: String,
     path: String,
-    /// What `--foreign` says.
+    /// Value of `--foreign`.
     foreign: bool,
-    /// What `--http-sse` says.
+    /// Value of `--http-sse`.
     http_sse: bool,
 }
 
@@ -106,7 +106,7 @@ async fn join_all<T: 'static>(mut tasks: JoinSet<Result<T>>) -> Result<Vec<T>> {
     Ok(results)
 }
 
-/// Says `word` on stdout and waits for a line on stdin: the runner looks at the proxy meanwhile.
+/// Prints `word` on stdout and waits for a line on stdin: the runner measures the proxy meanwhile.
 async fn pause(word: &str) -> Result<()> {
     println!("{}", serde_json::json!({ "at": word }));
     let mut line = String::new();
@@ -126,14 +126,14 @@ fn percentiles(samples: &mut [u64], parts: &[(&str, f64)]) -> Result<Value> {
         .into())
 }
 
-/// As `percentiles`, or nothing where nothing was measured.
+/// As `percentiles`, or `None` without samples.
 fn percentiles_if_any(samples: &mut [u64], parts: &[(&str, f64)]) -> Result<Value> {
     if samples.is_empty() { Ok(Value::Null) } else { percentiles(samples, parts) }
 }
 
 const USUAL: &[(&str, f64)] = &[("p50", 0.5), ("p90", 0.9), ("p99", 0.99), ("p999", 0.999), ("max", 1.0)];
 
-/// `Err` for a status that is not 200, or 202 where nothing is answered.
+/// `Err` for a status that is not 200, or 202 if no response is expected.
 fn expect_ok(status: u16, what: &str) -> Result<()> {
     if matches!(status, 200 | 202) { Ok(()) } else { Err(Error::from(format!("{what} was answered {status}"))) }
 }

@@ -25,7 +25,7 @@ pub(super) struct Args {
     /// Bytes of JSON in an event
     #[arg(long, default_value_t = 200)]
     bytes: usize,
-    /// How often all of them are read again
+    /// Number of replays of all streams
     #[arg(long, default_value_t = 3)]
     times: u32,
 }
@@ -52,7 +52,7 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     }))
 }
 
-/// A finished stream and the client whose it is.
+/// A finished stream and its client.
 struct Finished {
     client: Client,
     /// The event ID before the first event.

@@ -1,7 +1,7 @@
-//! Many clients with running calls, all reset at one time, all back at once.
+//! Many clients with running calls, all reset at one time, all reconnecting at once.
 //!
-//! Each does what a stock client can. One that has an event ID asks for what followed it. One that has none has lost its call:
-//! its user makes it again, here without a moment's thought, and the tool runs once more from its beginning.
+//! Each acts like a stock client. A client with an event ID requests the events after it. A client without one has lost its call:
+//! its user makes the call again, here at once, and the tool runs once more from its beginning.
 
 use clap::Args as ClapArgs;
 use serde_json::{Value, json};
@@ -17,14 +17,14 @@ use crate::reader::Reader;
 use crate::script::{Mode, Script};
 
 const READ_SIZE: usize = 2 * 1024;
-/// Clients that begin at the same time; the cut spares nobody.
+/// Clients that begin at the same time; the cut hits all of them.
 const BEGINNING: usize = 128;
-/// What a stock client does: a second try, a second later, then it gives up.
+/// The retries of a stock client: a second try, a second later, then it gives up.
 const TRIES: usize = 2;
 const RETRY: Duration = Duration::from_secs(1);
-/// What a foreign server may take beyond the time of two calls.
+/// Time that a foreign server may take beyond that of two calls.
 const PATIENCE: Duration = Duration::from_secs(5);
-/// The request ids of a call and of the one that repeats it.
+/// The request ids of a call and of its repetition.
 const FIRST: u64 = 1;
 const AGAIN: u64 = 2;
 
@@ -36,7 +36,7 @@ pub(super) struct Args {
     /// Events in each call
     #[arg(long, default_value_t = 10)]
     events: u64,
-    /// Events every client has read before the cut
+    /// Events that every client has read before the cut
     #[arg(long, default_value_t = 3)]
     seen: u64,
     /// Milliseconds between two of them
@@ -45,7 +45,7 @@ pub(super) struct Args {
     /// Bytes of JSON in an event
     #[arg(long, default_value_t = 200)]
     bytes: usize,
-    /// Cut nobody: what the same calls cost without it
+    /// Do not cut: the cost of the same calls without it
     #[arg(long)]
     uncut: bool,
     /// Another proxy's URL; may be repeated. Clients are spread over all of them
@@ -65,8 +65,8 @@ impl Args {
     }
 }
 
-/// What all clients wait for together.
-struct Meeting {
+/// The barriers of all clients.
+struct Barriers {
     beginning: Semaphore,
     initialized: Barrier,
     reading: Barrier,
@@ -74,7 +74,7 @@ struct Meeting {
 }
 
 pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
-    let meeting = Arc::new(Meeting {
+    let barriers = Arc::new(Barriers {
         beginning: Semaphore::new(BEGINNING),
         initialized: Barrier::new(args.clients),
         reading: Barrier::new(args.clients),
@@ -84,7 +84,7 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     let targets = std::iter::once(&target).chain(&args.also).cycle();
     for each in targets.take(args.clients) {
         let each = Target { foreign: target.foreign, http_sse: target.http_sse, ..each.clone() };
-        tasks.spawn(client(each, args.clone(), Arc::clone(&meeting)));
+        tasks.spawn(client(each, args.clone(), Arc::clone(&barriers)));
     }
     figures(&args, join_all(tasks).await?)
 }
@@ -105,41 +105,41 @@ fn figures(args: &Args, clients: Vec<Outcome>) -> Result<Value> {
     }))
 }
 
-/// How a client fared, or why a foreign one did not come back.
+/// Outcome of a client, or the reason that a foreign one did not resume.
 type Outcome = std::result::Result<Back, String>;
 
-/// How one client fared; nothing of it where nobody was cut. Times are nanoseconds from the cut, which is one instant for all.
+/// Outcome of one client, empty without a cut. Times are nanoseconds from the cut, which is one instant for all.
 #[derive(Default)]
 struct Back {
-    /// It had no event ID: its call is gone, and was made again.
+    /// True if it had no event ID: its call was lost, and was made again.
     lost_call: bool,
-    /// Events of the call that was running at the cut which no connection brought.
+    /// Events of the call running at the cut that no connection delivered.
     lost_events: u64,
-    /// Events of the second run that its client did not get either; only of a foreign server.
+    /// Events of the second run that its client did not get either; only for a foreign server.
     lost_again: u64,
     /// Events that came a second time, from a second run of the tool.
     repeated_events: u64,
     tries: usize,
-    /// Progress notifications the first read of the new connection brought.
+    /// Progress notifications of the new connection's first read.
     in_first_read: u64,
-    /// Until the head of the new connection's response.
+    /// Time until the head of the new connection's response.
     first_byte: u64,
-    /// Until the first event of the new connection.
+    /// Time until the first event of the new connection.
     back: u64,
-    /// Until a running call has brought all that the client had at the cut: for a resumed one its first event, for one made
-    /// again as many events as were there before.
+    /// Time until a running call has delivered all events that the client had at the cut: for a resumed call its first event, for
+    /// a repeated one as many events as before.
     caught_up: u64,
 }
 
-async fn client(target: Target, args: Args, meeting: Arc<Meeting>) -> Result<Outcome> {
-    let (mut client, mut reader) = reading(&target, &args, &meeting).await?;
-    meeting.reading.wait().await;
+async fn client(target: Target, args: Args, barriers: Arc<Barriers>) -> Result<Outcome> {
+    let (mut client, mut reader) = reading(&target, &args, &barriers).await?;
+    barriers.reading.wait().await;
     if args.uncut {
         while client.read(&mut reader).await?.is_some() {}
         reader.finish()?;
         return Ok(Ok(Back::default()));
     }
-    let cut = *meeting.cut.get_or_init(Instant::now);
+    let cut = *barriers.cut.get_or_init(Instant::now);
     let foreign = target.foreign;
     let back = cut_and_back(client, reader, &args, cut);
     if !foreign {
@@ -158,7 +158,7 @@ async fn cut_and_back(client: Client, reader: Reader, args: &Args, cut: Instant)
     let mut way = Way::of(&reader, args);
     let mut came = come_back(&gone, &way).await;
     if came.is_err() && gone.foreign() && matches!(way, Way::Resume(_)) {
-        // It has an event ID that nobody takes.
+        // Its event ID was refused.
         way = Way::CallAgain(args.script());
         came = come_back(&gone, &way).await;
     }
@@ -184,16 +184,16 @@ async fn cut_and_back(client: Client, reader: Reader, args: &Args, cut: Instant)
     Ok(Back { lost_call, lost_events, lost_again, repeated_events, tries, in_first_read, first_byte, back, caught_up })
 }
 
-/// A client whose call has brought its first events, once all have begun.
-async fn reading(target: &Target, args: &Args, meeting: &Meeting) -> Result<(Client, Reader)> {
+/// A client whose call has delivered its first events, once all have begun.
+async fn reading(target: &Target, args: &Args, barriers: &Barriers) -> Result<(Client, Reader)> {
     let mut client = {
-        let _permit = meeting.beginning.acquire().await?;
+        let _permit = barriers.beginning.acquire().await?;
         Client::open(target, READ_SIZE).await?
     };
-    meeting.initialized.wait().await;
+    barriers.initialized.wait().await;
     let mut reader = client.reader(FIRST);
     {
-        let _permit = meeting.beginning.acquire().await?;
+        let _permit = barriers.beginning.acquire().await?;
         client.stream(FIRST, &args.script()).await?;
     }
     while reader.events < args.seen {
@@ -204,9 +204,9 @@ async fn reading(target: &Target, args: &Args, meeting: &Meeting) -> Result<(Cli
     Ok((client, reader))
 }
 
-/// What a client without a connection can do.
+/// The options of a client without a connection.
 enum Way {
-    /// Ask for what followed this event ID.
+    /// Request the events after this event ID.
     Resume(String),
     /// Make the call again.
     CallAgain(Script),
@@ -218,7 +218,7 @@ impl Way {
     }
 }
 
-/// The new connection, its head read, and how many tries it took.
+/// The new connection, its head read, and the number of its tries.
 async fn come_back(gone: &Gone, way: &Way) -> Result<(Client, usize)> {
     let mut tries = 1;
     loop {
@@ -286,7 +286,7 @@ mod tests {
         Ok(())
     }
 
-    /// The upstream's count of what its tool did.
+    /// The upstream's count of its tool's runs.
     async fn runs(target: &Target) -> Result<Value> {
         let mut conn = Conn::connect(target.addr, READ_SIZE).await?;
         conn.write(b"GET /runs HTTP/1.1\r\nHost: bench\r\n\r\n").await?;

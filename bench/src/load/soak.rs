@@ -1,8 +1,8 @@
-//! Everything that clients do, at a steady rate, for long; what a proxy keeps of it is seen from outside meanwhile.
+//! All kinds of client traffic, at a steady rate, for long; the proxy's memory is observed from outside meanwhile.
 //!
-//! What comes when is fixed: the same clients in the same turn, again and again. Some have a session and a connection for the whole
-//! run, the others come and go. All that is read is checked as in every other load, and so are the errors of calls that the
-//! client, by its own doing, has lost.
+//! The order is fixed: the same clients in the same turn, again and again. Some have a session and a connection for the whole
+//! run, the others come and go. All bytes are checked as in every other load, and so are the errors of calls that the client has
+//! lost by its own action.
 
 use clap::Args as ClapArgs;
 use memchr::memmem;
@@ -22,7 +22,7 @@ use crate::reader::Reader;
 use crate::script::{Mode, Script};
 
 const READ_SIZE: usize = 4 * 1024;
-/// Sessions that are there for the whole run, each with a connection.
+/// Sessions for the whole run, each with a connection.
 const KEPT: usize = 16;
 /// A proxy closes a connection that is idle for a minute.
 const KEEP_ALIVE: Duration = Duration::from_secs(30);
@@ -31,14 +31,14 @@ const EVENTS: u64 = 20;
 const INTERVAL_MS: u64 = 100;
 /// Bytes of an event, in turn.
 const BYTES: [usize; 4] = [100, 500, 2_000, 16_000];
-/// How long a client that was cut stays away.
+/// Time that a client stays away after a cut.
 const AWAY: Duration = Duration::from_millis(300);
-/// The longest that any client may take, beyond the time for which it holds an idle stream.
+/// The longest time of any client, beyond the time for which it holds an idle stream.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Clients that may be at it at the same time: there are fewer by far as long as the rate is kept.
+/// Limit of active clients: there are far fewer while the rate is kept.
 const MOST: usize = 5_000;
 
-/// The proxy's errors for a call that is over before its answer, and for a stream that is gone.
+/// The proxy's errors for a call that ended before its response, and for a stream that is gone.
 const OVER: &[u8] = br#""code":-32011"#;
 const GONE: &[u8] = br#""code":-32012"#;
 
@@ -53,35 +53,35 @@ pub(super) struct Args {
     /// Milliseconds for which an idle stream is held
     #[arg(long, default_value_t = 12_000)]
     idle_ms: u64,
-    /// Milliseconds after which a call whose client has left is forgotten for certain
+    /// Milliseconds after which an abandoned call is certainly forgotten
     #[arg(long, default_value_t = 60_000)]
     gone_ms: u64,
 }
 
-/// What one client does.
+/// The behaviour of one client.
 #[derive(Clone, Copy, Debug)]
 enum Act {
     /// Ask for JSON, on a kept connection.
     Ask,
     /// Read an event stream to its end, on a kept connection.
     Watch,
-    /// Come with a new session, ask for JSON, delete the session and go.
+    /// Open a session, ask for JSON, delete the session and leave.
     Visit,
-    /// Come with a new session, be cut twice in a call, resume it twice, and read it to its end.
+    /// Open a session, be cut twice in a call, resume it twice, and read it to its end.
     Cut,
-    /// Leave a call that goes on to its end, and never come back.
+    /// Leave a call that goes on to its end, and never return.
     Leave,
-    /// Come back to such a call too late.
+    /// Return to such a call too late.
     Late,
     /// Leave a call that does not end by itself.
     Outstay,
     /// Delete the session while a call runs in it.
     Delete,
-    /// Hold a stream on which nothing happens.
+    /// Hold an idle stream.
     Idle,
 }
 
-/// Who comes after whom.
+/// The order of the clients.
 #[rustfmt::skip]
 const TURN: [Act; 20] = [
     Act::Ask, Act::Visit, Act::Cut, Act::Watch, Act::Leave, Act::Ask, Act::Idle, Act::Cut, Act::Ask, Act::Late,
@@ -110,15 +110,15 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
     world.close().await
 }
 
-/// What all clients share.
+/// State shared by all clients.
 struct World {
     target: Target,
     args: Args,
-    /// Kept connections that nobody uses just now, each with when it was used last.
+    /// Kept connections that are idle, each with the time of its last use.
     kept: Mutex<VecDeque<(Client, Instant)>>,
     /// The kept sessions, for further connections.
     sessions: Vec<Gone>,
-    /// Calls whose client has left: when, in which session, and the last event ID.
+    /// Calls whose client has left: the time, the session, and the last event ID.
     left: Mutex<VecDeque<(Instant, usize, String)>>,
     counts: Counts,
 }
@@ -160,7 +160,7 @@ impl World {
         Ok(Self { target, args, kept, sessions, left, counts: Counts::default() })
     }
 
-    /// Deletes the kept sessions; the run's figures.
+    /// Deletes the kept sessions; returns the run's figures.
     async fn close(&self) -> Result<Value> {
         for session in &self.sessions {
             session.come_back(READ_SIZE).await?.delete().await?;
@@ -169,7 +169,7 @@ impl World {
         Ok(self.counts.figures())
     }
 
-    /// The client whose turn it is; `id` is that of its call, and no other call has it.
+    /// The next client; `id` is that of its call, and unique.
     async fn client(self: Arc<Self>, id: u64) -> Result<()> {
         let act = TURN[usize::try_from(id)? % TURN.len()];
         let patience = PATIENCE + Duration::from_millis(self.args.idle_ms);
@@ -221,7 +221,7 @@ impl World {
         client.stream(id, &call(id)).await?;
         for seen in [3, 8] {
             read_on(&mut client, &mut reader, seen).await?;
-            // A machine that was busy for two seconds brings all of it at once.
+            // After a busy moment of two seconds all of it arrives at once.
             if reader.answered {
                 break;
             }
@@ -299,12 +299,12 @@ impl World {
 
     /// One of the kept sessions, by its number.
     fn session(&self, id: u64) -> (usize, &Gone) {
-        // Not by the remainder alone, which goes with the kind of client.
+        // Not by the remainder alone, which correlates with the kind of client.
         let number = usize::try_from(id / TURN.len() as u64).unwrap_or_default() % self.sessions.len();
         (number, &self.sessions[number])
     }
 
-    /// The kept connection that was not used for longest, or where all are in use another one.
+    /// The least recently used idle connection, or a new one if all are in use.
     async fn take_kept(&self) -> Result<Client> {
         let kept = lock(&self.kept).pop_front();
         match kept {
@@ -330,7 +330,7 @@ fn bytes(id: u64) -> usize {
     BYTES[usize::try_from(turn % BYTES.len() as u64).unwrap_or_default()]
 }
 
-/// Reads until so many events were read, or all.
+/// Reads until the given number of events was read, or all.
 async fn read_on(client: &mut Client, reader: &mut Reader, events: u64) -> Result<()> {
     while reader.events < events && !reader.answered {
         client.read(reader).await?.ok_or("a call ended without its answer")?;

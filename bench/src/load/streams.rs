@@ -17,14 +17,14 @@ use crate::script::{Mode, Script};
 use crate::{Error, Result};
 
 const READ_SIZE: usize = 64 * 1024;
-/// Bytes an upstream that buffers naturally writes at once.
+/// Bytes of one write of an upstream that buffers naturally.
 const GATHER: usize = 16 * 1024;
 /// Connections opened at the same time.
 const OPENING: usize = 64;
 
 #[derive(ClapArgs)]
 pub(super) struct Args {
-    /// When the next event is sent
+    /// Condition for the next event
     #[arg(long, value_enum, default_value_t = Pace::Ack)]
     pace: Pace,
     /// Streams, each on a connection of its own
@@ -39,7 +39,7 @@ pub(super) struct Args {
     /// Milliseconds between two events of a stream, for `tick`
     #[arg(long, default_value_t = 10)]
     interval_ms: u64,
-    /// Events that each stream has before the pace begins, with no latency of theirs
+    /// Events of each stream before the pace begins, without latencies
     #[arg(long, default_value_t = 0)]
     filled: u64,
     /// The upstream's port for acknowledgements, for `ack`
@@ -47,10 +47,10 @@ pub(super) struct Args {
     acks: Option<SocketAddr>,
 }
 
-/// How the upstream paces a stream's events.
+/// The upstream's pace of a stream's events.
 #[derive(Clone, Copy, Eq, PartialEq, ValueEnum)]
 enum Pace {
-    /// Once the last one was read: one event of each stream is in flight, each is flushed on its own
+    /// After the last one was read: one event of each stream is in flight, each flushed on its own
     Ack,
     /// Every `interval-ms`
     Tick,
@@ -73,7 +73,7 @@ pub(super) async fn run(target: Target, args: Args) -> Result<Value> {
         let (target, acks) = (target.clone(), acks.clone());
         let (opening, ready) = (Arc::clone(&opening), Arc::clone(&ready));
         let script = script(&args, first_key + n)?;
-        // Spread over one tick, so that the events of all streams do not come at one time.
+        // Spread over one tick, so that the events of all streams do not coincide.
         let offset = Duration::from_millis(script.interval_ms) * u32::try_from(n)? / u32::try_from(args.streams)?;
         tasks.spawn(async move {
             let client = {

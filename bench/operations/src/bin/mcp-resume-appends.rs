@@ -1,7 +1,7 @@
-//! Durable appends alone: so many streams, each of which appends its next batch once the store has its last one.
+//! Durable appends alone: streams that each append their next batch once the store has the last one.
 //!
-//! Two threads with a runtime each call the store, as the workers of `serve` do; nothing is encoded, framed or sent. Prints one line
-//! of JSON. An append that does not succeed ends the run.
+//! Two threads with a runtime each call the store, as the workers of `serve` do; nothing is encoded, framed or sent. Prints one
+//! line of JSON. A failed append ends the run.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -25,17 +25,17 @@ const KEEP: Duration = Duration::from_secs(3600);
 #[derive(Parser)]
 #[command(name = "mcp-resume-appends")]
 struct Cli {
-    /// Which
+    /// The store
     store: Kind,
-    /// A directory that is not there yet, or the URL of a Redis
+    /// A new directory, or the URL of a Redis
     at: Option<String>,
-    /// Streams, each with one append under way
+    /// Streams, each with one append in flight
     #[arg(long, default_value_t = 64)]
     streams: usize,
     /// Events of 200 bytes in an append
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// For how long
+    /// Seconds to measure
     #[arg(long, default_value_t = 1.0)]
     secs: f64,
 }
@@ -48,7 +48,7 @@ enum Kind {
     Redis,
 }
 
-/// What appends took.
+/// Figures of the appends.
 struct Run {
     times: Vec<Duration>,
     elapsed: Duration,
@@ -95,7 +95,7 @@ fn name(index: usize) -> StreamId {
     StreamId::from_bytes(bytes)
 }
 
-/// `None` is memory, which is no store to those above it.
+/// `None` is memory, which the event log does not treat as a store.
 async fn open(cli: &Cli) -> Result<Option<Arc<dyn Store>>, Error> {
     let at = || cli.at.clone().ok_or("say where");
     let fsync = if matches!(cli.store, Kind::Disk) { Fsync::Always } else { Fsync::Interval };
@@ -152,7 +152,7 @@ async fn append_to_one(
             return Err(format!("an append behind {after} met {appended:?}").into());
         }
         after.0 += events as u64;
-        // Memory alone would be full of it soon.
+        // Memory alone would soon be full.
         tail.trim(after);
         times.push(began.elapsed());
     }
