@@ -318,10 +318,8 @@ impl Writer {
         loop {
             self.stop(&failure);
             self.cleaner.wait();
-            if !std::mem::take(&mut is_first) {
-                if !self.refuse_for(backoff.next_pause(), &failure) {
-                    return;
-                }
+            if !std::mem::take(&mut is_first) && !self.refuse_for(backoff.next_pause(), &failure) {
+                return;
             }
             #[cfg(test)]
             self.shared.attempts.fetch_add(1, Ordering::Relaxed);
