@@ -224,7 +224,7 @@ impl Client {
             Some(body) => Full::new(body).map_err(|never| match never {}).boxed_unsync(),
             None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
         };
-        let mut built = http::Request::new(Body::Passing(body));
+        let mut built = http::Request::new(Body::Passthrough(body));
         *built.method_mut() = request.method.clone();
         *built.uri_mut() = target.parse().map_err(|_| Failed::Broke)?;
         let headers = built.headers_mut();

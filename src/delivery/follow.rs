@@ -11,7 +11,7 @@ use tracing::info;
 
 use super::metrics::{Left, Metrics};
 use super::receipts::{Receipt, Receipts};
-use super::stream_lost::lost_on;
+use super::stream_lost::stream_lost_event;
 use crate::body::BoxError;
 use crate::clock::{self, Alarm};
 use crate::event_log::{Attachment, ReadOutcome};
@@ -194,11 +194,11 @@ impl Follow {
                 }
                 Poll::Ready(ReadOutcome::TakenOver(retry)) => {
                     self.metrics.observe_takeover();
-                    self.write_farewell(out, retry);
+                    self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Moved(retry)) => {
-                    self.write_farewell(out, retry);
+                    self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Trimmed(upto)) => {
@@ -208,7 +208,7 @@ impl Follow {
                     }
                 }
                 Poll::Pending if let Some(retry) = self.closing() => {
-                    self.write_farewell(out, retry);
+                    self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
                 Poll::Pending if self.plan.polls && self.has_id && !self.is_interim_due() => {
@@ -225,7 +225,7 @@ impl Follow {
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
         if stream.look(|machine| machine.policy().pauses) {
-            out.extend_from_slice(&lost_on(self.attachment.handle()));
+            out.extend_from_slice(&stream_lost_event(self.attachment.handle()));
             self.ended = true;
             return true;
         }
@@ -270,7 +270,7 @@ impl Follow {
     }
 
     /// This response ends gracefully, without an answer.
-    fn write_farewell(&mut self, out: &mut BytesMut, retry: Duration) {
+    fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
         self.ended = true;
         if self.plan.primes {
             sse::encode_empty(out, None, Some(retry));
@@ -302,7 +302,7 @@ impl Follow {
                 return Poll::Ready(());
             }
             if self.plan.turns && self.attachment.begin_turn(self.cursor) {
-                self.write_farewell(out, self.plan.retry);
+                self.write_graceful_close(out, self.plan.retry);
                 return Poll::Ready(());
             }
             if self.last_write + self.plan.heartbeat <= now {
@@ -327,7 +327,7 @@ impl Follow {
     }
 
     /// A connection that breaks off before its stream is over shows in log and metrics.
-    fn note_break(&self) {
+    fn observe_disconnect(&self) {
         let stream = self.attachment.stream();
         let (current, primed) =
             stream.look(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
@@ -388,7 +388,7 @@ impl Drop for Follow {
         self.metrics.observe_detach();
         self.receipts.end_reading(self.attachment.id());
         if !self.ended {
-            self.note_break();
+            self.observe_disconnect();
         }
     }
 }

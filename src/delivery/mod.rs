@@ -13,7 +13,7 @@ mod stream_lost;
 
 pub use follow::{Follow, Interim, Plan, Start};
 pub use metrics::Metrics;
-pub use passthrough::Passing;
-pub use pending_response::Claim;
+pub use passthrough::Passthrough;
+pub use pending_response::PendingResponse;
 pub use receipts::{Kept, Receipt, Receipts};
 pub use stream_lost::lost_event;

@@ -17,7 +17,7 @@ use crate::protocol::ids::StreamId;
 
 /// The body of such an answer. Dropped before its end, it is a client that left with nothing to come back with, and shows in log
 /// and metrics; so does a server that breaks off.
-pub struct Passing {
+pub struct Passthrough {
     body: BoxBody,
     /// For the log: the stream itself need not outlive its head.
     stream: StreamId,
@@ -26,7 +26,7 @@ pub struct Passing {
     ended: bool,
 }
 
-impl Passing {
+impl Passthrough {
     /// `body`, the answer of `stream`.
     pub fn new(body: BoxBody, stream: &Stream, metrics: Arc<Metrics>) -> Self {
         Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, ended: false }
@@ -41,7 +41,7 @@ impl Passing {
     }
 }
 
-impl Body for Passing {
+impl Body for Passthrough {
     type Data = Bytes;
     type Error = BoxError;
 
@@ -67,7 +67,7 @@ impl Body for Passing {
     }
 }
 
-impl Drop for Passing {
+impl Drop for Passthrough {
     fn drop(&mut self) {
         if !self.ended {
             self.metrics.observe_disconnect(Left::Unresumable);

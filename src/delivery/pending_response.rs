@@ -10,14 +10,14 @@ use crate::event_log::{Attachment, EventLog};
 
 /// The claim of a request on a stream's answer until the response begins. Dropped before, it is a client that left with nothing
 /// to come back with, and shows in log and metrics.
-pub struct Claim {
+pub struct PendingResponse {
     // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
     metrics: Arc<Metrics>,
 }
 
-impl Claim {
+impl PendingResponse {
     /// Waits with `attachment`.
     pub fn new(log: Arc<EventLog>, metrics: Arc<Metrics>, attachment: Attachment) -> Self {
         let receipt = Receipt::new(log, attachment.stream().clone());
@@ -35,7 +35,7 @@ impl Claim {
     }
 }
 
-impl Drop for Claim {
+impl Drop for PendingResponse {
     fn drop(&mut self) {
         if let Some(attachment) = &self.attachment {
             self.metrics.observe_disconnect(Left::Unresumable);

@@ -16,7 +16,7 @@ pub fn lost_event(id: &EventId) -> Bytes {
 }
 
 /// The same on a stream whose handle is our own.
-pub(super) fn lost_on(handle: &Handle) -> Bytes {
+pub(super) fn stream_lost_event(handle: &Handle) -> Bytes {
     let id = EventId::parse(format!("{}.0", handle.as_str()).as_bytes());
     lost(handle.as_str(), id.map_or(Requests::Unknown, |id| id.unverified_requests()))
 }

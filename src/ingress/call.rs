@@ -19,7 +19,7 @@ use super::{Connection, Ingress, RequestContext, detached, forward_to_owner, hea
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
-use crate::delivery::{Claim, Follow, Kept, Passing, Plan, Receipt, Start};
+use crate::delivery::{Follow, Kept, Passthrough, PendingResponse, Plan, Receipt, Start};
 use crate::dialect;
 use crate::event_log::{self, Attachment, Binding, Collected, Fingerprint, Head, Match, Plain, Session, Spec, Stream};
 use crate::protocol::classify;
@@ -30,7 +30,7 @@ use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
 use crate::protocol::ids::{IssuedSession, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
-use crate::upstream::{self, Pump, Running, Teaches, Template};
+use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template};
 
 /// A POST that carries requests, with all that is known of it.
 pub(super) struct CallRequest {
@@ -41,8 +41,8 @@ pub(super) struct CallRequest {
     /// Partial results, if the configuration allows them for the call.
     partial: Option<Box<PartialResults>>,
     pub(super) retry: Retry,
-    /// What its answer teaches.
-    teaches: Teaches,
+    /// Observer of its response.
+    observer: ResponseObserver,
 }
 
 /// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, which hyper
@@ -71,7 +71,7 @@ struct Claimed {
     attachment: Attachment,
     beginning: Beginning,
     /// The call's, where this request began it.
-    pump: Running,
+    pump: InlineTask,
 }
 
 impl Ingress {
@@ -112,8 +112,8 @@ impl Ingress {
         if !context.has_remote_session() {
             self.learn_tool(&context, &call, partial.as_deref()).await;
         }
-        let teaches = Teaches { initialize, tools: self.listed(&call) };
-        let mut request = CallRequest { context, call, accept, body, partial, retry, teaches };
+        let observer = ResponseObserver::new(initialize, self.listed(&call));
+        let mut request = CallRequest { context, call, accept, body, partial, retry, observer };
         let is_previous_token = previous_call.as_ref().is_some_and(|stream| stream.may_return(retry.body.is_some()));
         let earlier_call = match self.may_be_recorded(request.retry) && !is_previous_token {
             true => Box::pin(self.find_remote_call(&request)).await,
@@ -327,8 +327,9 @@ impl Ingress {
     }
 
     fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
-        let learned = self.upstream.learned();
-        learned.accepts(&context.credentials, clock::now()) && learned.cors(context.parts.headers.get(ORIGIN)).is_some()
+        let observed = self.upstream.observed();
+        observed.accepts(&context.credentials, clock::now())
+            && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
     }
 
     fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> Claimed {
@@ -341,7 +342,7 @@ impl Ingress {
             }
         }
         let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
-        let pump = self.pump(&request.context, template, request.accept, request.teaches.clone(), stream);
+        let pump = self.pump(&request.context, template, request.accept, request.observer.clone(), stream);
         let beginning = Beginning { start: Start::First, has_gap: false };
         Claimed { attachment, beginning, pump }
     }
@@ -352,15 +353,15 @@ impl Ingress {
         context: &RequestContext,
         template: Template,
         accept: Accept,
-        teaches: Teaches,
+        observer: ResponseObserver,
         stream: &Arc<Stream>,
-    ) -> Running {
+    ) -> InlineTask {
         let call = upstream::Call {
             template: Arc::new(template),
             accept,
             credentials: context.credentials,
             subject: context.binding.subject,
-            teaches,
+            observer,
             max_event_bytes: self.config.streams.max_event_bytes,
         };
         let writer = self.log.writer(stream);
@@ -373,10 +374,10 @@ impl Ingress {
                     let _of_session = of_session;
                     running.await;
                 };
-                Running::new(self.drain.calls().track_future(running))
+                InlineTask::new(self.drain.calls().track_future(running))
             }
             // It never ends by itself, so that nothing can wait for it.
-            StreamKind::Standalone => Running::new(running),
+            StreamKind::Standalone => InlineTask::new(running),
         }
     }
 
@@ -395,7 +396,7 @@ impl Ingress {
         log_return(stream, "retry", cursor);
         let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
         let beginning = Beginning { start: Start::After(cursor), has_gap };
-        Claimed { attachment, beginning, pump: Running::default() }
+        Claimed { attachment, beginning, pump: InlineTask::default() }
     }
 
     /// The response to a call, once it begins. Until then `pump` is carried here.
@@ -403,9 +404,9 @@ impl Ingress {
         self: Arc<Self>,
         reply: Reply,
         attachment: Attachment,
-        mut pump: Running,
+        mut pump: InlineTask,
     ) -> Response<BoxBody> {
-        let claim = Claim::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
+        let claim = PendingResponse::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
         let mut head = pin!(poll_fn(|cx| {
             let Some(attachment) = claim.attachment() else { return Poll::Ready(Head::TakenOver) };
             if !pump.is_over() {
@@ -502,7 +503,7 @@ impl Ingress {
                 Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
             }
             None => match plain.take_passing() {
-                Some(body) => Passing::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
+                Some(body) => Passthrough::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
                 None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
             },
         };

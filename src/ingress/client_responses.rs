@@ -28,7 +28,7 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::Answer;
 use crate::simulation::{self, Bug};
-use crate::upstream::{Credentials, Received, Template};
+use crate::upstream::{Credentials, ResponseBody, Template};
 
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
@@ -128,7 +128,7 @@ impl Ingress {
         };
         let queued = session.queue_turn();
         let records = std::iter::once(&session).chain(&previous);
-        let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
+        let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
         let (answered, repeated) = match is_proven {
             true => note_responses(sessions, id, records, &messages),
             false => (Vec::new(), repeated_responses(sessions, id, records, &messages)),
@@ -279,7 +279,7 @@ impl Delivery {
 }
 
 /// Upstream response to a POST.
-type Answered = Result<Response<Received>, Failure>;
+type Answered = Result<Response<ResponseBody>, Failure>;
 
 /// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_TIMEOUT`]: others need the place.
 async fn within_hold_limit(sending: impl Future<Output = Answered>) -> Answered {
@@ -357,9 +357,9 @@ impl Attempt<'_> {
         }
     }
 
-    fn finish(self, response: Response<Received>) {
+    fn finish(self, response: Response<ResponseBody>) {
         let status = response.status();
-        self.ingress.upstream.learned().note_status(self.delivery.credentials, status, clock::now());
+        self.ingress.upstream.observed().note_status(self.delivery.credentials, status, clock::now());
         if (self.delivery.is_lost)(status) {
             self.delivery.lose();
         } else {

@@ -15,7 +15,7 @@ use crate::body::{BoxBody, Incoming};
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
-use crate::upstream::{self, Forwarded, Received, Template};
+use crate::upstream::{self, Forwarded, ResponseBody, Template};
 
 /// Where clients look for what a server says of itself, with the headers of MCP and without a call.
 const WELL_KNOWN: &str = "/.well-known/";
@@ -57,7 +57,7 @@ impl Ingress {
             note.store(true, Ordering::Relaxed);
             error
         });
-        let body = upstream::Body::Passing(body.boxed_unsync());
+        let body = upstream::Body::Passthrough(body.boxed_unsync());
         match self.upstream.forward(Request::from_parts(parts, body), client).await {
             Ok(response) => {
                 let (mut parts, body) = response.into_parts();
@@ -109,7 +109,7 @@ impl Ingress {
     }
 
     /// The endpoint's answer to `template` as it is, hop-by-hop headers aside.
-    pub(super) fn pass_response(&self, template: &Template, response: Response<Received>) -> Response<BoxBody> {
+    pub(super) fn pass_response(&self, template: &Template, response: Response<ResponseBody>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
         self.learn_cors(template.origin(), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
@@ -122,7 +122,7 @@ impl Ingress {
     /// paths have rules of their own and teach nothing.
     fn learn_cors(&self, origin: Option<&HeaderValue>, answer: &HeaderMap) {
         if let Some(origin) = origin {
-            self.upstream.learned().note_cors(origin, answer, clock::now());
+            self.upstream.observed().note_cors(origin, answer, clock::now());
         }
     }
 

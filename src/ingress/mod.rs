@@ -213,7 +213,7 @@ impl Ingress {
         if let Some(origin) = origin
             && respond::is_ours(&response)
         {
-            let known = self.upstream.learned().cors(Some(&origin)).unwrap_or_default();
+            let known = self.upstream.observed().cors(Some(&origin)).unwrap_or_default();
             response.headers_mut().extend(known);
             headers::expose_ours(response.headers_mut());
         }
@@ -354,7 +354,7 @@ impl Ingress {
         // A credential is hashed once: whom it makes its caller, where the operator does not tell them by something else.
         let shown = if self.principals.is_auto() { principal } else { self.credentials.of(&shown) };
         let credentials = Credentials { shown, principal };
-        let is_proven = self.principals.are_named() || self.upstream.learned().has_proven(&credentials);
+        let is_proven = self.principals.are_named() || self.upstream.observed().has_proven(&credentials);
         let (id, issued) = self.session_of(&mut parts);
         let is_marked = misdirected::is_marked(&parts.headers);
         let session_kind = match &id {

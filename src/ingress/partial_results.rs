@@ -23,7 +23,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
-use crate::upstream::Running;
+use crate::upstream::InlineTask;
 
 /// A call that the configuration allows partial results for. Decided once, when the call is classified.
 pub(super) struct PartialResults {
@@ -73,7 +73,7 @@ impl Ingress {
         let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
         if let Some(PartialResults { tool: Some(tool), .. }) = partial
             && call.calls_tool
-            && !self.upstream.learned().knows(tool)
+            && !self.upstream.observed().knows(tool)
         {
             let client = context.connection.forwarded();
             Box::pin(self.upstream.find_tool(&context.parts, client, tokens, tool)).await;
@@ -85,7 +85,7 @@ impl Ingress {
     pub(super) fn slicing(&self, call: &classify::Call, partial: &PartialResults, body: &[u8]) -> Option<Slicing> {
         let length = self.config.dialects.resume_tokens.as_ref()?.slice;
         let PartialResults { method, tool } = partial;
-        if tool.as_ref().is_some_and(|tool| !self.upstream.learned().is_plain(tool)) {
+        if tool.as_ref().is_some_and(|tool| !self.upstream.observed().is_plain(tool)) {
             return None;
         }
         let sameness = Sameness::of(body, method)?;
@@ -158,7 +158,7 @@ impl Ingress {
         let query = parts.uri.query().map(Box::from);
         drop(parts);
         let reply = Reply { call, accept, query, session, connection, beginning, may_begin: true };
-        self.reply(reply, attachment, Running::default()).await
+        self.reply(reply, attachment, InlineTask::default()).await
     }
 
     /// Waits until the slice that `attachment` reads is over and its response has to begin: the interim result, or `None` where the

@@ -22,7 +22,7 @@ use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
 use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
-use crate::upstream::{Teaches, gap_warning};
+use crate::upstream::{ResponseObserver, gap_warning};
 
 /// So long the owner of a stream may take to say whether it has more than the store.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -276,7 +276,7 @@ impl Ingress {
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
         // It outlives this request as a rule.
-        drop(self.pump(context, template, Accept { json: true, sse: true }, Teaches::default(), &stream));
+        drop(self.pump(context, template, Accept { json: true, sse: true }, ResponseObserver::default(), &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::First, preface)
     }

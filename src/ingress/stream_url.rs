@@ -171,7 +171,7 @@ impl Ingress {
         stream: &Arc<Stream>,
         answers: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
-        let is_proven = self.upstream.learned().accepts(&context.credentials, clock::now());
+        let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
         let Answers { given, repeated } = match is_proven {
             true => stream_url::note_answers(stream, answers),
             false => stream_url::look_at_answers(stream, answers),

@@ -19,7 +19,7 @@ use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{EventId, ResumeToken, Seq};
 use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::protocol::stream::Machine;
-use crate::upstream::{Asking, Probed};
+use crate::upstream::{ProbeGuard, Probed};
 
 /// Why a caller that claims what it asks for is told so, and not that it is not there.
 pub(super) enum Unproven {
@@ -115,7 +115,7 @@ impl Ingress {
     /// The caller in the same session with the other tokens that claim its subject. Empty for nearly everybody.
     fn previous_bindings(&self, caller: &Binding) -> Vec<Binding> {
         let Some(subject) = &caller.subject else { return Vec::new() };
-        let others = self.upstream.learned().tokens().others(subject, &caller.principal);
+        let others = self.upstream.observed().tokens().other_principals(subject, &caller.principal);
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
     }
 
@@ -132,9 +132,9 @@ impl Ingress {
         if let Some(held) = head.as_ref().or(context.reservation.as_ref()) {
             self.log.make_room(held).map_err(Unproven::Unavailable)?;
         }
-        let tokens = self.upstream.learned().tokens();
+        let tokens = self.upstream.observed().tokens();
         let used = (context.binding.principal, context.binding.session.clone());
-        let asking = match tokens.ask(used.clone()) {
+        let asking = match tokens.begin_probe(used.clone()) {
             Ok(asking) => Some(asking),
             Err(theirs) => {
                 if !theirs.is_answered().await {
@@ -143,7 +143,7 @@ impl Ingress {
                 None
             }
         };
-        if let Some(is_genuine) = tokens.shown(&used, clock::now()) {
+        if let Some(is_genuine) = tokens.probed(&used, clock::now()) {
             return Ok(is_genuine);
         }
         let probed = self.upstream.probe(&context.parts, context.connection.forwarded(), era).await;
@@ -159,11 +159,11 @@ impl Ingress {
                 return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
             }
             Probed::Unknown => {
-                asking.into_iter().for_each(Asking::end_unanswered);
+                asking.into_iter().for_each(ProbeGuard::end_inconclusive);
                 return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
             }
         };
-        tokens.note_shown(used, is_genuine, clock::now());
+        tokens.note_probed(used, is_genuine, clock::now());
         Ok(is_genuine)
     }
 

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::body::Frame;
 
-use super::Received;
+use super::ResponseBody;
 use crate::body::{BoxBody, BoxError};
 use crate::clock::Alarm;
 use crate::event_log::Writer;
@@ -19,7 +19,7 @@ use crate::protocol::stream::Ending;
 /// Collects until the end or the limit: true when it is complete. What comes in several pieces is told to the stream, and is read on with
 /// when that has room, or its turn.
 pub(super) async fn keep(
-    body: &mut Received,
+    body: &mut ResponseBody,
     kept: &mut BytesMut,
     limit: usize,
     writer: &Writer,
@@ -45,7 +45,7 @@ pub(super) async fn keep(
 }
 
 /// A whole body of at most `limit` bytes.
-pub(super) async fn collect(body: Received, limit: usize) -> Result<Bytes, ErrorCode> {
+pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, ErrorCode> {
     let whole = Limited::new(body, limit).collect().await;
     whole.map(|whole| whole.to_bytes()).map_err(|error| {
         let too_large = error.downcast_ref::<LengthLimitError>().is_some();
@@ -56,7 +56,7 @@ pub(super) async fn collect(body: Received, limit: usize) -> Result<Bytes, Error
 /// A body whose beginning was read already. It breaks off when its time is up.
 struct Begun {
     first: Option<Bytes>,
-    rest: Received,
+    rest: ResponseBody,
     until: Alarm,
 }
 
@@ -80,7 +80,7 @@ impl hyper::body::Body for Begun {
 }
 
 /// A body that goes on as it comes; it fails with [`io::ErrorKind::TimedOut`] at `until`.
-pub(super) fn passing_body(first: Bytes, rest: Received, until: Option<Instant>) -> BoxBody {
+pub(super) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);
     Begun { first: Some(first).filter(|first| !first.is_empty()), rest, until: alarm }.boxed_unsync()

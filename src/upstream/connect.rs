@@ -51,17 +51,17 @@ impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 
 /// What connections are made of.
 #[derive(Clone)]
-pub(super) enum Way {
+pub(super) enum Transport {
     Tcp,
     /// TLS over TCP.
     Tls(Arc<ClientFiles>),
     Dialed(Arc<dyn Dial>),
 }
 
-impl Way {
+impl Transport {
     /// TLS as it was configured.
     pub(super) fn tls(config: &config::UpstreamTls) -> Result<Self, tls::Error> {
-        Ok(Way::Tls(Arc::new(ClientFiles::load(config.clone())?)))
+        Ok(Transport::Tls(Arc::new(ClientFiles::load(config.clone())?)))
     }
 }
 
@@ -70,7 +70,7 @@ impl Way {
 #[derive(Clone)]
 pub(super) struct Connector {
     origin: Uri,
-    carrier: Carrier,
+    transport: TransportConnector,
     timeout: Duration,
     /// One permit for each connection that there may be.
     permits: Arc<Semaphore>,
@@ -83,7 +83,7 @@ pub(super) struct Connector {
 pub(super) struct TooMany;
 
 #[derive(Clone)]
-enum Carrier {
+enum TransportConnector {
     Tcp(HttpConnector),
     Tls(HttpConnector, Box<Tls>),
     Dialed(Arc<dyn Dial>),
@@ -99,27 +99,27 @@ struct Tls {
 
 impl Connector {
     /// To the origin of the configured server.
-    pub(super) fn new(way: Way, config: &config::Upstream) -> Result<Self, tls::Error> {
+    pub(super) fn new(transport: Transport, config: &config::Upstream) -> Result<Self, tls::Error> {
         let (origin, timeout) = (super::origin(&config.url), config.connect_timeout);
         let reach = Arc::new(Reach::new(config.url.authority().to_string(), config.unready));
-        let carrier = match way {
-            Way::Tcp => Carrier::Tcp(tcp(timeout)),
-            Way::Tls(files) => {
+        let transport = match transport {
+            Transport::Tcp => TransportConnector::Tcp(tcp(timeout)),
+            Transport::Tls(files) => {
                 let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
                 let name = ServerName::try_from(host).map_err(|_| tls::Error::Name)?;
-                Carrier::Tls(tcp(timeout), Box::new(Tls { files, name, is_http2: Arc::default() }))
+                TransportConnector::Tls(tcp(timeout), Box::new(Tls { files, name, is_http2: Arc::default() }))
             }
-            Way::Dialed(dialer) => Carrier::Dialed(dialer),
+            Transport::Dialed(dialer) => TransportConnector::Dialed(dialer),
         };
         let permits = Arc::new(Semaphore::new(config.connections.min(Semaphore::MAX_PERMITS)));
-        Ok(Self { origin, carrier, timeout, permits, reach })
+        Ok(Self { origin, transport, timeout, permits, reach })
     }
 
     /// What TLS is made with, where it is.
     pub(super) fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
-        match &self.carrier {
-            Carrier::Tls(_, tls) => Some(&tls.files),
-            Carrier::Tcp(_) | Carrier::Dialed(_) => None,
+        match &self.transport {
+            TransportConnector::Tls(_, tls) => Some(&tls.files),
+            TransportConnector::Tcp(_) | TransportConnector::Dialed(_) => None,
         }
     }
 }
@@ -137,29 +137,31 @@ fn tcp(timeout: Duration) -> HttpConnector {
     tcp
 }
 
-impl Carrier {
+impl TransportConnector {
     /// A connection without TLS.
     async fn open(mut self, target: Uri) -> Result<Opened, BoxError> {
         match &mut self {
-            Carrier::Tcp(tcp) | Carrier::Tls(tcp, _) => Ok(Opened::Tcp(tcp.call(target).await?.into_inner())),
-            Carrier::Dialed(dialer) => Ok(Opened::Dialed(dialer.dial(&target).await?)),
+            TransportConnector::Tcp(tcp) | TransportConnector::Tls(tcp, _) => {
+                Ok(Opened::Tcp(tcp.call(target).await?.into_inner()))
+            }
+            TransportConnector::Dialed(dialer) => Ok(Opened::Dialed(dialer.dial(&target).await?)),
         }
     }
 
     /// The same connection with TLS, where it is spoken.
-    async fn shake(&self, opened: Opened) -> Result<Transport, BoxError> {
+    async fn shake(&self, opened: Opened) -> Result<SocketStream, BoxError> {
         match (self, opened) {
-            (Carrier::Tls(_, tls), Opened::Tcp(tcp)) => {
+            (TransportConnector::Tls(_, tls), Opened::Tcp(tcp)) => {
                 let shaken = TlsConnector::from(tls.files.current()).connect(tls.name.clone(), tcp).await;
                 let stream = shaken.inspect_err(|error| {
                     warn!(error = tls::explain(error), "the TLS handshake with the upstream failed")
                 })?;
-                let transport = Transport::Tls(Box::new(stream));
-                tls.is_http2.store(transport.is_http2(), Ordering::Relaxed);
-                Ok(transport)
+                let stream = SocketStream::Tls(Box::new(stream));
+                tls.is_http2.store(stream.is_http2(), Ordering::Relaxed);
+                Ok(stream)
             }
-            (_, Opened::Tcp(tcp)) => Ok(Transport::Tcp(tcp)),
-            (_, Opened::Dialed(wire)) => Ok(Transport::Dialed(wire)),
+            (_, Opened::Tcp(tcp)) => Ok(SocketStream::Tcp(tcp)),
+            (_, Opened::Dialed(wire)) => Ok(SocketStream::Dialed(wire)),
         }
     }
 }
@@ -173,9 +175,9 @@ pub(super) enum Opened {
 impl Connector {
     /// Whether the server chose HTTP/2 in the last handshake. Another one may choose otherwise: a server is replaced, or is several.
     pub(super) fn agreed_on_http2(&self) -> bool {
-        match &self.carrier {
-            Carrier::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
-            Carrier::Tcp(_) | Carrier::Dialed(_) => false,
+        match &self.transport {
+            TransportConnector::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
+            TransportConnector::Tcp(_) | TransportConnector::Dialed(_) => false,
         }
     }
 
@@ -194,9 +196,9 @@ impl Connector {
         let began = clock::now();
         let opened = self.open().await?;
         let left = self.timeout.saturating_sub(clock::now().saturating_duration_since(began));
-        let transport = within(left, self.carrier.shake(opened)).await?;
+        let stream = within(left, self.transport.shake(opened)).await?;
         self.reach.note_usable();
-        Ok(Socket { transport, _permit: permit })
+        Ok(Socket { stream, _permit: permit })
     }
 
     /// Returns whether the server can be reached, after a connection attempt if the last check is old enough.
@@ -207,7 +209,7 @@ impl Connector {
     /// Opens a connection without TLS, and notes the outcome for readiness.
     pub(super) async fn open(&self) -> Result<Opened, BoxError> {
         let began = clock::now();
-        let opened = within(self.timeout, self.carrier.clone().open(self.origin.clone())).await;
+        let opened = within(self.timeout, self.transport.clone().open(self.origin.clone())).await;
         match &opened {
             Ok(_) => self.reach.note_accepted(),
             Err(error) => self.reach.note_failed(began, &**error),
@@ -240,11 +242,11 @@ impl Service<Uri> for Connector {
 
 /// A connection to the upstream, one of those that there may be.
 pub(super) struct Socket {
-    transport: Transport,
+    stream: SocketStream,
     _permit: OwnedSemaphorePermit,
 }
 
-enum Transport {
+enum SocketStream {
     Tcp(TcpStream),
     // Boxed: connections without TLS do not pay for its size.
     Tls(Box<TlsStream<TcpStream>>),
@@ -254,24 +256,24 @@ enum Transport {
 impl Socket {
     /// Whether the handshake agreed on HTTP/2; without one nothing was agreed on.
     pub(super) fn is_http2(&self) -> bool {
-        self.transport.is_http2()
+        self.stream.is_http2()
     }
 }
 
-impl Transport {
+impl SocketStream {
     fn is_http2(&self) -> bool {
         match self {
-            Transport::Tls(tls) => tls.get_ref().1.alpn_protocol() == Some(tls::HTTP2),
-            Transport::Tcp(_) | Transport::Dialed(_) => false,
+            SocketStream::Tls(tls) => tls.get_ref().1.alpn_protocol() == Some(tls::HTTP2),
+            SocketStream::Tcp(_) | SocketStream::Dialed(_) => false,
         }
     }
 }
 
 /// In TLS an end that was not announced is a cut. It is announced where that can be done at once, and nothing else is sent for it:
 /// what was not written whole is taken for unsent.
-impl Drop for Transport {
+impl Drop for SocketStream {
     fn drop(&mut self) {
-        if let Transport::Tls(tls) = self
+        if let SocketStream::Tls(tls) = self
             && !tls.get_ref().1.wants_write()
         {
             let _ = Pin::new(tls).poll_shutdown(&mut Context::from_waker(Waker::noop()));
@@ -281,11 +283,11 @@ impl Drop for Transport {
 
 impl Connection for Socket {
     fn connected(&self) -> Connected {
-        match &self.transport {
-            Transport::Tcp(tcp) => tcp.connected(),
-            Transport::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
-            Transport::Tls(tls) => tls.get_ref().0.connected(),
-            Transport::Dialed(_) => Connected::new(),
+        match &self.stream {
+            SocketStream::Tcp(tcp) => tcp.connected(),
+            SocketStream::Tls(tls) if self.is_http2() => tls.get_ref().0.connected().negotiated_h2(),
+            SocketStream::Tls(tls) => tls.get_ref().0.connected(),
+            SocketStream::Dialed(_) => Connected::new(),
         }
     }
 }
@@ -293,10 +295,10 @@ impl Connection for Socket {
 /// The same call for whatever carries the bytes.
 macro_rules! on_socket {
     ($socket:expr, $io:ident => $call:expr) => {
-        match &mut $socket.get_mut().transport {
-            Transport::Tcp($io) => $call,
-            Transport::Tls($io) => $call,
-            Transport::Dialed($io) => $call,
+        match &mut $socket.get_mut().stream {
+            SocketStream::Tcp($io) => $call,
+            SocketStream::Tls($io) => $call,
+            SocketStream::Dialed($io) => $call,
         }
     };
 }
@@ -321,10 +323,10 @@ impl AsyncWrite for Socket {
     }
 
     fn is_write_vectored(&self) -> bool {
-        match &self.transport {
-            Transport::Tcp(io) => io.is_write_vectored(),
-            Transport::Tls(io) => io.is_write_vectored(),
-            Transport::Dialed(io) => io.is_write_vectored(),
+        match &self.stream {
+            SocketStream::Tcp(io) => io.is_write_vectored(),
+            SocketStream::Tls(io) => io.is_write_vectored(),
+            SocketStream::Dialed(io) => io.is_write_vectored(),
         }
     }
 

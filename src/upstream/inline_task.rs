@@ -12,9 +12,9 @@ use tokio::runtime::Handle;
 
 /// A pump that has begun. Dropped before it is over, it goes on in a task of its own.
 #[derive(Default)]
-pub struct Running(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
+pub struct InlineTask(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
-impl Running {
+impl InlineTask {
     /// A pump that nobody polls yet.
     pub fn new(pump: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(Some(Box::pin(pump)))
@@ -35,7 +35,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for InlineTask {
     fn drop(&mut self) {
         // Without a runtime the process is at its end.
         if let (Some(pump), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
@@ -54,10 +54,10 @@ mod tests {
     use super::*;
 
     /// A pump that waits for the first channel and then tells the second.
-    fn pump() -> (Running, oneshot::Sender<()>, oneshot::Receiver<()>) {
+    fn pump() -> (InlineTask, oneshot::Sender<()>, oneshot::Receiver<()>) {
         let (go, gone) = oneshot::channel::<()>();
         let (tell, told) = oneshot::channel();
-        let running = Running::new(async move {
+        let running = InlineTask::new(async move {
             let _ = gone.await;
             let _ = tell.send(());
         });

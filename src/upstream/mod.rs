@@ -20,6 +20,7 @@ mod reach;
 mod refusals;
 mod request;
 mod response_body;
+mod response_observer;
 mod sent_flag;
 mod session_names;
 mod sse_reader;
@@ -39,23 +40,24 @@ use http::request::Parts;
 use http::uri::Authority;
 use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
-use client::Lanes;
-use connect::{Connector, Way};
+use client::Clients;
+use connect::{Connector, Transport};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
 use forwarded::Said;
-pub use inline_task::Running;
+pub use inline_task::InlineTask;
 pub use metrics::Metrics;
-pub use observed::{Credentials, Learned};
-pub use pump::{Call, Pump, Teaches};
+pub use observed::{Credentials, Observed};
+pub use pump::{Call, Pump};
 pub use reach::Reachability;
 pub use request::{Body, Template};
-pub use response_body::Received;
-use sent_flag::Taken;
-use session_names::Sessions;
+pub use response_body::ResponseBody;
+pub use response_observer::ResponseObserver;
+use sent_flag::SentFlag;
+use session_names::SessionNames;
 pub use synthetic::gap_warning;
 pub use token_probe::Probed;
-pub use token_subjects::{Asking, Tokens, Used, Waiting};
+pub use token_subjects::{ProbeGuard, ProbeWaiter, TokenSubjects, TokenUse};
 
 use crate::config::{self, HostHeader, UpstreamUrl};
 use crate::event_log::Stream;
@@ -72,15 +74,15 @@ const USUAL_HEAD: usize = 512;
 
 /// The MCP server behind the proxy.
 pub struct Upstream {
-    lanes: Lanes,
+    clients: Clients,
     connector: Connector,
     config: config::Upstream,
     /// `Host` of every request; `None`: the client's.
     host: Option<HeaderValue>,
     /// The endpoint with the query that was configured.
     endpoint: Option<Uri>,
-    learned: Arc<Learned>,
-    sessions: Arc<Sessions>,
+    observed: Arc<Observed>,
+    sessions: Arc<SessionNames>,
 }
 
 impl Upstream {
@@ -89,8 +91,8 @@ impl Upstream {
     /// # Errors
     /// When what TLS needs cannot be had.
     pub fn new(config: config::Upstream) -> Result<Self, tls::Error> {
-        let way = if config.url.is_https() { Way::tls(&config.tls)? } else { Way::Tcp };
-        Ok(Self::by(Connector::new(way, &config)?, config))
+        let transport = if config.url.is_https() { Transport::tls(&config.tls)? } else { Transport::Tcp };
+        Ok(Self::by(Connector::new(transport, &config)?, config))
     }
 
     /// The same with connections from `dialer`, which are spoken to without TLS.
@@ -98,7 +100,7 @@ impl Upstream {
     /// # Errors
     /// None at present.
     pub fn with_dialer(config: config::Upstream, dialer: Arc<dyn Dial>) -> Result<Self, tls::Error> {
-        Ok(Self::by(Connector::new(Way::Dialed(dialer), &config)?, config))
+        Ok(Self::by(Connector::new(Transport::Dialed(dialer), &config)?, config))
     }
 
     fn by(connector: Connector, config: config::Upstream) -> Self {
@@ -107,14 +109,21 @@ impl Upstream {
             (false, true) => client::Version::Http2,
             (false, false) => client::Version::Http1,
         };
-        let lanes = Lanes::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
+        let clients = Clients::new(connector.clone(), version, config.url.authority().as_str(), config.pool_idle);
         let host = match &config.host {
             HostHeader::Upstream => HeaderValue::from_str(config.url.authority().as_str()).ok(),
             HostHeader::Client => None,
             HostHeader::Name(name) => Some(name.clone()),
         };
-        let mut upstream =
-            Self { lanes, connector, config, host, endpoint: None, learned: Arc::default(), sessions: Arc::default() };
+        let mut upstream = Self {
+            clients,
+            connector,
+            config,
+            host,
+            endpoint: None,
+            observed: Arc::default(),
+            sessions: Arc::default(),
+        };
         upstream.endpoint = upstream.uri(&upstream.endpoint_target(None)).ok();
         upstream
     }
@@ -122,18 +131,18 @@ impl Upstream {
     /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
     /// from another would pass between threads.
     pub fn with_own_connections(&self) -> Self {
-        let (learned, sessions) = (self.learned.clone(), self.sessions.clone());
-        Self { learned, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
+        let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
+        Self { observed, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
     /// The same upstream, whose sessions have `owner` in the names that clients see.
     pub fn wrapping(self, owner: Owner) -> Self {
-        Self { sessions: Arc::new(Sessions::wrapped_for(owner)), ..self }
+        Self { sessions: Arc::new(SessionNames::wrapped_for(owner)), ..self }
     }
 
     /// What its answers have taught us.
-    pub fn learned(&self) -> &Learned {
-        &self.learned
+    pub fn observed(&self) -> &Observed {
+        &self.observed
     }
 
     /// What it is believed by and shown, if it is spoken to in TLS. New connections get what is new.
@@ -184,7 +193,7 @@ impl Upstream {
         kept: impl Iterator<Item = Line<'a>>,
         client_host: Option<&HeaderValue>,
         client: &Forwarded,
-        sessions: Option<&Sessions>,
+        sessions: Option<&SessionNames>,
     ) -> Lines {
         let mut lines = Lines::with_capacity(USUAL_HEAD);
         if let Some(host) = self.host.as_ref().or(client_host) {
@@ -206,16 +215,20 @@ impl Upstream {
 
     /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
     /// request whose bytes were written is never sent again.
-    pub async fn send(&self, template: &Template, sent: Option<&Arc<Stream>>) -> Result<Response<Received>, Failure> {
+    pub async fn send(
+        &self,
+        template: &Template,
+        sent: Option<&Arc<Stream>>,
+    ) -> Result<Response<ResponseBody>, Failure> {
         let mut target = match (template.query(), &self.endpoint) {
             (None, Some(endpoint)) => Cow::Borrowed(endpoint),
             (query, _) => Cow::Owned(self.uri(&self.endpoint_target(query))?),
         };
         for _ in 0..=MAX_REDIRECTS {
-            let taken = if template.is_empty() { Taken::passing() } else { Taken::default() };
+            let sent_flag = if template.is_empty() { SentFlag::always_sent() } else { SentFlag::default() };
             let mut response = {
-                let sending = pin!(self.lanes.send(template, &target, &taken, sent));
-                self.answer(sending, &taken).await?
+                let sending = pin!(self.clients.send(template, &target, &sent_flag, sent));
+                self.answer(sending, &sent_flag).await?
             };
             match self.redirect_target(&response) {
                 Some(next) => target = Cow::Owned(self.uri(&next)?),
@@ -229,7 +242,11 @@ impl Upstream {
     }
 
     /// Sends a request for any path as it is, body and all, and waits for the head.
-    pub async fn forward(&self, mut request: Request<Body>, client: &Forwarded) -> Result<Response<Received>, Failure> {
+    pub async fn forward(
+        &self,
+        mut request: Request<Body>,
+        client: &Forwarded,
+    ) -> Result<Response<ResponseBody>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers().get(HOST);
         // Other paths have sessions of their own, if any.
@@ -238,8 +255,8 @@ impl Upstream {
         *request.headers_mut() = lines.to_map();
         *request.uri_mut() = self.uri(&path)?;
         *request.version_mut() = Version::HTTP_11;
-        let sending = pin!(self.lanes.forward(request));
-        let mut response = self.answer(sending, &Taken::passing()).await?;
+        let sending = pin!(self.clients.forward(request));
+        let mut response = self.answer(sending, &SentFlag::always_sent()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
         sessions.into_iter().for_each(|sessions| sessions.wrap(response.headers_mut()));
         self.rewrite_location(response.headers_mut());
@@ -248,9 +265,9 @@ impl Upstream {
 
     async fn answer(
         &self,
-        sending: Pin<&mut impl Future<Output = Result<Response<Received>, client::Error>>>,
-        taken: &Taken,
-    ) -> Result<Response<Received>, Failure> {
+        sending: Pin<&mut impl Future<Output = Result<Response<ResponseBody>, client::Error>>>,
+        sent_flag: &SentFlag,
+    ) -> Result<Response<ResponseBody>, Failure> {
         let answered = match self.config.header_timeout {
             Some(limit) => tokio::time::timeout(limit, sending).await.map_err(|_| ErrorCode::UpstreamTimeout),
             None => Ok(sending.await),
@@ -260,12 +277,12 @@ impl Upstream {
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match check_length(response.status(), response.headers_mut()) {
                 Ok(()) => {
-                    self.learned.note_any_status(response.status());
+                    self.observed.note_any_status(response.status());
                     return Ok(response);
                 }
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
-            Ok(Err(error)) if error.is_unsent() || taken.give_up() => {
+            Ok(Err(error)) if error.is_unsent() || sent_flag.withdraw() => {
                 let code = match () {
                     () if source_is_limit(&error) => ErrorCode::TooManyConnections,
                     () if error.is_stuck() || source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
@@ -280,7 +297,7 @@ impl Upstream {
             Err(code) => code,
         };
         // Its connection may be about to take it at this moment.
-        Err(if taken.give_up() { Failure::before_run(code) } else { Failure::after_send(code) })
+        Err(if sent_flag.withdraw() { Failure::before_run(code) } else { Failure::after_send(code) })
     }
 
     /// The path and query of the endpoint: the configured query is always sent, the client's is added.
@@ -304,7 +321,7 @@ impl Upstream {
     }
 
     /// Where a redirect that keeps method and body leads, if that is within the upstream's origin.
-    fn redirect_target(&self, response: &Response<Received>) -> Option<String> {
+    fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
         match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
             _ => return None,
@@ -368,7 +385,7 @@ fn names_host(reference: &str) -> bool {
 
 fn origin(url: &UpstreamUrl) -> Uri {
     let parts = Uri::builder().scheme(url.scheme()).authority(url.authority().clone()).path_and_query("/");
-    parts.build().expect("the parts were taken from a URL")
+    parts.build().expect("the parts were sent_flag from a URL")
 }
 
 fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {

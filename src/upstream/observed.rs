@@ -7,7 +7,7 @@ use dashmap::DashMap;
 use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
-use super::Tokens;
+use super::TokenSubjects;
 use super::eviction::make_room;
 use crate::event_log::Principal;
 use crate::protocol::headers::{self, Lines};
@@ -33,7 +33,7 @@ pub struct Credentials {
 
 /// What the upstream said of credentials that it has accepted.
 #[derive(Clone, Copy, Debug)]
-struct Judged {
+struct Judgement {
     /// When it last answered 2xx or refused them.
     at: Instant,
     /// What it said then.
@@ -42,20 +42,20 @@ struct Judged {
 
 /// Credentials that were accepted, CORS headers by origin, and which tools have results with a schema.
 #[derive(Debug, Default)]
-pub struct Learned {
+pub struct Observed {
     /// No credential is here that the upstream has never accepted.
-    judged: DashMap<Credentials, Judged>,
+    judged: DashMap<Credentials, Judgement>,
     /// Whether the upstream has refused anything since the start.
     refuses: AtomicBool,
     cors: DashMap<HeaderValue, (HeaderMap, Instant)>,
-    tokens: Tokens,
+    tokens: TokenSubjects,
     /// Of tools that somebody wants to know it of: whether a list ever showed an `outputSchema`.
     structured: DashMap<String, bool>,
 }
 
-impl Learned {
+impl Observed {
     /// What is known of tokens.
-    pub fn tokens(&self) -> &Tokens {
+    pub fn tokens(&self) -> &TokenSubjects {
         &self.tokens
     }
 
@@ -65,7 +65,7 @@ impl Learned {
         if !is_accepted && !is_refusal(status) {
             return;
         }
-        let judged = Judged { at: now, is_accepted };
+        let judged = Judgement { at: now, is_accepted };
         if let Some(mut known) = self.judged.get_mut(&credentials) {
             *known = judged;
         } else if is_accepted {
@@ -154,64 +154,64 @@ mod tests {
 
     #[test]
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
-        let (learned, now) = (Learned::default(), clock::now());
-        assert!(!learned.accepts(&known(1), now));
-        learned.note_status(known(1), StatusCode::ACCEPTED, now);
-        assert!(learned.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));
-        assert!(!learned.accepts(&known(1), now + TRUST));
-        assert!(!learned.accepts(&known(2), now), "another caller's");
+        let (observed, now) = (Observed::default(), clock::now());
+        assert!(!observed.accepts(&known(1), now));
+        observed.note_status(known(1), StatusCode::ACCEPTED, now);
+        assert!(observed.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));
+        assert!(!observed.accepts(&known(1), now + TRUST));
+        assert!(!observed.accepts(&known(2), now), "another caller's");
 
-        learned.note_status(known(1), StatusCode::OK, now + TRUST);
-        assert!(learned.accepts(&known(1), now + TRUST), "each 2xx is a new beginning");
+        observed.note_status(known(1), StatusCode::OK, now + TRUST);
+        assert!(observed.accepts(&known(1), now + TRUST), "each 2xx is a new beginning");
         for says_nothing in [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::BAD_GATEWAY] {
-            learned.note_status(known(1), says_nothing, now + TRUST);
-            assert!(learned.accepts(&known(1), now + TRUST), "{says_nothing}");
+            observed.note_status(known(1), says_nothing, now + TRUST);
+            assert!(observed.accepts(&known(1), now + TRUST), "{says_nothing}");
         }
-        learned.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST);
-        assert!(!learned.accepts(&known(1), now + TRUST));
+        observed.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST);
+        assert!(!observed.accepts(&known(1), now + TRUST));
     }
 
     #[test]
     fn credentials_are_proven_by_one_2xx_of_a_server_that_refuses_others() {
-        let (learned, now) = (Learned::default(), clock::now());
-        learned.note_status(known(1), StatusCode::OK, now);
-        assert!(!learned.has_proven(&known(1)), "the server may take anything");
-        learned.note_any_status(StatusCode::NOT_FOUND);
-        assert!(!learned.has_proven(&known(1)));
-        learned.note_any_status(StatusCode::UNAUTHORIZED);
-        learned.note_status(known(2), StatusCode::UNAUTHORIZED, now);
-        assert!(learned.has_proven(&known(1)));
-        assert!(!learned.has_proven(&known(2)));
-        learned.note_status(known(1), StatusCode::FORBIDDEN, now);
-        assert!(learned.has_proven(&known(1)), "one tool less does not make it another caller");
+        let (observed, now) = (Observed::default(), clock::now());
+        observed.note_status(known(1), StatusCode::OK, now);
+        assert!(!observed.has_proven(&known(1)), "the server may take anything");
+        observed.note_any_status(StatusCode::NOT_FOUND);
+        assert!(!observed.has_proven(&known(1)));
+        observed.note_any_status(StatusCode::UNAUTHORIZED);
+        observed.note_status(known(2), StatusCode::UNAUTHORIZED, now);
+        assert!(observed.has_proven(&known(1)));
+        assert!(!observed.has_proven(&known(2)));
+        observed.note_status(known(1), StatusCode::FORBIDDEN, now);
+        assert!(observed.has_proven(&known(1)), "one tool less does not make it another caller");
     }
 
     #[test]
     fn a_flood_of_credentials_pushes_out_no_caller_that_comes_back() {
-        let (learned, start) = (Learned::default(), clock::now());
+        let (observed, start) = (Observed::default(), clock::now());
         let good = known(usize::MAX);
-        learned.note_status(good, StatusCode::OK, start);
+        observed.note_status(good, StatusCode::OK, start);
         for number in 0..3 * MAX_CREDENTIALS {
             let now = start + Duration::from_micros(number as u64);
-            learned.note_status(known(number), StatusCode::OK, now);
+            observed.note_status(known(number), StatusCode::OK, now);
             if number % 10_000 == 0 {
-                assert!(learned.accepts(&good, now), "after {number}");
-                learned.note_status(good, StatusCode::OK, now);
+                assert!(observed.accepts(&good, now), "after {number}");
+                observed.note_status(good, StatusCode::OK, now);
             }
             if number % 1000 == 0 {
-                assert!(learned.judged.len() <= MAX_CREDENTIALS);
+                assert!(observed.judged.len() <= MAX_CREDENTIALS);
             }
         }
-        assert!(learned.accepts(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
+        assert!(observed.accepts(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
         // Credentials that were never accepted take no room.
-        let taken = learned.judged.len();
-        (0..100).for_each(|number| learned.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start));
-        assert_eq!(learned.judged.len(), taken);
+        let taken = observed.judged.len();
+        (0..100).for_each(|number| observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start));
+        assert_eq!(observed.judged.len(), taken);
     }
 
     #[test]
     fn a_flood_of_origins_pushes_out_no_page_that_comes_back_and_takes_no_memory() {
-        let (learned, start) = (Learned::default(), clock::now());
+        let (observed, start) = (Observed::default(), clock::now());
         let answer = |size: usize| {
             let value = HeaderValue::from_bytes(&vec![b'a'; size]).unwrap();
             HeaderMap::from_iter([(ACCESS_CONTROL_ALLOW_ORIGIN, value)])
@@ -220,22 +220,22 @@ mod tests {
         for number in 0..3 * MAX_ORIGINS {
             let now = start + Duration::from_micros(number as u64);
             if number % 1000 == 0 {
-                learned.note_cors(&good, &answer(10), now);
+                observed.note_cors(&good, &answer(10), now);
             }
-            learned.note_cors(&HeaderValue::from(number as u64), &answer(10), now);
-            assert!(learned.cors.len() <= MAX_ORIGINS);
-            assert!(learned.cors(Some(&good)).is_some(), "after {number}");
+            observed.note_cors(&HeaderValue::from(number as u64), &answer(10), now);
+            assert!(observed.cors.len() <= MAX_ORIGINS);
+            assert!(observed.cors(Some(&good)).is_some(), "after {number}");
         }
         let last = HeaderValue::from(3 * MAX_ORIGINS as u64 - 1);
-        assert!(learned.cors(Some(&last)).is_some());
+        assert!(observed.cors(Some(&last)).is_some());
         let long = HeaderValue::from_bytes(&[b'o'; MAX_ORIGIN_BYTES]).unwrap();
-        learned.note_cors(&long, &answer(10), start + SECOND);
-        assert!(learned.cors(Some(&long)).is_none());
-        learned.note_cors(
+        observed.note_cors(&long, &answer(10), start + SECOND);
+        assert!(observed.cors(Some(&long)).is_none());
+        observed.note_cors(
             &HeaderValue::from_static("https://other.example"),
             &answer(MAX_ORIGIN_BYTES),
             start + SECOND,
         );
-        assert!(learned.cors(Some(&HeaderValue::from_static("https://other.example"))).is_none());
+        assert!(observed.cors(Some(&HeaderValue::from_static("https://other.example"))).is_none());
     }
 }

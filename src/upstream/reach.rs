@@ -140,7 +140,7 @@ mod tests {
 
     use http::Uri;
 
-    use super::super::connect::{Dial, Dialing, Way};
+    use super::super::connect::{Dial, Dialing, Transport};
     use super::*;
     use crate::config::Config;
 
@@ -161,7 +161,7 @@ mod tests {
         fn start() -> (Arc<Self>, Connector) {
             let server = Arc::new(Self { manner: Mutex::new(Manner::Accepts), dialed: AtomicUsize::new(0) });
             let config = Config::for_upstream("http://127.0.0.1:9/mcp").unwrap().upstream;
-            (server.clone(), Connector::new(Way::Dialed(server), &config).unwrap())
+            (server.clone(), Connector::new(Transport::Dialed(server), &config).unwrap())
         }
 
         fn becomes(&self, manner: Manner) {

@@ -11,7 +11,7 @@ use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Uri};
 use http_body::{Body as HttpBody, Frame, SizeHint};
 
-use super::sent_flag::Taken;
+use super::sent_flag::SentFlag;
 use crate::body::{BoxBody, BoxError};
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};
@@ -113,10 +113,10 @@ impl Template {
         self.beside(Method::GET, &headers, Bytes::new())
     }
 
-    pub(super) fn to_request(&self, target: Uri, taken: &Taken, sent: Option<&Arc<Stream>>) -> Request<Body> {
+    pub(super) fn to_request(&self, target: Uri, sent_flag: &SentFlag, sent: Option<&Arc<Stream>>) -> Request<Body> {
         let mut request = Request::new(Body::Whole {
             bytes: Some(self.body.clone()).filter(|bytes| !bytes.is_empty()),
-            taken: taken.clone(),
+            sent_flag: sent_flag.clone(),
             sent: sent.cloned(),
         });
         *request.method_mut() = self.method.clone();
@@ -141,12 +141,12 @@ pub enum Body {
         /// What is left.
         bytes: Option<Bytes>,
         /// Told when a connection takes it.
-        taken: Taken,
+        sent_flag: SentFlag,
         /// The stream whose request it is.
         sent: Option<Arc<Stream>>,
     },
     /// Passing through.
-    Passing(BoxBody),
+    Passthrough(BoxBody),
 }
 
 impl HttpBody for Body {
@@ -155,8 +155,8 @@ impl HttpBody for Body {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut *self {
-            Body::Whole { bytes, taken, sent } => {
-                if !taken.take() {
+            Body::Whole { bytes, sent_flag, sent } => {
+                if !sent_flag.mark_sent() {
                     return Poll::Ready(Some(Err(GivenUp.into())));
                 }
                 if let Some(stream) = sent.take() {
@@ -164,21 +164,21 @@ impl HttpBody for Body {
                 }
                 Poll::Ready(bytes.take().map(|bytes| Ok(Frame::data(bytes))))
             }
-            Body::Passing(body) => Pin::new(body).poll_frame(cx),
+            Body::Passthrough(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Body::Whole { bytes, .. } => bytes.is_none(),
-            Body::Passing(body) => body.is_end_stream(),
+            Body::Passthrough(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Body::Whole { bytes, .. } => SizeHint::with_exact(bytes.as_ref().map_or(0, Bytes::len) as u64),
-            Body::Passing(body) => body.size_hint(),
+            Body::Passthrough(body) => body.size_hint(),
         }
     }
 }

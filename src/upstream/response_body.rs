@@ -12,42 +12,42 @@ use crate::body::{BoxError, Incoming};
 
 /// The body of the upstream's answer.
 #[derive(Debug)]
-pub enum Received {
+pub enum ResponseBody {
     /// Read by its reader.
     Http1(Box<http1::Body>),
     /// Read by the connection's task in hyper.
     Hyper(Incoming<Option<Slot>>),
 }
 
-impl Received {
+impl ResponseBody {
     /// Whether whoever wants pieces reads them: the other kind hands over one read at a time, through another task.
     pub(super) fn is_gathered(&self) -> bool {
-        matches!(self, Received::Http1(_))
+        matches!(self, ResponseBody::Http1(_))
     }
 }
 
-impl Body for Received {
+impl Body for ResponseBody {
     type Data = Bytes;
     type Error = BoxError;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         match &mut *self {
-            Received::Http1(body) => Pin::new(body).poll_frame(cx),
-            Received::Hyper(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Http1(body) => Pin::new(body).poll_frame(cx),
+            ResponseBody::Hyper(body) => Pin::new(body).poll_frame(cx),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
-            Received::Http1(body) => body.is_end_stream(),
-            Received::Hyper(body) => body.is_end_stream(),
+            ResponseBody::Http1(body) => body.is_end_stream(),
+            ResponseBody::Hyper(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
-            Received::Http1(body) => body.size_hint(),
-            Received::Hyper(body) => body.size_hint(),
+            ResponseBody::Http1(body) => body.size_hint(),
+            ResponseBody::Hyper(body) => body.size_hint(),
         }
     }
 }

@@ -1,112 +1,111 @@
-//! The decision on each request: a connection takes it, or it is given up before.
+//! One decision for each request: a connection sends it, or the call withdraws it before.
 //!
-//! Owned here: that decision, which the call and its connection may want to make at one time on two threads, and the counts from which
-//! the calls that share a connection see whether it takes any. Invariant: bytes of a request that was given up never leave. Absent: when
-//! a call is given up.
+//! Owned here: that decision, which a call and its connection may make at the same time on two threads, and the counts of the calls
+//! that share a connection. Invariant: no bytes of a withdrawn request leave. Absent: when a call withdraws its request.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
-const WAITS: u8 = 0;
-const TAKEN: u8 = 1;
-const GIVEN_UP: u8 = 2;
+const PENDING: u8 = 0;
+const SENT: u8 = 1;
+const WITHDRAWN: u8 = 2;
 
-/// Whether a connection has taken a request's body, so that the upstream may act on it. A request that no connection took was
-/// not sent, whatever the error says.
+/// True once a connection has taken the body of a request, so that the upstream may act on it. Until then the request was not sent,
+/// with any error.
 #[derive(Clone, Debug, Default)]
-pub struct Taken(Arc<Taking>);
+pub struct SentFlag(Arc<Decision>);
 
 #[derive(Debug, Default)]
-struct Taking {
+struct Decision {
     state: AtomicU8,
-    /// The calls that it is one of, where they are counted.
+    /// Counts of the connection that the call waits for, if calls on it are counted.
     calls: OnceLock<Arc<Calls>>,
 }
 
-impl Taken {
-    /// Of a body that passes through, or is empty and never asked for: nobody can tell.
-    pub(super) fn passing() -> Self {
-        Self(Arc::new(Taking { state: AtomicU8::new(TAKEN), calls: OnceLock::new() }))
+impl SentFlag {
+    /// Creates a flag that is set from the beginning: for a body that passes through, or an empty one, which no connection asks for.
+    pub(super) fn always_sent() -> Self {
+        Self(Arc::new(Decision { state: AtomicU8::new(SENT), calls: OnceLock::new() }))
     }
 
-    /// Whether a connection has taken it.
-    pub(super) fn is_taken(&self) -> bool {
-        self.0.state.load(Ordering::Acquire) == TAKEN
+    /// Returns true if a connection has taken the request.
+    pub(super) fn is_sent(&self) -> bool {
+        self.0.state.load(Ordering::Acquire) == SENT
     }
 
-    /// Takes it for a connection. Returns false where it was given up: then nothing of it may leave.
-    pub(super) fn take(&self) -> bool {
-        match self.decide(TAKEN) {
+    /// Marks the request as sent. Returns false if it was withdrawn: then none of it may leave.
+    pub(super) fn mark_sent(&self) -> bool {
+        match self.decide(SENT) {
             Ok(_) => {
                 if let Some(calls) = self.0.calls.get() {
-                    calls.note_taken();
+                    calls.note_sent();
                 }
                 true
             }
-            Err(state) => state == TAKEN,
+            Err(state) => state == SENT,
         }
     }
 
-    /// Gives it up. Returns false where a connection has taken it: then the upstream may act on it.
-    pub(super) fn give_up(&self) -> bool {
-        self.decide(GIVEN_UP).err() != Some(TAKEN)
+    /// Withdraws the request. Returns false if a connection has taken it: then the upstream may act on it.
+    pub(super) fn withdraw(&self) -> bool {
+        self.decide(WITHDRAWN).err() != Some(SENT)
     }
 
     fn decide(&self, state: u8) -> Result<u8, u8> {
-        self.0.state.compare_exchange(WAITS, state, Ordering::AcqRel, Ordering::Acquire)
+        self.0.state.compare_exchange(PENDING, state, Ordering::AcqRel, Ordering::Acquire)
     }
 }
 
-/// The calls that share a client's connection.
+/// Counts of the calls that share a client's connection.
 #[derive(Debug, Default)]
 pub(super) struct Calls {
     all: AtomicUsize,
-    /// Those that the connection has; a call of which nobody can tell counts as one.
-    running: AtomicUsize,
-    /// Those that the connection has taken, ever.
-    taken: AtomicUsize,
+    /// Calls on the connection. A call with a flag that is always set counts from its beginning.
+    in_flight: AtomicUsize,
+    /// Calls that the connection has ever taken.
+    sent: AtomicUsize,
 }
 
 impl Calls {
-    /// How many calls the connection has ever taken, if it has none now.
-    pub(super) fn taken_if_idle(&self) -> Option<usize> {
-        // In this order, and counted in this order: a call that is taken between the two shows in the first number next time.
-        let taken = self.taken.load(Ordering::Acquire);
-        Some(taken).filter(|_| self.running.load(Ordering::Acquire) == 0)
+    /// Returns the number of calls that the connection has ever taken, or `None` while calls are in flight.
+    pub(super) fn sent_if_idle(&self) -> Option<usize> {
+        // Read and counted in this order: a call that is sent between the two reads shows in the first number next time.
+        let sent = self.sent.load(Ordering::Acquire);
+        if self.in_flight.load(Ordering::Acquire) == 0 { Some(sent) } else { None }
     }
 
-    fn note_taken(&self) {
-        self.taken.fetch_add(1, Ordering::AcqRel);
-        self.running.fetch_add(1, Ordering::AcqRel);
+    fn note_sent(&self) {
+        self.sent.fetch_add(1, Ordering::AcqRel);
+        self.in_flight.fetch_add(1, Ordering::AcqRel);
     }
 }
 
-/// The place of one call among [`Calls`]; dropped when the call is over. A call that was not taken until then is given up.
+/// The place of one call among [`Calls`], dropped when the call is over. Dropping it withdraws a request that was not sent.
 #[derive(Debug)]
 pub struct Slot {
     calls: Arc<Calls>,
-    taken: Taken,
+    sent_flag: SentFlag,
 }
 
 impl Slot {
-    /// Takes one of `most` for the call that `taken` is of, if there is one left.
-    pub(super) fn take(calls: &Arc<Calls>, most: usize, taken: &Taken) -> Option<Self> {
-        let one_more = |all: usize| Some(all + 1).filter(|all| *all <= most);
+    /// Takes one of `most` slots for the call of `sent_flag`. Returns `None` if none is left.
+    pub(super) fn take(calls: &Arc<Calls>, most: usize, sent_flag: &SentFlag) -> Option<Self> {
+        let one_more = |all: usize| if all < most { Some(all + 1) } else { None };
         calls.all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok()?;
-        if taken.is_taken() {
-            calls.running.fetch_add(1, Ordering::AcqRel);
+        if sent_flag.is_sent() {
+            calls.in_flight.fetch_add(1, Ordering::AcqRel);
         } else {
-            taken.0.calls.get_or_init(|| calls.clone());
+            sent_flag.0.calls.get_or_init(|| calls.clone());
         }
-        Some(Self { calls: calls.clone(), taken: taken.clone() })
+        Some(Self { calls: calls.clone(), sent_flag: sent_flag.clone() })
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        if !self.taken.give_up() {
-            // May come before a connection on another thread has counted it: the number wraps, and is not 0 until then.
-            self.calls.running.fetch_sub(1, Ordering::AcqRel);
+        if !self.sent_flag.withdraw() {
+            // A connection on another thread may not have counted the call yet: the number then wraps, and is not 0 until it has.
+            self.calls.in_flight.fetch_sub(1, Ordering::AcqRel);
         }
         self.calls.all.fetch_sub(1, Ordering::Relaxed);
     }
@@ -117,32 +116,32 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_is_either_taken_or_given_up() {
-        let taken = Taken::default();
-        assert!(taken.take() && taken.take() && !taken.give_up() && taken.is_taken());
-        let given_up = Taken::default();
-        assert!(given_up.give_up() && given_up.give_up() && !given_up.take() && !given_up.is_taken());
-        assert!(!Taken::passing().give_up(), "bytes of it may have left");
+    fn a_request_is_either_sent_or_withdrawn() {
+        let sent_flag = SentFlag::default();
+        assert!(sent_flag.mark_sent() && sent_flag.mark_sent() && !sent_flag.withdraw() && sent_flag.is_sent());
+        let withdrawn = SentFlag::default();
+        assert!(withdrawn.withdraw() && withdrawn.withdraw() && !withdrawn.mark_sent() && !withdrawn.is_sent());
+        assert!(!SentFlag::always_sent().withdraw(), "bytes of it may have left");
     }
 
     #[test]
-    fn only_calls_that_a_connection_takes_count_as_taken() {
+    fn only_calls_that_a_connection_takes_count_as_sent() {
         let calls = Arc::default();
-        let [waits, leaves] = [Taken::default(), Taken::default()];
-        let slots = [&waits, &leaves].map(|taken| Slot::take(&calls, 2, taken).unwrap());
-        assert!(Slot::take(&calls, 2, &Taken::default()).is_none());
-        assert_eq!(calls.taken_if_idle(), Some(0));
+        let [waits, leaves] = [SentFlag::default(), SentFlag::default()];
+        let slots = [&waits, &leaves].map(|sent_flag| Slot::take(&calls, 2, sent_flag).unwrap());
+        assert!(Slot::take(&calls, 2, &SentFlag::default()).is_none());
+        assert_eq!(calls.sent_if_idle(), Some(0));
         let [first, second] = slots;
         drop(second);
-        assert!(!leaves.take(), "given up with its place");
-        assert_eq!(calls.taken_if_idle(), Some(0), "the one that left was not taken");
-        assert!(waits.take());
-        assert_eq!(calls.taken_if_idle(), None, "one runs");
+        assert!(!leaves.mark_sent(), "withdrawn with its slot");
+        assert_eq!(calls.sent_if_idle(), Some(0), "the one that left was not sent");
+        assert!(waits.mark_sent());
+        assert_eq!(calls.sent_if_idle(), None, "one runs");
         drop(first);
-        assert_eq!(calls.taken_if_idle(), Some(1));
-        let passing = Slot::take(&calls, 2, &Taken::passing());
-        assert_eq!(calls.taken_if_idle(), None, "one may run");
+        assert_eq!(calls.sent_if_idle(), Some(1));
+        let passing = Slot::take(&calls, 2, &SentFlag::always_sent());
+        assert_eq!(calls.sent_if_idle(), None, "one may run");
         drop(passing);
-        assert_eq!(calls.taken_if_idle(), Some(1));
+        assert_eq!(calls.sent_if_idle(), Some(1));
     }
 }

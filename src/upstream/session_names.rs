@@ -1,4 +1,4 @@
-//! Sessions under two names: what the server calls one, and what clients call it, with the owner before that.
+//! SessionNames under two names: what the server calls one, and what clients call it, with the owner before that.
 //!
 //! A balancer routes a session by its name alone, and so clients are told names that say whose server opened it
 //! (`replica.wrap_sessions`). Everything in the proxy goes by what clients say; only the server sees its own names: on their way up they
@@ -16,13 +16,13 @@ use crate::protocol::routing;
 
 /// The two names of sessions, where they have two.
 #[derive(Debug, Default)]
-pub(super) struct Sessions {
+pub(super) struct SessionNames {
     /// Whose server it is; `None`: both names are the same.
     owner: Option<Owner>,
     has_warned: AtomicBool,
 }
 
-impl Sessions {
+impl SessionNames {
     /// Those of this owner's server get its name.
     pub(super) fn wrapped_for(owner: Owner) -> Self {
         Self { owner: Some(owner), has_warned: AtomicBool::new(false) }
@@ -55,11 +55,11 @@ mod tests {
 
     const OWN: Owner = Owner(0xbad_cafe);
 
-    fn unwrapped<'a>(sessions: &Sessions, value: &'a HeaderValue) -> Option<&'a str> {
+    fn unwrapped<'a>(sessions: &SessionNames, value: &'a HeaderValue) -> Option<&'a str> {
         sessions.unwrapped(&names::MCP_SESSION_ID, value).map(|name| std::str::from_utf8(name).unwrap())
     }
 
-    fn wrapped(sessions: &Sessions, name: &str) -> String {
+    fn wrapped(sessions: &SessionNames, name: &str) -> String {
         let mut headers = HeaderMap::new();
         headers.insert(names::MCP_SESSION_ID, name.parse().unwrap());
         sessions.wrap(&mut headers);
@@ -68,7 +68,7 @@ mod tests {
 
     #[test]
     fn a_name_comes_down_wrapped_and_goes_up_as_it_was() {
-        let sessions = Sessions::wrapped_for(OWN);
+        let sessions = SessionNames::wrapped_for(OWN);
         for name in ["s", "a~b", "deadbeef~s", "0badcafe~s"] {
             let seen = wrapped(&sessions, name);
             assert_eq!(seen, format!("0badcafe~{name}"));
@@ -78,7 +78,7 @@ mod tests {
 
     #[test]
     fn what_says_another_owner_or_none_passes_as_it_is() {
-        let sessions = Sessions::wrapped_for(OWN);
+        let sessions = SessionNames::wrapped_for(OWN);
         for name in ["s", "deadbeef~s", "0badcafe~", "0badcafe", "0BADCAFE~s"] {
             assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(name).unwrap()), None, "{name}");
         }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn a_name_that_is_too_long_keeps_its_own() {
-        let sessions = Sessions::wrapped_for(OWN);
+        let sessions = SessionNames::wrapped_for(OWN);
         let longest = "s".repeat(1024 - "0badcafe~".len());
         assert_eq!(wrapped(&sessions, &longest).len(), 1024);
         let longer = format!("{longest}s");
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn nothing_is_wrapped_where_nobody_asked_for_it() {
-        let sessions = Sessions::default();
+        let sessions = SessionNames::default();
         assert_eq!(wrapped(&sessions, "s"), "s");
         assert_eq!(unwrapped(&sessions, &HeaderValue::from_static("0badcafe~s")), None);
     }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 
-use super::Received;
+use super::ResponseBody;
 use crate::clock;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
@@ -19,13 +19,13 @@ const BURST: Duration = Duration::from_micros(200);
 /// One SSE response of the upstream.
 #[derive(Debug)]
 pub(super) struct EventReader {
-    body: Received,
+    body: ResponseBody,
     decoder: Decoder,
     last_piece: Option<Instant>,
 }
 
 impl EventReader {
-    pub(super) fn new(body: Received, max_event_bytes: usize) -> Self {
+    pub(super) fn new(body: ResponseBody, max_event_bytes: usize) -> Self {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
     }
 

@@ -11,7 +11,7 @@ use http::header::AUTHORIZATION;
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
-use super::Received;
+use super::ResponseBody;
 use super::{Forwarded, Template, Upstream, synthetic};
 use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
@@ -32,7 +32,7 @@ pub enum Probed {
     /// Nothing: the upstream answers something else. It may not take the question, or not in this session.
     Inconclusive,
     /// The upstream refuses the token, in its own words, to this question.
-    Refused(Box<(Template, Response<Received>)>),
+    Refused(Box<(Template, Response<ResponseBody>)>),
     /// There was no answer that says anything.
     Unknown,
 }

@@ -16,57 +16,57 @@ use crate::event_log::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
 /// What a probe showed of a token is believed for so long.
-const SHOWN: Duration = Duration::from_secs(60);
+const PROBED_FOR: Duration = Duration::from_secs(60);
 /// So many subjects are remembered. Those whose tokens were accepted longest ago go first: their refreshed tokens are other callers'.
 const MAX_SUBJECTS: usize = 65_536;
 /// Of one subject, so many principals, the latest: a few clients with a few tokens each.
 const MAX_PRINCIPALS: usize = 8;
 /// So many probes are remembered. The oldest go first, and are made again.
-const MAX_SHOWN: usize = 16_384;
+const MAX_PROBED: usize = 16_384;
 
 /// A token in the session that it is used in: a server may take a token in one session and not in another.
-pub type Used = (Principal, Option<SessionId>);
+pub type TokenUse = (Principal, Option<SessionId>);
 
 /// What is known of tokens.
 #[derive(Debug, Default)]
-pub struct Tokens {
+pub struct TokenSubjects {
     accepted: DashMap<Subject, Vec<(Principal, Instant)>>,
-    shown: DashMap<Used, (bool, Instant)>,
+    probed: DashMap<TokenUse, (bool, Instant)>,
     /// The tokens that the upstream is being asked about: as many as there are requests at most.
-    asking: DashMap<Used, watch::Receiver<()>>,
+    probing: DashMap<TokenUse, watch::Receiver<()>>,
 }
 
 /// A question about a token that is under way. Dropped, it is over, and those who wait for it go on.
-pub struct Asking<'a> {
-    tokens: &'a Tokens,
-    used: Used,
+pub struct ProbeGuard<'a> {
+    tokens: &'a TokenSubjects,
+    used: TokenUse,
     over: watch::Sender<()>,
 }
 
-impl Asking<'_> {
+impl ProbeGuard<'_> {
     /// There was no answer that says anything: whoever waits need not ask as well.
-    pub fn end_unanswered(self) {
+    pub fn end_inconclusive(self) {
         self.over.send_replace(());
     }
 }
 
-impl Drop for Asking<'_> {
+impl Drop for ProbeGuard<'_> {
     fn drop(&mut self) {
-        self.tokens.asking.remove(&self.used);
+        self.tokens.probing.remove(&self.used);
     }
 }
 
 /// Another request's question about the same token.
-pub struct Waiting(watch::Receiver<()>);
+pub struct ProbeWaiter(watch::Receiver<()>);
 
-impl Waiting {
+impl ProbeWaiter {
     /// Waits until it is over; whether it was answered, or given up by a client that left.
     pub async fn is_answered(mut self) -> bool {
         self.0.changed().await.is_err()
     }
 }
 
-impl Tokens {
+impl TokenSubjects {
     /// The upstream answered 2xx to `principal`, whose token claims `subject`.
     pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
         if !self.accepted.contains_key(&subject) {
@@ -82,34 +82,34 @@ impl Tokens {
     }
 
     /// The other principals that were accepted under this claim, the latest first.
-    pub fn others(&self, subject: &Subject, than: &Principal) -> Vec<Principal> {
+    pub fn other_principals(&self, subject: &Subject, than: &Principal) -> Vec<Principal> {
         let Some(principals) = self.accepted.get(subject) else { return Vec::new() };
         principals.iter().rev().map(|(principal, _)| *principal).filter(|principal| principal != than).collect()
     }
 
     /// A probe showed whether a token, as it is used, is what it claims to be.
-    pub fn note_shown(&self, used: Used, is_genuine: bool, now: Instant) {
-        if !self.shown.contains_key(&used) {
-            make_room(&self.shown, MAX_SHOWN, |(_, at)| *at);
+    pub fn note_probed(&self, used: TokenUse, is_genuine: bool, now: Instant) {
+        if !self.probed.contains_key(&used) {
+            make_room(&self.probed, MAX_PROBED, |(_, at)| *at);
         }
-        self.shown.insert(used, (is_genuine, now));
+        self.probed.insert(used, (is_genuine, now));
     }
 
     /// What one showed lately.
-    pub fn shown(&self, used: &Used, now: Instant) -> Option<bool> {
-        let shown = self.shown.get(used)?;
-        let (is_genuine, at) = *shown;
-        (now.saturating_duration_since(at) < SHOWN).then_some(is_genuine)
+    pub fn probed(&self, used: &TokenUse, now: Instant) -> Option<bool> {
+        let probed = self.probed.get(used)?;
+        let (is_genuine, at) = *probed;
+        (now.saturating_duration_since(at) < PROBED_FOR).then_some(is_genuine)
     }
 
     /// The turn to ask about a token as it is used, unless somebody is at it.
-    pub fn ask(&self, used: Used) -> Result<Asking<'_>, Waiting> {
-        match self.asking.entry(used.clone()) {
-            Entry::Occupied(theirs) => Err(Waiting(theirs.get().clone())),
+    pub fn begin_probe(&self, used: TokenUse) -> Result<ProbeGuard<'_>, ProbeWaiter> {
+        match self.probing.entry(used.clone()) {
+            Entry::Occupied(theirs) => Err(ProbeWaiter(theirs.get().clone())),
             Entry::Vacant(vacant) => {
                 let (over, waiting) = watch::channel(());
                 vacant.insert(waiting);
-                Ok(Asking { tokens: self, used, over })
+                Ok(ProbeGuard { tokens: self, used, over })
             }
         }
     }
@@ -126,7 +126,7 @@ mod tests {
 
     #[test]
     fn the_others_of_a_subject_are_the_latest_few() {
-        let tokens = Tokens::default();
+        let tokens = TokenSubjects::default();
         let now = clock::now();
         let (one, two) = (Subject::from_hash([1; 16]), Subject::from_hash([2; 16]));
         for number in 0..=MAX_PRINCIPALS as u8 {
@@ -135,13 +135,13 @@ mod tests {
         tokens.note_accepted(one, principal(1), now);
         tokens.note_accepted(two, principal(100), now);
         let expected: Vec<_> = [1, 8, 7, 6, 5, 4, 3].map(principal).into();
-        assert_eq!(tokens.others(&one, &principal(2)), expected, "0 went for 8, 1 came again");
-        assert_eq!(tokens.others(&two, &principal(100)), []);
+        assert_eq!(tokens.other_principals(&one, &principal(2)), expected, "0 went for 8, 1 came again");
+        assert_eq!(tokens.other_principals(&two, &principal(100)), []);
     }
 
     #[test]
     fn subjects_are_bounded_and_those_of_long_ago_make_room() {
-        let tokens = Tokens::default();
+        let tokens = TokenSubjects::default();
         let start = clock::now();
         let subject = |number: usize| Subject::from_hash((number as u128).to_be_bytes());
         for number in 0..MAX_SUBJECTS {
@@ -152,38 +152,38 @@ mod tests {
         let late = subject(MAX_SUBJECTS);
         tokens.note_accepted(late, principal(1), later);
         assert!(tokens.accepted.len() < MAX_SUBJECTS);
-        let is_known = |subject: Subject| !tokens.others(&subject, &principal(2)).is_empty();
+        let is_known = |subject: Subject| !tokens.other_principals(&subject, &principal(2)).is_empty();
         assert!(is_known(late) && is_known(subject(0)) && is_known(subject(MAX_SUBJECTS - 1)));
         assert!(!is_known(subject(1)), "the oldest");
     }
 
     /// The token with this number, without a session.
-    fn used(number: usize) -> Used {
+    fn used(number: usize) -> TokenUse {
         (Principal::Known((number as u128).to_be_bytes()), None)
     }
 
     #[test]
     fn a_probe_is_believed_for_a_while_and_in_its_session() {
-        let tokens = Tokens::default();
+        let tokens = TokenSubjects::default();
         let now = clock::now();
-        tokens.note_shown(used(1), true, now);
-        tokens.note_shown(used(2), false, now);
-        let just_before = now + SHOWN - Duration::from_nanos(1);
-        assert_eq!(tokens.shown(&used(1), just_before), Some(true));
-        assert_eq!(tokens.shown(&used(2), just_before), Some(false));
-        assert_eq!(tokens.shown(&used(1), now + SHOWN), None);
-        assert_eq!(tokens.shown(&used(3), now), None);
-        assert_eq!(tokens.shown(&(used(1).0, SessionId::parse("s")), now), None, "a server may judge by the session");
+        tokens.note_probed(used(1), true, now);
+        tokens.note_probed(used(2), false, now);
+        let just_before = now + PROBED_FOR - Duration::from_nanos(1);
+        assert_eq!(tokens.probed(&used(1), just_before), Some(true));
+        assert_eq!(tokens.probed(&used(2), just_before), Some(false));
+        assert_eq!(tokens.probed(&used(1), now + PROBED_FOR), None);
+        assert_eq!(tokens.probed(&used(3), now), None);
+        assert_eq!(tokens.probed(&(used(1).0, SessionId::parse("s")), now), None, "a server may judge by the session");
     }
 
     #[test]
     fn probes_are_bounded_and_old_ones_make_room() {
-        let tokens = Tokens::default();
+        let tokens = TokenSubjects::default();
         let start = clock::now();
         let at = |number: usize| start + Duration::from_micros(number as u64);
-        (0..=MAX_SHOWN).for_each(|number| tokens.note_shown(used(number), true, at(number)));
-        assert!(tokens.shown.len() <= MAX_SHOWN);
-        assert_eq!(tokens.shown(&used(MAX_SHOWN), at(MAX_SHOWN)), Some(true), "the last one is remembered");
-        assert_eq!(tokens.shown(&used(0), at(MAX_SHOWN)), None, "the first one made room");
+        (0..=MAX_PROBED).for_each(|number| tokens.note_probed(used(number), true, at(number)));
+        assert!(tokens.probed.len() <= MAX_PROBED);
+        assert_eq!(tokens.probed(&used(MAX_PROBED), at(MAX_PROBED)), Some(true), "the last one is remembered");
+        assert_eq!(tokens.probed(&used(0), at(MAX_PROBED)), None, "the first one made room");
     }
 }

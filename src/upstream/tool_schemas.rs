@@ -28,7 +28,7 @@ impl Upstream {
             let mut cursor = None;
             for _ in 0..PAGES_MAX {
                 cursor = self.list_tools(parts, client, tokens, cursor.as_deref()).await;
-                if cursor.is_none() || self.learned().knows(tool) {
+                if cursor.is_none() || self.observed().knows(tool) {
                     return;
                 }
             }
@@ -59,7 +59,7 @@ impl Upstream {
         let messages = if is_sse { events(&body) } else { vec![body] };
         messages.iter().find_map(|message| {
             let Listed { tools, .. } = Listed::of(message, |name| tokens.tools.contains(name));
-            self.learned().note_tools(tools);
+            self.observed().note_tools(tools);
             jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
         })
     }

@@ -22,8 +22,8 @@ use super::connect::Connector;
 use super::http1;
 use super::interim::{Endless, Interim};
 use super::request::{Body, Template};
-use super::response_body::Received;
-use super::sent_flag::{Calls, Slot, Taken};
+use super::response_body::ResponseBody;
+use super::sent_flag::{Calls, SentFlag, Slot};
 use crate::body::Incoming;
 use crate::clock;
 use crate::event_log::Stream;
@@ -56,13 +56,13 @@ pub(super) enum Version {
 }
 
 /// All clients of one upstream.
-pub(super) struct Lanes {
+pub(super) struct Clients {
     connector: Connector,
     version: Version,
     pool_idle: Duration,
     http1: http1::Client,
-    first: Lane,
-    more: Mutex<Vec<Lane>>,
+    first: HyperClient,
+    more: Mutex<Vec<HyperClient>>,
 }
 
 /// Why there is no answer.
@@ -101,20 +101,20 @@ impl Error {
 }
 
 #[derive(Clone)]
-struct Lane {
+struct HyperClient {
     client: Client<Connector, Body>,
     calls: Arc<Calls>,
 }
 
-impl Lane {
+impl HyperClient {
     /// Resolves when the connection has had no call for `patience` and took none of those that wait. The call that `taken` is of is given
     /// up then.
-    async fn stuck(&self, taken: &Taken, patience: Duration) {
-        let mut before = self.calls.taken_if_idle();
-        while !taken.is_taken() {
+    async fn stuck(&self, sent_flag: &SentFlag, patience: Duration) {
+        let mut before = self.calls.sent_if_idle();
+        while !sent_flag.is_sent() {
             clock::sleep(patience).await;
-            let now = self.calls.taken_if_idle();
-            if now.is_some() && now == before && taken.give_up() {
+            let now = self.calls.sent_if_idle();
+            if now.is_some() && now == before && sent_flag.withdraw() {
                 return;
             }
             before = now;
@@ -123,10 +123,10 @@ impl Lane {
     }
 }
 
-impl Lanes {
+impl Clients {
     /// To the server that requests which name no host are for. Nothing is connected yet.
     pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
-        let first = lane(&connector, version, pool_idle);
+        let first = client(&connector, version, pool_idle);
         let http1 = http1::Client::new(connector.clone(), host.to_owned(), pool_idle);
         Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
@@ -137,9 +137,9 @@ impl Lanes {
         &self,
         template: &Template,
         target: &Uri,
-        taken: &Taken,
+        sent_flag: &SentFlag,
         sent: Option<&Arc<Stream>>,
-    ) -> Result<Response<Received>, Error> {
+    ) -> Result<Response<ResponseBody>, Error> {
         if self.is_http1() {
             let request = http1::Request {
                 method: template.method(),
@@ -149,16 +149,17 @@ impl Lanes {
             };
             // Nothing else decides on it while it is written: both are this task's.
             let on_sent = || {
-                taken.take();
+                sent_flag.mark_sent();
                 sent.into_iter().for_each(|stream| stream.note_sent());
             };
             match self.http1.send(request, on_sent).await {
                 Err(http1::Error::Http2) => {}
-                answered => return Ok(answered?.map(|body| Received::Http1(Box::new(body)))),
+                answered => return Ok(answered?.map(|body| ResponseBody::Http1(Box::new(body)))),
             }
         }
         // Boxed, because every call has room for whatever this may become.
-        let mut answer = Box::pin(self.send_by_hyper(template.to_request(target.clone(), taken, sent), taken)).await?;
+        let mut answer =
+            Box::pin(self.send_by_hyper(template.to_request(target.clone(), sent_flag, sent), sent_flag)).await?;
         *answer.headers_mut() = headers::unpinned(answer.headers());
         Ok(answer)
     }
@@ -173,32 +174,38 @@ impl Lanes {
     }
 
     /// Sends a request whose body passes through, and waits for the head.
-    pub(super) async fn forward(&self, request: Request<Body>) -> Result<Response<Received>, Error> {
-        self.send_by_hyper(request, &Taken::passing()).await
+    pub(super) async fn forward(&self, request: Request<Body>) -> Result<Response<ResponseBody>, Error> {
+        self.send_by_hyper(request, &SentFlag::always_sent()).await
     }
 
-    async fn send_by_hyper(&self, mut request: Request<Body>, taken: &Taken) -> Result<Response<Received>, Error> {
-        let (lane, slot) = match self.version {
+    async fn send_by_hyper(
+        &self,
+        mut request: Request<Body>,
+        sent_flag: &SentFlag,
+    ) -> Result<Response<ResponseBody>, Error> {
+        let (client, slot) = match self.version {
             Version::Http1 => (self.first.clone(), None),
             Version::Http2 | Version::Agreed => {
                 host_to_authority(&mut request);
-                self.free_lane(taken)
+                self.client_with_capacity(sent_flag)
             }
         };
         let interim = Interim::of(&mut request);
         let answered = tokio::select! {
             biased;
             endless = interim.over() => return Err(endless.into()),
-            answered = lane.client.request(request) => answered?,
-            () = lane.stuck(taken, self.connector.patience()) => return Err(Error::Stuck),
+            answered = client.client.request(request) => answered?,
+            () = client.stuck(sent_flag, self.connector.patience()) => return Err(Error::Stuck),
         };
         // What is answered has arrived, though the rest of it may still be asked for.
-        taken.take();
-        Ok(Incoming::of_response(answered, slot).map(Received::Hyper))
+        sent_flag.mark_sent();
+        Ok(Incoming::of_response(answered, slot).map(ResponseBody::Hyper))
     }
 
-    fn free_lane(&self, taken: &Taken) -> (Lane, Option<Slot>) {
-        let take = |lane: &Lane| Some((lane.clone(), Some(Slot::take(&lane.calls, CALLS_PER_CONNECTION, taken)?)));
+    fn client_with_capacity(&self, sent_flag: &SentFlag) -> (HyperClient, Option<Slot>) {
+        let take = |client: &HyperClient| {
+            Some((client.clone(), Some(Slot::take(&client.calls, CALLS_PER_CONNECTION, sent_flag)?)))
+        };
         if let Some(found) = take(&self.first) {
             return found;
         }
@@ -206,14 +213,14 @@ impl Lanes {
         if let Some(found) = more.iter().find_map(take) {
             return found;
         }
-        let lane = lane(&self.connector, self.version, self.pool_idle);
-        let slot = Slot::take(&lane.calls, CALLS_PER_CONNECTION, taken);
-        more.push(lane.clone());
-        (lane, slot)
+        let client = client(&self.connector, self.version, self.pool_idle);
+        let slot = Slot::take(&client.calls, CALLS_PER_CONNECTION, sent_flag);
+        more.push(client.clone());
+        (client, slot)
     }
 }
 
-fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
+fn client(connector: &Connector, version: Version, pool_idle: Duration) -> HyperClient {
     let mut builder = Client::builder(TokioExecutor::new());
     builder.pool_timer(TokioTimer::new()).pool_idle_timeout(pool_idle);
     if version != Version::Http1 {
@@ -226,7 +233,7 @@ fn lane(connector: &Connector, version: Version, pool_idle: Duration) -> Lane {
             .http2_keep_alive_timeout(PING_TIMEOUT)
             .http2_only(version == Version::Http2);
     }
-    Lane { client: builder.build(connector.clone()), calls: Arc::default() }
+    HyperClient { client: builder.build(connector.clone()), calls: Arc::default() }
 }
 
 /// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to

@@ -74,14 +74,15 @@ async fn calls_that_are_given_up_prolong_no_other_call() {
 async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
     for is_taken_first in [false, true] {
         let (upstream, _pipe) = upstream(|config| config.header_timeout = Some(PATIENCE));
-        let taken = Taken::default();
-        let mut body = Box::pin(template().to_request(Uri::from_static("http://there/mcp"), &taken, None).into_body());
+        let sent_flag = SentFlag::default();
+        let mut body =
+            Box::pin(template().to_request(Uri::from_static("http://there/mcp"), &sent_flag, None).into_body());
         let mut poll = async || std::future::poll_fn(|cx| body.as_mut().poll_frame(cx)).await.unwrap();
         if is_taken_first {
             poll().await.unwrap();
         }
         let sending = std::pin::pin!(std::future::pending());
-        let failure = upstream.answer(sending, &taken).await.unwrap_err();
+        let failure = upstream.answer(sending, &sent_flag).await.unwrap_err();
         assert_eq!(failure.code, ErrorCode::UpstreamTimeout);
         assert_eq!(failure.may_have_run, is_taken_first);
         if !is_taken_first {
@@ -93,9 +94,9 @@ async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
 #[tokio::test(start_paused = true)]
 async fn a_request_of_a_connection_that_is_stuck_is_handed_over_no_more() {
     let (upstream, _pipe) = upstream(|_| ());
-    let taken = Taken::default();
-    let _slot = upstream.lanes.free_lane(&taken);
-    let lane = upstream.lanes.first.clone();
-    lane.stuck(&taken, PATIENCE).await;
-    assert!(!taken.take(), "the client is told that it has not run");
+    let sent_flag = SentFlag::default();
+    let _slot = upstream.clients.client_with_capacity(&sent_flag);
+    let client = upstream.clients.first.clone();
+    client.stuck(&sent_flag, PATIENCE).await;
+    assert!(!sent_flag.mark_sent(), "the client is told that it has not run");
 }

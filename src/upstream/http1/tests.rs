@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream, DuplexStream, ReadBuf};
 
 use super::*;
-use crate::upstream::connect::{Dial, Dialing, Way, Wire};
+use crate::upstream::connect::{Dial, Dialing, Transport, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);
 /// What a pipe carries before somebody reads it.
@@ -43,7 +43,7 @@ fn client_over<const N: usize>(
         theirs
     });
     let config = crate::config::Config::for_upstream("http://there").unwrap().upstream;
-    let connector = Connector::new(Way::Dialed(pipes), &config).unwrap();
+    let connector = Connector::new(Transport::Dialed(pipes), &config).unwrap();
     (Client::new(connector, "there".into(), IDLE), servers)
 }
 

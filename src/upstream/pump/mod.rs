@@ -1,0 +1,433 @@
+//! One stream's upstream call, from the request to the seal.
+//!
+//! The pump begins with the request, owns the upstream response, and alone appends to the stream. Its loop reads from the upstream,
+//! passes the input to the stream machine, carries out the machine's effects, and sleeps until the machine's deadline. Absent: any
+//! dependence on a connected client. A client that disconnects or resumes only changes the machine's timers.
+
+mod plain_response;
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use http::header::CONTENT_ENCODING;
+use http::{HeaderMap, Response, StatusCode};
+use tracing::{Instrument, debug, info};
+
+use super::input::{InputSource, UpstreamInput};
+use super::metrics::Metrics;
+use super::refusals::Refusals;
+use super::response_observer::ResponseObserver;
+use super::sse_reader::{EventReader, Gathered};
+use super::synthetic;
+use super::{Credentials, ResponseBody, Template, Upstream};
+use crate::clock::{self, Alarm};
+use crate::event_log::{EventLog, Head, Subject, Writer};
+use crate::protocol::error::{ErrorCode, Failure, Side};
+use crate::protocol::headers;
+use crate::protocol::ids::StreamKind;
+use crate::protocol::jsonrpc::RequestId;
+use crate::protocol::stream::{Effect, Ending, Outcome, Phase};
+
+/// One call to be made.
+pub struct Call {
+    /// The request.
+    pub template: Arc<Template>,
+    /// Media types that the client accepts.
+    pub accept: headers::Accept,
+    /// Credentials of the caller.
+    pub credentials: Credentials,
+    /// Subject that the caller's token claims, or `None` if it claims none.
+    pub subject: Option<Subject>,
+    /// Observer of the response.
+    pub observer: ResponseObserver,
+    /// Size limit of an event, and of a JSON response that becomes one.
+    pub max_event_bytes: usize,
+}
+
+/// Runs one call.
+pub struct Pump {
+    upstream: Arc<Upstream>,
+    log: Arc<EventLog>,
+    metrics: Arc<Metrics>,
+    writer: Writer,
+    call: Call,
+    input: InputSource,
+    /// Refusals of the server's requests, or `None` before the first.
+    refusals: Option<Arc<Refusals>>,
+    /// Bytes received of an incomplete event, or of an incomplete response that becomes one.
+    arriving: usize,
+    began: Instant,
+    alarm: Alarm,
+}
+
+impl Drop for Pump {
+    fn drop(&mut self) {
+        self.metrics.observe_call_end();
+    }
+}
+
+impl Pump {
+    /// Begins the call; [`Self::run`] carries it through.
+    pub fn begin(
+        upstream: Arc<Upstream>,
+        log: Arc<EventLog>,
+        metrics: Arc<Metrics>,
+        writer: Writer,
+        call: Call,
+    ) -> Box<Self> {
+        metrics.observe_call();
+        let began = clock::now();
+        // Boxed, like the rarer steps below: futures are moved whole, and what holds this one should be small.
+        let mut pump = Box::new(Self {
+            upstream,
+            log,
+            metrics,
+            writer,
+            call,
+            input: InputSource::Idle,
+            refusals: None,
+            arriving: 0,
+            began,
+            alarm: Alarm::new(),
+        });
+        pump.send(pump.call.template.clone(), false);
+        pump
+    }
+
+    /// Until the stream is sealed or its answer passed.
+    pub async fn run(mut self: Box<Self>) {
+        loop {
+            self.do_effects().await;
+            if self.is_over() {
+                break;
+            }
+            let (deadline, may_read) = self.writer.agenda();
+            self.alarm.set(deadline);
+            tokio::select! {
+                // A drawn order would make each simulated run another one. The upstream is last, because it alone can be ready
+                // without end.
+                biased;
+                // Another task may have staged events.
+                () = self.writer.changed(may_read) => self.writer.update(|_, _| ()).await,
+                () = self.alarm.ring() => self.take_timeout().await,
+                input = self.input.next(), if may_read => self.take(input).await,
+            }
+        }
+        self.finish().await;
+    }
+
+    async fn take_timeout(&mut self) {
+        // One reading of the clock: the stream must be there before its first id is out.
+        let now = clock::now();
+        if self.writer.stream().look(|machine| machine.commits_by(now)) {
+            self.publish();
+        }
+        self.writer.update(|machine, _| machine.handle_timeout(now)).await;
+    }
+
+    /// Lets the stream be found, and says what it is.
+    fn publish(&self) {
+        let stream = self.writer.stream();
+        stream.name_call(self.call.template.body());
+        self.log.publish_once(stream);
+    }
+
+    fn is_over(&self) -> bool {
+        self.writer.stream().look(|machine| match machine.phase() {
+            Phase::Sealed { .. } => true,
+            Phase::Passed => matches!(self.input, InputSource::Idle),
+            Phase::Waiting | Phase::Open => false,
+        })
+    }
+
+    async fn finish(self: Box<Self>) {
+        // Another task may have ended the stream since the last update, and nobody has told its reader.
+        self.writer.update(|_, _| ()).await;
+        let stream = self.writer.stream();
+        let outcome = stream.look(|machine| match machine.phase() {
+            Phase::Sealed { outcome, .. } => Some((outcome, machine.failure(), machine.reader().is_attached())),
+            Phase::Waiting | Phase::Passed | Phase::Open => None,
+        });
+        if let Some((outcome, failure, attached)) = outcome {
+            self.writer.seal().await;
+            match stream.look(|machine| machine.policy().kind) {
+                StreamKind::Request => self.note_seal(outcome, failure, attached),
+                // No call, so nothing that could fail or be abandoned.
+                StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
+            }
+            if !stream.is_sent() {
+                // Nothing ran: a retry is a new call.
+                stream.forget_retries();
+            }
+            self.log.retain(stream);
+            if self.is_keyed() {
+                // One that ended before it had a head is no stream in the store.
+                Box::pin(self.log.keep_answer(stream, &stream.head_now())).await;
+            }
+        } else if stream.is_answer_unclaimed() {
+            stream.drop_unread_answer();
+            self.log.retain(stream);
+        }
+    }
+
+    /// What became of a call shows in log and metrics.
+    fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, attached: bool) {
+        let stream = self.writer.stream();
+        self.metrics.observe_seal(outcome, attached);
+        if failure.is_some_and(|failure| failure.code == ErrorCode::Abandoned) {
+            self.metrics.observe_abandoned();
+        }
+        if let Some(failure) = failure
+            && failure.code.side() == Side::Upstream
+        {
+            self.metrics.errors.observe_upstream_failure(failure.code);
+        }
+        stream.name_call(self.call.template.body());
+        let (name, summary) = (stream.call_name(), stream.summary(clock::now()));
+        info!(
+            stream.id = %stream.id(),
+            session = stream.binding().session_hash(),
+            method = name.map(|name| &*name.method),
+            tool = name.and_then(|name| name.tool.as_deref()),
+            duration_ms = summary.age.as_millis() as u64,
+            events = summary.events,
+            connections = summary.connections,
+            outcome = outcome.label(),
+            error = failure.map(|failure| failure.code.label()),
+            attached,
+            "call ended"
+        );
+    }
+
+    // ── effects ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async fn do_effects(&mut self) {
+        while let Some(effect) = self.writer.poll_effect() {
+            match effect {
+                Effect::Close => self.input = InputSource::Idle,
+                Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
+                Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
+                    ids.iter().for_each(|id| self.post_aside(synthetic::cancelled(id)));
+                }
+                Effect::AnnounceCancel(_) => {}
+                Effect::RefuseAsk(id) => self.refuse_ask(id),
+                Effect::TellGap => self.tell_gap().await,
+            }
+        }
+    }
+
+    async fn tell_gap(&mut self) {
+        let stream = self.writer.stream();
+        self.metrics.event_log.observe_gap();
+        info!(stream.id = %stream.id(), "the upstream cannot go on after its own event ID: events are lost");
+        let binding = stream.binding();
+        let session = binding.session.as_ref().and_then(|id| self.log.sessions().find(id, &binding.principal));
+        if session.is_some_and(|session| session.logs()) {
+            self.writer.update(|machine, now| machine.handle_message(b"message", &synthetic::gap_warning(), now)).await;
+        }
+    }
+
+    fn send(&mut self, template: Arc<Template>, again: bool) {
+        let upstream = self.upstream.clone();
+        let stream = self.writer.stream().clone();
+        let answer = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
+        self.input = InputSource::Sending { answer, again };
+    }
+
+    /// Refuses a question.
+    fn refuse_ask(&mut self, id: RequestId) {
+        let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
+        let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
+        self.refusals.get_or_insert_with(new).refuse(id);
+    }
+
+    /// Posts a message of our own beside the call; what becomes of it changes nothing.
+    fn post_aside(&self, message: Vec<u8>) {
+        let upstream = self.upstream.clone();
+        let template = synthetic::post(&self.call.template, message);
+        let sending = async move {
+            if let Err(failure) = upstream.send(&template, None).await {
+                debug!(?failure, "a message of the proxy's own did not reach the upstream");
+            }
+        };
+        tokio::spawn(sending.in_current_span());
+    }
+
+    // ── what the upstream sends ───────────────────────────────────────────────────────────────────────────────────────
+
+    async fn take(&mut self, input: UpstreamInput) {
+        match input {
+            UpstreamInput::Head { answer: Ok(response), again: false } => self.take_head(response).await,
+            UpstreamInput::Head { answer: Ok(response), again: true } => Box::pin(self.take_reopened(response)).await,
+            UpstreamInput::Head { answer: Err(failure), again } => self.take_failure(failure, again).await,
+            UpstreamInput::Piece(piece) => self.take_piece(piece).await,
+            UpstreamInput::End(ending) => self.end(ending).await,
+            UpstreamInput::Grown(bytes) => self.take_growth(bytes).await,
+            UpstreamInput::Body(collected) => self.log_collected(collected).await,
+        }
+    }
+
+    /// More of an answer has come, which is not whole.
+    async fn take_growth(&mut self, bytes: usize) {
+        self.note_arriving(bytes);
+        self.writer.update(|_, _| ()).await;
+    }
+
+    /// Counts what has come of an event that is not whole. Most events come whole, so that there is nothing to be told.
+    fn note_arriving(&mut self, bytes: usize) {
+        if std::mem::replace(&mut self.arriving, bytes) != bytes {
+            self.writer.note_arriving(bytes);
+        }
+    }
+
+    async fn end(&mut self, ending: Ending) {
+        self.input = InputSource::Idle;
+        self.note_arriving(0);
+        self.writer.update(|machine, now| machine.handle_upstream_end(ending, now)).await;
+    }
+
+    async fn take_piece(&mut self, piece: Bytes) {
+        let InputSource::Reading(reader) = &mut self.input else { return };
+        let Gathered { mut events, error, ending } = reader.gather(piece).await;
+        let held = if error.is_some() || ending.is_some() { 0 } else { reader.held() };
+        if self.call.observer.is_active() {
+            for event in &mut events {
+                event.data = self.observe(std::mem::take(&mut event.data));
+            }
+            Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
+        }
+        let bytes = events.iter().map(|event| event.data.len()).sum();
+        self.metrics.observe_events(events.len(), bytes);
+        if error.is_some() || ending.is_some() {
+            self.input = InputSource::Idle;
+        }
+        self.note_arriving(held);
+        // The events go with the closure, before the store is waited for: they are encoded by then.
+        self.writer
+            .update(move |machine, now| {
+                machine.reserve(events.len(), bytes);
+                for event in &events {
+                    machine.handle_event(event, now);
+                }
+                if error.is_some() {
+                    machine.handle_failure(Failure::after_send(ErrorCode::EventTooLarge), now);
+                } else if let Some(ending) = ending {
+                    machine.handle_upstream_end(ending, now);
+                }
+            })
+            .await;
+    }
+
+    async fn take_failure(&mut self, failure: Failure, again: bool) {
+        self.input = InputSource::Idle;
+        if again {
+            self.end(Ending::Unavailable).await;
+            return self.note_failure(failure.code, again);
+        }
+        let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
+        self.note_failure(failure.code, again);
+        if tellable {
+            // Nothing ran: a retry is a new call.
+            if !failure.may_have_run {
+                self.writer.stream().forget_retries();
+            }
+            self.settle(Head::Failed(failure)).await;
+        }
+    }
+
+    /// Publishes a head that is the whole answer; that of a call with a key once the store has it.
+    async fn settle(&mut self, head: Head) {
+        if self.is_keyed() {
+            Box::pin(self.log.keep_answer(self.writer.stream(), &head)).await;
+        }
+        self.writer.set_head(head);
+    }
+
+    fn is_keyed(&self) -> bool {
+        self.writer.stream().body().is_some()
+    }
+
+    /// What failed shows once: what ended a stream does when it is sealed.
+    fn note_failure(&self, code: ErrorCode, again: bool) {
+        let stream = self.writer.stream();
+        if stream.look(|machine| machine.failure().is_none()) {
+            self.metrics.errors.observe_upstream_failure(code);
+            info!(stream.id = %stream.id(), error = code.label(), again, "upstream call failed");
+        }
+    }
+
+    async fn take_head(&mut self, mut response: Box<Response<ResponseBody>>) {
+        self.metrics.observe_head(clock::now().saturating_duration_since(self.began));
+        self.note_response(&response);
+        self.call.observer.open_session(&mut response, &self.log);
+        headers::remove_hop_by_hop(response.headers_mut());
+        if response.status().is_success() && headers::is_sse(response.headers()) {
+            self.take_stream(response).await;
+        } else {
+            self.take_plain_response(response).await;
+        }
+    }
+
+    /// The upstream goes on with the stream, or will not.
+    async fn take_reopened(&mut self, response: Box<Response<ResponseBody>>) {
+        let status = response.status();
+        if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
+            self.input =
+                InputSource::Reading(Box::new(EventReader::new(response.into_body(), self.call.max_event_bytes)));
+            self.writer.update(|machine, _| machine.handle_stream_head()).await;
+            return;
+        }
+        let is_standalone = self.writer.stream().look(|machine| machine.policy().kind == StreamKind::Standalone);
+        let ending = match status {
+            // The old stream lingers, or the server is away or busy.
+            StatusCode::CONFLICT
+            | StatusCode::TOO_MANY_REQUESTS
+            | StatusCode::BAD_GATEWAY
+            | StatusCode::SERVICE_UNAVAILABLE
+            | StatusCode::GATEWAY_TIMEOUT
+                if is_standalone =>
+            {
+                Ending::Unavailable
+            }
+            refused => Ending::Refused(refused.as_u16()),
+        };
+        self.end(ending).await;
+    }
+
+    async fn take_stream(&mut self, response: Box<Response<ResponseBody>>) {
+        let (mut parts, body) = response.into_parts();
+        if is_compressed(&parts.headers) {
+            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+        }
+        headers::sse_downstream(&mut parts.headers);
+        self.input = InputSource::Reading(Box::new(EventReader::new(body, self.call.max_event_bytes)));
+        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+            self.publish();
+            self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
+        }
+    }
+
+    /// Notes the upstream's judgement of the caller and the CORS headers, for later responses of the proxy's own.
+    fn note_response(&self, response: &Response<ResponseBody>) {
+        let observed = self.upstream.observed();
+        observed.note_status(self.call.credentials, response.status(), clock::now());
+        if response.status().is_success()
+            && let Some(subject) = self.call.subject
+        {
+            observed.tokens().note_accepted(subject, self.call.credentials.principal, clock::now());
+        }
+        if let Some(origin) = self.call.template.origin() {
+            observed.note_cors(origin, response.headers(), clock::now());
+        }
+    }
+
+    /// Observes a message of the response. Returns the message for the client.
+    fn observe(&mut self, message: Bytes) -> Bytes {
+        self.call.observer.observe(message, &self.upstream, &self.log, &self.call.credentials)
+    }
+}
+
+fn is_compressed(headers: &HeaderMap) -> bool {
+    headers.get(CONTENT_ENCODING).is_some_and(|encoding| !encoding.as_bytes().eq_ignore_ascii_case(b"identity"))
+}

@@ -1,0 +1,161 @@
+//! Responses of the upstream that are no stream: passed to the client, or logged as an event.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderValue, Response, StatusCode};
+
+use super::super::ResponseBody;
+use super::super::body::{keep, passing_body};
+use super::super::input::{Collected, InputSource, refused_by};
+use super::{Call, Pump, is_compressed};
+use crate::event_log::{Head, Plain};
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::protocol::jsonrpc::{self, Message};
+use crate::protocol::stream::Ending;
+
+/// Size limit of a JSON response that is kept for a retry. A larger one streams.
+const KEPT_MAX: usize = 64 * 1024;
+/// Time limit for a JSON response to be complete. After it the response streams, at any size.
+const KEPT_WAIT: Duration = Duration::from_millis(500);
+/// The same limit for a response that is observed, or has an idempotency key.
+const OBSERVED_WAIT: Duration = Duration::from_secs(10);
+
+impl Pump {
+    /// Takes the head of a response that is no stream. The response passes as it is, or becomes an event if the client has a stream
+    /// already or accepts nothing else.
+    pub(super) async fn take_plain_response(&mut self, response: Box<Response<ResponseBody>>) {
+        self.input = InputSource::Idle;
+        let json = headers::is_json(response.headers());
+        if response.status().is_success() && json && !self.call.accept.json && self.call.accept.sse {
+            return Box::pin(self.convert_to_event(response)).await;
+        }
+        if self.writer.update(|machine, _| machine.handle_plain_head()).await {
+            self.pass_response(response).await;
+        } else {
+            self.collect_body(response.status(), json, response.into_body());
+        }
+    }
+
+    /// Opens a stream for a client that accepts SSE only: the JSON response becomes its one event.
+    async fn convert_to_event(&mut self, response: Box<Response<ResponseBody>>) {
+        let (mut parts, body) = response.into_parts();
+        if is_compressed(&parts.headers) {
+            return self.take_failure(Failure::after_send(ErrorCode::UpstreamGarbage), false).await;
+        }
+        headers::sse_downstream(&mut parts.headers);
+        parts.headers.insert(http::header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+        if self.writer.update(|machine, _| machine.handle_stream_head()).await {
+            self.publish();
+            self.writer.set_head(Head::Stream(parts.status, Arc::new(parts.headers)));
+        }
+        self.collect_body(parts.status, true, body);
+    }
+
+    /// Collects the body as input of the pump's loop, so that timers and cancellations go on meanwhile.
+    fn collect_body(&mut self, status: StatusCode, json: bool, body: ResponseBody) {
+        let limit = self.call.max_event_bytes;
+        self.input = InputSource::collecting(status, if json { Some(body) } else { None }, limit);
+    }
+
+    /// Logs a collected response. A JSON-RPC body of any status is the message for its request; anything else is the proxy's error.
+    pub(super) async fn log_collected(&mut self, Collected { status, body }: Collected) {
+        self.input = InputSource::Idle;
+        let refused = refused_by(status);
+        let body = body.and_then(|body| self.as_owed_response(body).ok_or(refused)).map(|body| self.observe(body));
+        Box::pin(self.call.observer.save_session(&self.log, &self.call.credentials)).await;
+        self.note_arriving(0);
+        self.writer
+            .update(|machine, now| match body {
+                Ok(body) => {
+                    machine.handle_message(b"message", &body, now);
+                    machine.handle_upstream_end(Ending::Clean, now);
+                }
+                Err(code) => {
+                    let failure = Failure { http_status: Some(status.as_u16()), ..Failure::after_send(code) };
+                    machine.handle_failure(failure, now);
+                }
+            })
+            .await;
+    }
+
+    /// Returns a JSON body as the response that this stream owes, or `None` if it is none. An error that names no request, such as the
+    /// one for an unknown session, is the response to the only request there is.
+    fn as_owed_response(&self, body: Bytes) -> Option<Bytes> {
+        let messages = jsonrpc::peek(&body).ok()?;
+        self.writer.stream().look(|machine| {
+            // A cancelled request may still be answered.
+            let answers = |message: &Message| match message {
+                Message::Response { id: Some(id), .. } => machine.debts().is_unanswered(id),
+                Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
+            };
+            if messages.messages().iter().any(answers) {
+                return Some(body.clone());
+            }
+            let mut unanswered = machine.debts().unanswered();
+            match (messages.messages(), unanswered.next(), unanswered.next()) {
+                ([Message::Response { id: None, is_error: true }], Some(only), None) => {
+                    jsonrpc::address_error(&body, only).map(Into::into)
+                }
+                _ => None,
+            }
+        })
+    }
+
+    async fn pass_response(&mut self, response: Box<Response<ResponseBody>>) {
+        let (mut parts, mut body) = response.into_parts();
+        if shows_nothing_ran(parts.status) {
+            // A retry of a call that was refused as a whole is a new call.
+            self.writer.stream().forget_retries();
+        }
+        self.upstream.rewrite_location(&mut parts.headers);
+        headers::expose_ours(&mut parts.headers);
+        let mut kept = BytesMut::new();
+        let (limit, wait) = if self.call.observer.is_active() {
+            // A response that opens a session is read whole: its record must exist before the client uses it. So is a list that is edited.
+            (self.call.max_event_bytes, OBSERVED_WAIT)
+        } else if self.is_keyed() {
+            (KEPT_MAX, OBSERVED_WAIT)
+        } else {
+            (KEPT_MAX, KEPT_WAIT)
+        };
+        let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit, &self.writer)).await;
+        let plain = match complete {
+            Ok(Ok(true)) => {
+                let kept = kept.freeze();
+                let body = if self.call.observer.is_active() && !is_compressed(&parts.headers) {
+                    let Call { observer, credentials, .. } = &mut self.call;
+                    let headers = &mut parts.headers;
+                    Box::pin(observer.observe_whole(headers, kept, &self.upstream, &self.log, credentials)).await
+                } else {
+                    kept
+                };
+                Plain::kept(parts.status, parts.headers, body)
+            }
+            Ok(Ok(false)) | Err(_) => {
+                // A key still finds the call, with an error in place of its response: the tool does not run again.
+                if !self.is_keyed() {
+                    self.writer.stream().forget_retries();
+                }
+                let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
+                let body = passing_body(self.writer.counted(kept), body, timeout.map(|timeout| self.began + timeout));
+                Plain::passing(parts.status, parts.headers, body)
+            }
+            Ok(Err(_)) => {
+                let failure = Failure::after_send(ErrorCode::UpstreamBroke);
+                self.note_failure(failure.code, false);
+                self.writer.note_arriving(0);
+                return self.settle(Head::Failed(failure)).await;
+            }
+        };
+        self.settle(Head::Plain(Arc::new(plain))).await;
+    }
+}
+
+/// Returns true if a response of this status shows that no tool ran. A server error may come after one ran, or instead of its result.
+fn shows_nothing_ran(status: StatusCode) -> bool {
+    let is_failure = status.is_server_error() && status != StatusCode::SERVICE_UNAVAILABLE;
+    !status.is_success() && !is_failure
+}

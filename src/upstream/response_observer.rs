@@ -1,0 +1,117 @@
+//! Facts that the proxy takes from the response to one call, before the client gets it.
+//!
+//! Owned here: the session that a response to `initialize` opens, and the edit of a list of tools. Invariant: the store has a session's
+//! record before the client can use the session. Absent: what is remembered of responses ([`super::observed`]).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::header::{CONTENT_LENGTH, ETAG};
+use http::{HeaderMap, HeaderValue, Response};
+
+use super::{Credentials, ResponseBody, Upstream};
+use crate::config::ResumeTokens;
+use crate::event_log::{EventLog, Opened};
+use crate::protocol::dialect::resume_tokens::Listed;
+use crate::protocol::headers::{self, SessionId};
+use crate::protocol::ids::IssuedSession;
+use crate::protocol::jsonrpc;
+
+/// Observer of one call's response. Most calls need none.
+#[derive(Clone, Debug, Default)]
+pub struct ResponseObserver {
+    /// Facts about the client of a call that carries `initialize`: its response opens a session.
+    initialize: Option<IssuedSession>,
+    /// Tools that may be answered in slices, for a call that lists tools: the list shows which can, and tells the client.
+    tools: Option<Arc<ResumeTokens>>,
+    /// Session named by the head of a response to `initialize`.
+    session: Option<SessionId>,
+    /// Record of that session, until the store has it.
+    unsaved: Option<Opened>,
+}
+
+impl ResponseObserver {
+    /// Creates the observer of a call that carries `initialize`, or lists `tools` that may be answered in slices, or neither.
+    pub fn new(initialize: Option<IssuedSession>, tools: Option<Arc<ResumeTokens>>) -> Self {
+        Self { initialize, tools, session: None, unsaved: None }
+    }
+
+    /// Returns true if the response has to be read before it passes.
+    pub(super) fn is_active(&self) -> bool {
+        self.initialize.is_some() || self.tools.is_some()
+    }
+
+    /// Takes the session from the head of a response to `initialize`. If the upstream names none, a client that declared a dialect gets
+    /// one that the proxy issues: the declaration must be known of its later calls.
+    pub(super) fn open_session(&mut self, response: &mut Response<ResponseBody>, log: &EventLog) {
+        let Some(initialize) = &self.initialize else { return };
+        self.session = SessionId::from_headers(response.headers());
+        if self.session.is_some() || !initialize.declared.is_any() || !response.status().is_success() {
+            return;
+        }
+        let issued = log.issue_session(initialize);
+        let value = issued.as_ref().and_then(|id| HeaderValue::from_str(id.as_str()).ok());
+        if let Some(value) = value {
+            response.headers_mut().insert(headers::names::MCP_SESSION_ID, value);
+            self.session = issued;
+        }
+    }
+
+    /// Observes one message of the response. Returns the message for the client.
+    pub(super) fn observe(
+        &mut self,
+        message: Bytes,
+        upstream: &Upstream,
+        log: &EventLog,
+        credentials: &Credentials,
+    ) -> Bytes {
+        if self.initialize.is_some() {
+            self.note_initialized(&message, log, credentials);
+        }
+        let Some(tokens) = &self.tools else { return message };
+        let Listed { tools, edited } = Listed::of(&message, |name| tokens.tools.contains(name));
+        upstream.observed().note_tools(tools);
+        edited.map_or(message, Bytes::from)
+    }
+
+    /// Observes a response that is one message. Returns the message for the client, once the store has the session that it opens, and
+    /// adapts `headers` if the message was edited.
+    pub(super) async fn observe_whole(
+        &mut self,
+        headers: &mut HeaderMap,
+        message: Bytes,
+        upstream: &Upstream,
+        log: &EventLog,
+        credentials: &Credentials,
+    ) -> Bytes {
+        let edited = self.observe(message.clone(), upstream, log, credentials);
+        self.save_session(log, credentials).await;
+        if edited != message {
+            headers.remove(ETAG);
+            headers.insert(CONTENT_LENGTH, edited.len().into());
+        }
+        edited
+    }
+
+    /// Records the session that the result of `initialize` opens, before the client can use it.
+    fn note_initialized(&mut self, message: &[u8], log: &EventLog, credentials: &Credentials) {
+        if let Some(session) = &self.session
+            && let Some(initialized) = jsonrpc::initialize_result(message)
+            && let Some(version) = headers::ProtocolVersion::parse(&initialized.protocol_version)
+        {
+            let declared = self.initialize.as_ref().map(|initialize| initialize.declared).unwrap_or_default();
+            let opened = Opened { version, logging: initialized.logging, declared };
+            if log.has_store() {
+                self.unsaved = Some(opened.clone());
+            }
+            log.sessions().record(session.clone(), credentials.principal, opened);
+        }
+    }
+
+    /// Saves a session that was recorded, before the client can use it on any replica.
+    pub(super) async fn save_session(&mut self, log: &EventLog, credentials: &Credentials) {
+        if let (Some(opened), Some(session)) = (self.unsaved.take(), &self.session) {
+            log.save_session(session, &credentials.principal, &opened).await;
+        }
+    }
+}
