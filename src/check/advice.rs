@@ -1,7 +1,7 @@
-//! What follows from the facts: what the proxy adds, what clients must know, what to watch, what is still unknown.
+//! Advice that follows from the facts: additions of the proxy, notes for clients, warnings, open questions.
 //!
-//! One function for each, each a flat table of conditions and sentences. A sentence is true of this version of the proxy, or was
-//! measured with the clients it names.
+//! Each has one function, a flat table of conditions and sentences. A sentence is true of this version of the proxy, or
+//! was measured with the clients that it names.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::config::{Config, HostHeader};
 /// A sentence, and whether it is to be said.
 type Row = (bool, String);
 
-/// What the proxy adds in front of it.
+/// Returns the features that the proxy adds in front of the server.
 pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
     if facts.mcp_resume || !Verdict::of(facts).can_stand_in_front() {
         return Vec::new();
@@ -67,7 +67,7 @@ pub(super) fn adds(facts: &Facts, config: &Config) -> Vec<String> {
     ])
 }
 
-/// What its clients must know.
+/// Returns the notes for the server's clients.
 pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
     if !Verdict::of(facts).can_stand_in_front() {
         return Vec::new();
@@ -116,7 +116,7 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
         ),
         (
             is_anonymous && has_sessions(facts),
-            "of a caller without credentials, whoever has the session's id and an event's id can read the stream: keep both \
+            "the stream of a caller without credentials can be read with the session's id and an event's id: keep both \
              out of logs"
                 .to_owned(),
         ),
@@ -143,7 +143,7 @@ fn unsliced<'a>(facts: &'a Facts, config: &Config) -> Vec<&'a str> {
     structured.filter(|name| tokens.tools.iter().any(|tool| printable(tool) == *name)).collect()
 }
 
-/// What to watch when the proxy stands in front of it.
+/// Returns the warnings for a proxy in front of the server.
 pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     let useful = Verdict::of(facts).can_stand_in_front();
     let is_checked = matches!(facts.foreign_host, Guard::Refused { .. });
@@ -197,7 +197,7 @@ pub(super) fn warnings(facts: &Facts, config: &Config) -> Vec<String> {
     said(rows)
 }
 
-/// What could not be found out, and how it could be.
+/// Returns the open questions, each with a way to settle it.
 pub(super) fn unknown(facts: &Facts) -> Vec<String> {
     let speaks = facts.contact == Contact::Speaks;
     let run = facts.tool.as_ref();
@@ -228,7 +228,7 @@ pub(super) fn unknown(facts: &Facts) -> Vec<String> {
     ])
 }
 
-/// Which header a server that refuses is to be shown.
+/// Returns the header that a server which refuses should be sent.
 fn credentials(facts: &Facts) -> String {
     let scheme = match &facts.contact {
         Contact::Refused { scheme, .. } => scheme.as_deref(),
@@ -254,7 +254,7 @@ fn said(rows: impl IntoIterator<Item = Row>) -> Vec<String> {
     rows.into_iter().filter_map(|(holds, line)| holds.then_some(line)).collect()
 }
 
-/// Whether answers, or the tool's, came as JSON.
+/// Returns true if responses, or the tool's, came as JSON.
 fn answers_json(facts: &Facts) -> bool {
     let forms = [
         facts.legacy.as_ref().map(|legacy| legacy.answers),
@@ -338,7 +338,11 @@ mod tests {
                 |facts| facts.tool = Some(ToolRun { answers: Form::Json, ..run() }),
                 "a client that is cut before the first byte",
             ),
-            (clients, |facts| legacy(facts).session = true, "of a caller without credentials, whoever has"),
+            (
+                clients,
+                |facts| legacy(facts).session = true,
+                "the stream of a caller without credentials can be read with",
+            ),
             (warnings, |facts| facts.oauth = vec![document(true)], "/.well-known/x names the server's own origin"),
             (warnings, |facts| facts.http_sse = vec!["/sse".to_owned()], "HTTP+SSE of 2024-11-05 at /sse"),
             (warnings, |facts| facts.foreign_host = refused(), "the server checks Host, but"),

@@ -57,7 +57,7 @@ pub(super) enum Failed {
     Broke,
 }
 
-/// Where a client leaves.
+/// Point at which a client leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Cut {
     /// Nowhere.
@@ -70,7 +70,7 @@ pub(super) enum Cut {
     AfterMessage,
 }
 
-/// What a client waits for, and how.
+/// Extent of a wait for a response.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Listen {
     /// The request whose response ends the wait.
@@ -80,9 +80,9 @@ pub(super) struct Listen {
     pub(super) cut: Cut,
 }
 
-/// What was heard of an answer until its response, its end, the cut or the limit.
+/// Part of a response received before its end, the cut or the limit.
 #[derive(Clone, Debug)]
-pub(super) struct Heard {
+pub(super) struct Observation {
     pub(super) status: StatusCode,
     pub(super) form: Form,
     /// Of the head, without parameters.
@@ -96,7 +96,7 @@ pub(super) struct Heard {
     pub(super) redirects: bool,
     /// The ids of the events, in order.
     pub(super) ids: Vec<Bytes>,
-    /// Whether the first event had an id and no data.
+    /// True if the first event had an id and no data.
     pub(super) primed: bool,
     /// Messages, the response included.
     pub(super) messages: usize,
@@ -104,7 +104,7 @@ pub(super) struct Heard {
     pub(super) was_cut: bool,
 }
 
-impl Heard {
+impl Observation {
     /// The result, if the response is one: an object in every revision.
     pub(super) fn result(&self) -> Option<&Value> {
         self.response.as_ref()?.get("result").filter(|result| result.is_object())
@@ -115,8 +115,8 @@ impl Heard {
         self.response.as_ref()?.get("error")?.get("code")?.as_i64()
     }
 
-    /// Whether an event came twice, alone or after `before`.
-    pub(super) fn repeats(&self, before: &Heard) -> bool {
+    /// Returns true if an event came twice, alone or after `before`.
+    pub(super) fn repeats(&self, before: &Observation) -> bool {
         let mut seen: HashSet<&Bytes> = before.ids.iter().collect();
         // A resumed connection may begin with an empty event that names the place again.
         self.ids.iter().skip(usize::from(self.primed)).any(|id| !seen.insert(id))
@@ -128,7 +128,7 @@ pub(super) struct Client {
     upstream: Upstream,
     foreign: Upstream,
     peer: Forwarded,
-    /// What a client of the proxy's would say; it reaches the upstream where `upstream.host` says so.
+    /// `Host` of the proxy's clients; it reaches the upstream if `upstream.host` says so.
     host: Option<HeaderValue>,
     headers: HeaderMap,
 }
@@ -145,13 +145,13 @@ impl Client {
         })
     }
 
-    /// Whether there are headers of the user's, which may be credentials.
+    /// Returns true if the user gave headers, which may be credentials.
     pub(super) fn has_headers(&self) -> bool {
         !self.headers.is_empty()
     }
 
-    /// Sends a request and listens to its answer. Whatever is not listened to any more is closed.
-    pub(super) async fn ask(&self, request: Request, listen: Listen) -> Result<Heard, Failed> {
+    /// Sends a request and reads its response. A response that is read no further is closed.
+    pub(super) async fn ask(&self, request: Request, listen: Listen) -> Result<Observation, Failed> {
         let until = clock::now() + listen.limit;
         let answer = before(until, self.send(request)).await.ok_or(Failed::Silent)??;
         let (parts, body) = answer.into_parts();
@@ -269,7 +269,7 @@ impl Pieces {
         serde_json::from_slice(&whole).ok()
     }
 
-    async fn listen(&mut self, heard: &mut Heard, listen: Listen) {
+    async fn listen(&mut self, heard: &mut Observation, listen: Listen) {
         let mut decoder = Decoder::new(MAX_ANSWER);
         let mut events = 0;
         while let Some(piece) = self.next().await {
@@ -284,7 +284,7 @@ impl Pieces {
     }
 }
 
-impl Heard {
+impl Observation {
     /// Takes an event; true when nothing after it is wanted.
     fn take(&mut self, event: Event, first: bool, listen: Listen) -> bool {
         let id = event.id.filter(|id| !id.is_empty());
@@ -307,10 +307,10 @@ impl Heard {
     }
 }
 
-fn head(status: StatusCode, headers: &HeaderMap) -> Heard {
+fn head(status: StatusCode, headers: &HeaderMap) -> Observation {
     let challenge = headers.get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let scheme = challenge.as_deref().and_then(|challenge| challenge.split([' ', ',']).next());
-    Heard {
+    Observation {
         status,
         form: form(headers),
         content_type: media_type(headers).map(|text| printable(&text)),

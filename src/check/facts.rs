@@ -1,4 +1,4 @@
-//! What was found out. Plain data: no judgement, no secret, and texts of the server's only after [`printable`].
+//! Findings of the probe. Plain data: no judgement, no secret, and texts of the server's only after [`printable`].
 
 use serde::Serialize;
 
@@ -7,37 +7,37 @@ use serde::Serialize;
 pub struct Facts {
     /// The endpoint, without its query.
     pub upstream: String,
-    /// What became of the first requests.
+    /// Outcome of the first requests.
     pub contact: Contact,
-    /// What the server calls itself.
+    /// Name and version of the server.
     pub server: Option<Identity>,
     /// 2025-03-26 to 2025-11-25.
     pub legacy: Option<Legacy>,
     /// 2026-07-28 and later.
     pub modern: Option<Modern>,
-    /// Its tools, where they could be listed.
+    /// Tools, if they could be listed.
     pub tools: Option<Tools>,
-    /// What a resume with the server's own event ids brings.
+    /// Outcome of a resume with the server's own event IDs.
     pub resumption: Resumption,
     /// The tool that the user named, run once to its end.
     pub tool: Option<ToolRun>,
-    /// What becomes of a request with a `Host` that is not the server's.
+    /// Reaction to a request with a foreign `Host`.
     pub foreign_host: Guard,
-    /// What becomes of a request with an `Origin` that is not the server's.
+    /// Reaction to a request with a foreign `Origin`.
     pub foreign_origin: Guard,
-    /// What becomes of a POST without credentials.
+    /// Reaction to a POST without credentials.
     pub anonymous: Guard,
     /// OAuth documents of the origin.
     pub oauth: Vec<Document>,
-    /// Whether the server stopped answering, so that not everything was asked.
+    /// True if the server stopped answering, so that some questions remain open.
     pub fell_silent: bool,
     /// Paths where HTTP+SSE of 2024-11-05 answers.
     pub http_sse: Vec<String>,
-    /// Whether an mcp-resume answers there.
+    /// True if an mcp-resume answers there.
     pub mcp_resume: bool,
     /// Another path where an MCP endpoint answers, where the one that was asked for has none.
     pub endpoint_at: Option<String>,
-    /// Whether the user gave headers.
+    /// True if the user gave headers.
     pub with_headers: bool,
     /// The tool that the user named, if the server has none of that name.
     pub unknown_tool: Option<String>,
@@ -68,7 +68,8 @@ impl Facts {
         }
     }
 
-    /// Whether anything was seen that a long call of this server could be resumed by, or not: a stream of events, or the tool's answer.
+    /// Returns true if the probe saw a stream of events or the tool's response: evidence of the resumption of long
+    /// calls.
     pub fn has_evidence(&self) -> bool {
         let forms =
             [self.legacy.as_ref().map(|legacy| legacy.answers), self.modern.as_ref().map(|modern| modern.answers)];
@@ -76,7 +77,7 @@ impl Facts {
         has_run || forms.contains(&Some(Form::EventStream))
     }
 
-    /// Whether any answer had an event with an id.
+    /// Returns true if any response had an event with an id.
     pub fn is_numbered(&self) -> bool {
         let legacy = self.legacy.as_ref().is_some_and(|legacy| legacy.numbered);
         let modern = self.modern.as_ref().is_some_and(|modern| modern.numbered);
@@ -84,7 +85,7 @@ impl Facts {
     }
 }
 
-/// What became of the first requests.
+/// Outcome of the first requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Contact {
@@ -109,7 +110,7 @@ pub enum Contact {
     Broke,
     /// 401 or 403.
     Refused {
-        /// Which.
+        /// Status code.
         status: u16,
         /// The scheme that `WWW-Authenticate` names.
         scheme: Option<String>,
@@ -118,56 +119,56 @@ pub enum Contact {
     Declined {
         /// The status it came with.
         status: u16,
-        /// Its code.
+        /// Error code.
         code: i64,
     },
     /// Any other answer that is no MCP.
     NotMcp {
-        /// Its status.
+        /// Status code.
         status: u16,
-        /// Its media type.
+        /// Media type.
         content_type: Option<String>,
-        /// Whether it leads to another place.
+        /// True if the response redirects to another place.
         redirects: bool,
     },
     /// MCP over Streamable HTTP.
     Speaks,
 }
 
-/// What a server calls itself.
+/// Name and version of a server, as it reports them.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Identity {
-    /// Its name.
+    /// Name.
     pub name: String,
-    /// Its version; may be empty.
+    /// Version; may be empty.
     pub version: String,
 }
 
-/// What was seen at 2025-11-25 and before.
+/// Findings at revision 2025-11-25 and before.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Legacy {
     /// The revisions it negotiated when asked for them, latest first.
     pub revisions: Vec<String>,
-    /// Whether it assigns sessions.
+    /// True if the server assigns sessions.
     pub session: bool,
-    /// How it answers `tools/list`, or `initialize` where that failed.
+    /// Form of the response to `tools/list`, or to `initialize` if that failed.
     pub answers: Form,
-    /// Whether an event had an id.
+    /// True if an event had an id.
     pub numbered: bool,
-    /// Whether an answer began with an empty event that has an id.
+    /// True if a response began with an empty event that has an id.
     pub primed: bool,
-    /// What a GET gets.
+    /// Reaction to a GET.
     pub standalone: Standalone,
 }
 
-/// What was seen at 2026-07-28.
+/// Findings at revision 2026-07-28.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Modern {
     /// The revisions that `server/discover` lists.
     pub revisions: Vec<String>,
-    /// How it answers `tools/list`, or `server/discover` where that failed.
+    /// Form of the response to `tools/list`, or to `server/discover` if that failed.
     pub answers: Form,
-    /// Whether an event had an id.
+    /// True if an event had an id.
     pub numbered: bool,
 }
 
@@ -183,7 +184,7 @@ pub enum Form {
     Other,
 }
 
-/// What a GET on the endpoint gets.
+/// Reaction to a GET on the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Standalone {
@@ -191,7 +192,7 @@ pub enum Standalone {
     Stream,
     /// Another answer: 405 where there is no such stream.
     Refused {
-        /// Its status.
+        /// Status code.
         status: u16,
     },
     /// No head in time: some servers hold it back until there is an event.
@@ -201,17 +202,17 @@ pub enum Standalone {
 /// The server's tools.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Tools {
-    /// How many there are.
+    /// Number of tools.
     pub count: usize,
-    /// Whether the list was read to its end.
+    /// True if the list was read to its end.
     pub complete: bool,
     /// Their names, in the server's order.
     pub names: Vec<String>,
-    /// Those with an `outputSchema`.
+    /// Names of the tools with an `outputSchema`.
     pub with_output_schema: Vec<String>,
 }
 
-/// What a resume with the server's own event ids brings.
+/// Outcome of a resume with the server's own event IDs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Resumption {
     /// Of an answer that the server had sent whole.
@@ -239,7 +240,7 @@ pub enum Resumed {
     Repeated,
     /// The resume was answered with this status.
     Refused {
-        /// Which.
+        /// Status code.
         status: u16,
     },
     /// The resume was not answered at all.
@@ -249,21 +250,21 @@ pub enum Resumed {
 /// One undisturbed run of the tool.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ToolRun {
-    /// Its name.
+    /// Name of the tool.
     pub name: String,
-    /// What came of it.
+    /// Outcome of the run.
     pub outcome: ToolOutcome,
-    /// How its answer came.
+    /// Form of the response.
     pub answers: Form,
     /// Messages of the answer, the response included.
     pub messages: usize,
-    /// Whether an event had an id.
+    /// True if an event had an id.
     pub numbered: bool,
-    /// How long it took.
+    /// Duration of the run.
     pub took_ms: u64,
 }
 
-/// What came of a run of the tool.
+/// Outcome of a run of the tool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolOutcome {
@@ -275,29 +276,29 @@ pub enum ToolOutcome {
     NoResponse,
 }
 
-/// How a server judges a request that it has reason to refuse.
+/// Reaction of a server to a request that it has reason to refuse.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Guard {
-    /// It was answered like any other.
+    /// The request was answered like any other.
     Accepted,
-    /// It was refused.
+    /// The request was refused.
     Refused {
         /// With this status.
         status: u16,
         /// The scheme that `WWW-Authenticate` names.
         scheme: Option<String>,
     },
-    /// It was not found out.
+    /// The reaction is unknown.
     Unknown,
 }
 
 /// An OAuth document of the origin.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Document {
-    /// Its path.
+    /// Path of the document.
     pub path: String,
-    /// Whether it names the upstream's own origin.
+    /// True if the document names the upstream's own origin.
     pub names_upstream: bool,
 }
 

@@ -1,15 +1,15 @@
-//! `mcp-resume check`: what would be served, and what the server behind it is.
+//! `mcp-resume check`: a summary of the configuration, and a report on the server behind it.
 //!
-//! A probe ([`probe`]) asks the server harmless things and gathers [`Facts`]; it judges nothing. [`Verdict`] and [`Report`] are
-//! made of the facts alone, so that every sentence of the report is a row of a table test. [`summary`] is the other half: a
+//! A probe ([`probe`]) sends harmless requests and gathers [`Facts`]; it judges nothing. [`Verdict`] and [`Report`] are
+//! functions of the facts alone, so that every sentence of the report is a row of a table test. [`summary`] puts the
 //! configuration in words.
 //!
-//! Invariants: a probe ends, whatever the server does, because every wait and every size is bounded; nothing but `initialize`,
-//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named is sent; sessions that were opened are closed;
-//! no credential, session ID or query is in the facts, and no control character of the server's reaches a terminal.
+//! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
+//! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are closed.
+//! The facts hold no credential, session ID or query, and no control character of the server's reaches a terminal.
 //!
-//! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but what the
-//! proxy then makes of it is promised here, not tried.
+//! Deliberately absent: a proxy. The probe talks to the server as `serve` would, through [`crate::upstream`], but the report
+//! promises the proxy's behaviour and does not try it.
 
 mod advice;
 mod exchange;
@@ -17,7 +17,7 @@ mod facts;
 mod probe;
 mod reach;
 mod report;
-mod speaker;
+mod requests;
 pub mod summary;
 mod verdict;
 
@@ -31,14 +31,14 @@ use std::time::Duration;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
-/// What the probe is told beside the configuration.
+/// Options of a probe beside the configuration.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     /// Sent with every request; values are marked sensitive.
     pub headers: HeaderMap,
     /// A tool that is safe to run and takes a while: it is run up to three times, and cut off.
     pub tool: Option<Tool>,
-    /// How long the probe waits.
+    /// Time limits of the probe.
     pub limits: Limits,
     /// Is told what is done next, in words.
     pub progress: Option<fn(&str)>,
@@ -55,13 +55,13 @@ impl Options {
 /// The tool that the user allows the probe to run.
 #[derive(Clone, Debug)]
 pub struct Tool {
-    /// Its name.
+    /// Name of the tool.
     pub name: String,
-    /// Its arguments.
+    /// Arguments of the tool.
     pub arguments: Map<String, Value>,
 }
 
-/// How long the probe waits.
+/// Time limits of the probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// For the answer to one request, whole.

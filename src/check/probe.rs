@@ -6,12 +6,12 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::exchange::{Client, Cut, Failed, Heard, Listen, Request};
+use super::exchange::{Client, Cut, Failed, Listen, Observation, Request};
 use super::facts::{
     Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, Resumed, Standalone, ToolOutcome, ToolRun, Tools,
     printable,
 };
-use super::speaker::{self, LEGACY, MODERN, Speaker};
+use super::requests::{self, LEGACY, MODERN, Requester};
 use super::{Limits, Options, Tool, reach};
 use crate::clock;
 use crate::config::Config;
@@ -23,7 +23,7 @@ const MAX_PAGES: usize = 20;
 const MAX_TOOLS: usize = 10_000;
 /// A server that left so many requests unanswered is not waited for again.
 const MAX_SILENCES: usize = 2;
-/// Where servers have their endpoint by custom.
+/// Usual paths of MCP endpoints.
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
 /// The path that servers of 2024-11-05 have by custom.
 const OLD_PATH: &str = "/sse";
@@ -66,8 +66,8 @@ struct Probe<'a> {
 
 /// A session, or what stands for one, and the answer that began it.
 struct Opened {
-    speaker: Speaker,
-    answer: Heard,
+    requester: Requester,
+    answer: Observation,
 }
 
 impl Probe<'_> {
@@ -77,12 +77,12 @@ impl Probe<'_> {
         // A sidecar would take a GET of the old path for a client's that passes it by.
         let ours_or_there = async {
             let is_ours = self.is_mcp_resume().await;
-            (is_ours, !is_ours && self.is_http_sse(speaker::page(OLD_PATH, true)).await)
+            (is_ours, !is_ours && self.is_http_sse(requests::page(OLD_PATH, true)).await)
         };
         let (legacy, modern, here, (is_ours, there)) = tokio::join!(
-            self.ask(speaker::initialize(1, LEGACY[0]), 1),
-            self.ask(Speaker::Modern.post(Some(1), "server/discover", json!({})), 1),
-            self.is_http_sse(Speaker::Opening.get(None)),
+            self.ask(requests::initialize(1, LEGACY[0]), 1),
+            self.ask(Requester::Modern.post(Some(1), "server/discover", json!({})), 1),
+            self.is_http_sse(Requester::Opening.get(None)),
             ours_or_there,
         );
         facts.mcp_resume = is_ours;
@@ -113,22 +113,22 @@ impl Probe<'_> {
         if let Some(session) = &session {
             self.look_legacy(session, facts).await;
         }
-        let Some(speaker) = session.or(modern).map(|opened| opened.speaker) else { return };
-        facts.resumption.finished = self.resume_finished(&speaker).await;
-        self.guards(&speaker, facts).await;
+        let Some(requester) = session.or(modern).map(|opened| opened.requester) else { return };
+        facts.resumption.finished = self.resume_finished(&requester).await;
+        self.guards(&requester, facts).await;
         if let Some(tool) = tool {
             facts.unknown_tool = unknown_tool(tool, facts.tools.as_ref());
             if facts.unknown_tool.is_none() {
-                self.run_tool(&speaker, tool, facts).await;
+                self.run_tool(&requester, tool, facts).await;
             }
         }
-        self.close(speaker).await;
+        self.close(requester).await;
         facts.fell_silent = self.silences.load(Ordering::Relaxed) >= MAX_SILENCES;
     }
 
-    /// Whether what answers is an mcp-resume.
+    /// Returns true if the upstream is an mcp-resume.
     async fn is_mcp_resume(&self) -> bool {
-        let document = self.client.document(speaker::page(WELL_KNOWN, false), self.limits.stream).await;
+        let document = self.client.document(requests::page(WELL_KNOWN, false), self.limits.stream).await;
         document.is_some_and(|document| document["service"] == "mcp-resume")
     }
 
@@ -136,9 +136,9 @@ impl Probe<'_> {
     async fn find_endpoint(&self, asked: &str) -> Option<String> {
         self.options.tell("looking for the endpoint at other paths");
         for path in USUAL_PATHS.into_iter().filter(|path| *path != asked) {
-            let request = Request { path: Some(path.to_owned()), ..speaker::initialize(1, LEGACY[0]) };
+            let request = Request { path: Some(path.to_owned()), ..requests::initialize(1, LEGACY[0]) };
             let Some(opened) = self.ask(request, 1).await.ok().and_then(opened) else { continue };
-            if let Some(request) = opened.speaker.delete() {
+            if let Some(request) = opened.requester.delete() {
                 let _ = self.ask_unanswered(Request { path: Some(path.to_owned()), ..request }).await;
             }
             return Some(path.to_owned());
@@ -146,21 +146,22 @@ impl Probe<'_> {
         None
     }
 
-    /// What `server/discover` found; where it is not known, a modern request may be, unless older revisions explain the answer.
-    async fn modern(&self, discovered: Result<Heard, Failed>, alone: bool) -> Option<Opened> {
+    /// Opens a session of the modern revision by the response to `server/discover`. A server without that method may
+    /// still serve modern requests, unless older revisions explain the response.
+    async fn modern(&self, discovered: Result<Observation, Failed>, alone: bool) -> Option<Opened> {
         let answer = discovered.ok()?;
-        let speaker = Speaker::Modern;
+        let requester = Requester::Modern;
         if answer.result().is_some_and(|result| result["supportedVersions"].is_array()) {
-            return Some(Opened { speaker, answer });
+            return Some(Opened { requester, answer });
         }
         answer.response.as_ref().filter(|_| alone)?;
-        let answer = self.ask(speaker.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
+        let answer = self.ask(requester.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
         answer.result().filter(|result| result["tools"].is_array())?;
-        Some(Opened { speaker, answer })
+        Some(Opened { requester, answer })
     }
 
     async fn look_modern(&self, opened: &Opened, facts: &mut Facts) {
-        let (first, tools) = self.tools(&opened.speaker).await;
+        let (first, tools) = self.tools(&opened.requester).await;
         let heard = first.as_ref().unwrap_or(&opened.answer);
         let listed = opened.answer.result().and_then(|result| result["supportedVersions"].as_array());
         let revisions: Vec<String> = listed.into_iter().flatten().filter_map(Value::as_str).map(printable).collect();
@@ -173,11 +174,11 @@ impl Probe<'_> {
     }
 
     async fn look_legacy(&self, opened: &Opened, facts: &mut Facts) {
-        let Opened { speaker, answer } = opened;
-        let Speaker::Legacy { revision, session } = speaker else { return };
+        let Opened { requester, answer } = opened;
+        let Requester::Legacy { revision, session } = requester else { return };
         // Its answer is no reason to stop: the requests after it tell more.
-        let _ = self.ask_unanswered(speaker.post(None, "notifications/initialized", Value::Null)).await;
-        let (first, tools) = self.tools(speaker).await;
+        let _ = self.ask_unanswered(requester.post(None, "notifications/initialized", Value::Null)).await;
+        let (first, tools) = self.tools(requester).await;
         let heard = first.as_ref().unwrap_or(answer);
         let mut revisions = vec![printable(revision)];
         for asked in &LEGACY[1..] {
@@ -191,29 +192,29 @@ impl Probe<'_> {
             answers: heard.form,
             numbered: !heard.ids.is_empty() || !answer.ids.is_empty(),
             primed: heard.primed || answer.primed,
-            standalone: self.standalone(speaker).await,
+            standalone: self.standalone(requester).await,
         });
         facts.tools = tools;
     }
 
-    /// Whether the server takes this revision when a client wants it.
+    /// Returns true if the server accepts this revision from a client.
     async fn negotiates(&self, revision: &str) -> bool {
-        let Some(opened) = self.ask(speaker::initialize(1, revision), 1).await.ok().and_then(opened) else {
+        let Some(opened) = self.ask(requests::initialize(1, revision), 1).await.ok().and_then(opened) else {
             return false;
         };
-        let same = matches!(&opened.speaker, Speaker::Legacy { revision: got, .. } if got == revision);
-        self.close(opened.speaker).await;
+        let same = matches!(&opened.requester, Requester::Legacy { revision: got, .. } if got == revision);
+        self.close(opened.requester).await;
         same
     }
 
     /// The first page as it came, and all of them.
-    async fn tools(&self, speaker: &Speaker) -> (Option<Heard>, Option<Tools>) {
+    async fn tools(&self, requester: &Requester) -> (Option<Observation>, Option<Tools>) {
         let (mut first, mut cursor) = (None, None::<Value>);
         let mut tools = Tools { count: 0, complete: false, names: Vec::new(), with_output_schema: Vec::new() };
         for page in 0..MAX_PAGES {
             let id = 10 + page as u64;
             let params = cursor.map_or(json!({}), |cursor| json!({ "cursor": cursor }));
-            let Ok(heard) = self.ask(speaker.post(Some(id), "tools/list", params), id).await else { break };
+            let Ok(heard) = self.ask(requester.post(Some(id), "tools/list", params), id).await else { break };
             let result = heard.result().cloned();
             first.get_or_insert(heard);
             let Some(result) = result else { break };
@@ -235,9 +236,9 @@ impl Probe<'_> {
         (first, listed.then_some(tools))
     }
 
-    async fn standalone(&self, speaker: &Speaker) -> Standalone {
+    async fn standalone(&self, requester: &Requester) -> Standalone {
         let listen = Listen { id: None, limit: self.limits.stream, cut: Cut::AfterHead };
-        match self.client.ask(speaker.get(None), listen).await {
+        match self.client.ask(requester.get(None), listen).await {
             Ok(heard) if heard.status.is_success() && heard.form == Form::EventStream => Standalone::Stream,
             Ok(heard) => Standalone::Refused { status: heard.status.as_u16() },
             Err(Failed::Silent | Failed::Broke) => Standalone::NoHead,
@@ -245,21 +246,21 @@ impl Probe<'_> {
     }
 
     /// Leaves `tools/list` after the empty event it begins with, and asks for the rest.
-    async fn resume_finished(&self, speaker: &Speaker) -> Option<Resumed> {
+    async fn resume_finished(&self, requester: &Requester) -> Option<Resumed> {
         let (id, limit) = (40, self.limits.answer);
         let listen = Listen { id: Some(id), limit, cut: Cut::AfterPrime };
-        let cut = self.ask_with(speaker.post(Some(id), "tools/list", json!({})), listen).await.ok()?;
+        let cut = self.ask_with(requester.post(Some(id), "tools/list", json!({})), listen).await.ok()?;
         if !cut.was_cut {
             return None;
         }
-        Some(self.resume(speaker, id, &cut, 1, limit).await)
+        Some(self.resume(requester, id, &cut, 1, limit).await)
     }
 
     /// Asks for what comes after the last event of `cut`; an undisturbed run has `of` messages.
-    async fn resume(&self, speaker: &Speaker, id: u64, cut: &Heard, of: usize, limit: Duration) -> Resumed {
+    async fn resume(&self, requester: &Requester, id: u64, cut: &Observation, of: usize, limit: Duration) -> Resumed {
         let listen = Listen { id: Some(id), limit, cut: Cut::Never };
         let last = cut.ids.last().map(|id| &id[..]);
-        match self.client.ask(speaker.get(last), listen).await {
+        match self.client.ask(requester.get(last), listen).await {
             Err(Failed::Silent | Failed::Broke) => Resumed::Unanswered,
             Ok(rest) if !rest.status.is_success() => Resumed::Refused { status: rest.status.as_u16() },
             Ok(rest) if rest.repeats(cut) => Resumed::Repeated,
@@ -270,10 +271,10 @@ impl Probe<'_> {
         }
     }
 
-    async fn run_tool(&self, speaker: &Speaker, tool: &Tool, facts: &mut Facts) {
+    async fn run_tool(&self, requester: &Requester, tool: &Tool, facts: &mut Facts) {
         self.options.tell(&format!("running {}, up to {} s", printable(&tool.name), self.limits.tool.as_secs()));
         let begun = clock::now();
-        let whole = self.call(speaker, tool, 50, Cut::Never).await;
+        let whole = self.call(requester, tool, 50, Cut::Never).await;
         let took = clock::now() - begun;
         let Ok(whole) = whole else {
             facts.tool = Some(ToolRun::unanswered(tool, took));
@@ -286,30 +287,30 @@ impl Probe<'_> {
         let limit = took + self.limits.answer;
         self.options
             .tell(&format!("it took {} ms; running it again, to be cut and resumed while it runs", millis(took)));
-        if let Some(cut) = self.call(speaker, tool, 51, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
-            facts.resumption.running = Some(self.resume(speaker, 51, &cut, whole.messages, limit).await);
+        if let Some(cut) = self.call(requester, tool, 51, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
+            facts.resumption.running = Some(self.resume(requester, 51, &cut, whole.messages, limit).await);
         }
         self.options.tell("running it once more, to be cut and asked for after its time");
-        if let Some(cut) = self.call(speaker, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
+        if let Some(cut) = self.call(requester, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
             clock::sleep(took + self.limits.margin).await;
-            facts.resumption.later = Some(self.resume(speaker, 52, &cut, whole.messages, self.limits.answer).await);
+            facts.resumption.later = Some(self.resume(requester, 52, &cut, whole.messages, self.limits.answer).await);
         }
     }
 
-    async fn call(&self, speaker: &Speaker, tool: &Tool, id: u64, cut: Cut) -> Result<Heard, Failed> {
+    async fn call(&self, requester: &Requester, tool: &Tool, id: u64, cut: Cut) -> Result<Observation, Failed> {
         let params = json!({ "name": tool.name, "arguments": tool.arguments, "_meta": { "progressToken": id } });
         let listen = Listen { id: Some(id), limit: self.limits.tool, cut };
-        self.client.ask(speaker.post(Some(id), "tools/call", params), listen).await
+        self.client.ask(requester.post(Some(id), "tools/call", params), listen).await
     }
 
-    async fn guards(&self, speaker: &Speaker, facts: &mut Facts) {
-        let (method, params) = match speaker {
-            Speaker::Modern => ("server/discover", json!({})),
-            Speaker::Legacy { .. } | Speaker::Opening => ("ping", Value::Null),
+    async fn guards(&self, requester: &Requester, facts: &mut Facts) {
+        let (method, params) = match requester {
+            Requester::Modern => ("server/discover", json!({})),
+            Requester::Legacy { .. } | Requester::Opening => ("ping", Value::Null),
         };
-        let post = |id| speaker.post(Some(id), method, params.clone());
+        let post = |id| requester.post(Some(id), method, params.clone());
         facts.foreign_host = self.guard(Request { foreign_host: true, ..post(60) }, 60).await;
-        facts.foreign_origin = self.guard(speaker::from_foreign_origin(post(61)), 61).await;
+        facts.foreign_origin = self.guard(requests::from_foreign_origin(post(61)), 61).await;
         facts.anonymous = match self.client.has_headers() {
             // It is what all the others were.
             false => Guard::Accepted,
@@ -333,7 +334,7 @@ impl Probe<'_> {
     }
 
     /// OAuth documents that there are, and a challenge that leads to one.
-    async fn oauth(&self, config: &Config, first: Option<&Heard>) -> Vec<Document> {
+    async fn oauth(&self, config: &Config, first: Option<&Observation>) -> Vec<Document> {
         let url = &config.upstream.url;
         let mut found = Vec::new();
         if let Some(challenge) =
@@ -347,7 +348,7 @@ impl Probe<'_> {
             for suffix in [url.endpoint_path(), ""] {
                 let path = format!("/.well-known/{name}{suffix}");
                 let left = until.saturating_duration_since(clock::now());
-                let document = self.client.document(speaker::page(&path, false), left).await;
+                let document = self.client.document(requests::page(&path, false), left).await;
                 if let Some(document) = document.filter(Value::is_object) {
                     let names_upstream = names_origin(&document.to_string(), &url.origin());
                     found.push(Document { path, names_upstream });
@@ -357,23 +358,23 @@ impl Probe<'_> {
         found
     }
 
-    async fn close(&self, speaker: Speaker) {
-        if let Some(request) = speaker.delete() {
+    async fn close(&self, requester: Requester) {
+        if let Some(request) = requester.delete() {
             // Servers may refuse it; the session ends by itself then.
             let _ = self.ask_unanswered(request).await;
         }
     }
 
-    async fn ask(&self, request: Request, id: u64) -> Result<Heard, Failed> {
+    async fn ask(&self, request: Request, id: u64) -> Result<Observation, Failed> {
         self.ask_with(request, Listen { id: Some(id), limit: self.limits.answer, cut: Cut::Never }).await
     }
 
-    async fn ask_unanswered(&self, request: Request) -> Result<Heard, Failed> {
+    async fn ask_unanswered(&self, request: Request) -> Result<Observation, Failed> {
         self.ask_with(request, Listen { id: None, limit: self.limits.answer, cut: Cut::AfterHead }).await
     }
 
     /// Once it has been silent too often it is asked nothing more.
-    async fn ask_with(&self, request: Request, listen: Listen) -> Result<Heard, Failed> {
+    async fn ask_with(&self, request: Request, listen: Listen) -> Result<Observation, Failed> {
         if self.silences.load(Ordering::Relaxed) >= MAX_SILENCES {
             return Err(Failed::Silent);
         }
@@ -397,7 +398,7 @@ impl ToolRun {
         }
     }
 
-    fn of(tool: &Tool, heard: &Heard, took: Duration) -> Self {
+    fn of(tool: &Tool, heard: &Observation, took: Duration) -> Self {
         let outcome = match (&heard.response, heard.result()) {
             (None, _) => ToolOutcome::NoResponse,
             (Some(_), Some(result)) if result["isError"] != json!(true) => ToolOutcome::Result,
@@ -420,13 +421,13 @@ fn millis(time: Duration) -> u64 {
 }
 
 /// The session that an answer to `initialize` began.
-fn opened(answer: Heard) -> Option<Opened> {
+fn opened(answer: Observation) -> Option<Opened> {
     let revision = answer.result()?.get("protocolVersion")?.as_str()?.to_owned();
-    Some(Opened { speaker: Speaker::Legacy { revision, session: answer.session.clone() }, answer })
+    Some(Opened { requester: Requester::Legacy { revision, session: answer.session.clone() }, answer })
 }
 
-/// What the answer to `initialize` says where it is no MCP.
-fn contact(answer: &Result<Heard, Failed>) -> Contact {
+/// Classifies a response to `initialize` that is no MCP.
+fn contact(answer: &Result<Observation, Failed>) -> Contact {
     match answer {
         Err(Failed::Silent) => Contact::Silent,
         Err(Failed::Broke) => Contact::Broke,
@@ -446,7 +447,7 @@ fn contact(answer: &Result<Heard, Failed>) -> Contact {
     }
 }
 
-fn identity(answer: &Heard) -> Option<Identity> {
+fn identity(answer: &Observation) -> Option<Identity> {
     let result = answer.result()?;
     let info = [&result["serverInfo"], &result["_meta"]["io.modelcontextprotocol/serverInfo"]];
     let info = info.into_iter().find(|info| info["name"].is_string())?;
@@ -454,7 +455,7 @@ fn identity(answer: &Heard) -> Option<Identity> {
     Some(Identity { name: text("name"), version: text("version") })
 }
 
-/// Whether a text has a URL of this origin.
+/// Returns true if a text contains a URL of this origin.
 fn names_origin(text: &str, origin: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let ends =

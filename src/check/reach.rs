@@ -1,7 +1,7 @@
-//! Whether anybody listens at the upstream's address, and which of the two schemes is spoken there.
+//! Reachability of the upstream's address, and the scheme that is served there.
 //!
-//! The requests of the probe say only that a connection broke. These connections are made to find out why: a certificate that is not
-//! trusted, a client certificate that is missing, a URL with the wrong scheme.
+//! The requests of the probe only show that a connection broke. These connections find the reason: an untrusted
+//! certificate, a missing client certificate, a URL with the wrong scheme.
 
 use std::io;
 use std::time::Duration;

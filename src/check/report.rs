@@ -11,7 +11,7 @@ use crate::config::Config;
 
 /// Lines are broken before this column.
 const WIDTH: usize = 110;
-/// Where the second column begins.
+/// Column of the texts.
 const LABEL: usize = 16;
 
 /// Everything that `check` says of an upstream. Displays as text; serialises for `--json`.
@@ -19,22 +19,22 @@ const LABEL: usize = 16;
 pub struct Report {
     /// One word for all of it.
     pub verdict: Verdict,
-    /// Whether the proxy can stand in front of it: exit code 0.
+    /// True if the proxy can stand in front of the server: exit code 0.
     pub can_stand_in_front: bool,
-    /// What the proxy adds.
+    /// Features that the proxy adds.
     pub adds: Vec<String>,
-    /// What clients must know.
+    /// Notes for clients.
     pub clients: Vec<String>,
-    /// What to watch.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// What could not be found out.
+    /// Open questions.
     pub unknown: Vec<String>,
-    /// What it is all made of.
+    /// Findings that the report is made of.
     pub facts: Facts,
 }
 
 impl Report {
-    /// What these facts mean for a proxy with this configuration.
+    /// Returns the meaning of these facts for a proxy with this configuration.
     pub fn new(facts: Facts, config: &Config) -> Self {
         let verdict = Verdict::of(&facts);
         Self {

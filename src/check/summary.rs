@@ -8,20 +8,20 @@ use super::advice::words;
 use super::report::write_wrapped;
 use crate::config::{Config, Mode, Store};
 
-/// What would be served. Displays as text; serialises for `--json`.
+/// Summary of the configuration. Displays as text; serialises for `--json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Summary {
-    /// Where clients connect.
+    /// Address of the data listener.
     pub listen: String,
     /// The server behind it, without its query.
     pub upstream: String,
-    /// Where probes and metrics are.
+    /// Address of probes and metrics.
     pub admin: Option<String>,
-    /// Where events rest.
+    /// Store of the events.
     pub store: String,
-    /// What becomes of calls whose client is away.
+    /// Treatment of calls whose client is away.
     pub streams: String,
-    /// How responses are held.
+    /// Delivery of responses.
     pub delivery: String,
     /// Tools with settings of their own, in order.
     pub tools: Vec<String>,

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::facts::{Contact, Facts, Resumed};
 
-/// What an upstream is to this proxy.
+/// Suitability of an upstream for this proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
@@ -20,19 +20,19 @@ pub enum Verdict {
     WantsCredentials,
     /// HTTP+SSE of 2024-11-05 alone.
     HttpSseOnly,
-    /// It knows JSON-RPC, but takes none of our openings.
+    /// The upstream knows JSON-RPC, but accepts no opening of the probe.
     Declines,
     /// An HTTP server of another kind.
     NoMcp,
-    /// It answered in JSON only: nothing was seen that could be resumed or not.
+    /// All responses were JSON: the probe saw no stream that could be resumed or not.
     Unseen,
-    /// It gives no ids.
+    /// Events have no ids.
     CannotResume,
-    /// It gives ids, and loses or repeats messages.
+    /// Events have ids, but a resume loses or repeats messages.
     ResumesUnreliably,
-    /// It gives ids; nothing could be cut.
+    /// Events have ids; no stream could be cut.
     Untried,
-    /// It resumed everything that was tried.
+    /// Every tried resume succeeded.
     Resumes,
 }
 
@@ -70,7 +70,7 @@ impl Verdict {
         }
     }
 
-    /// Whether the proxy can stand in front of it and be of use. Where that could not be found out the answer is no.
+    /// Returns true if the proxy can usefully stand in front of the upstream. False if that is unknown.
     pub fn can_stand_in_front(self) -> bool {
         match self {
             Verdict::Unseen
@@ -171,7 +171,7 @@ mod tests {
             ),
             ("unanswered", |facts| numbered(facts, None, None, Some(Unanswered)), Verdict::ResumesUnreliably, true),
             (
-                "nobody",
+                "no listener",
                 |facts| facts.contact = Contact::Unreachable { why: "refused".to_owned() },
                 Verdict::Unreachable,
                 false,

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use super::client::{Client, Error, Event};
 use super::relay::Relay;
 
-/// How far the tool is asked to count.
+/// Number up to which the tool counts.
 pub(super) const COUNT_TO: u64 = 10;
 /// The pause before each number.
 const INTERVAL_MS: u64 = 300;
-/// How long a client waits before it comes back if no event told it.
+/// Reconnect delay of a client that received none.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 /// Calls `count` through `relay`, which cuts the connection once each progress in `cuts`
@@ -59,21 +59,20 @@ fn describe(error: &hyper::Error) -> String {
     }
 }
 
-/// What a call has brought so far.
+/// Events of a call so far.
 #[derive(Debug, Default)]
 pub(super) struct Received {
     /// Every progress value, in the order of arrival.
     pub(super) progress: Vec<u64>,
-    /// How often the response broke off before the answer.
+    /// Number of breaks of the response before the result.
     pub(super) breaks: u32,
-    /// How many JSON-RPC responses came, and how many of them said that the tool counted to its
-    /// end.
+    /// Numbers of JSON-RPC responses, and of those that report that the tool counted to its end.
     answers: u32,
     results: u32,
     /// The ids of the events with data, for none may come twice.
     ids: HashSet<String>,
     repeated: Option<String>,
-    /// What to come back with, and when.
+    /// Event ID to resume with, and the delay before.
     cursor: Option<String>,
     retry: Option<Duration>,
     /// The id under which the third number came, to show a replay with.
@@ -108,8 +107,8 @@ impl Received {
         self.retry.unwrap_or(DEFAULT_RETRY)
     }
 
-    /// Whether every number arrived exactly once and in order, then the result, once. The error
-    /// says what is wrong.
+    /// Checks that every number arrived exactly once and in order, then the result, once. The error describes the
+    /// violation.
     pub(super) fn verify(&self) -> Result<(), String> {
         if let Some(id) = &self.repeated {
             return Err(format!("the id {id} came twice"));

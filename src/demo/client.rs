@@ -35,9 +35,9 @@ pub enum Error {
     /// The answer is not the one the protocol promises.
     #[error("{request} was answered with {status}")]
     Unexpected {
-        /// What was asked.
+        /// Request that was sent.
         request: String,
-        /// What came back.
+        /// Status of the response.
         status: StatusCode,
     },
     /// The transcript could not be written.
@@ -51,7 +51,7 @@ pub(super) struct Client<'a> {
     connection: Option<SendRequest<Full<Bytes>>>,
     session: Option<HeaderValue>,
     last_id: u64,
-    /// Where the client writes what crosses the wire.
+    /// Transcript of all bytes sent and received.
     pub(super) transcript: &'a mut Transcript,
 }
 
@@ -147,7 +147,7 @@ impl<'a> Client<'a> {
 async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Error> {
     let socket = TcpStream::connect(address).await.map_err(Error::Connect)?;
     let (sender, connection) = handshake(TokioIo::new(socket)).await?;
-    // Whatever ends the connection also ends the response that is being read.
+    // Any end of the connection also ends the response that is being read.
     tokio::spawn(async move { drop(connection.await) });
     Ok(sender)
 }
@@ -162,11 +162,11 @@ fn expect<B>(response: &Response<B>, status: StatusCode, request: &str) -> Resul
 /// One event as it came.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Event {
-    /// Its id, if it has one.
+    /// Event ID, if the event has one.
     pub(super) id: Option<String>,
-    /// How long to wait before coming back, if it says so.
+    /// Reconnect delay, if the event has one.
     pub(super) retry: Option<Duration>,
-    /// Its payload; empty where the event only sets an id.
+    /// Payload; empty if the event only sets an id.
     pub(super) data: String,
 }
 

@@ -31,9 +31,9 @@ use crate::sidecar;
 
 /// The longest the show may take; a proxy that keeps it waiting has failed it.
 const SHOW_LIMIT: Duration = Duration::from_secs(15);
-/// How long the proxy may take to end once the demo is over.
+/// Longest time of the proxy's shutdown once the demo is over.
 const END_LIMIT: Duration = Duration::from_secs(1);
-/// How long to wait after a connection could not be accepted.
+/// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Straight to the server, one cut is enough.
 const DIRECT_CUTS: [u64; 1] = [3];
@@ -41,10 +41,10 @@ const DIRECT_CUTS: [u64; 1] = [3];
 /// client is away.
 const PROXY_CUTS: [u64; 2] = [3, 8];
 
-/// How the demo is to run.
+/// Options of the demo.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Where the proxy listens; port 0 picks a free one.
+    /// Address of the proxy; port 0 picks a free one.
     pub listen: SocketAddr,
     /// Exit after the show instead of listening on for the reader's own requests. A demo whose
     /// stdout is not a terminal has no reader and exits as well.
@@ -82,7 +82,7 @@ pub enum Error {
 ///
 /// # Errors
 ///
-/// Whatever keeps the show from ending with every event delivered exactly once; see [`Error`].
+/// Any failure that keeps the show from ending with every event delivered exactly once; see [`Error`].
 pub async fn run(options: Options) -> Result<(), Error> {
     let server = Server::start().await?;
     let proxy = sidecar::Server::bind(config(&server, &options)?).await?;
@@ -120,7 +120,7 @@ fn config(server: &Server, options: &Options) -> Result<Config, config::Problems
     Config::load(None, [], flags)
 }
 
-/// What the commands at the end are filled in with: a call that has been made.
+/// A call that was made, from which the commands at the end are filled in.
 struct Example {
     session: String,
     event_id: String,
@@ -149,7 +149,7 @@ async fn show_loss(server: &Server, transcript: &mut Transcript) -> Result<(), E
     Ok(())
 }
 
-/// The same call by the same client through the proxy, cut twice: nothing is lost.
+/// Repeats the call by the same client through the proxy, cut twice: nothing is lost.
 async fn show_resumption(server: &Server, proxy: SocketAddr, transcript: &mut Transcript) -> Result<Example, Error> {
     transcript.title("2. The same server behind mcp-resume   (client ─ relay ─ mcp-resume ─ server)")?;
     let relay = Relay::start(proxy).await?;
@@ -186,7 +186,7 @@ fn summary(received: &Received) -> String {
     )
 }
 
-/// What a reader can try while the proxy listens on.
+/// Returns commands for the reader to try while the proxy listens on.
 fn commands(proxy: SocketAddr, example: &Example) -> String {
     let Example { session, event_id } = example;
     format!(

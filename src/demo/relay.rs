@@ -29,7 +29,7 @@ impl Relay {
         Ok(Self { address, cuts, accepting })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }

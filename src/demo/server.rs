@@ -32,9 +32,9 @@ pub(super) const SESSION_HEADER: &str = "mcp-session-id";
 
 /// The longest request body that is read.
 const MAX_BODY_BYTES: usize = 64 * 1024;
-/// How many sessions are remembered; the oldest is forgotten first.
+/// Most sessions remembered; the oldest is forgotten first.
 const MAX_SESSIONS: usize = 1024;
-/// How many events wait for a slow client before the tool waits too.
+/// Most events that wait for a slow client before the tool waits too.
 const EVENTS_AHEAD: usize = 16;
 /// The furthest the tool counts.
 const MAX_COUNT: u64 = 1000;
@@ -61,12 +61,12 @@ impl Server {
         Ok(Self { address, tools, accepting })
     }
 
-    /// Where it listens.
+    /// Address on which it listens.
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// How many tool calls have begun.
+    /// Returns the number of tool calls begun.
     pub(super) fn calls_begun(&self) -> u64 {
         self.tools.calls.borrow().begun
     }
@@ -110,7 +110,7 @@ async fn accept(listener: TcpListener, tools: Arc<Tools>) {
     }
 }
 
-/// What the connections share.
+/// State shared by all connections.
 #[derive(Default)]
 struct Tools {
     sessions: Mutex<Sessions>,
@@ -123,7 +123,7 @@ struct Sessions {
     live: BTreeSet<u64>,
 }
 
-/// How many tool calls have begun, and how many of them have run to their end.
+/// Numbers of tool calls that have begun, and that have run to their end.
 #[derive(Default)]
 struct Calls {
     begun: u64,

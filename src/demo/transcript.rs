@@ -1,7 +1,6 @@
-//! What the demo prints: a line for everything that crosses the wire, with the time since the start
-//! before it.
+//! Output of the demo: a line for each message sent or received, with the time since the start before it.
 //!
-//! Colours only where a person looks on: never into a file or a pipe.
+//! Colours are used at a terminal only, never in a file or a pipe.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
@@ -13,7 +12,7 @@ use hyper::Response;
 use hyper::header::CONTENT_TYPE;
 use serde_json::Value;
 
-/// How much of a payload is shown that is neither progress nor an answer.
+/// Characters shown of a payload that is neither progress nor a result.
 const MAX_SHOWN: usize = 60;
 
 const BOLD: &str = "1";
@@ -37,7 +36,7 @@ impl Transcript {
         Self { out: Box::new(stdout), colours, start: clock::now() }
     }
 
-    /// A transcript that nobody reads.
+    /// Returns a transcript without output.
     #[cfg(test)]
     pub(super) fn discarded() -> Self {
         Self { out: Box::new(io::sink()), colours: false, start: clock::now() }
@@ -60,7 +59,7 @@ impl Transcript {
         self.line(" ", &text)
     }
 
-    /// How a chapter ended.
+    /// Prints the outcome of a chapter.
     pub(super) fn verdict(&mut self, good: bool, text: &str) -> io::Result<()> {
         let (sign, colour) = if good { ("✓", GREEN) } else { ("✗", RED) };
         let text = self.paint(colour, &format!("{sign} {text}"));

@@ -16,9 +16,9 @@ const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text
 const EVENTS: HeaderValue = HeaderValue::from_static("text/event-stream");
 const FOREIGN_ORIGIN: HeaderValue = HeaderValue::from_static("http://mcp-resume-check.invalid");
 
-/// Who speaks.
+/// Sender of a request.
 #[derive(Clone, Debug)]
-pub(super) enum Speaker {
+pub(super) enum Requester {
     /// A client that has no session yet.
     Opening,
     /// One that was initialized.
@@ -27,12 +27,12 @@ pub(super) enum Speaker {
     Modern,
 }
 
-impl Speaker {
+impl Requester {
     /// A request, or a notification if there is no id.
     pub(super) fn post(&self, id: Option<u64>, method: &str, mut params: Value) -> Request {
         let mut headers = self.headers(BOTH_TYPES);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-        if matches!(self, Speaker::Modern) {
+        if matches!(self, Requester::Modern) {
             insert(&mut headers, names::MCP_METHOD, method);
             if let Some(name) = params["name"].as_str() {
                 insert(&mut headers, names::MCP_NAME, name);
@@ -63,7 +63,7 @@ impl Speaker {
 
     /// The end of the session, if there is one.
     pub(super) fn delete(&self) -> Option<Request> {
-        let opened = matches!(self, Speaker::Legacy { session: Some(_), .. });
+        let opened = matches!(self, Requester::Legacy { session: Some(_), .. });
         opened.then(|| Request::new(Method::DELETE, self.headers(BOTH_TYPES), None))
     }
 
@@ -71,9 +71,9 @@ impl Speaker {
         let mut headers = HeaderMap::new();
         headers.insert(ACCEPT, accept);
         match self {
-            Speaker::Opening => {}
-            Speaker::Modern => insert(&mut headers, names::MCP_PROTOCOL_VERSION, MODERN),
-            Speaker::Legacy { revision, session } => {
+            Requester::Opening => {}
+            Requester::Modern => insert(&mut headers, names::MCP_PROTOCOL_VERSION, MODERN),
+            Requester::Legacy { revision, session } => {
                 // The first revision has no such header.
                 if revision != LEGACY[2] {
                     insert(&mut headers, names::MCP_PROTOCOL_VERSION, revision);
@@ -90,7 +90,7 @@ impl Speaker {
 /// `initialize` at this revision.
 pub(super) fn initialize(id: u64, revision: &str) -> Request {
     let params = json!({ "protocolVersion": revision, "capabilities": {}, "clientInfo": client_info() });
-    Speaker::Opening.post(Some(id), "initialize", params)
+    Requester::Opening.post(Some(id), "initialize", params)
 }
 
 /// A request for another path of the origin.
@@ -100,7 +100,7 @@ pub(super) fn page(path: &str, accept_events: bool) -> Request {
     Request { path: Some(path.to_owned()), ..Request::new(Method::GET, headers, None) }
 }
 
-/// The same request as a page of another origin would make it.
+/// Returns the request as a page of another origin would make it.
 pub(super) fn from_foreign_origin(mut request: Request) -> Request {
     request.headers.insert(ORIGIN, FOREIGN_ORIGIN);
     request
@@ -110,7 +110,7 @@ fn client_info() -> Value {
     json!({ "name": "mcp-resume check", "version": env!("CARGO_PKG_VERSION") })
 }
 
-/// What cannot be a header's value is left out; the server then says what it thinks of that.
+/// Inserts a header; an invalid value is left out, so that the server judges the request without it.
 fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
