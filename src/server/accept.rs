@@ -216,13 +216,6 @@ mod tests {
         }
     }
 
-    /// Metrics on no page.
-    fn unregistered() -> Arc<Metrics> {
-        let registrar = Registrar::default();
-        let errors = Arc::new(Errors::new(&registrar).unwrap());
-        Arc::new(Metrics::new(&registrar, errors).unwrap())
-    }
-
     #[tokio::test(start_paused = true)]
     async fn a_head_that_is_not_complete_in_time_closes_the_connection() {
         let (mut client, server) = tokio::io::duplex(1024);
