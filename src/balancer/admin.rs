@@ -10,7 +10,7 @@ use serde_json::json;
 use tokio::net::TcpListener;
 
 use super::metrics::Metrics;
-use super::selection::{Condition, Replica};
+use super::selection::{Condition, Replica, StoreScope};
 use super::table::Table;
 use crate::body::whole;
 use crate::body::{BoxBody, Incoming};
@@ -89,7 +89,7 @@ fn list(table: &Table) -> Vec<u8> {
             "address": replica.address.to_string(),
             "owner": replica.owner.to_string(),
             "condition": condition,
-            "sharesStore": replica.is_shared,
+            "sharesStore": replica.store == StoreScope::Shared,
             "load": replica.load,
             "part": replica.weight,
             "rank": replica.priority,

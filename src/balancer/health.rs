@@ -26,7 +26,7 @@ use tracing::{debug, warn};
 use super::discovery::{Discovery, Dns, Endpoint, PriorityAndWeight, Resolver};
 use super::metrics::Metrics;
 use super::peer::Peers;
-use super::selection::Condition;
+use super::selection::{Condition, StoreScope};
 use super::table::{Listed, Report, Table, Transport};
 use crate::clock;
 use crate::protocol::ids::Owner;
@@ -275,12 +275,16 @@ fn parse_report(body: &[u8]) -> Option<Report> {
     if body.service != "mcp-resume" {
         return None;
     }
+    let store = match (body.store.shared, body.store.kind.as_str()) {
+        (true, _) => StoreScope::Shared,
+        (false, "memory") => StoreScope::Process,
+        (false, _) => StoreScope::Replica,
+    };
     Some(Report {
         owner: Owner::parse(&body.owner)?,
         instance: body.instance,
         is_ready: body.ready && !body.draining,
-        is_shared: body.store.shared,
-        is_durable: body.store.kind != "memory",
+        store,
     })
 }
 
@@ -322,8 +326,7 @@ mod tests {
     }
 
     fn well(owner: u32) -> Report {
-        let (is_ready, is_shared, is_durable) = (true, false, false);
-        Report { owner: Owner(owner), instance: "a".to_owned(), is_ready, is_shared, is_durable }
+        Report { owner: Owner(owner), instance: "a".to_owned(), is_ready: true, store: StoreScope::Process }
     }
 
     #[tokio::test(start_paused = true)]
@@ -396,13 +399,8 @@ mod tests {
     fn a_report_is_parsed_and_other_bodies_are_refused() {
         let body = r#"{"service":"mcp-resume","owner":"0badcafe","instance":"00","ready":true,"draining":false,
             "store":{"kind":"redis","shared":true,"epoch":"00000001"},"openStreams":3,"later":[]}"#;
-        let report = Report {
-            owner: Owner(0x0bad_cafe),
-            instance: "00".to_owned(),
-            is_ready: true,
-            is_shared: true,
-            is_durable: true,
-        };
+        let report =
+            Report { owner: Owner(0x0bad_cafe), instance: "00".to_owned(), is_ready: true, store: StoreScope::Shared };
         assert_eq!(parse_report(body.as_bytes()), Some(report.clone()));
         let draining = body.replace("\"draining\":false", "\"draining\":true");
         assert_eq!(parse_report(draining.as_bytes()), Some(Report { is_ready: false, ..report }));

@@ -1,14 +1,15 @@
 //! The balancer's metrics, registered once. Labels have fixed sets of values.
 
-use prometheus::{Encoder, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder};
+use prometheus::{IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts};
 
 use super::selection::Condition;
+use crate::metrics::{Error, Registrar};
 use crate::protocol::error::ErrorCode;
-use crate::tls::{Reload, Side};
+use crate::tls::{self, Side};
 
 /// Metrics of one balancer.
 pub struct Metrics {
-    registry: Registry,
+    registrar: Registrar,
     requests: IntCounterVec,
     failures: IntCounterVec,
     in_flight: IntGauge,
@@ -21,7 +22,7 @@ pub struct Metrics {
     connections: IntGauge,
     connections_max: IntGauge,
     refused: IntCounter,
-    reloads: IntCounterVec,
+    tls: tls::Metrics,
 }
 
 /// Reason for a retry, at the same or another replica.
@@ -49,9 +50,6 @@ const OWN_ERRORS: [ErrorCode; 6] = [
     ErrorCode::BodyTooLarge,
 ];
 
-/// Kinds of TLS files that a balancer has.
-const SIDES: [Side; 2] = [Side::Listener, Side::Replicas];
-
 /// Label of a replica that has never reported.
 const UNKNOWN: &str = "unknown";
 
@@ -67,65 +65,39 @@ impl Metrics {
     ///
     /// # Errors
     /// If two metrics have the same name.
-    pub fn new() -> Result<Self, prometheus::Error> {
-        let registry = Registry::new_custom(Some("mcp_resume_balancer".into()), None)?;
-        let counters = |name: &str, help: &str, labels: &[&str]| {
-            let counters = IntCounterVec::new(Opts::new(name, help), labels)?;
-            registry.register(Box::new(counters.clone()))?;
-            Ok::<_, prometheus::Error>(counters)
-        };
-        let counter = |name: &str, help: &str| {
-            let counter = IntCounter::new(name, help)?;
-            registry.register(Box::new(counter.clone()))?;
-            Ok::<_, prometheus::Error>(counter)
-        };
-        let gauge = |name: &str, help: &str| {
-            let gauge = IntGauge::new(name, help)?;
-            registry.register(Box::new(gauge.clone()))?;
-            Ok::<_, prometheus::Error>(gauge)
-        };
+    pub fn new() -> Result<Self, Error> {
+        let registrar = Registrar::new("mcp_resume_balancer")?;
+        let own_errors = OWN_ERRORS.map(ErrorCode::label);
         let replicas = IntGaugeVec::new(Opts::new("replicas", "Replicas, by condition."), &["condition"])?;
-        registry.register(Box::new(replicas.clone()))?;
-        let failures =
-            counters("failures_total", "Requests that got an error response of the balancer's own.", &["code"])?;
-        let reloads = counters(
-            "certificate_reloads_total",
-            "Changes of TLS files, by the connections they are for and the outcome.",
-            &["of", "outcome"],
-        )?;
-        // Each series starts at zero, so that its first increment is visible as a rise.
-        for code in OWN_ERRORS {
-            failures.with_label_values(&[code.label()]);
-        }
-        for outcome in [Reload::Taken, Reload::Refused].iter().filter_map(|reload| reload.outcome()) {
-            for side in SIDES {
-                reloads.with_label_values(&[side.as_str(), outcome]);
-            }
-        }
-        let requests =
-            counters("requests_total", "Requests, by the first digit of their response's status.", &["status"])?;
-        for class in ["2xx", "3xx", "4xx", "5xx", "none"] {
-            requests.with_label_values(&[class]);
-        }
-        let retries = counters("sent_again_total", "Retries of requests of which nothing had run.", &["reason"])?;
-        for reason in ["connect", "stale", "misdirected", "closing"] {
-            retries.with_label_values(&[reason]);
-        }
+        registrar.add(replicas.clone())?;
         Ok(Self {
-            requests,
-            in_flight: gauge("requests_in_flight", "Requests in flight.")?,
-            retries,
-            cuts: counter("cuts_total", "Responses that were cut because their replica went down.")?,
-            ejections: counter("ejections_total", "Ejections of replicas, which then get no new calls for a while.")?,
-            rechecks: counter("rounds_total", "Rounds of health checks for an unknown owner.")?,
-            duplicate_owners: gauge("doubled_owners", "Owners that two processes claim.")?,
-            connections: gauge("connections", "Client connections.")?,
-            connections_max: gauge("connections_max", "Limit of client connections.")?,
-            refused: counter("connections_refused_total", "Client connections closed at the limit.")?,
-            failures,
-            reloads,
+            requests: registrar.family(
+                "requests_total",
+                "Requests, by the first digit of their response's status.",
+                ("status", &["2xx", "3xx", "4xx", "5xx", "none"]),
+            )?,
+            failures: registrar.family(
+                "failures_total",
+                "Requests that got an error response of the balancer's own.",
+                ("code", &own_errors),
+            )?,
+            in_flight: registrar.gauge("requests_in_flight", "Requests in flight.")?,
+            retries: registrar.family(
+                "sent_again_total",
+                "Retries of requests of which nothing had run.",
+                ("reason", &["connect", "stale", "misdirected", "closing"]),
+            )?,
+            cuts: registrar.counter("cuts_total", "Responses that were cut because their replica went down.")?,
+            ejections: registrar
+                .counter("ejections_total", "Ejections of replicas, which then get no new calls for a while.")?,
+            rechecks: registrar.counter("rounds_total", "Rounds of health checks for an unknown owner.")?,
             replicas,
-            registry,
+            duplicate_owners: registrar.gauge("doubled_owners", "Owners that two processes claim.")?,
+            connections: registrar.gauge("connections", "Client connections.")?,
+            connections_max: registrar.gauge("connections_max", "Limit of client connections.")?,
+            refused: registrar.counter("connections_refused_total", "Client connections closed at the limit.")?,
+            tls: tls::Metrics::new(&registrar, &[Side::Listener, Side::Replicas])?,
+            registrar,
         })
     }
 
@@ -193,11 +165,9 @@ impl Metrics {
         self.refused.inc();
     }
 
-    /// Counts a reload of TLS files, unless they are unchanged.
-    pub fn observe_reload(&self, side: Side, reload: Reload) {
-        if let Some(outcome) = reload.outcome() {
-            self.reloads.with_label_values(&[side.as_str(), outcome]).inc();
-        }
+    /// Returns the metrics of TLS files.
+    pub fn tls(&self) -> &tls::Metrics {
+        &self.tls
     }
 
     /// Sets the number of replicas in each of `conditions`, of those that never reported, and of owners that two
@@ -213,10 +183,9 @@ impl Metrics {
 
     /// Returns all metrics in Prometheus' text format.
     pub fn render(&self) -> Vec<u8> {
-        let mut text = Vec::new();
-        // Writing to a `Vec` does not fail.
-        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
-        text
+        let mut page = Vec::new();
+        self.registrar.render_to(&mut page);
+        page
     }
 }
 

@@ -171,7 +171,7 @@ impl Balancer {
             None
         } else {
             let metrics = metrics.clone();
-            Some(tokio::spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload))))
+            Some(tokio::spawn(renew(files, move |side, reload| metrics.tls().observe_reload(side, reload))))
         };
         let (close, closed) = watch::channel(false);
         let accepting = tokio::spawn(distribute(listener, queues, stopped(&closed)));

@@ -21,16 +21,25 @@ pub struct Replica {
     pub owner: Owner,
     /// Condition of the replica.
     pub condition: Condition,
-    /// True if every replica with this store serves the streams of this one.
-    pub is_shared: bool,
-    /// True if its streams outlive the process and may come back with it.
-    pub is_durable: bool,
+    /// Scope of its store.
+    pub store: StoreScope,
     /// Requests in flight and recent failures.
     pub load: usize,
     /// Share of new calls, at most 1: its configured weight, reduced during slow start.
     pub weight: f64,
     /// Priority: new calls go to the replicas of the lowest number that has an available one.
     pub priority: usize,
+}
+
+/// Scope of a replica's store: the processes that can serve its streams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreScope {
+    /// The process: its streams end with it.
+    Process,
+    /// The replica: its streams outlive the process and may come back with the next one.
+    Replica,
+    /// Every replica with this store.
+    Shared,
 }
 
 /// Condition of a replica.
@@ -94,7 +103,7 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
         return Selection::Recheck;
     }
     // Streams on a disk come back with their replica, and no other replica has them.
-    if named().any(|replica| replica.is_durable && !replica.is_shared) {
+    if named().any(|replica| replica.store == StoreScope::Replica) {
         return Selection::Nowhere;
     }
     stand_in(criteria, replicas).map_or(Selection::Nowhere, Selection::Any)
@@ -105,7 +114,7 @@ fn select_owner<'a>(owner: Owner, criteria: &Criteria<'_>, replicas: &'a [Replic
 fn stand_in<'a>(criteria: &Criteria<'_>, replicas: &'a [Replica]) -> Option<&'a Replica> {
     let up = replicas.iter().filter(|replica| replica.condition != Condition::Down && is_untried(criteria, replica));
     up.min_by(|a, b| {
-        let priority = |replica: &Replica| (!replica.is_shared, replica.condition as u8);
+        let priority = |replica: &Replica| (replica.store != StoreScope::Shared, replica.condition as u8);
         priority(a).cmp(&priority(b)).then(relative_load(a).total_cmp(&relative_load(b)))
     })
 }
@@ -157,8 +166,7 @@ mod tests {
             address: SocketAddr::from(([127, 0, 0, 1], number)),
             owner: Owner(number.into()),
             condition,
-            is_shared: false,
-            is_durable: false,
+            store: StoreScope::Process,
             load: 0,
             weight: 1.0,
             priority: 0,
@@ -166,7 +174,7 @@ mod tests {
     }
 
     fn shared(number: u16, condition: Condition) -> Replica {
-        Replica { is_shared: true, is_durable: true, ..replica(number, condition) }
+        Replica { store: StoreScope::Shared, ..replica(number, condition) }
     }
 
     fn loaded(number: u16, load: usize) -> Replica {
@@ -190,7 +198,7 @@ mod tests {
     #[test]
     fn a_request_with_an_owner_goes_to_the_owner() {
         let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
-        let disk = |condition| vec![replica(1, Ready), Replica { is_durable: true, ..replica(2, condition) }];
+        let disk = |condition| vec![replica(1, Ready), Replica { store: StoreScope::Replica, ..replica(2, condition) }];
         let least = Replica { weight: 0.01, load: 9, ..behind(2, Ready) };
         let two_of_a_name = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
         let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];

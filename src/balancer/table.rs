@@ -15,7 +15,7 @@ use tracing::{error, info, warn};
 
 use super::discovery::PriorityAndWeight;
 use super::in_flight::InFlight;
-use super::selection::{Condition, Replica};
+use super::selection::{Condition, Replica, StoreScope};
 use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::sync;
@@ -35,10 +35,8 @@ pub struct Report {
     pub instance: String,
     /// True if the replica takes new calls.
     pub is_ready: bool,
-    /// True if other replicas share its store.
-    pub is_shared: bool,
-    /// True if its store outlives the process.
-    pub is_durable: bool,
+    /// Scope of its store.
+    pub store: StoreScope,
 }
 
 /// Transport to a backend.
@@ -307,8 +305,7 @@ impl Backend {
             address: self.address,
             owner: report.owner,
             condition,
-            is_shared: report.is_shared,
-            is_durable: report.is_durable,
+            store: report.store,
             // Requests that fail at once would make a failing replica look idle, and attract more of them.
             load: self.load() + state.recent_failures(now, self.policy.eject),
             weight: weight * state.preference.weight_percent as f64 / 100.0,
@@ -333,8 +330,7 @@ mod tests {
     }
 
     fn report(owner: u32, instance: &str) -> Report {
-        let (is_ready, is_shared, is_durable) = (true, false, false);
-        Report { owner: Owner(owner), instance: instance.to_owned(), is_ready, is_shared, is_durable }
+        Report { owner: Owner(owner), instance: instance.to_owned(), is_ready: true, store: StoreScope::Process }
     }
 
     fn table(ports: &[u16]) -> Table {

@@ -28,7 +28,7 @@ impl Metrics {
             (ingress.errors.clone(), ingress.event_log.store.clone(), ingress.upstream.clone());
         Ok(Self {
             admin: Arc::new(admin::Metrics::new(&registrar, errors, store, upstream)?),
-            tls: Arc::new(tls::Metrics::new(&registrar)?),
+            tls: Arc::new(tls::Metrics::new(&registrar, &[tls::Side::Listener, tls::Side::Upstream])?),
             ingress,
         })
     }

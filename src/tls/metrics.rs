@@ -11,16 +11,17 @@ pub struct Metrics {
 }
 
 impl Metrics {
-    /// Registers the metrics.
+    /// Registers the metrics for the files of `sides`.
     ///
     /// # Errors
     /// If a name is taken.
-    pub fn new(registrar: &Registrar) -> Result<Self, Error> {
+    pub fn new(registrar: &Registrar, sides: &[Side]) -> Result<Self, Error> {
+        let sides: Vec<&str> = sides.iter().map(|side| side.as_str()).collect();
         Ok(Self {
             reloads: registrar.families(
                 "certificate_reloads_total",
-                "Times that the files of TLS had changed, by whose they are and whether they could be used.",
-                [("of", &["listener", "upstream"]), ("outcome", &["taken", "refused"])],
+                "Changes of TLS files, by the connections they are for and the outcome.",
+                [("of", &sides), ("outcome", &["taken", "refused"])],
             )?,
         })
     }
