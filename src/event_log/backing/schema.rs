@@ -7,13 +7,15 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
+use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::retry_index::Fingerprint;
-use crate::event_log::stream::partial_results::Slicing;
+use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;
+use crate::protocol::dialect::resume_tokens::Sameness;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Marks, Policy, Snapshot};
+use std::time::Duration;
 
 /// What a stream is.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -29,6 +31,19 @@ pub(in crate::event_log) struct About {
     pub(in crate::event_log) body: Option<Fingerprint>,
     pub(in crate::event_log) slicing: Option<Slicing>,
     pub(in crate::event_log) secret: Option<Secret>,
+}
+
+/// How a stream is sliced.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Slicing {
+    /// Which calls may carry it on.
+    pub sameness: Sameness,
+    /// What its result looks like.
+    pub form: Form,
+    /// How long a slice is.
+    pub length: Duration,
+    /// What the first call is called, upstream as well.
+    pub first: Names,
 }
 
 /// Where it stands.

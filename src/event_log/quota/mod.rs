@@ -9,6 +9,7 @@
 //! more than an even part of that eighth is over, and gives way as if its own share were full; the others do not notice. So one
 //! principal's excess is taken from that principal also when the process is full.
 
+pub(in crate::event_log) mod largest;
 mod upload;
 
 use std::collections::BTreeSet;
@@ -45,6 +46,15 @@ const TURN_IDLE: Duration = Duration::from_secs(5);
 const RESUME_BURST: Duration = Duration::from_secs(10);
 /// Shares that nobody uses are looked for once there are so many, and again at each doubling of those in use.
 const SHARES_MIN: usize = 1024;
+
+/// The bounds of one stream's tail.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// Bytes of memory.
+    pub max_bytes: usize,
+    /// Events.
+    pub max_events: usize,
+}
 
 /// What one principal may hold, and all together.
 #[derive(Clone, Copy, Debug)]

@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use tracing::debug;
 
 use crate::clock;
-use crate::event_log::EventLog;
+use crate::event_log::backing::Backing;
+use crate::event_log::backing::reader_table::READER_HOLD;
 use crate::event_log::backing::schema::State;
+use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
-use crate::event_log::writer::recorder::Backing;
 use crate::protocol::cluster::{Message, Reader};
 use crate::protocol::ids::{Owner, Seq};
 use crate::protocol::stream::Batch;
@@ -26,9 +27,6 @@ const IDLE: Duration = Duration::from_secs(30);
 const REPORT: Duration = Duration::from_secs(1);
 /// A writer that does not hear of a reader for [`READER_HOLD`] takes it for gone: it is told this often at least.
 const RENEW: Duration = Duration::from_secs(5);
-/// For so long after it was heard of, a reader at another replica counts as one that reads.
-pub const READER_HOLD: Duration = Duration::from_secs(15);
-
 /// A stream that another replica writes.
 pub(in crate::event_log) struct Mirror {
     stream: Arc<Stream>,

@@ -13,10 +13,10 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock;
-use crate::event_log::EventLog;
+use crate::event_log::backing::{Backing, LOOK_AGAIN};
+use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::writer::recorder::{Backing, LOOK_AGAIN};
 use crate::protocol::cluster::{Handed, Known};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
@@ -24,9 +24,6 @@ use crate::store::{Error, Standing};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
-/// Bounds the answers that are written to the store at a time once it takes them again.
-pub(in crate::event_log) const LATE_AT_ONCE: usize = 16;
-
 impl EventLog {
     /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
     /// store that is to be waited for; any other has it as soon as it takes it.

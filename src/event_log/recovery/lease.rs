@@ -1,62 +1,15 @@
-//! Whether the other replicas still count this one as living, and what it may take for granted where they may not.
-//!
-//! Once the lease has lapsed others may have ended what is open here. Whether they have, the store says; and where it cannot be asked,
-//! memory stands for it. A process that was frozen past its lease cannot ask either in its first moment, since its connections broke
-//! meanwhile, and must not take that for an outage: so the store counts as out of reach only after as many renewals have failed, one
-//! behind the other, as take a few seconds. Absent: who renews the lease (the replicas), and how long a batch waits (the recorder).
+//! Leases: of this replica, and of those whose lease has lapsed.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock;
-use crate::event_log::EventLog;
-
-/// So many renewals fail in a row where the store is out of reach; at the pace of the replicas that is three seconds.
-const MISSES: u32 = 12;
-/// Between two of them lies less than this, however slowly the store fails to answer. After more, this process was frozen.
-const ROW: Duration = Duration::from_secs(10);
-
-/// What became of the renewals of this replica's lease. All times are of [`clock::boot`], which goes on while the process is frozen.
-#[derive(Debug, Default)]
-pub struct Heard {
-    /// In milliseconds; 0 where nobody asks.
-    until: AtomicU64,
-    /// Renewals that failed in a row, and when the last one did, in milliseconds.
-    misses: AtomicU32,
-    missed_at: AtomicU64,
-}
-
-impl Heard {
-    /// This replica counts as living until then.
-    pub(in crate::event_log) fn note(&self, until: Duration) {
-        self.misses.store(0, Ordering::Relaxed);
-        self.until.store(millis(until), Ordering::Relaxed);
-    }
-
-    /// A renewal has failed just now. To be told by one task.
-    pub(in crate::event_log) fn note_missed(&self) {
-        let is_first = !self.has_missed_lately();
-        let misses = if is_first { 0 } else { self.misses.load(Ordering::Relaxed) };
-        self.misses.store(misses.saturating_add(1), Ordering::Relaxed);
-        self.missed_at.store(millis(clock::boot()), Ordering::Relaxed);
-    }
-
-    /// The lease has lapsed: others may have taken what this replica has.
-    pub(in crate::event_log) fn is_lapsed(&self) -> bool {
-        let until = self.until.load(Ordering::Relaxed);
-        until > 0 && until <= millis(clock::boot())
-    }
-
-    /// It has lapsed, and whether the store can be reached is not known yet.
-    pub(in crate::event_log) fn is_in_doubt(&self) -> bool {
-        let is_out_of_reach = self.misses.load(Ordering::Relaxed) >= MISSES && self.has_missed_lately();
-        self.is_lapsed() && !is_out_of_reach
-    }
-
-    fn has_missed_lately(&self) -> bool {
-        millis(clock::boot()).saturating_sub(self.missed_at.load(Ordering::Relaxed)) < millis(ROW)
-    }
-}
+use crate::event_log::backing::Backing;
+use crate::event_log::log::EventLog;
+use crate::event_log::stream::Stream;
+use crate::protocol::ids::{Owner, StreamId};
+use crate::store::Error;
+use crate::sync;
 
 impl EventLog {
     /// The other replicas have heard of this one, which counts as living for them until that time of [`clock::boot`].
@@ -72,50 +25,30 @@ impl EventLog {
             backing.heard.note_missed();
         }
     }
-}
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
-}
+    /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
+    /// replica may only be cut off from the store, and still serve the clients that it has.
+    pub fn note_lapsed(&self, owners: HashSet<Owner>) {
+        *sync::lock(&self.lapsed) = owners;
+    }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const LEASE: Duration = Duration::from_secs(15);
-    const PAUSE: Duration = Duration::from_millis(250);
-
-    async fn miss(heard: &Heard, times: u32) {
-        for _ in 0..times {
-            heard.note_missed();
-            tokio::time::advance(PAUSE).await;
+    /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
+    pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
+        let lapsed = sync::lock(&self.lapsed).clone();
+        if lapsed.is_empty() {
+            return Vec::new();
         }
+        // Whose it is can be seen without the stream's lock.
+        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.begun_by()) && stream.is_elsewhere();
+        self.room.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn an_outage_is_known_by_the_renewals_that_fail_in_it() {
-        let heard = Heard::default();
-        assert!(!heard.is_lapsed() && !heard.is_in_doubt(), "nobody asks");
-        heard.note(clock::boot() + LEASE);
-        miss(&heard, 60).await;
-        assert!(heard.is_lapsed() && !heard.is_in_doubt());
-        heard.note(clock::boot() + LEASE);
-        assert!(!heard.is_lapsed() && !heard.is_in_doubt());
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn who_was_frozen_does_not_take_its_first_failures_for_an_outage() {
-        let heard = Heard::default();
-        heard.note(clock::boot() + LEASE);
-        // In an outage, too, which may be over when it wakes.
-        for misses in [0, 100] {
-            miss(&heard, misses).await;
-            tokio::time::advance(LEASE).await;
-            assert!(heard.is_lapsed() && heard.is_in_doubt());
-            miss(&heard, MISSES - 1).await;
-            assert!(heard.is_in_doubt());
-            miss(&heard, 1).await;
-            assert!(!heard.is_in_doubt());
+    /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
+    pub(in crate::event_log) async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
+        let was_noted = sync::lock(&self.lapsed).contains(&owner);
+        match &backing.shared {
+            Some(shared) if was_noted => Ok(shared.lapsed().wait().await?.contains(&owner)),
+            Some(_) | None => Ok(false),
         }
     }
 }

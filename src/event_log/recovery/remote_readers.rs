@@ -4,44 +4,17 @@
 //! elsewhere. Invariant: a reader that was displaced does not become the reader again, whatever it says late. Absent: how it is heard
 //! and told (`cluster`).
 
-use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::clock;
-use crate::event_log::EventLog;
-use crate::event_log::recovery::follower::READER_HOLD;
+use crate::event_log::backing::reader_table::{Displaced, Known, READER_HOLD};
+use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Reader;
-use crate::protocol::ids::{AttachId, Owner, StreamId};
-use crate::sync;
+use crate::protocol::ids::{AttachId, StreamId};
 
 /// What a reader says that was displaced is recognised for so long.
 const REMEMBERED: Duration = Duration::from_secs(60);
-
-/// The readers elsewhere.
-#[derive(Debug, Default)]
-pub(in crate::event_log) struct Readers {
-    known: Mutex<HashMap<StreamId, Vec<Known>>>,
-}
-
-#[derive(Debug)]
-struct Known {
-    from: Owner,
-    attach: AttachId,
-    reads: bool,
-    heard: Instant,
-    touches: u64,
-}
-
-/// A reader that is not the newest any more, and where it is to be told.
-pub type Displaced = (Owner, StreamId, AttachId);
-
-impl Readers {
-    fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<Known>>> {
-        sync::lock(&self.known)
-    }
-}
 
 impl EventLog {
     /// What another replica says of a reader there. Returns the readers that it displaces, or itself where it was displaced before.

@@ -5,7 +5,6 @@
 //! belongs to a replica that writes it: here it is a mirror (`follower.rs`). Absent: who may have it (as for any stream), and when a replica
 //! counts as gone (`cluster`).
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,19 +13,19 @@ use tracing::{debug, info, warn};
 
 use crate::clock;
 use crate::config::OnUnreachable;
-use crate::event_log::EventLog;
 use crate::event_log::backing::schema::{About, State};
+use crate::event_log::backing::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use crate::event_log::identity::principal::Principal;
+use crate::event_log::log::EventLog;
 use crate::event_log::quota::{Part, Sharer};
 use crate::event_log::recovery::follower::{Found, Mirror, PIECE};
-use crate::event_log::stream::stub::Known;
-use crate::event_log::stream::{Restored, Stream};
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::remote::Restored;
 use crate::event_log::writer::Writer;
-use crate::event_log::writer::recorder::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
+use crate::event_log::writer::stream_table::Known;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
 use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
-use crate::sync;
 
 /// So long a client may wait for an event that the store was handed.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -261,32 +260,6 @@ impl EventLog {
             });
         }
         ended
-    }
-
-    /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
-    /// replica may only be cut off from the store, and still serve the clients that it has.
-    pub fn note_lapsed(&self, owners: HashSet<Owner>) {
-        *sync::lock(&self.lapsed) = owners;
-    }
-
-    /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
-    pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
-        let lapsed = sync::lock(&self.lapsed).clone();
-        if lapsed.is_empty() {
-            return Vec::new();
-        }
-        // Whose it is can be seen without the stream's lock.
-        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.begun_by()) && stream.is_elsewhere();
-        self.room.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
-    }
-
-    /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
-    async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
-        let was_noted = sync::lock(&self.lapsed).contains(&owner);
-        match &backing.shared {
-            Some(shared) if was_noted => Ok(shared.lapsed().wait().await?.contains(&owner)),
-            Some(_) | None => Ok(false),
-        }
     }
 
     async fn end_taken(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {

@@ -5,13 +5,12 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use crate::config::OnUnreachable;
-use crate::event_log::EventLog;
 use crate::event_log::identity::ownership::Binding;
 use crate::event_log::identity::principal::Principal;
+use crate::event_log::log::EventLog;
 use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
-use crate::store::{Error, Shared};
+use crate::store::Error;
 
 /// The record of a session stays so long after the session was last opened or looked up elsewhere. A client whose record is gone is served
 /// as one whose `initialize` did not pass here.
@@ -20,21 +19,6 @@ const KEEP: Duration = Duration::from_secs(24 * 3600);
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Whether anything outlives this process.
-    pub fn has_store(&self) -> bool {
-        self.backing.is_some()
-    }
-
-    /// What is done without the store.
-    pub fn on_unreachable(&self) -> OnUnreachable {
-        self.backing.as_ref().map_or(OnUnreachable::Degrade, |backing| backing.on_unreachable)
-    }
-
-    /// The store, where other replicas use it as well.
-    pub fn shared(&self) -> Option<Arc<dyn Shared>> {
-        self.backing.as_ref()?.shared.clone()
-    }
-
     /// Waits until a new reader here may have displaced one at another replica, of any stream.
     pub async fn has_displaced_readers(&self) {
         match &self.backing {

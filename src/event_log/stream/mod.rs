@@ -13,7 +13,7 @@ mod registrations;
 pub(in crate::event_log) mod remote;
 pub(in crate::event_log) mod response_head;
 mod responses;
-mod shortened;
+mod retention;
 pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
@@ -29,26 +29,26 @@ use std::time::Instant;
 use tokio::sync::{Notify, SetOnce};
 
 use crate::clock;
-use crate::event_log::Identity;
+use crate::event_log::backing::fingerprint::Fingerprint;
+use crate::event_log::backing::schema::Slicing;
+use crate::event_log::backing::{Backing, Staged};
+use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::quota::{Part, Row, Share};
-use crate::event_log::retry_index::{Fingerprint, Registration};
-use crate::event_log::stream::partial_results::{Slices, Slicing};
-use crate::event_log::stream::reader::Attachment;
+use crate::event_log::quota::{Bounds, Part, Share};
+use crate::event_log::retry_index::Registration;
+use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::state::{Bounds, Inner};
+use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
-use crate::event_log::writer::recorder::{Backing, Staged};
 use crate::protocol::call_name::CallName;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::{AttachId, Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
+use crate::protocol::ids::{Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
 use crate::sync;
 
-pub(super) use remote::Restored;
 pub use responses::Collected;
 
 /// What a stream is made of.
@@ -98,7 +98,7 @@ pub struct Stream {
     polls: bool,
     /// The body of the POST that began it, where a retry may name it by a key. Boxed, because few have one.
     body: Option<Box<Fingerprint>>,
-    registrations: Mutex<Vec<Registration>>,
+    registrations: Mutex<Vec<Registration<Stream>>>,
     /// `None`: it is not read in slices.
     slices: Option<Box<Slices>>,
     /// Its principal's.
@@ -308,34 +308,6 @@ impl Stream {
         look(&self.lock().machine)
     }
 
-    /// Makes `attach` the reader after `cursor`. The connection before it is woken to find that it was taken over.
-    pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
-        let attachment = self.attach_before_pump(attach, cursor);
-        // The detached timer has stopped.
-        self.pump.notify_one();
-        attachment
-    }
-
-    /// The same before there is a pump, which begins with looking anyway.
-    pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
-        let mut inner = self.lock();
-        self.note_wanted(&mut inner);
-        inner.machine.handle_attach(attach, cursor, clock::now());
-        inner.note_presence();
-        inner.fit_paused(self.bounds);
-        let before = inner.reader.take();
-        inner.stored_at = None;
-        let displaces_elsewhere = std::mem::take(&mut inner.is_read_elsewhere);
-        drop(inner);
-        if let Some(before) = before {
-            before.wake();
-        }
-        if displaces_elsewhere && let Some(backing) = &self.backing {
-            backing.displacing.notify_one();
-        }
-        Attachment::new(self.clone(), attach)
-    }
-
     /// The reader was given the events up to `last`: there may be room.
     pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
         let was_full = inner.machine.is_paused();
@@ -387,67 +359,6 @@ impl Stream {
             Poll::Pending
         })
         .await;
-    }
-
-    /// The connection that carried its last message ended in peace. Its client may have got that message or not: the stream is kept, and
-    /// goes before a call is refused for want of room, unless a client comes back for it.
-    pub fn note_parted(&self) {
-        let mut inner = self.lock();
-        inner.machine.handle_parted();
-        let is_over = matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_parted();
-        if is_over && inner.lined_up.is_none() {
-            self.line_up(&mut inner, Row::Parted, clock::now());
-        }
-    }
-
-    /// Puts it at the end of that row, and out of any other.
-    pub(super) fn line_up(&self, inner: &mut Inner, row: Row, at: Instant) {
-        if let Some(before) = inner.lined_up.replace((row, at)) {
-            self.share.step_out(before, self.id);
-        }
-        self.share.line_up((row, at), self.id);
-    }
-
-    /// A client asks for it: one that left in peace lacks the end after all.
-    pub(super) fn note_wanted(&self, inner: &mut Inner) {
-        if let Some(place) = inner.lined_up.take_if(|(row, _)| *row == Row::Parted) {
-            self.share.step_out(place, self.id);
-        }
-    }
-
-    /// Gives up every event to make room. False when it has left its row since it was taken out as the first, and when a connection reads
-    /// it, and then it is the last in the row again.
-    pub(super) fn evict(&self, row: Row, since: Instant, now: Instant) -> bool {
-        let mut inner = self.lock();
-        if inner.lined_up != Some((row, since)) {
-            return false;
-        }
-        if inner.machine.reader().is_attached() {
-            self.line_up(&mut inner, row, now);
-            return false;
-        }
-        inner.lined_up = None;
-        let last = inner.tail.last();
-        inner.tail.trim(last);
-        inner.machine.handle_trimmed(last);
-        let left = inner.tail.byte_len();
-        inner.part.set_events(left);
-        true
-    }
-
-    /// Gives up its front to make room, down to about `keep` bytes; nothing while a connection reads it.
-    pub(super) fn shorten(&self, keep: usize) {
-        let mut inner = self.lock();
-        let inner = &mut *inner;
-        if inner.machine.reader().is_attached() {
-            return;
-        }
-        let before = inner.tail.trimmed();
-        let spare = inner.tail.byte_len().saturating_sub(keep);
-        inner.tail.trim_to_free(spare, inner.machine.reader().written());
-        inner.machine.handle_trimmed(inner.tail.trimmed());
-        inner.part.set_events(inner.tail.byte_len());
-        self.share.observe_fit(inner.tail.trimmed().0 - before.0, false);
     }
 
     /// What it takes of its principal's share.

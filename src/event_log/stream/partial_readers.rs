@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use crate::clock;
+use crate::event_log::backing::schema::Slicing;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::partial_results::{Slice, Slicing};
+use crate::event_log::stream::partial_results::Slice;
 use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::ids::{AttachId, ResumeToken, Secret, Seq};
 use crate::protocol::jsonrpc::RequestId;

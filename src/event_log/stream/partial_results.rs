@@ -6,33 +6,22 @@
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use serde::{Deserialize, Serialize};
-
-use crate::event_log::stream::state::Edits;
-use crate::protocol::dialect::resume_tokens::{self, Form, Names, Renaming, Sameness};
+use crate::event_log::backing::schema::Slicing;
+use crate::protocol::dialect::resume_tokens::{self, Names, Renaming};
 use crate::protocol::ids::Handle;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::sync;
+use std::ops::Range;
 
 /// So many slices of a stream are known by their handles: the first, and the latest. A client that comes back to one in between
 /// left it long ago.
 const KEPT: usize = 8;
 
-/// How a stream is sliced.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Slicing {
-    /// Which calls may carry it on.
-    pub sameness: Sameness,
-    /// What its result looks like.
-    pub form: Form,
-    /// How long a slice is.
-    pub length: Duration,
-    /// What the first call is called, upstream as well.
-    pub first: Names,
-}
+/// Places in an event and what stands there instead, in their order.
+pub(in crate::event_log) type Edits = Vec<(Range<usize>, String)>;
 
 /// One call.
 #[derive(Debug)]
@@ -148,8 +137,11 @@ impl Slices {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
     use crate::clock;
+    use crate::protocol::dialect::resume_tokens::{Form, Sameness};
     use crate::protocol::ids::{Keyring, Owner, StoreEpoch, StreamId, StreamKind};
 
     fn names(id: u64) -> Names {

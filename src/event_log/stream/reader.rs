@@ -7,9 +7,9 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 
 use crate::clock;
-use crate::event_log::stream::partial_results::Slice;
+use crate::event_log::stream::partial_results::{Edits, Slice};
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::state::{Edits, Large, Written};
+use crate::event_log::stream::state::{Large, Written};
 use crate::event_log::stream::{Stream, in_flight};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
@@ -84,6 +84,36 @@ impl Begun {
             out.extend_from_slice(text.as_bytes());
             self.at = place.end;
         }
+    }
+}
+
+impl Stream {
+    /// Makes `attach` the reader after `cursor`. The connection before it is woken to find that it was taken over.
+    pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
+        let attachment = self.attach_before_pump(attach, cursor);
+        // The detached timer has stopped.
+        self.pump.notify_one();
+        attachment
+    }
+
+    /// The same before there is a pump, which begins with looking anyway.
+    pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
+        let mut inner = self.lock();
+        self.note_wanted(&mut inner);
+        inner.machine.handle_attach(attach, cursor, clock::now());
+        inner.note_presence();
+        inner.fit_paused(self.bounds);
+        let before = inner.reader.take();
+        inner.stored_at = None;
+        let displaces_elsewhere = std::mem::take(&mut inner.is_read_elsewhere);
+        drop(inner);
+        if let Some(before) = before {
+            before.wake();
+        }
+        if displaces_elsewhere && let Some(backing) = &self.backing {
+            backing.displacing.notify_one();
+        }
+        Attachment::new(self.clone(), attach)
     }
 }
 

@@ -2,15 +2,40 @@
 
 use std::time::Instant;
 
-use crate::event_log::recovery::remote_retries::Hold;
+use crate::event_log::backing::claim::Hold;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
 use crate::sync;
+use std::time::Duration;
+
+/// How long a POST that looks like a retry waits for the first call's client to be gone.
+const DETACH_WAIT: Duration = Duration::from_millis(200);
 
 impl Stream {
+    /// Returns whether a POST of the same fingerprint is a retry. An idempotency key makes it one for as long as the stream lives; the
+    /// same request id and body do so until the answer was delivered, whether or not the first call's client is still attached: a
+    /// connection that is half open counts as attached, and a request id is used once in a session. A call that ended before its bytes
+    /// went upstream is none to come back to.
+    pub fn may_return(&self, keyed: bool) -> bool {
+        let has_arrived = self.has_arrived();
+        self.look(|machine| {
+            let never_ran = machine.is_sealed() && !self.is_sent();
+            !machine.is_cancelled() && !never_ran && (keyed || !has_arrived)
+        })
+    }
+
+    /// Waits a moment for the first call's client to leave. A retry is often faster than the end of the connection it replaces, and a
+    /// takeover before the response head makes the proxy commit.
+    pub async fn wait_for_detach(&self) {
+        if !self.look(|machine| machine.is_delivered()) {
+            // A connection that is half open stays: it is taken over.
+            let _ = tokio::time::timeout(DETACH_WAIT, self.detached()).await;
+        }
+    }
+
     /// Keeps an entry of the index of retries for as long as the stream lives.
-    pub fn keep_registration(&self, registration: Registration) {
+    pub fn keep_registration(&self, registration: Registration<Stream>) {
         let mut entries = sync::lock(&self.registrations);
         // Most streams have one.
         entries.reserve_exact(1);

@@ -8,13 +8,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 
 use crate::clock;
-use crate::event_log::Identity;
 use crate::event_log::backing::schema::{About, State};
-use crate::event_log::quota::Part;
+use crate::event_log::backing::{Backing, Level, Recorded};
+use crate::event_log::identity::Identity;
+use crate::event_log::quota::{Bounds, Part};
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::stream::state::Bounds;
 use crate::event_log::stream::{Spec, Stream};
-use crate::event_log::writer::recorder::{Backing, Level, Recorded};
 use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};

@@ -2,9 +2,9 @@
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateMarks};
+use crate::event_log::backing::{Recorded, Staged};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
-use crate::event_log::writer::recorder::{Recorded, Staged};
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::{Batch, Machine, Phase};
 

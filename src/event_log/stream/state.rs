@@ -1,6 +1,5 @@
 //! What a stream's lock guards: the state machine and the tail, which change together, the head, and who waits for them.
 
-use std::ops::Range;
 use std::sync::Weak;
 use std::task::{Context, Waker};
 use std::time::{Duration, Instant};
@@ -8,12 +7,12 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 
 use crate::clock;
-use crate::event_log::quota::{Part, Row};
+use crate::event_log::backing::Recorded;
+use crate::event_log::quota::{Bounds, Part, Row};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::in_flight::Copied;
-use crate::event_log::stream::partial_results::{Slice, Told};
+use crate::event_log::stream::partial_results::{Edits, Slice, Told};
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::writer::recorder::Recorded;
 use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::memory::{ID_LINE, Tail};
@@ -21,15 +20,6 @@ use crate::store::{Appended, WriterEpoch};
 
 /// A full share takes no more than this from a stream that never pauses: what its reader is about to be given.
 const KEPT_UNREAD: usize = 64 * 1024;
-
-/// The bounds of one stream's tail.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Bytes of memory.
-    pub max_bytes: usize,
-    /// Events.
-    pub max_events: usize,
-}
 
 /// What one read has written.
 pub(in crate::event_log) struct Written {
@@ -42,9 +32,6 @@ pub(in crate::event_log) struct Written {
     /// The event that follows goes out in pieces; its id line is written.
     pub(in crate::event_log) large: Option<Large>,
 }
-
-/// Places in an event and what stands there instead, in their order.
-pub(in crate::event_log) type Edits = Vec<(Range<usize>, String)>;
 
 /// An event that is larger than one piece.
 pub(in crate::event_log) struct Large {

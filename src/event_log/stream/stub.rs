@@ -4,24 +4,28 @@
 //! it ended, and for `delivered_retention` its call's name and its last response with what follows that. A client that comes back for those
 //! events gets the stream again, without the events before. Invariants: a stub counts by its bytes alone, so that it refuses nothing; it is
 //! the first to go when room is needed; without its call's name and its response it is shorter than 512 bytes. Absent: what proves a
-//! delivery (delivery), and what more of a stream may be asked for than a stub has (`stream/shortened.rs`).
+//! delivery (delivery), and what more of a stream may be asked for than a stub has (`to_stub` below).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::clock;
-use crate::event_log::EventLog;
+use crate::event_log::backing::Backing;
+use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::quota::{Holding, Share};
-use crate::event_log::stream::Stream;
+use crate::event_log::quota::{Bounds, Holding, Share};
+use crate::event_log::stream::delivery::Delivered;
+use crate::event_log::stream::response_head::Head;
+use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::summary::Summary;
-use crate::event_log::sweeper::Verdict;
+use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::call_name::CallName;
 use crate::protocol::headers::Era;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind};
+use crate::protocol::stream::Machine;
+use crate::protocol::stream::Policy;
 use crate::protocol::stream::{Outcome, Phase, Snapshot};
-use crate::simulation::{self, Bug};
 use crate::store::memory::Tail;
+use std::sync::PoisonError;
 
 /// What a stub takes without its answer, at most: itself, its session's name, and its places in the map, in its share's row and at the
 /// sweeper.
@@ -89,12 +93,12 @@ impl Stub {
         from <= cursor && cursor <= self.tail
     }
 
-    fn readable_until(&self) -> Instant {
+    pub(in crate::event_log) fn readable_until(&self) -> Instant {
         self.sealed_at.max(self.left_at) + self.retention
     }
 
     /// Drops the answer if its time is over; whether it did.
-    fn drop_answer(&mut self, now: Instant) -> bool {
+    pub(in crate::event_log) fn drop_answer(&mut self, now: Instant) -> bool {
         let is_due = now >= self.proven_at + self.share().whole().allowance.delivered_retention;
         let drops = is_due && self.answer.take().is_some();
         self.count();
@@ -130,97 +134,100 @@ impl Drop for Stub {
     }
 }
 
-/// A stream that can be found, whole or as a stub.
-#[derive(Debug)]
-pub(in crate::event_log) enum Known {
-    Stream(Arc<Stream>),
-    Stub(Box<Stub>),
-}
-
-impl Known {
-    pub(in crate::event_log) fn stream(&self) -> Option<&Arc<Stream>> {
-        match self {
-            Self::Stream(stream) => Some(stream),
-            Self::Stub(_) => None,
+impl Stream {
+    /// The stub that may take its place; `None` while it runs or is read, and where more of it may be asked for than a stub has: by an
+    /// `Idempotency-Key`, by a second answer to a question of the server, by the call of a slice. Its last response goes there if it is
+    /// large, and is copied otherwise.
+    pub(in crate::event_log) fn to_stub(&self, now: Instant) -> Option<Stub> {
+        let inner = &mut *self.lock();
+        let Phase::Sealed { outcome, at } = inner.machine.phase() else { return None };
+        if !inner.is_spent() || self.slices.is_some() || self.adopted_after().is_some() {
+            return None;
         }
+        let snapshot = inner.machine.snapshot();
+        let response = inner.machine.debts().last_response();
+        let tail = inner.machine.tail();
+        let kept = inner.tail.cut_after(response.map_or(tail, |response| Seq(response.0.saturating_sub(1))));
+        inner.machine.handle_trimmed(inner.tail.trimmed());
+        let policy = inner.machine.policy();
+        let (name, secret) = (self.name.get().cloned(), self.secret().cloned());
+        let answer = (!kept.is_empty()).then(|| Box::new(Kept { name, snapshot, secret, tail: kept }));
+        Some(Stub {
+            id: self.id,
+            holding: self.share.hold(0),
+            proven_at: now,
+            binding: self.binding.clone(),
+            origin: self.origin,
+            batch: self.batch,
+            era: policy.era,
+            connections: inner.machine.reader().connections(),
+            pauses: policy.pauses,
+            outcome,
+            tail,
+            created: self.created,
+            sealed_at: at,
+            left_at: inner.machine.reader().since(),
+            retention: policy.retention,
+            answer,
+        })
     }
 
-    pub(in crate::event_log) fn is(&self, stream: &Arc<Stream>) -> bool {
-        self.stream().is_some_and(|known| Arc::ptr_eq(known, stream))
-    }
-
-    pub(in crate::event_log) fn binding(&self) -> &Binding {
-        match self {
-            Self::Stream(stream) => stream.binding(),
-            Self::Stub(stub) => &stub.binding,
-        }
-    }
-
-    pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
-        match self {
-            Self::Stream(stream) => stream.summary(now),
-            Self::Stub(stub) => stub.summary(now),
-        }
-    }
-}
-
-impl EventLog {
-    /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
-    pub(in crate::event_log) fn shorten(&self, stream: &Arc<Stream>) {
-        if !stream.is_proven() || !self.room.has(stream) {
-            return;
-        }
-        let now = clock::now();
-        if let Some(stub) = stream.to_stub(now)
-            && self.room.replace(stream, stub.enter())
-        {
-            // What has arrived is no call to come back to.
-            stream.forget_retries();
-            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, stream.id());
-        }
-    }
-
-    /// The stream of that name, from its stub where it has one. A stub without an answer stays, because its stream has no events to be read:
-    /// its retention begins anew.
-    pub(in crate::event_log) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
-        let now = clock::now();
-        let mut known = self.room.streams.get_mut(&id)?;
-        let stub = match known.value_mut() {
-            Known::Stream(stream) => return Some(stream.clone()),
-            Known::Stub(stub) => stub,
+    /// The stream that has so been shortened, with `answer` where that is still there.
+    pub(in crate::event_log) fn from_stub(
+        stub: &Stub,
+        answer: Option<Box<Kept>>,
+        identity: Arc<Identity>,
+        bounds: Bounds,
+        backing: Option<Arc<Backing>>,
+    ) -> Self {
+        let policy = Policy::of_ended(stub.era, stub.retention, stub.pauses);
+        let spec = Spec {
+            policy: policy.clone(),
+            binding: stub.binding.clone(),
+            ids: Vec::new(),
+            batch: stub.batch,
+            polls: false,
+            body: None,
+            slicing: None,
         };
-        stub.left_at = now;
-        let answer = stub.answer.take();
-        let has_answer = answer.is_some();
-        let stream =
-            Arc::new(Stream::from_stub(stub, answer, self.identity.clone(), self.bounds, self.backing.clone()));
-        stream.publish_first();
-        if has_answer {
-            let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
-            drop(known);
-            drop(stub);
-            stream.note_delivered(crate::event_log::stream::delivery::Delivery::Proven);
-            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, id);
-        }
-        Some(stream)
+        let is_stored = backing.is_some();
+        let part = stub.share().take_part(0);
+        let mut stream = Self::new(stub.id, identity, bounds, backing, spec, part, stub.created);
+        stream.origin = stub.origin;
+        let (snapshot, tail) = match answer.map(|answer| *answer) {
+            Some(Kept { name, snapshot, secret, tail }) => {
+                if let Some(name) = name {
+                    let _ = stream.name.set(name);
+                }
+                secret.into_iter().for_each(|secret| drop(stream.secret.set(secret)));
+                (Some(snapshot), tail)
+            }
+            None => (None, Tail::starting_at(stub.tail)),
+        };
+        let end = (stub.outcome, stub.sealed_at);
+        let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        *inner.machine =
+            Machine::ended(policy, snapshot, end, (stub.left_at, stub.connections), (stub.tail, tail.trimmed()));
+        inner.part.forget_request(tail.byte_len());
+        inner.tail = tail;
+        inner.head = Head::Committed;
+        inner.delivered = Delivered::proven();
+        // Nothing more of it goes into the store.
+        inner.is_mirror = is_stored;
+        stream.note_sent();
+        stream
     }
+}
 
-    /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
-    pub(in crate::event_log) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
-        let mut known = self.room.streams.get_mut(&id)?;
-        let Known::Stub(stub) = known.value_mut() else { return None };
-        let until = stub.readable_until();
-        if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
-            drop(known);
-            drop(self.room.streams.remove_if(&id, |_, known| known.stream().is_none()));
-            return Some(Verdict::Gone);
-        }
-        // Its end is waited for since it was sealed.
-        let is_early = stub.drop_answer(now);
-        drop(known);
-        if !is_early {
-            self.keep_for(id, Some(until), now);
-        }
-        Some(if is_early { Verdict::Gone } else { Verdict::Until(Some(until)) })
+impl Inner {
+    /// Whether nobody reads the stream, and nobody is to come for what precedes its last response.
+    fn is_spent(&self) -> bool {
+        let machine = &self.machine;
+        let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().keyed;
+        // What the store is still to get is brought there from here.
+        let is_stored = self.recorded.as_ref().is_none_or(|recorded| recorded.is_sealed);
+        let is_here = !self.moved && !self.is_mirror && is_stored;
+        let is_quiet = !machine.reader().is_attached() && machine.asks().is_empty();
+        self.delivered.is_proven() && is_call && is_here && is_quiet
     }
 }

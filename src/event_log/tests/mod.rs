@@ -24,9 +24,12 @@ use std::time::Duration;
 use bytes::BytesMut;
 
 use super::*;
+use crate::clock;
+use crate::config::OnUnreachable;
 use crate::metrics::Registrar;
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::Era;
-use crate::protocol::ids::{self, StreamKind};
+use crate::protocol::ids::{self, Keyring, Owner, ResumeToken, Seq, StoreEpoch, StreamId, StreamKind};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Machine, Policy};
 use crate::store::Store;

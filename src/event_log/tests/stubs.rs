@@ -4,7 +4,8 @@
 use super::retention::{cursor_of, settle, sweeping};
 use super::sharing::{finish, is_kept, open_of, tight, write};
 use super::*;
-use crate::event_log::stream::stub::{Known, Stub};
+use crate::event_log::stream::stub::Stub;
+use crate::event_log::writer::stream_table::Known;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::Place;
 

@@ -6,18 +6,14 @@
 //! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
 //! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
 
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
-use dashmap::DashMap;
-use tracing::warn;
-
 use crate::clock;
-use crate::event_log::quota::{Part, Row, Share, Shares};
-use crate::event_log::stream::Stream;
-use crate::event_log::stream::stub::{Known, Stub};
+use crate::event_log::quota::largest::Search;
+use crate::event_log::quota::{Part, Row, Share};
+use crate::event_log::writer::stream_table::Room;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::ids::StreamId;
 use crate::sync;
 
 /// Where the process is full, whose shares are the largest is found out again so much later.
@@ -32,115 +28,7 @@ const SPARE: usize = 16;
 /// Once all of the largest shares have given what they had, a call that is to be refused looks at so many of them once more.
 const LOOKS: usize = 64;
 
-/// The streams that can be found, and what they take.
-pub(in crate::event_log) struct Room {
-    pub(in crate::event_log) streams: DashMap<StreamId, Known>,
-    pub(in crate::event_log) shares: Shares,
-    search: Mutex<Search>,
-}
-
-/// From whom room is made where the process is full. The lock on it is held for a look, never while room is made: who comes meanwhile makes
-/// its own from the same share.
-#[derive(Default)]
-struct Search {
-    /// The largest first.
-    shares: Vec<Weak<Share>>,
-    /// Whose turn it is: once for each of them, then round and round.
-    turn: usize,
-    /// Until when these are taken to be the largest.
-    until: Option<Instant>,
-}
-
-impl Search {
-    fn is_old(&self, now: Instant) -> bool {
-        self.until.is_none_or(|until| until <= now)
-    }
-
-    /// Whether all have given what they had.
-    fn is_through(&self) -> bool {
-        self.turn >= self.shares.len()
-    }
-
-    /// Whose turn it is, if that still holds much.
-    fn giver(&self) -> Option<Arc<Share>> {
-        let turn = self.turn.checked_rem(self.shares.len())?;
-        self.shares[turn].upgrade().filter(|share| share.holds_much())
-    }
-
-    /// Whoever had that turn has nothing more to give.
-    fn pass(&mut self, turn: usize) {
-        if self.turn == turn {
-            let next = turn + 1;
-            self.turn = if next >= 2 * self.shares.len() { self.shares.len() } else { next };
-        }
-    }
-}
-
 impl Room {
-    pub(in crate::event_log) fn new(shares: Shares) -> Self {
-        Self { streams: DashMap::new(), shares, search: Mutex::default() }
-    }
-
-    /// The stream of that name, unless only its stub is left.
-    pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
-        self.streams.get(&id)?.stream().cloned()
-    }
-
-    /// Whether `stream` is the one of its name.
-    pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
-        self.streams.get(&stream.id()).is_some_and(|known| known.is(stream))
-    }
-
-    /// Every stream of which more is left than a stub.
-    pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
-        self.streams.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
-    }
-
-    /// Lets `stream` be found.
-    pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
-        drop(self.streams.insert(stream.id(), Known::Stream(stream.clone())));
-    }
-
-    /// The same unless a stream of that name is there already. Takes the place of a stub.
-    pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
-        let mut known = self.streams.entry(stream.id()).or_insert_with(|| Known::Stream(stream.clone()));
-        if known.stream().is_some() {
-            return known.is(stream);
-        }
-        let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
-        drop(known);
-        drop(stub);
-        true
-    }
-
-    /// Puts `stub` in the place of its stream; false where that is not there.
-    pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
-        let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
-        // In the map before it is in the row: what is first there and is not found counts as gone.
-        let (at, share) = (stub.proven_at, stub.share().clone());
-        let before = std::mem::replace(known.value_mut(), Known::Stub(stub));
-        share.note_proven(at, stream.id());
-        drop(known);
-        drop(before);
-        true
-    }
-
-    /// Forgets `stream`, where it is the one of its name.
-    pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
-        drop(self.streams.remove_if(&stream.id(), |_, known| known.is(stream)));
-    }
-
-    /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
-    pub(in crate::event_log) fn leave(&self, stream: &Arc<Stream>) {
-        // First out of the map: nobody is to find what is over here and goes on elsewhere.
-        self.forget(stream);
-        if stream.leave() {
-            warn!(stream.id = %stream.id(), "another replica has taken the stream");
-            stream.share().whole().metrics.observe_fenced();
-        }
-        stream.pump.notify_one();
-    }
-
     /// Room for one more call of `share`, whose request has so many bytes.
     pub(in crate::event_log) fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
         let allowance = &share.whole().allowance;

@@ -1,7 +1,8 @@
 //! The pump's side of a stream: the one writer.
 
-pub(in crate::event_log) mod eviction;
+mod eviction;
 pub(in crate::event_log) mod recorder;
+pub(in crate::event_log) mod stream_table;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,10 +10,11 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use crate::clock;
+use crate::event_log::backing::{Backing, Fate, Staged};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Advanced, Stream, in_flight};
-use crate::event_log::writer::eviction::Room;
-use crate::event_log::writer::recorder::{Backing, Fate, Recorder, Staged, seal};
+use crate::event_log::writer::recorder::{Recorder, seal};
+use crate::event_log::writer::stream_table::Room;
 use crate::protocol::stream::{Effect, Machine};
 
 /// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.

@@ -1,0 +1,35 @@
+//! Readers at other replicas, of streams that are written here.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+use crate::protocol::ids::{AttachId, Owner, StreamId};
+use crate::sync;
+
+/// For so long after it was heard of, a reader at another replica counts as one that reads.
+pub const READER_HOLD: Duration = Duration::from_secs(15);
+
+/// The readers elsewhere.
+#[derive(Debug, Default)]
+pub(in crate::event_log) struct Readers {
+    known: Mutex<HashMap<StreamId, Vec<Known>>>,
+}
+
+#[derive(Debug)]
+pub(in crate::event_log) struct Known {
+    pub(in crate::event_log) from: Owner,
+    pub(in crate::event_log) attach: AttachId,
+    pub(in crate::event_log) reads: bool,
+    pub(in crate::event_log) heard: Instant,
+    pub(in crate::event_log) touches: u64,
+}
+
+/// A reader that is not the newest any more, and where it is to be told.
+pub type Displaced = (Owner, StreamId, AttachId);
+
+impl Readers {
+    pub(in crate::event_log) fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<Known>>> {
+        sync::lock(&self.known)
+    }
+}

@@ -1,0 +1,154 @@
+//! Retention: when a stream that is over is shortened to a stub, and when it is forgotten.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crate::clock;
+use crate::event_log::backing;
+use crate::event_log::log::EventLog;
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::delivery::Delivery;
+use crate::event_log::sweeper::Verdict;
+use crate::event_log::writer::stream_table::Known;
+use crate::protocol::ids::StreamId;
+use crate::protocol::stream::Phase;
+use crate::simulation::{self, Bug};
+
+/// How often idle sessions are looked for.
+const SESSION_SWEEP: Duration = Duration::from_secs(60);
+
+impl EventLog {
+    /// The stream is over: keeps it until its retention ends.
+    pub fn retain(&self, stream: &Arc<Stream>) {
+        self.publish_once(stream);
+        let until = stream.kept_until();
+        let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
+        self.sweeper.schedule(at, stream.id());
+        // Its client may have been faster than its end.
+        self.shorten(stream);
+    }
+
+    /// Forgets the stream now.
+    pub fn forget(&self, stream: &Arc<Stream>) {
+        if stream.is_published() {
+            self.room.forget(stream);
+        }
+    }
+
+    /// The response that carried the stream's last message has arrived. What is proven to have is shortened to a stub, and an answer
+    /// that passed is forgotten unless a retry may come for it yet.
+    pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: Delivery) {
+        stream.note_delivered(delivery);
+        if stream.look(|machine| machine.phase() != Phase::Passed) {
+            return self.shorten(stream);
+        }
+        if stream.look(|machine| machine.policy().keyed) {
+            return;
+        }
+        match stream.has_retries() && !stream.has_arrived() {
+            true => self.retain(stream),
+            false => self.forget(stream),
+        }
+    }
+
+    /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
+    pub(in crate::event_log) fn shorten(&self, stream: &Arc<Stream>) {
+        if !stream.is_proven() || !self.room.has(stream) {
+            return;
+        }
+        let now = clock::now();
+        if let Some(stub) = stream.to_stub(now)
+            && self.room.replace(stream, stub.enter())
+        {
+            // What has arrived is no call to come back to.
+            stream.forget_retries();
+            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, stream.id());
+        }
+    }
+
+    /// The stream of that name, from its stub where it has one. A stub without an answer stays, because its stream has no events to be read:
+    /// its retention begins anew.
+    pub(in crate::event_log) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
+        let now = clock::now();
+        let mut known = self.room.streams.get_mut(&id)?;
+        let stub = match known.value_mut() {
+            Known::Stream(stream) => return Some(stream.clone()),
+            Known::Stub(stub) => stub,
+        };
+        stub.left_at = now;
+        let answer = stub.answer.take();
+        let has_answer = answer.is_some();
+        let stream =
+            Arc::new(Stream::from_stub(stub, answer, self.identity.clone(), self.bounds, self.backing.clone()));
+        stream.publish_first();
+        if has_answer {
+            let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
+            drop(known);
+            drop(stub);
+            stream.note_delivered(crate::event_log::stream::delivery::Delivery::Proven);
+            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, id);
+        }
+        Some(stream)
+    }
+
+    /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
+    pub(in crate::event_log) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
+        let mut known = self.room.streams.get_mut(&id)?;
+        let Known::Stub(stub) = known.value_mut() else { return None };
+        let until = stub.readable_until();
+        if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
+            drop(known);
+            drop(self.room.streams.remove_if(&id, |_, known| known.stream().is_none()));
+            return Some(Verdict::Gone);
+        }
+        // Its end is waited for since it was sealed.
+        let is_early = stub.drop_answer(now);
+        drop(known);
+        if !is_early {
+            self.keep_for(id, Some(until), now);
+        }
+        Some(if is_early { Verdict::Gone } else { Verdict::Until(Some(until)) })
+    }
+
+    /// Forgets what is over, until dropped.
+    pub async fn sweep(&self) {
+        tokio::join!(self.sweeper.run(|id, now| self.judge(id, now)), self.sweep_sessions());
+    }
+
+    fn judge(&self, id: StreamId, now: Instant) -> Verdict {
+        if simulation::has(Bug::KeepsForEver) {
+            return Verdict::Until(None);
+        }
+        let Some(stream) = self.room.get(id) else {
+            return self.judge_stub(id, now).unwrap_or(Verdict::Gone);
+        };
+        match stream.kept_until() {
+            Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
+                self.room.forget(&stream);
+                Verdict::Gone
+            }
+            until => {
+                // One that came out of its stub for a client goes back.
+                self.shorten(&stream);
+                self.keep_for(id, until, now);
+                Verdict::Until(until)
+            }
+        }
+    }
+
+    /// Somebody came back for a stream that is over: the store keeps it for as long as this process does, and a restart takes nothing.
+    fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
+        if let Some(backing) = self.backing.clone() {
+            let keep = until.unwrap_or(now + backing::KEEP_UNSEALED).saturating_duration_since(now);
+            tokio::spawn(async move { drop(backing.store.keep(id, keep).wait().await) });
+        }
+    }
+
+    async fn sweep_sessions(&self) {
+        loop {
+            clock::sleep(SESSION_SWEEP).await;
+            self.sessions.sweep(clock::now());
+            self.room.shares.sweep(clock::now());
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The streams that can be found, by their ids.
+
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use dashmap::DashMap;
+use tracing::warn;
+
+use crate::event_log::identity::ownership::Binding;
+use crate::event_log::quota::Shares;
+use crate::event_log::quota::largest::Search;
+use crate::event_log::stream::Stream;
+use crate::event_log::stream::stub::Stub;
+use crate::event_log::stream::summary::Summary;
+use crate::protocol::ids::StreamId;
+
+/// The streams that can be found, and what they take.
+pub(in crate::event_log) struct Room {
+    pub(in crate::event_log) streams: DashMap<StreamId, Known>,
+    pub(in crate::event_log) shares: Shares,
+    pub(in crate::event_log) search: Mutex<Search>,
+}
+
+/// A stream that can be found, whole or as a stub.
+#[derive(Debug)]
+pub(in crate::event_log) enum Known {
+    Stream(Arc<Stream>),
+    Stub(Box<Stub>),
+}
+
+impl Known {
+    pub(in crate::event_log) fn stream(&self) -> Option<&Arc<Stream>> {
+        match self {
+            Self::Stream(stream) => Some(stream),
+            Self::Stub(_) => None,
+        }
+    }
+
+    pub(in crate::event_log) fn is(&self, stream: &Arc<Stream>) -> bool {
+        self.stream().is_some_and(|known| Arc::ptr_eq(known, stream))
+    }
+
+    pub(in crate::event_log) fn binding(&self) -> &Binding {
+        match self {
+            Self::Stream(stream) => stream.binding(),
+            Self::Stub(stub) => &stub.binding,
+        }
+    }
+
+    pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
+        match self {
+            Self::Stream(stream) => stream.summary(now),
+            Self::Stub(stub) => stub.summary(now),
+        }
+    }
+}
+
+impl Room {
+    pub(in crate::event_log) fn new(shares: Shares) -> Self {
+        Self { streams: DashMap::new(), shares, search: Mutex::default() }
+    }
+
+    /// The stream of that name, unless only its stub is left.
+    pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
+        self.streams.get(&id)?.stream().cloned()
+    }
+
+    /// Whether `stream` is the one of its name.
+    pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
+        self.streams.get(&stream.id()).is_some_and(|known| known.is(stream))
+    }
+
+    /// Every stream of which more is left than a stub.
+    pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
+        self.streams.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
+    }
+
+    /// Lets `stream` be found.
+    pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
+        drop(self.streams.insert(stream.id(), Known::Stream(stream.clone())));
+    }
+
+    /// The same unless a stream of that name is there already. Takes the place of a stub.
+    pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
+        let mut known = self.streams.entry(stream.id()).or_insert_with(|| Known::Stream(stream.clone()));
+        if known.stream().is_some() {
+            return known.is(stream);
+        }
+        let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
+        drop(known);
+        drop(stub);
+        true
+    }
+
+    /// Puts `stub` in the place of its stream; false where that is not there.
+    pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
+        let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
+        // In the map before it is in the row: what is first there and is not found counts as gone.
+        let (at, share) = (stub.proven_at, stub.share().clone());
+        let before = std::mem::replace(known.value_mut(), Known::Stub(stub));
+        share.note_proven(at, stream.id());
+        drop(known);
+        drop(before);
+        true
+    }
+
+    /// Forgets `stream`, where it is the one of its name.
+    pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
+        drop(self.streams.remove_if(&stream.id(), |_, known| known.is(stream)));
+    }
+
+    /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
+    pub(in crate::event_log) fn leave(&self, stream: &Arc<Stream>) {
+        // First out of the map: nobody is to find what is over here and goes on elsewhere.
+        self.forget(stream);
+        if stream.leave() {
+            warn!(stream.id = %stream.id(), "another replica has taken the stream");
+            stream.share().whole().metrics.observe_fenced();
+        }
+        stream.pump.notify_one();
+    }
+}
