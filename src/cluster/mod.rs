@@ -1,40 +1,31 @@
-//! This process among others like it that share its store.
+//! This replica among those that share its store.
 //!
-//! Owned here: the lease by which the others know that it lives, the end of streams whose replica does not, and what replicas say to each
-//! other: who reads where ([`EventLog`] decides what follows), and requests that concern something at another replica. Invariant:
-//! nobody is swept before the store could be reached for one whole lease, so that an outage of the store is nobody's death. Absent:
-//! what a request means (ingress).
+//! Owned here: the lease ([`lease`]), requests to other replicas ([`rpc`]), and the messages from them. The event log decides what follows from a
+//! message about readers ([`EventLog`]); the ingress answers requests that another replica has forwarded. Absent: the meaning of a request.
 
+mod lease;
 mod rpc;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 pub use rpc::{Absence, Requests};
 
 use crate::clock;
-use crate::event_log::{Displaced, EventLog, READER_HOLD, Regained};
+use crate::event_log::{Displaced, EventLog, READER_HOLD};
 use crate::protocol::cluster::{Handed, Message};
-use crate::protocol::ids::{Owner, StreamId};
+use crate::protocol::ids::Owner;
 use crate::store::{Error, Renewal, Shared};
+use lease::{LeaseKeeper, PAUSE};
 
-/// Readers that were displaced are looked for so often, also where nobody has told of one.
-const LOOK_FOR_READERS: Duration = Duration::from_secs(1);
-/// A replica whose lease has lapsed may only be cut off from the store. For so long it keeps the streams that no client asks for elsewhere,
-/// and may have others that the store does not know.
-const CUT_OFF: Duration = Duration::from_secs(600);
-/// The record of that outlasts its time by so many leases: a replica that begins meanwhile goes on counting.
-const COUNTED_ON: u32 = 4;
-/// After the store failed while it was waited for.
-const PAUSE: Duration = Duration::from_millis(250);
+/// Interval at which displaced readers are looked for, also without a message about one.
+const DISPLACED_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Why this process cannot be one of several.
+/// Cause of a process that cannot join the replicas.
 #[derive(Debug, thiserror::Error)]
 pub enum BeginError {
     /// Another living process has its name.
@@ -48,43 +39,21 @@ pub enum BeginError {
     Store(#[from] Error),
 }
 
-/// The replicas that were there less than a lease ago.
-#[derive(Default)]
-struct Others {
-    seen: HashMap<Owner, Instant>,
-    /// The store may not know of them since.
-    are_missing: bool,
-}
-
-/// A replica whose lease has lapsed.
-struct Lapse {
-    /// Time that others have counted before.
-    before: Duration,
-    /// When it was noted here.
-    noted: Instant,
-}
-
-impl Lapse {
-    /// How long it has lasted while somebody looked.
-    fn lasts(&self) -> Duration {
-        self.before + clock::now().saturating_duration_since(self.noted)
-    }
-}
-
-/// This process among others.
+/// This replica among those that share its store.
 pub struct Replicas {
     shared: Arc<dyn Shared>,
     log: Arc<EventLog>,
     lease: Duration,
     requests: Requests,
-    is_taken: AtomicBool,
+    is_name_taken: AtomicBool,
 }
 
 impl Replicas {
-    /// Takes this replica's name, waiting until a process that had it before counts as gone, and ends what that one left open.
+    /// Takes this replica's name, and ends the streams that an earlier process of this name left open. If that process still holds a lease,
+    /// waits until the lease has expired.
     ///
     /// # Errors
-    /// When another living process has the name, or the store fails.
+    /// If another living process has the name, or the store fails.
     pub async fn begin(shared: Arc<dyn Shared>, log: Arc<EventLog>, lease: Duration) -> Result<Arc<Self>, BeginError> {
         if shared.renew(lease).wait().await? == Renewal::Taken {
             info!(?lease, "a process of this name was running a moment ago: waiting until it counts as gone");
@@ -100,34 +69,35 @@ impl Replicas {
         }
         log.note_contents(shared.epoch(), *shared.regained().borrow(), lease);
         let requests = Requests::new(shared.clone(), log.clone());
-        Ok(Arc::new(Self { shared, log, lease, requests, is_taken: AtomicBool::new(false) }))
+        Ok(Arc::new(Self { shared, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
     }
 
-    /// Which replica this is.
+    /// Returns the id of this replica.
     pub fn owner(&self) -> Owner {
         self.shared.owner()
     }
 
-    /// Whether another process has taken the name of this one, which had better end.
-    pub fn is_taken(&self) -> bool {
-        self.is_taken.load(Ordering::Relaxed)
+    /// Returns true if another process has taken the name of this one, which then serves nothing new.
+    pub fn is_name_taken(&self) -> bool {
+        self.is_name_taken.load(Ordering::Relaxed)
     }
 
-    /// Requests to other replicas.
+    /// Returns the requests to other replicas.
     pub fn requests(&self) -> &Requests {
         &self.requests
     }
 
-    /// Keeps the lease, ends the streams of replicas that are gone, and listens; until dropped. `take` answers a request of another
-    /// replica: `None` where it concerns nothing here.
+    /// Keeps the lease, ends the streams of replicas that are gone, and takes messages, until dropped. `take` answers a forwarded request, or
+    /// returns `None` if the request concerns nothing here.
     pub async fn run<F>(&self, take: impl Fn(Handed) -> F)
     where
         F: Future<Output = Option<Handed>> + Send + 'static,
     {
-        tokio::join!(self.keep_lease(), self.listen(take), self.watch_readers());
+        let keeper = LeaseKeeper::new(&*self.shared, &self.log, self.lease, &self.is_name_taken);
+        tokio::join!(keeper.run(), self.receive(take), self.watch_readers());
     }
 
-    /// Ends the lease: nothing is open here any more.
+    /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
         self.log.leave_runs();
         if let Err(error) = self.shared.give_up().wait().await {
@@ -135,181 +105,7 @@ impl Replicas {
         }
     }
 
-    // ── leases ────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async fn keep_lease(&self) {
-        let mut reachable_since: Option<Instant> = None;
-        let mut others = Others::default();
-        let mut lapses = HashMap::new();
-        let mut regained = self.shared.regained();
-        loop {
-            let began = clock::boot();
-            let renewed = self.shared.renew(self.lease).wait().await;
-            let now = clock::now();
-            let again = match renewed {
-                Ok(renewal) => {
-                    if self.see_what_is_left(*regained.borrow_and_update()) != Regained::No {
-                        reachable_since = None;
-                        others.are_missing = true;
-                    }
-                    if let Err(error) = self.see_others(&mut others).await {
-                        debug!(%error, "it cannot be told which replicas there are");
-                    }
-                    let since = *reachable_since.get_or_insert(now);
-                    self.take_renewal(renewal).await;
-                    if renewal != Renewal::Taken {
-                        // From before it was asked for: the store may have answered late.
-                        self.log.note_heard(began + self.lease);
-                    }
-                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
-                        self.sweep(&mut lapses).await;
-                    }
-                    now + self.lease / 3
-                }
-                Err(error) => {
-                    self.log.note_missed();
-                    if reachable_since.take().is_some() {
-                        warn!(%error, "the lease could not be renewed");
-                    }
-                    // A connection that broke while this process was frozen is there again in a moment.
-                    now + PAUSE.min(self.lease / 3)
-                }
-            };
-            tokio::select! {
-                biased;
-                Ok(()) = regained.changed() => {}
-                () = clock::sleep_until(again) => {}
-            }
-        }
-    }
-
-    async fn take_renewal(&self, renewal: Renewal) {
-        let is_taken = renewal == Renewal::Taken;
-        if is_taken != self.is_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
-            error!("another process that uses this store is called the same: this one serves nothing new");
-        }
-        // Not heard of for longer than the lease: others may have ended what is open here.
-        if renewal != Renewal::Held
-            && let Err(error) = self.log.leave_taken().await
-        {
-            warn!(%error, "the store could not say which streams others have taken");
-        }
-    }
-
-    /// A store that came back without what it held, or without the last of it, gets back what is here.
-    fn see_what_is_left(&self, times: u64) -> Regained {
-        let regained = self.log.note_contents(self.shared.epoch(), times, self.lease);
-        match regained {
-            Regained::No => {}
-            Regained::Less => self.log.look_back(),
-            Regained::Empty => {
-                warn!("the store has lost what it held: what is here is brought there again");
-                self.log.write_back();
-            }
-        }
-        regained
-    }
-
-    /// Those that are there. Where the store does not know them any more, they are to be heard of within a lease: what one of them began
-    /// since, and had no time to say whose it is, must end as well.
-    async fn see_others(&self, others: &mut Others) -> Result<(), Error> {
-        if others.are_missing {
-            let seen: Vec<_> = others.seen.keys().copied().collect();
-            self.shared.expect(&seen, self.lease).wait().await?;
-            others.are_missing = false;
-        }
-        let living = self.shared.living().wait().await?;
-        let now = clock::now();
-        // Not only those of now: the store may have lost them a moment ago, and nobody has noticed yet.
-        others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
-        others.seen.extend(living.into_iter().map(|owner| (owner, now)));
-        Ok(())
-    }
-
-    /// `lapses` holds the replicas whose lease has lapsed, as far as that was noted here.
-    async fn sweep(&self, lapses: &mut HashMap<Owner, Lapse>) {
-        if let Err(error) = self.try_sweep(lapses).await {
-            warn!(%error, "the streams of a replica that is gone could not be ended yet");
-        }
-    }
-
-    /// Does all that can be done, and returns the first error.
-    async fn try_sweep(&self, lapses: &mut HashMap<Owner, Lapse>) -> Result<(), Error> {
-        let mut lapsed = self.shared.lapsed().wait().await?;
-        // As it was a while ago nobody has renewed.
-        if self.log.has_young_contents() {
-            return Ok(());
-        }
-        lapsed.retain(|owner| *owner != self.owner());
-        // Before anything is written: clients wait for the ends of streams, and a store without room may refuse a record.
-        self.log.note_lapsed(lapsed.iter().copied().collect());
-        let mut done = vec![self.note_back(lapses, &lapsed).await];
-        for owner in lapsed {
-            done.push(self.count(lapses, owner).await);
-        }
-        done.push(self.adopt_all(self.log.asked_of_lapsed()).await);
-        let gone: Vec<_> =
-            lapses.iter().filter(|(_, lapse)| lapse.lasts() >= CUT_OFF).map(|(owner, _)| *owner).collect();
-        for owner in gone {
-            done.push(self.end_all_of(owner).await);
-        }
-        done.into_iter().collect()
-    }
-
-    /// Takes those that have not lapsed any more from `lapses`. For one that was heard of again the time counts anew.
-    async fn note_back(&self, lapses: &mut HashMap<Owner, Lapse>, lapsed: &[Owner]) -> Result<(), Error> {
-        let over: Vec<_> = lapses.keys().copied().filter(|owner| !lapsed.contains(owner)).collect();
-        if over.is_empty() {
-            return Ok(());
-        }
-        let living = self.shared.living().wait().await?;
-        for owner in over {
-            if living.contains(&owner) {
-                self.shared.remove(&cut_off(owner)).wait().await?;
-            }
-            lapses.remove(&owner);
-        }
-        Ok(())
-    }
-
-    /// Counts on how long `owner` was not heard of, from what replicas have counted that may not be there any more.
-    async fn count(&self, lapses: &mut HashMap<Owner, Lapse>, owner: Owner) -> Result<(), Error> {
-        let record = cut_off(owner);
-        let lapse = match lapses.entry(owner) {
-            Entry::Occupied(entry) => entry.into_mut(),
-            Entry::Vacant(entry) => {
-                let before = self.shared.get(&record).wait().await?.map_or(Duration::ZERO, |counted| to_time(&counted));
-                warn!(
-                    owner = owner.0,
-                    "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
-                );
-                entry.insert(Lapse { before, noted: clock::now() })
-            }
-        };
-        let lasts = lapse.lasts();
-        let keep = CUT_OFF.saturating_sub(lasts) + self.lease * COUNTED_ON;
-        self.shared.put(&record, &of_time(lasts), keep).wait().await
-    }
-
-    async fn end_all_of(&self, owner: Owner) -> Result<(), Error> {
-        let open = self.shared.open_streams(owner).wait().await?;
-        info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
-        self.adopt_all(open).await?;
-        self.shared.dismiss(owner).wait().await
-    }
-
-    /// Ends all that can be ended now, and returns the first error.
-    async fn adopt_all(&self, streams: Vec<StreamId>) -> Result<(), Error> {
-        let mut done = Ok(());
-        for stream in streams {
-            done = done.and(self.log.adopt(stream).await);
-        }
-        done
-    }
-
-    // ── messages ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    async fn listen<F>(&self, take: impl Fn(Handed) -> F)
+    async fn receive<F>(&self, take: impl Fn(Handed) -> F)
     where
         F: Future<Output = Option<Handed>> + Send + 'static,
     {
@@ -317,7 +113,7 @@ impl Replicas {
             match self.shared.receive().wait().await {
                 Ok(messages) => {
                     for message in messages {
-                        self.hear(&message, &take).await;
+                        self.dispatch(&message, &take).await;
                     }
                 }
                 Err(error) => {
@@ -328,7 +124,7 @@ impl Replicas {
         }
     }
 
-    async fn hear<F>(&self, message: &[u8], take: &impl Fn(Handed) -> F)
+    async fn dispatch<F>(&self, message: &[u8], take: &impl Fn(Handed) -> F)
     where
         F: Future<Output = Option<Handed>> + Send + 'static,
     {
@@ -337,27 +133,27 @@ impl Replicas {
             Some(Message::Displaced { stream, attach }) => self.log.displace(stream, attach),
             Some(Message::Request { from, number, request }) => {
                 let (shared, taken) = (self.shared.clone(), take(request));
-                // Others are not to wait for an upstream that takes its time.
+                // Spawned: the upstream may take its time, and other messages do not wait for it.
                 tokio::spawn(async move {
                     let reply = Message::Reply { number, reply: taken.await };
-                    rpc::answer(&*shared, from, reply).await;
+                    rpc::reply(&*shared, from, reply).await;
                 });
             }
             Some(Message::Reply { number, reply }) => self.requests.take_reply(number, reply),
             Some(Message::Repeated { from, number, call, run, body }) => {
                 let (shared, log) = (self.shared.clone(), self.log.clone());
-                // It may wait for a word of the upstream.
+                // Spawned: the reply may wait for a first event of the upstream.
                 tokio::spawn(async move {
                     let known = log.known(&call, run, body.as_ref()).await;
-                    rpc::answer(&*shared, from, Message::Known { number, known }).await;
+                    rpc::reply(&*shared, from, Message::Known { number, known }).await;
                 });
             }
             Some(Message::Known { number, known }) => self.requests.take_known(number, known),
             Some(Message::Where { from, number, stream }) => {
                 let upto = self.log.written_upto(stream);
-                rpc::answer(&*self.shared, from, Message::There { number, upto }).await;
+                rpc::reply(&*self.shared, from, Message::There { number, upto }).await;
             }
-            Some(Message::There { number, upto }) => self.requests.take_place(number, upto),
+            Some(Message::There { number, upto }) => self.requests.take_position(number, upto),
             None => debug!("another replica says what is not known here"),
         }
     }
@@ -367,7 +163,7 @@ impl Replicas {
             tokio::select! {
                 biased;
                 () = self.log.has_displaced_readers() => {}
-                () = clock::sleep(LOOK_FOR_READERS) => {}
+                () = clock::sleep(DISPLACED_INTERVAL) => {}
             }
             self.displace(self.log.displaced_readers()).await;
         }
@@ -381,18 +177,4 @@ impl Replicas {
             }
         }
     }
-}
-
-/// The record that a replica was taken for gone a while ago. It says how long that one was not heard of.
-fn cut_off(owner: Owner) -> Vec<u8> {
-    [&b"cut off\0"[..], &owner.0.to_be_bytes()].concat()
-}
-
-fn of_time(time: Duration) -> [u8; 8] {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX).to_be_bytes()
-}
-
-/// The time that a record says; none where it says nothing that can be read.
-fn to_time(record: &[u8]) -> Duration {
-    Duration::from_millis(record.try_into().map_or(0, u64::from_be_bytes))
 }

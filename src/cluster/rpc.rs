@@ -1,4 +1,4 @@
-//! A client's request that concerns something at another replica: handed over, answered there, and the answer brought back.
+//! Requests to other replicas and their replies, as messages through the store.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,57 +8,63 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tracing::debug;
 
-use super::cut_off;
+use super::lease::cut_off_key;
 use crate::event_log::{EventLog, Fingerprint, Run};
 use crate::protocol::cluster::{Handed, Known, Message};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Error, Shared};
 use crate::sync;
 
-/// A request nobody took for so long is of no use any more.
-const KEPT: Duration = Duration::from_secs(60);
+/// Time after which the store drops a message that its replica has not received.
+const MESSAGE_TTL: Duration = Duration::from_secs(60);
 
 /// State of a replica that does not live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Absence {
-    /// Its lease has lapsed, and no replica has taken it for gone yet.
-    Lapsed,
-    /// It was taken for gone a while ago, and may only be cut off from the store: with what it runs.
+    /// The lease has expired, and no replica has noted that yet.
+    Expired,
+    /// The expiry was noted. The replica may only be cut off from the store, and its calls may still run.
     CutOff,
-    /// It does not come back.
+    /// The replica does not return.
     Gone,
 }
 
-/// Requests and questions that wait for their answer.
+/// Requests to other replicas, and those that wait for their replies.
 pub struct Requests {
     shared: Arc<dyn Shared>,
     log: Arc<EventLog>,
-    next: AtomicU64,
-    handed: Asked<Option<Handed>>,
-    places: Asked<Option<Seq>>,
-    calls: Asked<Known>,
+    next_number: AtomicU64,
+    forwarded: PendingReplies<Option<Handed>>,
+    positions: PendingReplies<Option<Seq>>,
+    calls: PendingReplies<Known>,
 }
 
-/// What waits for one kind of answer, by number.
-struct Asked<T>(Mutex<HashMap<u64, oneshot::Sender<T>>>);
+/// Requests that wait for one kind of reply, by number.
+struct PendingReplies<T>(Mutex<HashMap<u64, oneshot::Sender<T>>>);
 
-/// Forgets a request whose asker has left.
-struct Waiting<'a, T> {
-    asked: &'a Asked<T>,
+/// Removes a pending request when its caller is dropped.
+struct Guard<'a, T> {
+    pending: &'a PendingReplies<T>,
     number: u64,
 }
 
-impl<T> Asked<T> {
-    fn wait(&self, number: u64) -> (Waiting<'_, T>, oneshot::Receiver<T>) {
+impl<T> Default for PendingReplies<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> PendingReplies<T> {
+    fn register(&self, number: u64) -> (Guard<'_, T>, oneshot::Receiver<T>) {
         let (reply, replied) = oneshot::channel();
         self.lock().insert(number, reply);
-        (Waiting { asked: self, number }, replied)
+        (Guard { pending: self, number }, replied)
     }
 
     fn take(&self, number: u64, reply: T) {
-        if let Some(waiting) = self.lock().remove(&number) {
-            // Whoever asked may have left.
-            let _ = waiting.send(reply);
+        if let Some(caller) = self.lock().remove(&number) {
+            // The caller may be gone.
+            let _ = caller.send(reply);
         }
     }
 
@@ -67,95 +73,105 @@ impl<T> Asked<T> {
     }
 }
 
-impl<T> Drop for Waiting<'_, T> {
+impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
-        self.asked.lock().remove(&self.number);
+        self.pending.lock().remove(&self.number);
     }
 }
 
 impl Requests {
     pub(super) fn new(shared: Arc<dyn Shared>, log: Arc<EventLog>) -> Self {
-        // A process that was here before may have asked as well.
+        // Random, so that replies to an earlier process of this name match no request of this one.
         let first = u64::from_be_bytes(crate::random::bytes());
-        let (handed, places, calls) = (Asked(Mutex::default()), Asked(Mutex::default()), Asked(Mutex::default()));
-        Self { shared, log, next: AtomicU64::new(first), handed, places, calls }
+        Self {
+            shared,
+            log,
+            next_number: AtomicU64::new(first),
+            forwarded: PendingReplies::default(),
+            positions: PendingReplies::default(),
+            calls: PendingReplies::default(),
+        }
     }
 
-    /// The living replicas but this one that have to do with `group`.
+    /// Returns the other live replicas that are members of `group`.
     ///
     /// # Errors
-    /// When the store cannot be asked, or has only just lost what it knew of them.
+    /// If the store fails, or has only just lost its contents.
     pub async fn others(&self, group: &[u8]) -> Result<Vec<Owner>, Error> {
         let mut members = self.shared.members(group).wait().await?;
         members.retain(|owner| *owner != self.shared.owner());
         if members.is_empty() {
-            return self.unless_young(members);
+            return self.unless_recovering(members);
         }
         let living = self.shared.living().wait().await?;
         members.retain(|owner| living.contains(owner));
         Ok(members)
     }
 
-    /// Hands `request` to another replica and waits for its answer; `None` where it concerns nothing there.
+    /// Forwards `request` to another replica and waits for the reply, without a timeout. Returns `None` if the request concerns nothing there. A
+    /// caller that stops waiting does not take the request back.
     ///
     /// # Errors
-    /// When it could not be handed over. Waiting has no end of its own: whoever gives up has handed it over all the same.
+    /// If the request could not be forwarded.
     pub async fn ask(&self, to: Owner, request: Handed) -> Result<Option<Handed>, Error> {
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (_waiting, replied) = self.handed.wait(number);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let (_guard, replied) = self.forwarded.register(number);
         let sending = {
-            // Nothing of the request is kept here while its answer is awaited.
+            // The request is dropped here, before the wait for the reply.
             let message = Message::Request { from: self.shared.owner(), number, request };
-            self.shared.send(to, &message.encode(), KEPT)
+            self.shared.send(to, &message.encode(), MESSAGE_TTL)
         };
         sending.wait().await?;
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// Whether `owner` was heard of within its lease.
+    /// Returns true if `owner` holds a lease.
     ///
     /// # Errors
-    /// When the store cannot be asked, or has only just lost what it knew of the replica.
+    /// If the store fails, or has only just lost its contents.
     pub async fn lives(&self, owner: Owner) -> Result<bool, Error> {
-        match self.shared.living().wait().await?.contains(&owner) {
-            true => Ok(true),
-            false => self.unless_young(false),
+        if self.shared.living().wait().await?.contains(&owner) {
+            return Ok(true);
         }
+        self.unless_recovering(false)
     }
 
-    /// That the store knows nothing says something only where it had the time to be told.
-    fn unless_young<T>(&self, nothing: T) -> Result<T, Error> {
-        match self.log.has_young_contents() {
-            true => Err(Error::Unavailable("it has lost what it held, and is being told again".to_owned())),
-            false => Ok(nothing),
+    /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves nothing then.
+    fn unless_recovering<T>(&self, nothing: T) -> Result<T, Error> {
+        if self.log.has_young_contents() {
+            return Err(Error::Unavailable("it has lost what it held, and is being told again".to_owned()));
         }
+        Ok(nothing)
     }
 
-    /// How far `stream` is at `owner`, whatever the store has of it; `None` where it is not there, or that replica is gone.
+    /// Returns the last position of `stream` at `owner`, which may be ahead of the store. Waits for the reply without a timeout. Returns `None`
+    /// if the stream is not there, or the replica is gone.
     ///
     /// # Errors
-    /// When it could not be asked. Waiting has no end of its own.
-    pub async fn place_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
+    /// If the replica could not be asked.
+    pub async fn position_at(&self, owner: Owner, stream: StreamId) -> Result<Option<Seq>, Error> {
         if !self.lives(owner).await? {
-            // Where the store was away for longer than a lease, that has lapsed and says nothing. And one that was taken for gone may
-            // live all the same, cut off from the store, with what it has begun since.
-            let has_lapsed = self.shared.lapsed().wait().await?.contains(&owner);
-            return match has_lapsed || self.shared.get(&cut_off(owner)).wait().await?.is_some() {
-                true => Err(Error::Unavailable("its owner may come back".into())),
-                false => Ok(None),
-            };
+            // After an outage of the store longer than a lease, an expired lease proves nothing. And a replica that is cut off from the store
+            // may live, with streams that it has begun since.
+            let may_return = self.shared.lapsed().wait().await?.contains(&owner)
+                || self.shared.get(&cut_off_key(owner)).wait().await?.is_some();
+            if may_return {
+                return Err(Error::Unavailable("its owner may come back".into()));
+            }
+            return Ok(None);
         }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (_waiting, replied) = self.places.wait(number);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let (_guard, replied) = self.positions.register(number);
         let message = Message::Where { from: self.shared.owner(), number, stream };
-        self.shared.send(owner, &message.encode(), KEPT).wait().await?;
+        self.shared.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.unwrap_or_default())
     }
 
-    /// Returns what the replica that claimed a call knows of it, which was sent again here; `None` where that replica does not live.
+    /// Asks the replica that claimed a call about its state, because the call was sent again here. Waits for the reply without a timeout. Returns
+    /// `None` if that replica does not live.
     ///
     /// # Errors
-    /// When it could not be asked. Waiting has no end of its own.
+    /// If the replica could not be asked.
     pub async fn known_at(
         &self,
         run: Run,
@@ -166,25 +182,25 @@ impl Requests {
         if !self.lives(owner).await? {
             return Ok(None);
         }
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let (_waiting, replied) = self.calls.wait(number);
+        let number = self.next_number.fetch_add(1, Ordering::Relaxed);
+        let (_guard, replied) = self.calls.register(number);
         let (call, body) = (call.to_wire(), body.map(Fingerprint::to_wire));
         let message = Message::Repeated { from: self.shared.owner(), number, call, run: Some(run.stream), body };
-        self.shared.send(owner, &message.encode(), KEPT).wait().await?;
+        self.shared.send(owner, &message.encode(), MESSAGE_TTL).wait().await?;
         Ok(replied.await.ok())
     }
 
-    /// Returns what is known of `owner`, which does not live or knows nothing of what it was asked.
+    /// Returns the state of `owner`, which does not live, or does not know the call that it was asked about.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store fails.
     pub async fn absence(&self, owner: Owner) -> Result<Absence, Error> {
         if !self.shared.lapsed().wait().await?.contains(&owner) {
             return Ok(Absence::Gone);
         }
-        match self.shared.get(&cut_off(owner)).wait().await? {
+        match self.shared.get(&cut_off_key(owner)).wait().await? {
             Some(_) => Ok(Absence::CutOff),
-            None => Ok(Absence::Lapsed),
+            None => Ok(Absence::Expired),
         }
     }
 
@@ -193,17 +209,17 @@ impl Requests {
     }
 
     pub(super) fn take_reply(&self, number: u64, reply: Option<Handed>) {
-        self.handed.take(number, reply);
+        self.forwarded.take(number, reply);
     }
 
-    pub(super) fn take_place(&self, number: u64, upto: Option<Seq>) {
-        self.places.take(number, upto);
+    pub(super) fn take_position(&self, number: u64, upto: Option<Seq>) {
+        self.positions.take(number, upto);
     }
 }
 
-/// Brings an answer back.
-pub(super) async fn answer(shared: &dyn Shared, to: Owner, answer: Message) {
-    if let Err(error) = shared.send(to, &answer.encode(), KEPT).wait().await {
+/// Sends a reply.
+pub(super) async fn reply(shared: &dyn Shared, to: Owner, reply: Message) {
+    if let Err(error) = shared.send(to, &reply.encode(), MESSAGE_TTL).wait().await {
         debug!(%error, "the answer to another replica's request could not be brought there");
     }
 }

@@ -380,7 +380,7 @@ impl Search<'_> {
             None => Ok(Absence::Gone),
         };
         match absence {
-            Ok(Absence::Lapsed) => Next::Again(Some(PAUSE * 4)),
+            Ok(Absence::Expired) => Next::Again(Some(PAUSE * 4)),
             Ok(Absence::Gone) => Next::Answer(lost(ErrorCode::OwnerDied)),
             Ok(Absence::CutOff) => self.keep_record(run).await,
             Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),

@@ -111,7 +111,7 @@ impl Ingress {
     async fn is_ahead_at_owner(&self, id: &EventId) -> bool {
         let Some(replicas) = &self.replicas else { return false };
         let Some((owner, stream, seq)) = self.log.may_be_ahead(id) else { return false };
-        let asking = replicas.requests().place_at(owner, stream);
+        let asking = replicas.requests().position_at(owner, stream);
         match tokio::time::timeout(OWNER_TIMEOUT, asking).await {
             Ok(Ok(upto)) => upto.is_some_and(|upto| seq <= upto),
             Ok(Err(_)) | Err(_) => true,

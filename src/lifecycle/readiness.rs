@@ -1,4 +1,4 @@
-//! Whether this process takes new calls: one answer, for whoever asks on whichever listener.
+//! Readiness: the decision whether this process takes new calls, the same on all listeners.
 
 use crate::cluster::Replicas;
 use crate::event_log::EventLog;
@@ -6,29 +6,29 @@ use crate::lifecycle::drain::Drain;
 use crate::store::Standing;
 use crate::upstream::{Reachability, Upstream};
 
-/// Whether new calls are taken, and why not.
+/// Readiness for new calls, with the reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// They are.
+    /// New calls are taken.
     Ready,
-    /// They are, and the store has nothing of them until it is back.
+    /// New calls are taken, and the store has nothing of them until it is back.
     WithoutStore,
-    /// The process is on its way out.
+    /// The process drains.
     Draining,
-    /// The store takes nothing more.
+    /// The store takes no more data.
     StoreFull,
-    /// The store cannot be reached, and nothing is to begin without it.
+    /// The store cannot be reached, and the configuration refuses calls without it.
     StoreUnreachable,
     /// Another process has taken this replica's name.
     NameTaken,
-    /// Nothing has accepted a connection yet.
+    /// The upstream has not accepted a connection yet.
     NoUpstream,
-    /// The upstream accepts no connections any more.
+    /// The upstream no longer accepts connections.
     UpstreamLost,
 }
 
 impl Readiness {
-    /// That of a process with these parts, now. Tries a connection to the upstream, once a second at most.
+    /// Returns the current readiness. Tries a connection to the upstream, at most once a second.
     pub async fn of(drain: &Drain, log: &EventLog, replicas: Option<&Replicas>, upstream: &Upstream) -> Self {
         if drain.has_begun() {
             return Self::Draining;
@@ -38,7 +38,7 @@ impl Readiness {
             Standing::Unreachable if !log.takes_calls() => return Self::StoreUnreachable,
             Standing::Ready | Standing::Unreachable => {}
         }
-        if replicas.is_some_and(Replicas::is_taken) {
+        if replicas.is_some_and(Replicas::is_name_taken) {
             return Self::NameTaken;
         }
         match upstream.reachability().await {
@@ -52,7 +52,7 @@ impl Readiness {
         }
     }
 
-    /// Whether new calls are taken.
+    /// Returns true if new calls are taken.
     pub fn takes_calls(self) -> bool {
         match self {
             Self::Ready | Self::WithoutStore => true,
@@ -61,7 +61,7 @@ impl Readiness {
         }
     }
 
-    /// The same for people, as a line.
+    /// Returns a line of text for people.
     pub fn text(self) -> &'static str {
         match self {
             Self::Ready => "ready\n",

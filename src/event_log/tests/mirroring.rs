@@ -557,16 +557,16 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     });
     tokio::time::sleep(LEASE * 2).await;
     let stream = StreamId::from_bytes([5; 12]);
-    assert_eq!(two.requests().place_at(Owner(9), stream).await.unwrap(), None, "no replica knows that one");
+    assert_eq!(two.requests().position_at(Owner(9), stream).await.unwrap(), None, "no replica knows that one");
     // It says nothing to the store any more, and lives: in the outage of its network, say.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
     assert_eq!(own.lapsed().wait().await.unwrap(), [Owner(1)]);
     assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::CutOff, "two has noted that");
-    assert!(two.requests().place_at(Owner(1), stream).await.is_err(), "it may have the stream");
+    assert!(two.requests().position_at(Owner(1), stream).await.is_err(), "it may have the stream");
     tokio::time::sleep(LEASE * 60).await;
     assert_eq!(own.lapsed().wait().await.unwrap(), []);
-    assert_eq!(two.requests().place_at(Owner(1), stream).await.unwrap(), None);
+    assert_eq!(two.requests().position_at(Owner(1), stream).await.unwrap(), None);
     assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::Gone);
     running.abort();
 }

@@ -1,0 +1,253 @@
+//! This replica's lease, and the expired leases of others.
+//!
+//! The lease shows the other replicas that this one lives. A replica whose lease has expired may only be cut off from the store: a stream of
+//! it ends when a client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no stream of another replica is
+//! ended before the store was reachable for one whole lease, so that an outage of the store expires no replica.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error, info, warn};
+
+use crate::clock;
+use crate::event_log::{EventLog, Regained};
+use crate::protocol::ids::{Owner, StreamId};
+use crate::store::{Error, Renewal, Shared};
+
+/// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it keeps the streams that no client asks for
+/// elsewhere, and may have streams that the store does not know.
+const CUT_OFF: Duration = Duration::from_secs(600);
+/// Leases by which the record of the expiry outlasts [`CUT_OFF`], so that a replica that starts meanwhile continues the count.
+const RECORD_LEASES: u32 = 4;
+/// Pause after the store failed.
+pub(super) const PAUSE: Duration = Duration::from_millis(250);
+
+/// Keeps the lease, and ends the streams of replicas that are gone.
+pub(super) struct LeaseKeeper<'a> {
+    shared: &'a dyn Shared,
+    log: &'a Arc<EventLog>,
+    lease: Duration,
+    /// Another process holds the name of this replica.
+    is_name_taken: &'a AtomicBool,
+    others: LiveReplicas,
+    expired: HashMap<Owner, Expiry>,
+}
+
+/// Replicas that lived less than a lease ago.
+#[derive(Default)]
+struct LiveReplicas {
+    seen: HashMap<Owner, Instant>,
+    /// The store may have lost their leases.
+    may_be_lost: bool,
+}
+
+/// Expired lease of a replica.
+struct Expiry {
+    /// Time since the expiry that other replicas have counted.
+    counted: Duration,
+    /// Time at which this replica continued the count.
+    noted: Instant,
+}
+
+impl Expiry {
+    /// Returns the time since the expiry during which a replica observed it.
+    fn age(&self) -> Duration {
+        self.counted + clock::now().saturating_duration_since(self.noted)
+    }
+}
+
+impl<'a> LeaseKeeper<'a> {
+    pub(super) fn new(
+        shared: &'a dyn Shared,
+        log: &'a Arc<EventLog>,
+        lease: Duration,
+        is_name_taken: &'a AtomicBool,
+    ) -> Self {
+        Self { shared, log, lease, is_name_taken, others: LiveReplicas::default(), expired: HashMap::new() }
+    }
+
+    /// Renews the lease three times in its length, until dropped.
+    pub(super) async fn run(mut self) {
+        let mut reachable_since: Option<Instant> = None;
+        let mut losses = self.shared.regained();
+        loop {
+            let began = clock::boot();
+            let renewed = self.shared.renew(self.lease).wait().await;
+            let now = clock::now();
+            let next = match renewed {
+                Ok(renewal) => {
+                    if self.note_losses(*losses.borrow_and_update()) != Regained::No {
+                        reachable_since = None;
+                        self.others.may_be_lost = true;
+                    }
+                    if let Err(error) = self.note_live_replicas().await {
+                        debug!(%error, "it cannot be told which replicas there are");
+                    }
+                    let since = *reachable_since.get_or_insert(now);
+                    self.note_renewal(renewal).await;
+                    if renewal != Renewal::Taken {
+                        // The lease counts from before the request: the store may have answered late.
+                        self.log.note_heard(began + self.lease);
+                    }
+                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
+                        self.sweep().await;
+                    }
+                    now + self.lease / 3
+                }
+                Err(error) => {
+                    self.log.note_missed();
+                    if reachable_since.take().is_some() {
+                        warn!(%error, "the lease could not be renewed");
+                    }
+                    // A connection that broke while this process was frozen works again in a moment.
+                    now + PAUSE.min(self.lease / 3)
+                }
+            };
+            tokio::select! {
+                biased;
+                Ok(()) = losses.changed() => {}
+                () = clock::sleep_until(next) => {}
+            }
+        }
+    }
+
+    async fn note_renewal(&self, renewal: Renewal) {
+        let is_taken = renewal == Renewal::Taken;
+        if is_taken != self.is_name_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
+            error!("another process that uses this store is called the same: this one serves nothing new");
+        }
+        // The lease had expired or is another's: other replicas may have ended streams of this one.
+        if renewal != Renewal::Held
+            && let Err(error) = self.log.leave_taken().await
+        {
+            warn!(%error, "the store could not say which streams others have taken");
+        }
+    }
+
+    /// Begins a resync if the store came back without some or all of its contents.
+    fn note_losses(&self, losses: u64) -> Regained {
+        let loss = self.log.note_contents(self.shared.epoch(), losses, self.lease);
+        match loss {
+            Regained::No => {}
+            Regained::Less => self.log.look_back(),
+            Regained::Empty => {
+                warn!("the store has lost what it held: what is here is brought there again");
+                self.log.write_back();
+            }
+        }
+        loss
+    }
+
+    /// Updates the live replicas. If the store may have lost their leases, grants each a grace period of one lease first: otherwise a replica
+    /// that died just then would never expire, and the streams that it began since would never end.
+    async fn note_live_replicas(&mut self) -> Result<(), Error> {
+        if self.others.may_be_lost {
+            let seen: Vec<_> = self.others.seen.keys().copied().collect();
+            self.shared.expect(&seen, self.lease).wait().await?;
+            self.others.may_be_lost = false;
+        }
+        let live = self.shared.living().wait().await?;
+        let now = clock::now();
+        // Replicas seen before stay for a lease: the store may have lost them a moment ago, and the loss is not known yet.
+        self.others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
+        self.others.seen.extend(live.into_iter().map(|owner| (owner, now)));
+        Ok(())
+    }
+
+    async fn sweep(&mut self) {
+        if let Err(error) = self.try_sweep().await {
+            warn!(%error, "the streams of a replica that is gone could not be ended yet");
+        }
+    }
+
+    /// Does every step that can be done, and returns the first error.
+    async fn try_sweep(&mut self) -> Result<(), Error> {
+        let mut expired = self.shared.lapsed().wait().await?;
+        // The contents are a while old: no replica has renewed its lease in them.
+        if self.log.has_young_contents() {
+            return Ok(());
+        }
+        expired.retain(|owner| *owner != self.shared.owner());
+        // Before any write: clients wait for the ends of streams, and a full store may refuse a record.
+        self.log.note_lapsed(expired.iter().copied().collect());
+        let mut results = vec![self.note_returned(&expired).await];
+        for owner in expired {
+            results.push(self.note_expired(owner).await);
+        }
+        results.push(adopt_all(self.log, self.log.asked_of_lapsed()).await);
+        let is_gone = |expiry: &Expiry| expiry.age() >= CUT_OFF;
+        let gone: Vec<_> = self.expired.iter().filter(|(_, expiry)| is_gone(expiry)).map(|(owner, _)| *owner).collect();
+        for owner in gone {
+            results.push(self.end_all_of(owner).await);
+        }
+        results.into_iter().collect()
+    }
+
+    /// Forgets the expiries that are over. If the replica lives again, the next expiry counts from zero.
+    async fn note_returned(&mut self, expired: &[Owner]) -> Result<(), Error> {
+        let over: Vec<_> = self.expired.keys().copied().filter(|owner| !expired.contains(owner)).collect();
+        if over.is_empty() {
+            return Ok(());
+        }
+        let live = self.shared.living().wait().await?;
+        for owner in over {
+            if live.contains(&owner) {
+                self.shared.remove(&cut_off_key(owner)).wait().await?;
+            }
+            self.expired.remove(&owner);
+        }
+        Ok(())
+    }
+
+    /// Continues the count since the expiry of a replica's lease, from the record of replicas that may be gone themselves.
+    async fn note_expired(&mut self, owner: Owner) -> Result<(), Error> {
+        let key = cut_off_key(owner);
+        let expiry = match self.expired.entry(owner) {
+            Entry::Occupied(entry) => entry.into_mut(),
+            Entry::Vacant(entry) => {
+                let counted = self.shared.get(&key).wait().await?.map_or(Duration::ZERO, |record| decode(&record));
+                warn!(
+                    owner = owner.0,
+                    "a replica was not heard of for its lease: each of its streams ends when a client asks for it elsewhere"
+                );
+                entry.insert(Expiry { counted, noted: clock::now() })
+            }
+        };
+        let age = expiry.age();
+        let keep = CUT_OFF.saturating_sub(age) + self.lease * RECORD_LEASES;
+        self.shared.put(&key, &encode(age), keep).wait().await
+    }
+
+    async fn end_all_of(&self, owner: Owner) -> Result<(), Error> {
+        let open = self.shared.open_streams(owner).wait().await?;
+        info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
+        adopt_all(self.log, open).await?;
+        self.shared.dismiss(owner).wait().await
+    }
+}
+
+/// Ends all streams that can be ended now, and returns the first error.
+async fn adopt_all(log: &Arc<EventLog>, streams: Vec<StreamId>) -> Result<(), Error> {
+    let mut result = Ok(());
+    for stream in streams {
+        result = result.and(log.adopt(stream).await);
+    }
+    result
+}
+
+/// Returns the key of the record that a replica's lease has expired. The record holds the time since.
+pub(super) fn cut_off_key(owner: Owner) -> Vec<u8> {
+    [&b"cut off\0"[..], &owner.0.to_be_bytes()].concat()
+}
+
+fn encode(age: Duration) -> [u8; 8] {
+    u64::try_from(age.as_millis()).unwrap_or(u64::MAX).to_be_bytes()
+}
+
+/// Decodes the time in a record, or returns zero if the record is malformed.
+fn decode(record: &[u8]) -> Duration {
+    Duration::from_millis(record.try_into().map_or(0, u64::from_be_bytes))
+}
