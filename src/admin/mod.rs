@@ -47,7 +47,7 @@ pub struct Admin {
     /// By which names it may be asked.
     pub hosts: AllowedHosts,
     /// Whether only what changes nothing and names nobody is answered: metrics and probes.
-    pub is_for_metrics: bool,
+    pub is_metrics_only: bool,
 }
 
 impl Admin {
@@ -66,7 +66,7 @@ impl Admin {
             return respond::method_not_allowed();
         }
         match request.uri().path() {
-            path if self.is_for_metrics && !FOR_METRICS.contains(&path) => {
+            path if self.is_metrics_only && !FOR_METRICS.contains(&path) => {
                 text(StatusCode::NOT_FOUND, "here are /livez, /readyz and /metrics\n")
             }
             "/" => page("text/html; charset=utf-8", include_str!("page.html")),

@@ -1,9 +1,8 @@
-//! What a sidecar that was started does beside serving, and how it ends.
+//! Background tasks of a running sidecar, and its end.
 //!
-//! Of no type that says until when it runs or who asked for it: each caller would be compiled with all of it.
+//! No type here is generic over the listener or the shutdown signal, so that the tasks are compiled once.
 
 use std::future::{Future, pending};
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,7 +12,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tracing::{info, warn};
 
-use super::Metrics;
+use super::listeners::Bound;
+use super::metrics::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
 use crate::config::Config;
@@ -21,21 +21,20 @@ use crate::ingress::Ingress;
 use crate::server::listener::stopped;
 use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
-use crate::tls::reload::{Reading, reading, renew};
+use crate::tls::reload::{self, Reloader};
 
-/// After the drain, connections get so long to end.
+/// Time that connections get to end after the drain.
 const STOP_GRACE: Duration = Duration::from_secs(5);
-/// The least and the most connections of the admin listener: probes and a few collectors.
+/// Least and largest number of connections of the admin listener: probes and a few collectors.
 const ADMIN_CONNECTIONS: (usize, usize) = (16, 256);
 
-/// Connections of the admin listener: a quarter as many as there may be of clients, so that they fit in the reserve of descriptors.
+/// Returns the connection limit of the admin listener: a quarter of that for clients, so that the reserve of descriptors covers it.
 pub(super) fn admin_connections(config: &Config) -> usize {
     let (least, most) = ADMIN_CONNECTIONS;
     (config.limits.connections / 4).clamp(least, most)
 }
 
-/// Connections that there may be beside those of clients with a place: of clients that are refused, and of the listeners for probes and
-/// metrics.
+/// Returns the largest number of connections beside those of admitted clients: refused clients, probes and collectors of metrics.
 pub fn connections_beside(config: &Config) -> usize {
     let clients = config.limits.connections;
     let listeners = [config.admin.address, config.admin.metrics_address].into_iter().flatten().count();
@@ -43,77 +42,74 @@ pub fn connections_beside(config: &Config) -> usize {
         + listeners * ConnectionLimit::with_refusals(admin_connections(config))
 }
 
-/// What a sidecar has beside its data listener.
+/// Listeners and certificates for the background tasks.
 #[derive(Default)]
-pub(super) struct Beside {
-    pub(super) admin: Option<(TcpListener, SocketAddr)>,
-    /// For metrics alone.
-    pub(super) monitored: Option<(TcpListener, SocketAddr)>,
+pub(super) struct Auxiliary {
+    pub(super) admin: Option<Bound>,
+    /// Listener for metrics alone.
+    pub(super) metrics: Option<Bound>,
+    /// Certificates of the data listener.
     pub(super) certificates: Option<Arc<Certificates>>,
 }
 
-/// A sidecar that serves.
-pub(super) struct Running {
+/// A running sidecar.
+pub(super) struct Lifecycle {
     ingress: Arc<Ingress>,
-    /// Tells the listeners to stop.
+    /// Signal for all listeners to stop.
     stop: watch::Sender<bool>,
-    /// Nothing is sent: it closes when the data listener and its connections have ended.
-    ended: mpsc::Receiver<()>,
-    /// What goes on beside the data listener; it ends with this.
-    _beside: JoinSet<()>,
+    /// Channel that carries nothing, and closes when the data listener and its connections have ended.
+    data_ended: mpsc::Receiver<()>,
+    /// Background tasks; they are aborted when this is dropped.
+    _tasks: JoinSet<()>,
 }
 
-impl Running {
-    /// Begins what goes on beside the data listener, which was told of `stop` and closes `ended`.
-    pub(super) fn attend(
+impl Lifecycle {
+    /// Starts the background tasks. The data listener already runs: it ends at `stop`, and then closes `data_ended`.
+    pub(super) fn start(
         ingress: Arc<Ingress>,
         metrics: Metrics,
-        with: Beside,
+        auxiliary: Auxiliary,
         stop: watch::Sender<bool>,
-        ended: mpsc::Receiver<()>,
+        data_ended: mpsc::Receiver<()>,
     ) -> Self {
-        let Beside { admin, monitored, certificates } = with;
-        let mut beside = JoinSet::new();
-        let files = certificates.into_iter().map(reading).chain(ingress.upstream.tls_files().cloned().map(reading));
-        let files: Vec<Reading> = files.collect();
-        if !files.is_empty() {
+        let Auxiliary { admin, metrics: monitored, certificates } = auxiliary;
+        let mut tasks = JoinSet::new();
+        let mut reloaders: Vec<Reloader> = Vec::new();
+        reloaders.extend(certificates.map(reload::reloader));
+        reloaders.extend(ingress.upstream.tls_files().cloned().map(reload::reloader));
+        if !reloaders.is_empty() {
             let metrics = metrics.tls.clone();
-            beside.spawn(renew(files, move |side, reload| metrics.observe_reload(side, reload)));
+            tasks.spawn(reload::run(reloaders, move |side, reload| metrics.observe_reload(side, reload)));
         }
         let log = ingress.log.clone();
-        beside.spawn(async move {
+        tasks.spawn(async move {
             tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
         });
         if let Some(replicas) = ingress.replicas.clone() {
             let ingress = ingress.clone();
             beside.spawn(async move { replicas.run(move |handed| ingress.clone().handle_forwarded(handed)).await });
         }
-        for (listener, is_for_metrics) in [(admin, false), (monitored, true)] {
+        for (listener, is_metrics_only) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {
-                beside.spawn(run_admin(
-                    listener,
-                    is_for_metrics,
-                    ingress.clone(),
-                    metrics.clone(),
-                    stopped(&stop.subscribe()),
-                ));
+                let stopped = stopped(&stop.subscribe());
+                tasks.spawn(serve_admin(listener, is_metrics_only, ingress.clone(), metrics.clone(), stopped));
             }
         }
-        Self { ingress, stop, ended, _beside: beside }
+        Self { ingress, stop, data_ended, _tasks: tasks }
     }
 
-    /// Drains, accepts nothing more, and gives what still runs a while to end.
+    /// Drains, stops all listeners, and gives running responses a grace period.
     pub(super) async fn end(mut self) {
         let drain = &self.ingress.drain;
         drain.run().await;
-        // What never ends by itself.
+        // Standalone streams do not end by themselves.
         drain.end().await;
         info!("stopping");
         let _ = self.stop.send(true);
-        if tokio::time::timeout(STOP_GRACE, self.ended.recv()).await.is_err() {
+        if tokio::time::timeout(STOP_GRACE, self.data_ended.recv()).await.is_err() {
             warn!("stopped while responses were still running");
         }
-        // Whatever is dropped from here on: what the store has of calls outlives this process.
+        // From here on, dropped calls keep their claims: the store's records of them outlive this process.
         self.ingress.log.leave_runs();
         if let Some(replicas) = &self.ingress.replicas {
             replicas.leave().await;
@@ -121,19 +117,17 @@ impl Running {
     }
 }
 
-async fn run_admin(
+async fn serve_admin(
     listener: TcpListener,
-    is_for_metrics: bool,
+    is_metrics_only: bool,
     ingress: Arc<Ingress>,
     metrics: Metrics,
     stopped: impl Future<Output = ()>,
 ) {
-    let header_bytes = ingress.config.limits.header_bytes;
-    let limit = ConnectionLimit::new(admin_connections(&ingress.config));
     let config = ListenerConfig {
         protocols: Protocols::Http1,
-        header_bytes,
-        limit,
+        header_bytes: ingress.config.limits.header_bytes,
+        limit: ConnectionLimit::new(admin_connections(&ingress.config)),
         metrics: Some(metrics.ingress.server.clone()),
     };
     let admin = Arc::new(Admin {
@@ -143,7 +137,7 @@ async fn run_admin(
         replicas: ingress.replicas.clone(),
         drain: ingress.drain.clone(),
         hosts: ingress.config.admin.allowed_hosts.clone(),
-        is_for_metrics,
+        is_metrics_only,
     });
     let handler = move |request: Request<Incoming>| admin.clone().handle(request);
     server::serve(listener, config, handler, pending(), stopped).await;

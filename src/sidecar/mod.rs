@@ -1,7 +1,9 @@
-//! Composition root: the only file that knows every module.
+//! Composition root of the sidecar: builds its parts from the configuration, and serves.
 
+mod error;
 mod files;
 mod lifecycle;
+mod listeners;
 mod metrics;
 mod store_setup;
 mod store_wait;
@@ -9,177 +11,105 @@ mod store_wait;
 mod tests;
 
 use std::future::Future;
-use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 
+pub use error::Error;
 pub use files::check_files;
 pub use lifecycle::connections_beside;
-use lifecycle::{Beside, Running};
+use lifecycle::{Auxiliary, Lifecycle};
+pub use listeners::Addresses;
+use listeners::Listeners;
 pub use metrics::Metrics;
-use store_setup::Rest;
+use store_setup::StoreSetup;
 
-use crate::cluster::{BeginError, Replicas};
-use crate::config::key_file;
+use crate::cluster::Replicas;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{Allowance, Bounds, EventLog, Principals};
 use crate::ingress::{self, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::random;
-use crate::server::listener::{self, BindError, stopped};
+use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, ListenerConfig, Protocols, distribute, start_worker};
-use crate::store::{self, disk, redis};
-use crate::tls::{self, Certificates, ClientFiles};
+use crate::tls::{Certificates, ClientFiles};
 use crate::upstream::{Dial, Upstream};
 
 /// Connections that may wait for one worker. Few: each holds a descriptor and is not yet counted. The kernel keeps the others.
 const WORKER_QUEUE: usize = 32;
-/// Why a server could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// A listener could not be bound.
-    #[error(transparent)]
-    Bind(#[from] BindError),
-    /// A worker thread or its runtime could not be had.
-    #[error("cannot start a worker: {0}")]
-    Thread(#[source] io::Error),
-    /// The files that TLS needs cannot be used.
-    #[error(transparent)]
-    Tls(#[from] tls::Error),
-    /// The directory of the store cannot be used.
-    #[error("the disk store cannot be opened: {0}")]
-    Disk(#[from] disk::OpenError),
-    /// The Redis cannot be used.
-    #[error(transparent)]
-    Redis(#[from] redis::OpenError),
-    /// The keys cannot be used.
-    #[error(transparent)]
-    Keys(#[from] key_file::Error),
-    /// A part of the program that opens the store has failed.
-    #[error("the store could not be opened")]
-    Opening,
-    /// What was left open before could not be ended.
-    #[error("what the store holds could not be recovered: {0}")]
-    Recovery(#[from] store::Error),
-    /// This process cannot be one of several.
-    #[error(transparent)]
-    Replica(#[from] BeginError),
-    /// The metrics contradict each other.
-    #[error("cannot register the metrics: {0}")]
-    Metrics(#[from] prometheus::Error),
-}
-
-/// Where the listeners of a sidecar are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Addresses {
-    /// That of clients.
-    pub data: SocketAddr,
-    /// The admin listener, if there is one.
-    pub admin: Option<SocketAddr>,
-    /// The one for metrics alone, if there is one.
-    pub metrics: Option<SocketAddr>,
-}
-
-/// A listener beside that of clients, and where it is.
-type Monitored = Option<(TcpListener, SocketAddr)>;
-/// What the data listener proves itself by.
-type Proof = Option<Arc<Certificates>>;
-
-/// The listeners, before there is anything behind them.
-struct Bound {
-    listener: TcpListener,
-    local_addr: SocketAddr,
-    admin: Monitored,
-    /// For metrics alone.
-    monitored: Monitored,
-    certificates: Proof,
-}
-
-impl Bound {
-    fn new(config: &Config) -> Result<Self, Error> {
-        let certificates = config.listen.tls.clone().map(Certificates::load).transpose()?.map(Arc::new);
-        let (listener, local_addr) = listener::bind(listener::LISTEN, config.listen.address)?;
-        let admin = config.admin.address.map(|address| listener::bind(listener::ADMIN, address)).transpose()?;
-        let monitored =
-            config.admin.metrics_address.map(|address| listener::bind(listener::METRICS, address)).transpose()?;
-        Ok(Self { listener, local_addr, admin, monitored, certificates })
-    }
-
-    fn addresses(&self) -> Addresses {
-        let at = |listener: &Monitored| listener.as_ref().map(|(_, address)| *address);
-        Addresses { data: self.local_addr, admin: at(&self.admin), metrics: at(&self.monitored) }
-    }
-}
 
 /// A sidecar whose listeners are bound and which serves nothing yet.
 pub struct Server {
-    bound: Bound,
+    listeners: Listeners,
     ingress: Arc<Ingress>,
     metrics: Metrics,
 }
 
 impl Server {
-    /// Binds every listener and puts the parts together.
+    /// Binds all listeners, opens the store, and composes the sidecar.
     ///
     /// # Errors
-    /// When an address is taken or not ours, the files that TLS needs cannot be used, or the store cannot be opened.
+    /// If a listener cannot be bound, the TLS files cannot be used, or the store cannot be opened.
     pub async fn bind(config: Config) -> Result<Self, Error> {
-        let bound = Bound::new(&config)?;
+        let listeners = Listeners::bind(&config)?;
         let metrics = Metrics::new()?;
-        let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
-        let rest = open(&config, &name, &metrics).await?;
-        Self::put_together(bound, config, rest, metrics).await
+        let setup = StoreSetup::open(&config, &replica_name(&config, listeners.data.1), &metrics).await?;
+        Self::assemble(listeners, config, setup, metrics).await
     }
 
-    /// The same, but a store that cannot be reached is waited for, as long as it takes. Until then new calls are refused with 503, and probes
-    /// are told that the process runs and is not ready; `waits` is called before, with where that is.
+    /// Does as [`Server::bind`], but waits without limit for a store that cannot be reached. Until the store is open, new calls are refused
+    /// with 503, and probes show a process that runs and is not ready. `on_wait` is called with the addresses before the wait.
     ///
     /// # Errors
-    /// When it cannot start, now or later.
-    pub async fn bind_and_wait(config: Config, waits: impl FnOnce(Addresses)) -> Result<Self, Error> {
-        let bound = Bound::new(&config)?;
+    /// If the sidecar cannot start, now or after the wait.
+    pub async fn bind_and_wait(config: Config, on_wait: impl FnOnce(Addresses)) -> Result<Self, Error> {
+        let listeners = Listeners::bind(&config)?;
         let metrics = Metrics::new()?;
-        let name = config.replica.name.clone().unwrap_or_else(|| default_name(bound.local_addr));
-        let addresses = bound.addresses();
-        let (bound, rest) = store_wait::open(bound, &config, &name, &metrics, move || waits(addresses)).await?;
-        Self::put_together(bound, config, rest, metrics).await
+        let name = replica_name(&config, listeners.data.1);
+        let addresses = listeners.addresses();
+        let (listeners, setup) =
+            store_wait::open(listeners, &config, &name, &metrics, move || on_wait(addresses)).await?;
+        Self::assemble(listeners, config, setup, metrics).await
     }
 
-    async fn put_together(bound: Bound, config: Config, rest: Rest, metrics: Metrics) -> Result<Self, Error> {
+    async fn assemble(
+        listeners: Listeners,
+        config: Config,
+        setup: StoreSetup,
+        metrics: Metrics,
+    ) -> Result<Self, Error> {
         let upstream = Upstream::new(config.upstream.clone())?;
-        let ingress = Arc::new(recovered(compose(config, rest, &metrics, upstream)).await?);
-        Ok(Self { bound, ingress, metrics })
+        let ingress = Arc::new(recover(compose(config, setup, &metrics, upstream)).await?);
+        Ok(Self { listeners, ingress, metrics })
     }
 
-    /// Where all listeners are.
+    /// Returns the addresses of all listeners.
     pub fn addresses(&self) -> Addresses {
-        self.bound.addresses()
+        self.listeners.addresses()
     }
 
-    /// Where the data listener listens.
+    /// Returns the address for clients.
     pub fn local_addr(&self) -> SocketAddr {
-        self.bound.local_addr
+        self.listeners.data.1
     }
 
-    /// What the data listener proves itself by, if it speaks TLS.
+    /// Returns the certificates of the data listener, or `None` if it speaks plain HTTP.
     pub fn certificates(&self) -> Option<&Arc<Certificates>> {
-        self.bound.certificates.as_ref()
+        self.listeners.certificates.as_ref()
     }
 
-    /// What the upstream is believed by and shown, if it is spoken to in TLS.
+    /// Returns the TLS files for the upstream, or `None` if it is spoken to without TLS.
     pub fn upstream_files(&self) -> Option<&Arc<ClientFiles>> {
         self.ingress.upstream.tls_files()
     }
 
-    /// Where the admin listener listens, if there is one.
+    /// Returns the address of the admin listener, or `None` if there is none.
     pub fn admin_addr(&self) -> Option<SocketAddr> {
-        self.bound.addresses().admin
+        self.addresses().admin
     }
 
     /// Connects to the upstream once, so that the log says whether it accepts connections.
@@ -190,112 +120,115 @@ impl Server {
         }
     }
 
-    /// Serves on the caller's runtime until `shutdown` resolves; then accepts nothing more and gives what still runs a while to
-    /// end.
+    /// Serves on the caller's runtime until `shutdown` resolves. Then drains, accepts nothing more, and gives running responses a grace
+    /// period.
     ///
     /// # Errors
     /// None at present; the signature is that of a program's main part.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let running = self.start();
+        let lifecycle = self.start();
         shutdown.await;
-        running.end().await;
+        lifecycle.end().await;
         Ok(())
     }
 
-    /// The same on `workers` threads, each with a runtime and upstream connections of its own: a request stays on the thread
-    /// that accepted its connection, so that no step of it waits for another thread to wake up. Ends with the process: threads
-    /// whose responses do not end in time are left behind.
+    /// Does as [`Server::run`] on `workers` threads, each with a runtime and upstream connections of its own. A request stays on the thread
+    /// that accepted its connection, so that no step of it waits for another thread to wake up. Threads whose responses do not end in
+    /// time are left behind, and end with the process.
     ///
     /// # Errors
-    /// When a thread or its runtime cannot be had.
+    /// If a thread or its runtime cannot be created.
     pub async fn run_on_threads(self, workers: usize, shutdown: impl Future<Output = ()>) -> Result<(), Error> {
-        let running = self.start_on_threads(workers)?;
+        let lifecycle = self.start_on_threads(workers)?;
         shutdown.await;
-        running.end().await;
+        lifecycle.end().await;
         Ok(())
     }
 
-    fn start(self) -> Running {
-        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress, metrics } = self;
-        let config = data_listener(&ingress, certificates.clone());
-        start(listener, config, ingress, metrics, Beside { admin, monitored, certificates })
+    fn start(self) -> Lifecycle {
+        let Self { listeners: Listeners { data: (listener, _), admin, metrics: monitored, certificates }, .. } = self;
+        let config = data_listener(&self.ingress, certificates.clone());
+        let auxiliary = Auxiliary { admin, metrics: monitored, certificates };
+        start(listener, config, self.ingress, self.metrics, auxiliary)
     }
 
-    fn start_on_threads(self, workers: usize) -> Result<Running, Error> {
+    fn start_on_threads(self, workers: usize) -> Result<Lifecycle, Error> {
+        let Self { listeners, ingress, metrics } = self;
+        let Listeners { data: (listener, _), admin, metrics: monitored, certificates } = listeners;
         let (stop, stopping) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
         let mut queues = Vec::new();
-        let Self { bound: Bound { listener, admin, monitored, certificates, .. }, ingress, metrics } = self;
         let config = data_listener(&ingress, certificates.clone());
         for index in 0..workers.max(1) {
             let upstream = Arc::new(ingress.upstream.with_own_connections());
             let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&ingress) });
             let (config, stopped, serving) = (config.clone(), stopped(&stopping), serving.clone());
             let serve = move |connections| async move {
-                run_data(connections, ingress, config, stopped).await;
+                serve_data(connections, ingress, config, stopped).await;
                 drop(serving);
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }
         tokio::spawn(distribute(listener, queues, stopped(&stopping)));
-        Ok(Running::attend(ingress, metrics, Beside { admin, monitored, certificates }, stop, ended))
+        let auxiliary = Auxiliary { admin, metrics: monitored, certificates };
+        Ok(Lifecycle::start(ingress, metrics, auxiliary, stop, ended))
     }
 }
 
-/// The same sidecar between connections that somebody else makes: over pipes on a paused clock it is what simulations run.
+/// A sidecar without listeners: the caller makes its connections. Simulations run it over pipes on a paused clock.
 pub struct Sidecar {
     ingress: Arc<Ingress>,
     metrics: Metrics,
 }
 
 impl Sidecar {
-    /// Puts the parts together. `config` names no listener that would be bound; the upstream is reached by `dialer`.
+    /// Composes a sidecar with the memory store. The listeners of `config` are not bound; `dialer` connects to the upstream.
     ///
     /// # Errors
-    /// When the metrics contradict each other, or the keys cannot be used.
+    /// If two metrics have the same name, or the key file cannot be used.
     pub fn new(config: Config, dialer: Arc<dyn Dial>) -> Result<Self, Error> {
         let upstream = Upstream::with_dialer(config.upstream.clone(), dialer)?;
         let metrics = Metrics::new()?;
-        let name = config.replica.name.clone().unwrap_or_else(|| default_name(config.listen.address));
-        let rest = Rest::in_memory(&name, store_setup::keys(&config)?.as_ref());
-        Ok(Self { ingress: Arc::new(compose(config, rest, &metrics, upstream)), metrics })
+        let name = replica_name(&config, config.listen.address);
+        let setup = StoreSetup::in_memory(&name, store_setup::load_keys(&config)?.as_ref());
+        Ok(Self { ingress: Arc::new(compose(config, setup, &metrics, upstream)), metrics })
     }
 
-    /// What it counts.
+    /// Returns all metrics.
     pub fn metrics(&self) -> Metrics {
         self.metrics.clone()
     }
 
-    /// Its streams.
+    /// Returns the event log.
     pub fn log(&self) -> Arc<EventLog> {
         self.ingress.log.clone()
     }
 
-    /// Serves what `connections` hands out, on the caller's runtime, until `shutdown` resolves; see [`Server::run`].
+    /// Serves `connections` on the caller's runtime until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
         let config = data_listener(&self.ingress, None);
-        let running = start(connections, config, self.ingress, self.metrics, Beside::default());
+        let lifecycle = start(connections, config, self.ingress, self.metrics, Auxiliary::default());
         shutdown.await;
-        running.end().await;
+        lifecycle.end().await;
     }
 }
 
-/// Serves on the caller's runtime.
+/// Starts to serve on the caller's runtime.
 fn start(
     connections: impl Accept,
     config: ListenerConfig,
     ingress: Arc<Ingress>,
     metrics: Metrics,
-    beside: Beside,
-) -> Running {
+    auxiliary: Auxiliary,
+) -> Lifecycle {
     let (stop, stopping) = watch::channel(false);
     let (serving, ended) = mpsc::channel(1);
-    let data = run_data(connections, ingress.clone(), config, stopped(&stopping));
+    let data = serve_data(connections, ingress.clone(), config, stopped(&stopping));
     tokio::spawn(async move {
         data.await;
         drop(serving);
     });
-    Running::attend(ingress, metrics, beside, stop, ended)
+    Lifecycle::start(ingress, metrics, auxiliary, stop, ended)
 }
 
 /// Returns the configuration of the data listener, whose threads share one connection limit.
@@ -309,7 +242,7 @@ fn data_listener(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> 
     }
 }
 
-async fn run_data(
+async fn serve_data(
     listener: impl Accept,
     ingress: Arc<Ingress>,
     config: ListenerConfig,
@@ -320,8 +253,8 @@ async fn run_data(
     server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
 }
 
-fn compose(config: Config, rest: Rest, metrics: &Metrics, upstream: Upstream) -> Ingress {
-    let Rest { identity, principal_key, backing } = rest;
+fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Ingress {
+    let StoreSetup { identity, principal_key, backing } = setup;
     let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
     let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
     let allowance = Allowance {
@@ -334,16 +267,19 @@ fn compose(config: Config, rest: Rest, metrics: &Metrics, upstream: Upstream) ->
         max_sessions: config.limits.sessions,
     };
     let log = Arc::new(EventLog::new(identity, bounds, allowance, metrics.ingress.event_log.clone(), backing));
-    // A client that was cut tries twice.
     let retry = match config.delivery.mode {
         Mode::Stream => config.delivery.retry,
         Mode::Poll => config.delivery.poll_retry,
     };
-    let elsewhere = log.shared().map(|_| config.delivery.drain_retry);
-    let (delay, timeout) = (config.drain_delay(), config.replica.drain_timeout);
-    let times = Times { delay, timeout, patience: retry * 2 + Duration::from_secs(1) };
+    let reconnect_elsewhere = log.shared().map(|_| config.delivery.drain_retry);
+    let times = Times {
+        delay: config.drain_delay(),
+        timeout: config.replica.drain_timeout,
+        // A client whose connection broke tries twice.
+        patience: retry * 2 + Duration::from_secs(1),
+    };
     Ingress {
-        drain: Arc::new(Drain::new(log.clone(), times, elsewhere)),
+        drain: Arc::new(Drain::new(log.clone(), times, reconnect_elsewhere)),
         log,
         upstream: Arc::new(upstream),
         principals: Principals::new(config.auth.principal.clone(), principal_key),
@@ -356,36 +292,27 @@ fn compose(config: Config, rest: Rest, metrics: &Metrics, upstream: Upstream) ->
     }
 }
 
-/// Opens the store. Of no type that says what is in it: each caller would be compiled with all of that.
-fn open<'a>(
-    config: &'a Config,
-    name: &'a str,
-    metrics: &'a Metrics,
-) -> Pin<Box<dyn Future<Output = Result<Rest, Error>> + Send + 'a>> {
-    Box::pin(Rest::open(config, name, metrics))
-}
-
-/// The same for everything that depends on it.
-fn recovered(ingress: Ingress) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
-    Box::pin(recover(ingress))
-}
-
-/// What was left open by the process before this one is ended, before anybody can ask for it.
-async fn recover(mut ingress: Ingress) -> Result<Ingress, Error> {
-    let log = ingress.log.clone();
-    match log.shared() {
-        Some(shared) => ingress.replicas = Some(Replicas::begin(shared, log, ingress.config.replica.lease).await?),
-        None => {
-            let left = log.recover().await?;
-            if left > 0 {
-                info!(streams = left, "ended what was left open before");
+/// Ends the streams that an earlier process left open, before a request can reach them, and joins the other replicas. Boxed, so that the
+/// callers' futures do not contain those of the stores.
+fn recover(mut ingress: Ingress) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
+    Box::pin(async move {
+        let log = ingress.log.clone();
+        match log.shared() {
+            Some(shared) => ingress.replicas = Some(Replicas::begin(shared, log, ingress.config.replica.lease).await?),
+            None => {
+                let left = log.recover().await?;
+                if left > 0 {
+                    info!(streams = left, "ended what was left open before");
+                }
             }
         }
-    }
-    Ok(ingress)
+        Ok(ingress)
+    })
 }
 
-/// Host name and listen port: stable over restarts, different for two replicas of one machine.
-fn default_name(local_addr: SocketAddr) -> String {
-    format!("{}:{}", gethostname::gethostname().to_string_lossy(), local_addr.port())
+/// Returns the configured name of this replica. The default, host name and listen port, is stable over restarts and differs between two
+/// replicas on one machine.
+fn replica_name(config: &Config, local_addr: SocketAddr) -> String {
+    let default = || format!("{}:{}", gethostname::gethostname().to_string_lossy(), local_addr.port());
+    config.replica.name.clone().unwrap_or_else(default)
 }

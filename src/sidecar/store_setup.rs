@@ -1,10 +1,13 @@
-//! Where events rest, as the configuration says: opened, and made known to those that use it.
+//! Opening of the configured store, and the identity and keys that go with its contents.
 
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 
 use tracing::{info, warn};
 
-use super::{Error, Metrics};
+use super::error::Error;
+use super::metrics::Metrics;
 use crate::clock;
 use crate::config::key_file::{self, KeyFile};
 use crate::config::{self, Config, OnUnreachable};
@@ -15,17 +18,34 @@ use crate::store::Keys;
 use crate::store::disk::{self, Disk};
 use crate::store::redis::{self, Redis};
 
-/// A store that is open, and what depends on its contents.
-pub(super) struct Rest {
+/// An open store, and the values that depend on its contents.
+pub(super) struct StoreSetup {
     pub(super) identity: Identity,
-    /// Hashes who a caller is.
+    /// Key of the hashes that tell callers apart.
     pub(super) principal_key: [u8; 32],
-    /// `None`: memory is the store.
+    /// The store behind the event log, or `None` if events are in memory alone.
     pub(super) backing: Option<Backing>,
 }
 
-impl Rest {
-    /// Nothing that outlives the process, but for what `given` keys sign.
+impl StoreSetup {
+    /// Opens the configured store for a replica named `name`; a disk store keeps the name it was created with. Boxed, so that the callers'
+    /// futures do not contain those of the stores.
+    pub(super) fn open<'a>(
+        config: &'a Config,
+        name: &'a str,
+        metrics: &'a Metrics,
+    ) -> Pin<Box<dyn Future<Output = Result<Self, Error>> + Send + 'a>> {
+        Box::pin(async move {
+            let given = load_keys(config)?;
+            match &config.store {
+                config::Store::Memory => Ok(Self::in_memory(name, given.as_ref())),
+                config::Store::Disk(disk) => Self::on_disk(disk, config, name, given.as_ref(), metrics).await,
+                config::Store::Redis(redis) => Self::in_redis(redis, name, given.as_ref(), metrics).await,
+            }
+        })
+    }
+
+    /// Sets up memory as the store: nothing outlives the process but signatures by the `given` keys.
     pub(super) fn in_memory(name: &str, given: Option<&KeyFile>) -> Self {
         Self {
             identity: Identity {
@@ -36,16 +56,6 @@ impl Rest {
             },
             principal_key: given.map_or_else(random::bytes, KeyFile::principal_key),
             backing: None,
-        }
-    }
-
-    /// What `config` says, for a replica that is called `name` unless its store knows better.
-    pub(super) async fn open(config: &Config, name: &str, metrics: &Metrics) -> Result<Self, Error> {
-        let given = keys(config)?;
-        match &config.store {
-            config::Store::Memory => Ok(Self::in_memory(name, given.as_ref())),
-            config::Store::Disk(disk) => Self::on_disk(disk, config, name, given.as_ref(), metrics).await,
-            config::Store::Redis(redis) => Self::in_redis(redis, name, given.as_ref(), metrics).await,
         }
     }
 
@@ -62,7 +72,7 @@ impl Rest {
         let opening = tokio::task::spawn_blocking(move || Disk::open(options, &default_name));
         let disk::Opened { store, keys, name: kept } = opening.await.map_err(|_| Error::Opening)??;
         info!(took = ?clock::now().saturating_duration_since(began), "disk store open");
-        if config.replica.name.as_ref().is_some_and(|said| *said != kept) {
+        if config.replica.name.as_ref().is_some_and(|configured| *configured != kept) {
             warn!(name = kept, "the store was made under another replica.name, which stays");
         }
         let backing = Backing {
@@ -97,7 +107,7 @@ impl Rest {
         Ok(Self::with(name, &keys, given, backing))
     }
 
-    /// Whose a stream is was written down under the store's own key: no other may take the place of that one.
+    /// The principal key is always the store's own: the owners of the stored streams were recorded under it.
     fn with(name: &str, keys: &Keys, given: Option<&KeyFile>, backing: Backing) -> Self {
         let keyring = keyring(given, Some(keys.signing));
         let identity = Identity { owner: Owner::from_name(name), epoch: keys.epoch, keys: keyring };
@@ -105,7 +115,7 @@ impl Rest {
     }
 }
 
-/// How the Redis of a configuration is spoken to.
+/// Returns the options of a Redis connection.
 pub(super) fn redis_options(redis: &config::RedisStore) -> redis::Options {
     redis::Options {
         prefix: redis.prefix.clone(),
@@ -115,12 +125,13 @@ pub(super) fn redis_options(redis: &config::RedisStore) -> redis::Options {
     }
 }
 
-/// The keys that the operator gives.
-pub(super) fn keys(config: &Config) -> Result<Option<KeyFile>, key_file::Error> {
+/// Loads the key file, or returns `None` if none is configured.
+pub(super) fn load_keys(config: &Config) -> Result<Option<KeyFile>, key_file::Error> {
     config.replica.key_file.as_deref().map(KeyFile::load).transpose()
 }
 
-/// Signs with what is given, else with what is in the store, else with a key that nobody else has; and accepts all of the first two.
+/// Signs with the first given key, else with the store's key, else with a random one. Accepts the signatures of all given keys and of the
+/// store's.
 fn keyring(given: Option<&KeyFile>, stored: Option<[u8; 32]>) -> Keyring {
     match given {
         Some(given) => given.keyring(stored),

@@ -1,12 +1,13 @@
-//! A sidecar whose Redis is away when it starts: it listens, says that it is not ready, and tries again until the store is open.
+//! Start of a sidecar whose Redis is unreachable: it listens, reports that it is not ready, and retries until the store is open.
 //!
-//! Without an answer on the admin listener an orchestrator would start the process again and again, and the server beside it never.
-//! Invariant: what comes on the data listener meanwhile is refused before anything of it runs. Absent: stores that are refused for good, as a
-//! wrong password to come is not, but a Redis of a later version is; those end the start.
+//! If nothing answered on the admin listener, an orchestrator would restart the process again and again, and would never start the server
+//! beside it. Invariant: a request on the data listener is refused before any part of it runs. Absent: retries of permanent errors, such
+//! as a Redis of an unsupported version; those end the start. A wrong password counts as unreachable.
 
 use std::future::{Future, pending};
 use std::io;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::time::Duration;
 
 use http::Request;
@@ -14,8 +15,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
+use super::error::Error;
 use super::lifecycle::admin_connections;
-use super::{Bound, Error, Metrics, Rest};
+use super::listeners::{Bound, Listeners};
+use super::metrics::Metrics;
+use super::store_setup::StoreSetup;
 use crate::admin;
 use crate::backoff::Backoff;
 use crate::body::Incoming;
@@ -25,35 +29,36 @@ use crate::protocol::error::ErrorCode;
 use crate::server::listener::stopped;
 use crate::server::{self, Accept, ConnectionLimit, Handler, ListenerConfig, Protocols, respond};
 use crate::store::redis;
+use crate::tls::Certificates;
 
 /// Pauses between two attempts to open the store.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(250), Duration::from_secs(5));
-/// The log says so often that there is still no store.
-const SAID_AGAIN: Duration = Duration::from_secs(60);
+/// Interval of log lines while the store stays unreachable.
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Opens the store, and waits for one that cannot be reached yet; `waits` is called once before.
+/// Opens the store, and retries while it cannot be reached. `on_wait` is called once, before the first retry.
 pub(super) async fn open(
-    bound: Bound,
+    listeners: Listeners,
     config: &Config,
     name: &str,
     metrics: &Metrics,
-    waits: impl FnOnce(),
-) -> Result<(Bound, Rest), Error> {
-    let error = match super::open(config, name, metrics).await {
-        Ok(rest) => return Ok((bound, rest)),
-        Err(error) if is_away(&error) => error,
+    on_wait: impl FnOnce(),
+) -> Result<(Listeners, StoreSetup), Error> {
+    let error = match StoreSetup::open(config, name, metrics).await {
+        Ok(setup) => return Ok((listeners, setup)),
+        Err(error) if is_unreachable(&error) => error,
         Err(error) => return Err(error),
     };
     warn!(%error, "the store is away: waiting for it, not ready until it is there");
-    waits();
-    let room = Room::open(bound, config, metrics);
-    let (mut backoff, mut said) = (BACKOFF, clock::now());
-    let rest = loop {
+    on_wait();
+    let waiting = Waiting::start(listeners, config, metrics);
+    let (mut backoff, mut logged_at) = (BACKOFF, clock::now());
+    let setup = loop {
         clock::sleep(backoff.next_pause()).await;
-        match super::open(config, name, metrics).await {
-            Err(error) if is_away(&error) => {
-                if clock::now().saturating_duration_since(said) >= SAID_AGAIN {
-                    said = clock::now();
+        match StoreSetup::open(config, name, metrics).await {
+            Err(error) if is_unreachable(&error) => {
+                if clock::now().saturating_duration_since(logged_at) >= LOG_INTERVAL {
+                    logged_at = clock::now();
                     warn!(%error, "the store is still away");
                 }
             }
@@ -61,25 +66,29 @@ pub(super) async fn open(
         }
     };
     info!("the store is there");
-    Ok((room.close().await?, rest))
+    Ok((waiting.end().await?, setup))
 }
 
-fn is_away(error: &Error) -> bool {
+fn is_unreachable(error: &Error) -> bool {
     matches!(error, Error::Redis(redis::OpenError::Unreachable(_)))
 }
 
-/// The listeners while there is no store.
-struct Room {
+/// Listeners that serve refusals and probes while there is no store.
+struct Waiting {
     stop: watch::Sender<bool>,
-    data: oneshot::Receiver<TcpListener>,
-    admin: Option<oneshot::Receiver<TcpListener>>,
-    /// Everything else of what was bound.
-    rest: (SocketAddr, Option<SocketAddr>, super::Monitored, super::Proof),
+    data: Return,
+    admin: Option<Return>,
+    /// Listener for metrics alone. It serves nothing yet.
+    metrics: Option<Bound>,
+    certificates: Option<Arc<Certificates>>,
 }
 
-impl Room {
-    fn open(bound: Bound, config: &Config, metrics: &Metrics) -> Self {
-        let Bound { listener, local_addr, admin, monitored, certificates } = bound;
+/// A listener that will be given back, and its address.
+type Return = (oneshot::Receiver<TcpListener>, SocketAddr);
+
+impl Waiting {
+    fn start(listeners: Listeners, config: &Config, metrics: &Metrics) -> Self {
+        let Listeners { data: (listener, local_addr), admin, metrics: monitored, certificates } = listeners;
         let stop = watch::channel(false).0;
         let listener_config = |protocols, connections| ListenerConfig {
             protocols,
@@ -87,38 +96,39 @@ impl Room {
             limit: ConnectionLimit::new(connections),
             metrics: Some(metrics.ingress.server.clone()),
         };
+        let stopped = || stopped(&stop.subscribe());
+
         let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
-        let (data, back) = Lent::new(listener);
+        let (data, returned) = Lent::new(listener);
         let errors = metrics.ingress.errors.clone();
         let refuse = move |_: Request<Incoming>| {
             errors.observe_reject(ErrorCode::StoreFailed);
             std::future::ready(respond::refusal(ErrorCode::StoreFailed))
         };
-        let until = || stopped(&stop.subscribe());
-        spawn(data, listener_config(protocols, config.limits.connections), refuse, until());
-        let admin_addr = admin.as_ref().map(|(_, address)| *address);
-        let admin = admin.map(|(listener, _)| {
-            let (lent, back) = Lent::new(listener);
-            let (hosts, counted) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
+        spawn(data, listener_config(protocols, config.limits.connections), refuse, stopped());
+
+        let admin = admin.map(|(listener, address)| {
+            let (lent, returned) = Lent::new(listener);
+            let (hosts, metrics_page) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
             let answer = move |request: Request<Incoming>| {
-                std::future::ready(admin::waiting::answer(&request, &hosts, &counted))
+                std::future::ready(admin::waiting::answer(&request, &hosts, &metrics_page))
             };
-            spawn(lent, listener_config(Protocols::Http1, admin_connections(config)), answer, until());
-            back
+            spawn(lent, listener_config(Protocols::Http1, admin_connections(config)), answer, stopped());
+            (returned, address)
         });
-        Self { stop, data: back, admin, rest: (local_addr, admin_addr, monitored, certificates) }
+        Self { stop, data: (returned, local_addr), admin, metrics: monitored, certificates }
     }
 
-    /// Answers nothing more here. Connections that are open end after what is being answered on them.
-    async fn close(self) -> Result<Bound, Error> {
+    /// Stops serving, and returns the listeners. Open connections end after the request in progress.
+    async fn end(self) -> Result<Listeners, Error> {
         let _ = self.stop.send(true);
-        let (local_addr, admin_addr, monitored, certificates) = self.rest;
-        let listener = self.data.await.map_err(|_| Error::Opening)?;
+        let (listener, local_addr) = self.data;
+        let data = (listener.await.map_err(|_| Error::Opening)?, local_addr);
         let admin = match self.admin {
-            Some(back) => Some(back.await.map_err(|_| Error::Opening)?),
+            Some((listener, address)) => Some((listener.await.map_err(|_| Error::Opening)?, address)),
             None => None,
         };
-        Ok(Bound { listener, local_addr, admin: admin.zip(admin_addr), monitored, certificates })
+        Ok(Listeners { data, admin, metrics: self.metrics, certificates: self.certificates })
     }
 }
 
@@ -126,21 +136,21 @@ fn spawn(
     listener: Lent,
     config: ListenerConfig,
     handler: impl Handler + Sync,
-    until: impl Future<Output = ()> + Send + 'static,
+    stopped: impl Future<Output = ()> + Send + 'static,
 ) {
-    tokio::spawn(server::serve(listener, config, handler, pending(), until));
+    tokio::spawn(server::serve(listener, config, handler, pending(), stopped));
 }
 
-/// A listener that is given back when nobody accepts on it any more.
+/// A listener that is given back when its accept loop has ended.
 struct Lent {
     listener: Option<TcpListener>,
-    back: Option<oneshot::Sender<TcpListener>>,
+    owner: Option<oneshot::Sender<TcpListener>>,
 }
 
 impl Lent {
     fn new(listener: TcpListener) -> (Self, oneshot::Receiver<TcpListener>) {
-        let (back, given) = oneshot::channel();
-        (Self { listener: Some(listener), back: Some(back) }, given)
+        let (owner, returned) = oneshot::channel();
+        (Self { listener: Some(listener), owner: Some(owner) }, returned)
     }
 }
 
@@ -157,9 +167,9 @@ impl Accept for Lent {
 
 impl Drop for Lent {
     fn drop(&mut self) {
-        if let (Some(listener), Some(back)) = (self.listener.take(), self.back.take()) {
-            // Who does not want it back closes it.
-            let _ = back.send(listener);
+        if let (Some(listener), Some(owner)) = (self.listener.take(), self.owner.take()) {
+            // An owner that is gone does not want it back: it is closed.
+            let _ = owner.send(listener);
         }
     }
 }

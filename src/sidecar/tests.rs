@@ -1,7 +1,7 @@
 //! Replicas with one store, from their clients to the server behind them, over pipes on a paused clock.
 
 use std::future::pending;
-use std::net::SocketAddr;
+use std::io;
 
 use http::Uri;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
@@ -178,14 +178,14 @@ impl Replica {
         };
         let keys = Keyring::new([7; 32], Vec::new());
         let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
-        let rest = Rest { identity, principal_key: [8; 32], backing: Some(backing) };
+        let setup = StoreSetup { identity, principal_key: [8; 32], backing: Some(backing) };
         let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
-        let ingress = Arc::new(recover(compose(config, rest, &metrics, upstream)).await.unwrap());
+        let ingress = Arc::new(recover(compose(config, setup, &metrics, upstream)).await.unwrap());
         let (connect, connections) = mpsc::unbounded_channel();
         let config = data_listener(&ingress, None);
         let (log, replicas, taking) = (ingress.log.clone(), ingress.replicas.clone().unwrap(), ingress.clone());
         let tasks = vec![
-            tokio::spawn(run_data(Listener(connections), ingress.clone(), config, pending())),
+            tokio::spawn(serve_data(Listener(connections), ingress.clone(), config, pending())),
             tokio::spawn(async move {
                 tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
             }),

@@ -1,4 +1,4 @@
-//! Schedule of reloads of TLS files: at an interval, and at SIGHUP. Absent: the files and their use ([`crate::tls`]).
+//! Reloads of TLS files, at an interval and at SIGHUP. Absent: the files and their use ([`crate::tls`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,14 +9,14 @@ use tokio::signal::unix;
 use crate::clock;
 use crate::tls::{Files, Reload, Side, Source};
 
-/// Interval between reloads.
+/// Interval between two reloads.
 const INTERVAL: Duration = Duration::from_secs(5);
 
-/// Reads some files again.
-pub(crate) type Reading = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
+/// Reloads the files of one side.
+pub(crate) type Reloader = Arc<dyn Fn() -> (Side, Reload) + Send + Sync>;
 
-/// Returns the reader of `files`.
-pub(crate) fn reading<S>(files: Arc<Files<S>>) -> Reading
+/// Returns the reloader of `files`.
+pub(crate) fn reloader<S>(files: Arc<Files<S>>) -> Reloader
 where
     S: Source + Send + Sync + 'static,
     S::Material: Send,
@@ -24,8 +24,8 @@ where
     Arc::new(move || (S::SIDE, files.reload()))
 }
 
-/// Reads all files again at an interval, and at SIGHUP, until dropped. Calls `observe` with the outcome for each.
-pub(crate) async fn renew(files: Vec<Reading>, observe: impl Fn(Side, Reload)) {
+/// Reloads all files at each interval and at SIGHUP, until dropped, and passes each outcome to `observe`.
+pub(crate) async fn run(reloaders: Vec<Reloader>, observe: impl Fn(Side, Reload)) {
     #[cfg(unix)]
     let mut hangups = unix::signal(unix::SignalKind::hangup()).ok();
     loop {
@@ -40,10 +40,10 @@ pub(crate) async fn renew(files: Vec<Reading>, observe: impl Fn(Side, Reload)) {
         }
         #[cfg(not(unix))]
         next.await;
-        for read in &files {
-            let read = read.clone();
-            if let Ok((side, reload)) = tokio::task::spawn_blocking(move || read()).await {
-                observe(side, reload);
+        for reload in &reloaders {
+            let reload = reload.clone();
+            if let Ok((side, outcome)) = tokio::task::spawn_blocking(move || reload()).await {
+                observe(side, outcome);
             }
         }
     }

@@ -1,0 +1,44 @@
+//! Errors of the start of a sidecar.
+
+use std::io;
+
+use crate::cluster::BeginError;
+use crate::config::key_file;
+use crate::server::listener::BindError;
+use crate::store::{self, disk, redis};
+use crate::tls;
+
+/// Cause of a sidecar that could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A listener could not be bound.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A worker thread or its runtime could not be created.
+    #[error("cannot start a worker: {0}")]
+    Thread(#[source] io::Error),
+    /// The TLS files cannot be used.
+    #[error(transparent)]
+    Tls(#[from] tls::Error),
+    /// The directory of the disk store cannot be used.
+    #[error("the disk store cannot be opened: {0}")]
+    Disk(#[from] disk::OpenError),
+    /// The Redis store cannot be used.
+    #[error(transparent)]
+    Redis(#[from] redis::OpenError),
+    /// The key file cannot be used.
+    #[error(transparent)]
+    Keys(#[from] key_file::Error),
+    /// The task that opens the store has panicked.
+    #[error("the store could not be opened")]
+    Opening,
+    /// Streams that an earlier process left open could not be ended.
+    #[error("what the store holds could not be recovered: {0}")]
+    Recovery(#[from] store::Error),
+    /// This process cannot join the replicas that share its store.
+    #[error(transparent)]
+    Replica(#[from] BeginError),
+    /// Two metrics have the same name.
+    #[error("cannot register the metrics: {0}")]
+    Metrics(#[from] prometheus::Error),
+}
