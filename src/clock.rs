@@ -11,26 +11,26 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use tokio::time::{Instant as TokioInstant, Sleep};
 
-/// Now.
+/// Returns the current time.
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn now() -> Instant {
     TokioInstant::now().into_std()
 }
 
-/// Since 1970, for times that outlive the process. Read from the system once; from there on it moves with [`now`], so that
-/// nobody who sets the machine's clock ends what is kept, and a paused clock moves this one too.
+/// Returns the time since 1970, for times that outlive the process. It is read from the system once and then moves with [`now`], so that a
+/// change of the machine's clock ends no retention, and a paused clock moves this one too.
 #[expect(clippy::disallowed_methods, reason = "the one place that may")]
 pub fn wall() -> Duration {
     static BEGUN: OnceLock<(Duration, Instant)> = OnceLock::new();
     let (wall, begun) =
         *BEGUN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()));
     let now = now();
-    // A clock that is paused may stand before the moment it was first read here.
+    // A paused clock may stand before the moment of the first reading here.
     (wall + now.saturating_duration_since(begun)).saturating_sub(begun.saturating_duration_since(now))
 }
 
-/// Since the machine was started, the time it slept included: what a lease is measured by. Where the system does not tell, or a test moves
-/// the clock, the time that [`wall`] shows.
+/// Returns the time since the machine was started, including suspended time: leases are measured by it. On other systems than Linux, and in tests
+/// that move the clock, returns the same as [`wall`].
 pub fn boot() -> Duration {
     #[cfg(all(target_os = "linux", not(test)))]
     {
@@ -43,7 +43,7 @@ pub fn boot() -> Duration {
     }
 }
 
-/// CPU time of this process, of user and system; `None` where the system does not tell.
+/// Returns the CPU time of this process, of user and system, or `None` if the system does not report it.
 pub fn cpu() -> Option<Duration> {
     #[cfg(target_os = "linux")]
     {
@@ -66,8 +66,8 @@ pub async fn sleep_until(at: Instant) {
     tokio::time::sleep_until(TokioInstant::from_std(at)).await;
 }
 
-/// One timer that is set again and again, most often to a later time or to none before it rings. The runtime's timer is moved
-/// only when it would ring too late; one that rings too early is set anew then.
+/// A timer that is set again and again, most often to a later time or to none before it fires. The runtime's timer is moved only if it would
+/// fire too late; one that fires too early is set again then.
 #[derive(Debug)]
 pub struct Alarm {
     at: Option<Instant>,
@@ -75,12 +75,12 @@ pub struct Alarm {
 }
 
 impl Alarm {
-    /// An alarm that is not set.
+    /// Creates an alarm that is not set.
     pub fn new() -> Self {
         Self { at: None, sleep: None }
     }
 
-    /// Sets it; `None` for never.
+    /// Sets the time of the alarm, or unsets the alarm if `at` is `None`.
     pub fn set(&mut self, at: Option<Instant>) {
         self.at = at;
         let Some(at) = at.map(TokioInstant::from_std) else { return };
@@ -94,7 +94,7 @@ impl Alarm {
         }
     }
 
-    /// Ready once when its time has come; it is not set any more then.
+    /// Returns ready once when the time has come, and unsets the alarm.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (Some(at), Some(sleep)) = (self.at, &mut self.sleep) else { return Poll::Pending };
         loop {
@@ -108,14 +108,14 @@ impl Alarm {
         }
     }
 
-    /// Waits for its time. Cancel safe.
+    /// Waits for the time of the alarm. Cancel safe.
     pub async fn ring(&mut self) {
         poll_fn(|cx| self.poll(cx)).await;
     }
 }
 
-/// Leaves a timer with this thread's runtime that is due by `at` and wakes nobody. To take a timer that is due before all it has, a runtime
-/// wakes itself by a system call; and each of a thread's short calls, one after another, would be the only one that waits for anything.
+/// Registers a timer with this thread's runtime that is due by `at` and wakes no task. A runtime wakes itself by a system call when a new timer is
+/// due before all others; without the anchor, each of a thread's short calls would cause one.
 fn anchor(at: TokioInstant) {
     thread_local! {
         static ANCHOR: RefCell<Option<Pin<Box<Sleep>>>> = const { RefCell::new(None) };
@@ -124,7 +124,7 @@ fn anchor(at: TokioInstant) {
         let holds = anchor.as_ref().is_some_and(|anchor| anchor.deadline() <= at && !anchor.is_elapsed());
         if !holds {
             let anchor = anchor.insert(Box::pin(tokio::time::sleep_until(at)));
-            // The first poll is what the runtime learns of it by.
+            // The first poll registers the timer.
             let _ = anchor.as_mut().poll(&mut Context::from_waker(Waker::noop()));
         }
     });
@@ -141,14 +141,14 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_wall_clock_moves_with_the_other_one() {
+    async fn the_wall_clock_moves_with_the_paused_clock() {
         let begin = wall();
         tokio::time::advance(Duration::from_secs(3600)).await;
         assert_eq!(wall() - begin, Duration::from_secs(3600));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_alarm_rings_at_the_last_time_it_was_set_to() {
+    async fn an_alarm_rings_at_the_last_time_that_was_set() {
         let begin = now();
         let mut alarm = Alarm::new();
         alarm.set(Some(begin + Duration::from_secs(5)));
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_alarm_that_is_set_to_never_does_not_ring_until_it_is_set_again() {
+    async fn an_unset_alarm_does_not_ring_until_it_is_set_again() {
         let begin = now();
         let mut alarm = Alarm::new();
         alarm.set(Some(begin + Duration::from_secs(1)));

@@ -1,19 +1,19 @@
-//! How many descriptors the process may have, and how many connections of clients that makes.
+//! Limit of file descriptors, and the connection limits that follow from it.
 //!
-//! Many systems begin a process with a soft limit of 1,024 and leave it to raise that to the hard one. A process without descriptors
-//! accepts nothing, its probes included, and reaches no server. So connections of clients and connections to the server are bounded by
-//! what there is, and the admin listener, the store and the calls of clients that are away have a reserve. Absent: refusing one connection
-//! too many (`server::ConnectionLimit`, `upstream::connect`).
+//! Many systems start a process with a soft limit of 1,024, which it may raise to the hard limit. A process without free descriptors accepts no
+//! connection, not even of probes, and reaches no server. So the connections of clients and those to the server are limited by the
+//! descriptors, with a reserve for the admin listener, the store, and the calls of disconnected clients. Absent: refusing connections above a
+//! limit (`server::ConnectionLimit`, `upstream::connect`).
 
 use tracing::warn;
 
-/// Descriptors that are not for clients and their calls: the admin listener's, the store's, those of calls whose clients are away.
+/// Reserved descriptors: for the admin listener, the store, and calls whose clients are disconnected.
 const RESERVE: usize = 512;
-/// This part of the reserve is the store's and the process's own, and so many at the least.
+/// Part of the reserve for the store and the process itself: a fourth, and at least so many descriptors.
 const OWN: usize = 4;
 const OWN_LEAST: usize = 24;
 
-/// Raises the soft limit to the hard one and returns the limit that holds then. `None`: there is none, or none is known.
+/// Raises the soft limit to the hard limit, and returns the limit then in force, or `None` if there is none or it is unknown.
 pub fn raise() -> Option<usize> {
     #[cfg(unix)]
     {
@@ -29,8 +29,8 @@ pub fn raise() -> Option<usize> {
     None
 }
 
-/// Returns `wanted`, or as many connections as `limit` descriptors are enough for, and says so. Each connection counts twice, because a
-/// call takes one to the server.
+/// Returns `wanted`, or the largest number of connections that `limit` descriptors allow, with a warning. Each connection counts twice, because a
+/// call needs one to the server.
 pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     let Some(limit) = limit else { return wanted };
     let possible = (limit - RESERVE.min(limit / 3)) / 2;
@@ -46,9 +46,9 @@ pub fn connections(wanted: usize, limit: Option<usize>) -> usize {
     possible.max(1)
 }
 
-/// Returns how many connections to the server `limit` descriptors are enough for beside `clients` connections of clients that are served,
-/// and those `beside` them: of clients that are refused, of probes and of collectors. A quarter of the reserve is left to the store and to
-/// what the process itself needs. Never less than one for each client.
+/// Returns the number of connections to the server that `limit` descriptors allow beside `clients` connections of admitted clients and `beside`
+/// others: of refused clients, probes and collectors. A quarter of the reserve is left to the store and the process itself. The result
+/// is at least one for each client.
 pub fn upstream_connections(clients: usize, beside: usize, limit: Option<usize>) -> usize {
     let Some(limit) = limit else { return usize::MAX };
     let own = (RESERVE.min(limit / 3) / OWN).max(OWN_LEAST);
@@ -60,18 +60,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn connections_leave_a_descriptor_each_for_the_server_and_a_reserve() {
+    fn client_connections_leave_descriptors_for_the_server_and_a_reserve() {
         for (limit, connections_of) in [(Some(0), 1), (Some(128), 43), (Some(1024), 341), (Some(4096), 1792)] {
             assert_eq!(connections(20_480, limit), connections_of, "{limit:?}");
         }
         for limit in [Some(41_472), Some(1 << 20), None] {
             assert_eq!(connections(20_480, limit), 20_480, "{limit:?}");
         }
-        assert_eq!(connections(10, Some(1024)), 10, "what is asked for is enough");
+        assert_eq!(connections(10, Some(1024)), 10, "the wanted number is possible");
     }
 
     #[test]
-    fn connections_to_the_server_take_what_clients_probes_and_the_process_leave() {
+    fn server_connections_get_the_descriptors_left_by_clients_probes_and_the_process() {
         for (limit, of_clients, beside, of_the_server) in [
             (0, 1, 18, 1),
             (128, 43, 20, 43),
@@ -86,7 +86,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn the_soft_limit_becomes_the_hard_one() {
+    fn the_soft_limit_is_raised_to_the_hard_limit() {
         use rustix::process::{Resource, getrlimit};
         let hard = getrlimit(Resource::Nofile).maximum;
         assert_eq!(raise().map(|limit| limit as u64), hard);

@@ -1,8 +1,8 @@
-//! Lines on stderr and stdout that never keep anybody waiting.
+//! Lines on stderr and stdout that never block their writer.
 //!
 //! A pipe whose reader has stopped takes 64 KiB and then blocks each writer. So lines are queued, and a thread of its own writes them.
-//! Owned here: the bound of the queue, the count of the lines that found no room in it, and the end of the thread. A worker that logs
-//! never waits: a line without room is dropped and counted. Absent: what is said, and how a line looks.
+//! Owned here: the limit of the queue, the count of dropped lines, and the end of the thread. Invariant: a worker that logs never waits; a line
+//! for which the queue has no room is dropped and counted. Absent: the texts and the format of lines.
 
 use std::fmt::{self, Display};
 use std::io::{self, Write};
@@ -15,12 +15,12 @@ use prometheus::IntCounter;
 use tracing::warn;
 use tracing_subscriber::fmt::MakeWriter;
 
-/// Bytes that wait to be written; further lines are dropped.
+/// Limit of the queued bytes; further lines are dropped.
 const MAX_QUEUED: usize = 1024 * 1024;
-/// What a line takes in the queue beside its text.
+/// Bytes that a line takes in the queue beside its text.
 const LINE_COST: usize = 64;
-/// The end of the process waits so long for what is queued.
-const LAST_LINES: Duration = Duration::from_secs(1);
+/// Time that the end of the process waits for the queued lines.
+const FINISH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Lines of all outputs that were dropped since the start of the process.
 static DROPPED: LazyLock<IntCounter> = LazyLock::new(|| {
@@ -28,7 +28,7 @@ static DROPPED: LazyLock<IntCounter> = LazyLock::new(|| {
     IntCounter::new("log_lines_dropped_total", help).expect("a name that Prometheus accepts")
 });
 
-/// Returns the counter of the lines that were dropped, for a registry.
+/// Returns the counter of dropped lines, for a registry.
 pub fn dropped() -> IntCounter {
     DROPPED.clone()
 }
@@ -42,24 +42,24 @@ pub struct Lines {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Bytes that wait to be written.
+    /// Queued bytes.
     queued: AtomicUsize,
-    /// Lines that found no room.
+    /// Lines that were dropped.
     dropped: AtomicU64,
 }
 
 #[derive(Debug)]
 enum Item {
     Line(Vec<u8>),
-    /// Tells the sender that everything before was written.
+    /// Reports to its sender that all items before it were written.
     Mark(mpsc::SyncSender<()>),
 }
 
 impl Lines {
-    /// Begins to write to `output`, on a thread of its own.
+    /// Starts a thread that writes the queued lines to `output`.
     ///
     /// # Errors
-    /// When there is no thread to be had.
+    /// If the thread cannot be created.
     pub fn to(output: impl Write + Send + 'static) -> io::Result<Self> {
         let (sender, items) = mpsc::channel();
         let state = Arc::<State>::default();
@@ -73,12 +73,12 @@ impl Lines {
         self.queue(format!("{line}\n").into_bytes());
     }
 
-    /// Waits until everything that was queued is written, for a second at most.
+    /// Waits until all queued lines are written, for a second at most.
     pub fn finish(&self) {
         let (written, all_written) = mpsc::sync_channel(1);
         if self.sender.send(Item::Mark(written)).is_ok() {
-            // An output that takes nothing does not hold up the end.
-            let _ = all_written.recv_timeout(LAST_LINES);
+            // An output that takes nothing does not delay the end of the process.
+            let _ = all_written.recv_timeout(FINISH_TIMEOUT);
         }
     }
 
@@ -91,33 +91,36 @@ impl Lines {
             DROPPED.inc();
             return;
         }
-        // The thread lives as long as a sender does.
+        // Cannot fail: the thread lives as long as a sender.
         let _ = self.sender.send(Item::Line(line));
     }
 }
 
-/// The thread's whole work. Says how many lines were dropped once the queue is empty again.
+/// Writes all items. Logs the number of dropped lines when the queue is empty again.
 fn write_all(mut output: impl Write, items: &mpsc::Receiver<Item>, state: &State) {
-    let mut told = 0;
+    let mut reported = 0;
     for item in items {
         match item {
             Item::Line(line) => {
-                // An output that was closed has no reader who could miss anything.
+                // A failure means that the output was closed: it has no reader.
                 let _ = output.write_all(&line).and_then(|()| output.flush());
                 let cost = line.len() + LINE_COST;
                 let is_empty = state.queued.fetch_sub(cost, Ordering::Relaxed) == cost;
                 let dropped = state.dropped.load(Ordering::Relaxed);
-                if is_empty && dropped > told {
-                    warn!(lines = dropped - told, "lines of the log were dropped: stderr took none");
-                    told = dropped;
+                if is_empty && dropped > reported {
+                    warn!(lines = dropped - reported, "lines of the log were dropped: stderr took none");
+                    reported = dropped;
                 }
             }
-            Item::Mark(written) => drop(written.try_send(())),
+            // The sender may have stopped waiting.
+            Item::Mark(written) => {
+                let _ = written.try_send(());
+            }
         }
     }
 }
 
-/// One line that is being written; it is queued as a whole.
+/// A line in progress; it is queued as a whole when dropped.
 #[derive(Debug)]
 pub struct Line<'a> {
     lines: &'a Lines,
@@ -151,7 +154,7 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Writes `line` to `output` and waits for that, for a second at most.
+/// Writes `line` to `output`, and waits until it is written, for a second at most.
 pub fn say_in_time(output: impl Write + Send + 'static, line: fmt::Arguments<'_>) {
     if let Ok(lines) = Lines::to(output) {
         lines.say(line);
@@ -166,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// An output that takes a line only when it is let.
+    /// An output that takes one line for each message of its gate.
     struct Gated {
         gate: Receiver<()>,
         written: Arc<Mutex<Vec<u8>>>,
@@ -174,7 +177,7 @@ mod tests {
 
     impl Write for Gated {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // A gate that is gone is open.
+            // A closed gate lets all lines pass.
             let _ = self.gate.recv();
             self.written.lock().expect("no panic").extend_from_slice(bytes);
             Ok(bytes.len())
@@ -193,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_room_are_dropped_and_counted_and_the_others_are_written_in_order() {
+    fn lines_beyond_the_limit_are_dropped_and_counted_and_the_others_are_written_in_order() {
         let (open, written, lines) = gated();
         let line = "x".repeat(1000 - LINE_COST - 1);
         let many = 2 * MAX_QUEUED / 1000;
@@ -207,14 +210,14 @@ mod tests {
         lines.finish();
         let text = String::from_utf8(written.lock().expect("no panic").clone()).expect("text");
         assert_eq!(text.lines().filter(|written| **written == line).count(), MAX_QUEUED / 1000);
-        // There is room again.
+        // The queue has room again.
         lines.say("the last");
         lines.finish();
         assert!(written.lock().expect("no panic").ends_with(b"the last\n"));
     }
 
     #[test]
-    fn the_end_does_not_wait_for_an_output_that_takes_nothing() {
+    fn finishing_does_not_wait_for_a_blocked_output() {
         let (_open, written, lines) = gated();
         lines.say("a line");
         lines.finish();

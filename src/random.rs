@@ -1,8 +1,8 @@
-//! The only source of randomness: the operating system's, taken in bulk.
+//! The only source of randomness: the operating system, read in bulk.
 
 use std::cell::RefCell;
 
-/// One system call serves this many bytes.
+/// Bytes that are read with one system call.
 const POOL: usize = 512;
 
 struct Pool {
@@ -16,21 +16,21 @@ thread_local! {
 
 #[cfg(feature = "simulation")]
 thread_local! {
-    /// The state of a generator that takes the operating system's place.
+    /// State of a generator that replaces the operating system.
     static SEEDED: std::cell::Cell<Option<u64>> = const { std::cell::Cell::new(None) };
 }
 
-/// Takes this thread's bytes from a generator: the same ones for the same seed, and easily guessed.
+/// Makes this thread take its bytes from a generator: predictable, and the same for the same seed.
 #[cfg(feature = "simulation")]
 pub(crate) fn seed(seed: u64) {
     SEEDED.set(Some(seed));
     POOL_OF_THREAD.with_borrow_mut(|pool| pool.used = POOL);
 }
 
-/// Random bytes that nobody can guess; each is handed out once.
+/// Returns unpredictable random bytes; each byte is used once.
 ///
 /// # Panics
-/// When the operating system has no entropy source at all, which no supported system does.
+/// If the operating system has no entropy source. All supported systems have one.
 pub(crate) fn bytes<const N: usize>() -> [u8; N] {
     const { assert!(N <= POOL, "a value is taken from one filling") };
     POOL_OF_THREAD.with_borrow_mut(|pool| {
@@ -56,7 +56,7 @@ fn fill(bytes: &mut [u8]) {
     getrandom::fill(bytes).expect("the operating system provides randomness");
 }
 
-/// Steele, Lea and Flood's SplitMix64: every state has its own successor.
+/// Fills `bytes` by SplitMix64 (Steele, Lea and Flood), and returns the next state. Each state has a successor of its own.
 #[cfg(feature = "simulation")]
 fn generate(mut state: u64, bytes: &mut [u8]) -> u64 {
     for word in bytes.chunks_mut(8) {

@@ -1,10 +1,9 @@
 //! Hooks for simulations, compiled in by the cargo feature `simulation` alone.
 //!
-//! A simulated run must be the same each time, so this thread's randomness can be drawn from a seed; and it must be shown that
-//! a simulation finds what it looks for, so bugs can be planted. Both belong to a thread and are off until a simulation asks.
-//! They are a feature, and no hidden function, because event IDs are only as good as their randomness: no build that serves
-//! anybody contains a way to make it guessable. The feature is switched on by this crate's own tests and by nothing else; without
-//! it [`has`] is a constant, and what it guards is compiled away.
+//! A simulated run must be the same each time, so a thread's randomness can be drawn from a seed. It must also be shown that a simulation finds
+//! bugs, so bugs can be planted. Both belong to a thread and are off by default. They are behind a feature because event IDs are only as
+//! secure as their randomness: no production build contains a way to make it predictable. Only this crate's own tests enable the feature;
+//! without it [`has`] is a constant, and the code that it guards is compiled away.
 
 #![cfg_attr(not(feature = "simulation"), expect(unreachable_pub, reason = "public where the feature is on"))]
 
@@ -16,20 +15,20 @@ thread_local! {
     static PLANTED: Cell<Option<Bug>> = const { Cell::new(None) };
 }
 
-/// What a simulation can break. Each breaks one promise of the proxy.
+/// Bugs that can be planted. Each breaks one guarantee of the proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// A replay begins with the event that the client has.
+    /// A replay begins with the last event that the client has.
     RepeatsTheCursor,
-    /// A resume goes on after what was written, not after what the client says it has.
+    /// A resume continues after the last written event, not after the client's cursor.
     TrustsWhatWasWritten,
-    /// A reader at the tail is not woken by an event.
+    /// An event does not wake a reader at the tail.
     LosesTheWakeUp,
-    /// A connection goes on reading when a newer one has taken over.
+    /// A connection continues to read after a newer one has taken over.
     LetsTwoRead,
-    /// A stream is anybody's who has its event ID.
+    /// Any caller with an event ID may read its stream.
     AdmitsAnyone,
-    /// A stream is forgotten `retention` after its end, whoever came back to it since.
+    /// A stream is forgotten `retention` after its end, even if a client has resumed it since.
     ForgetsTheLastReader,
     /// A stream is never forgotten.
     KeepsForEver,
@@ -37,7 +36,7 @@ pub enum Bug {
     LeavesThePrimeOut,
     /// A client that leaves ends its call.
     EndsWithTheClient,
-    /// A client's answer goes upstream each time it is given.
+    /// A client response goes upstream each time it is sent.
     ForwardsEveryAnswer,
 }
 
@@ -47,13 +46,13 @@ pub fn seed(seed: u64) {
     crate::random::seed(seed);
 }
 
-/// This thread's proxies have `bug` from now on, and no other.
+/// Plants `bug` in this thread's proxies, in place of any earlier one.
 #[cfg(feature = "simulation")]
 pub fn plant(bug: Option<Bug>) {
     PLANTED.set(bug);
 }
 
-/// Whether `bug` is planted: never, where the feature is off.
+/// Returns true if `bug` is planted; always false without the feature.
 #[cfg(feature = "simulation")]
 pub(crate) fn has(bug: Bug) -> bool {
     PLANTED.get() == Some(bug)

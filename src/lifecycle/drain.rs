@@ -1,11 +1,10 @@
-//! The drain: how a process ends without losing a call that can still end.
+//! The drain: the end of a process without the loss of a call that can still end.
 //!
-//! From its beginning the process is not ready, and for a delay it takes new calls all the same: load balancers notice first. After
-//! the delay new calls are refused and everything else goes on: running calls, resumes, answers, cancels, and what a session asks
-//! one of whose calls runs or has just ended. The drain is over when no call runs any more and whoever may come back for an answer
-//! has had the time to; where other replicas share the store, clients are sent there at once. At its timeout, which counts from the
-//! beginning, the calls that still run end with an error. Absent: signals (the binary has them), listeners (the composition root has
-//! them), and how a drain is asked for from outside (the admin listener).
+//! From the beginning of the drain the process is not ready. New calls are still taken for a delay, so that load balancers notice first. After
+//! the delay new calls are refused; running calls, resumes, client responses and cancels go on, and so do requests of a session of which a call
+//! runs or has just ended. The drain is over when no call runs and clients have had the time to resume for their responses. If other replicas
+//! share the store, clients are sent there at once. At the timeout, which counts from the beginning, the remaining calls end with an
+//! error. Absent: signals (in the binary), listeners (in the composition root), and requests for a drain (on the admin listener).
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -20,26 +19,26 @@ use crate::clock;
 use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
 
-/// What a request for a drain must carry, whatever its value: no page of another origin can send it without asking first.
+/// Header that a request for a drain must have, with any value: a page of another origin cannot send it without a preflight request.
 pub const X_DRAIN: HeaderName = HeaderName::from_static("x-drain");
-/// Calls that were ended get so long to tell their clients.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+/// Time that ended calls get to deliver their errors.
+const ERROR_GRACE: Duration = Duration::from_secs(1);
 
-/// The end of one process, asked for or not.
+/// The drain of one process, begun or not.
 pub struct Drain {
     log: Arc<EventLog>,
     /// Time from which new calls are refused; unset until the drain begins.
     refuse_from: OnceLock<Instant>,
-    /// The log has told that new calls are refused.
-    has_told: AtomicBool,
-    /// Every running call; the standalone streams, which do not end by themselves, are none.
+    /// The refusal of new calls was logged.
+    is_refusal_logged: AtomicBool,
+    /// Running calls. Standalone streams do not count: they do not end by themselves.
     calls: TaskTracker,
     ending: CancellationToken,
-    /// Clients are sent to another replica.
+    /// Signal that clients are sent to another replica.
     leaving: CancellationToken,
     times: Times,
-    /// Another replica serves what is here: clients that can be are sent there, and come back after this long.
-    elsewhere: Option<Duration>,
+    /// Reconnection delay of clients that are sent to another replica, or `None` if no other replica has the streams.
+    reconnect_elsewhere: Option<Duration>,
 }
 
 /// Durations of a drain.
@@ -49,50 +48,51 @@ pub struct Times {
     pub delay: Duration,
     /// Time from the beginning after which running calls are ended.
     pub timeout: Duration,
-    /// So long a client may take to come back for an answer.
+    /// Time that a client gets to resume for a response.
     pub patience: Duration,
 }
 
 impl Drain {
-    /// One that has not begun. `elsewhere`: other replicas serve what is here, to clients that come back after this long.
-    pub fn new(log: Arc<EventLog>, times: Times, elsewhere: Option<Duration>) -> Self {
+    /// Creates a drain that has not begun. `reconnect_elsewhere` is the reconnection delay of clients that other replicas can serve, or `None` if
+    /// there are none.
+    pub fn new(log: Arc<EventLog>, times: Times, reconnect_elsewhere: Option<Duration>) -> Self {
         let (ending, leaving) = (CancellationToken::new(), CancellationToken::new());
-        let (refuse_from, has_told, calls) = (OnceLock::new(), AtomicBool::new(false), TaskTracker::new());
-        Self { log, refuse_from, has_told, calls, ending, leaving, times, elsewhere }
+        let (refuse_from, is_refusal_logged, calls) = (OnceLock::new(), AtomicBool::new(false), TaskTracker::new());
+        Self { log, refuse_from, is_refusal_logged, calls, ending, leaving, times, reconnect_elsewhere }
     }
 
-    /// Whether it has begun: the process is not ready.
+    /// Returns true if the drain has begun: the process is not ready.
     pub fn has_begun(&self) -> bool {
         self.refuse_from.get().is_some()
     }
 
-    /// Whether new calls are to be refused.
+    /// Returns true if new calls are refused.
     pub fn refuses_calls(&self) -> bool {
         self.refuse_from.get().is_some_and(|from| *from <= clock::now())
     }
 
-    /// Whether clients are sent to another replica.
+    /// Returns true if clients are sent to another replica.
     pub fn sends_away(&self) -> bool {
         self.leaving.is_cancelled()
     }
 
-    /// Resolves when clients are sent to another replica: their connections end once nothing is answered on them.
+    /// Resolves when clients are sent to another replica. Their connections end after the responses in progress.
     pub async fn leaving(&self) {
         self.leaving.cancelled().await;
     }
 
-    /// Where running calls are counted.
+    /// Returns the tracker of running calls.
     pub fn calls(&self) -> &TaskTracker {
         &self.calls
     }
 
-    /// Resolves when calls that still run are ended.
+    /// Resolves when the remaining calls are ended.
     pub async fn ended(&self) {
         self.ending.cancelled().await;
     }
 
-    /// Drains, and returns when that is over: at the timeout at the latest. Asked for again, it waits again, for no longer than
-    /// the timeout from then. Dropping the future does not call the drain off.
+    /// Drains, and returns when the drain is over, at the latest at the timeout. A later call waits as well, for no longer than the timeout from
+    /// its own beginning. Dropping the future does not cancel the drain.
     pub async fn run(&self) {
         let refuse_from = *self.refuse_from.get_or_init(|| {
             info!(calls = self.calls.len(), delay = ?self.times.delay, "draining: not ready");
@@ -104,9 +104,9 @@ impl Drain {
             if refuse_from > clock::now() {
                 clock::sleep_until(refuse_from).await;
             }
-            if !self.has_told.swap(true, Ordering::Relaxed) {
+            if !self.is_refusal_logged.swap(true, Ordering::Relaxed) {
                 info!(calls = self.calls.len(), "draining: new calls are refused");
-                // Those that came meanwhile.
+                // Clients that connected during the delay.
                 self.send_away();
             }
             self.wait_until_over().await;
@@ -118,9 +118,9 @@ impl Drain {
         info!("drained");
     }
 
-    /// Sends clients to another replica, where one serves what is here.
+    /// Sends clients to another replica, if there is one.
     fn send_away(&self) {
-        if let Some(retry) = self.elsewhere {
+        if let Some(retry) = self.reconnect_elsewhere {
             self.log.close_readers(retry);
             self.leaving.cancel();
         }
@@ -132,26 +132,26 @@ impl Drain {
                 info!(calls = self.calls.len(), "draining: waits for calls to end");
             }
             self.calls.wait().await;
-            // What is in a store that others read can be fetched there.
-            if self.elsewhere.is_none() {
+            // Responses in a shared store can be fetched from another replica.
+            if self.reconnect_elsewhere.is_none() {
                 let answers = self.log.unfetched(self.times.patience);
                 if answers > 0 {
                     info!(answers, "draining: waits for clients to fetch answers");
                     self.log.fetched(self.times.patience).await;
                 }
             }
-            // A session may have asked for something meanwhile.
+            // A session may have begun a call meanwhile.
             if self.calls.is_empty() {
                 return;
             }
         }
     }
 
-    /// Ends what still runs, with an error where an answer is owed.
+    /// Ends the remaining calls, with an error for each owed response.
     pub async fn end(&self) {
         self.log.end_all(ErrorCode::Draining);
         self.ending.cancel();
-        let _ = tokio::time::timeout(LAST_WORDS, self.calls.wait()).await;
+        let _ = tokio::time::timeout(ERROR_GRACE, self.calls.wait()).await;
     }
 }
 
@@ -183,7 +183,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn new_calls_are_taken_until_load_balancers_have_noticed() {
+    async fn new_calls_are_taken_during_the_delay() {
         let drain = drain();
         assert!(!drain.has_begun() && !drain.refuses_calls());
         let began = clock::now();
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn whoever_asked_first_may_leave() {
+    async fn a_dropped_future_does_not_cancel_the_drain() {
         let drain = drain();
         let began = clock::now();
         assert!(tokio::time::timeout(Duration::from_secs(1), drain.run()).await.is_err());
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn calls_that_begin_during_the_delay_prolong_no_drain_beyond_its_timeout() {
+    async fn calls_that_begin_during_the_delay_do_not_prolong_the_drain_beyond_its_timeout() {
         let drain = drain();
         let began = clock::now();
         let running = tokio::spawn({
@@ -244,7 +244,7 @@ mod tests {
         });
         running.await.unwrap();
         assert_eq!(ended.await.unwrap() - began, TIMES.timeout, "the delay counts");
-        assert_eq!(clock::now() - began, TIMES.timeout + LAST_WORDS);
+        assert_eq!(clock::now() - began, TIMES.timeout + ERROR_GRACE);
         calls.iter().for_each(|call| call.abort());
     }
 }
