@@ -87,7 +87,7 @@ impl Lifecycle {
         });
         if let Some(replicas) = ingress.replicas.clone() {
             let ingress = ingress.clone();
-            beside.spawn(async move { replicas.run(move |handed| ingress.clone().handle_forwarded(handed)).await });
+            tasks.spawn(async move { replicas.run(move |handed| ingress.clone().handle_forwarded(handed)).await });
         }
         for (listener, is_metrics_only) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {
