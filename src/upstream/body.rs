@@ -1,4 +1,4 @@
-//! Bodies of upstream answers that are no stream: kept, collected or passed on.
+//! Bodies of upstream responses that are no stream: kept, collected or passed on.
 
 use std::io;
 use std::pin::Pin;
@@ -16,8 +16,8 @@ use crate::event_log::Writer;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
-/// Collects until the end or the limit: true when it is complete. What comes in several pieces is told to the stream, and is read on with
-/// when that has room, or its turn.
+/// Reads a body into `kept` until its end or the limit. Returns true if it is complete. A body in several pieces counts as bytes of
+/// the stream, and is read on only when the stream has room for it.
 pub(super) async fn keep(
     body: &mut ResponseBody,
     kept: &mut BytesMut,
@@ -26,7 +26,8 @@ pub(super) async fn keep(
 ) -> Result<bool, Ending> {
     while let Some(frame) = body.frame().await {
         match frame.map_err(|_| Ending::Broken)?.into_data() {
-            // Most come in one piece. Our own client's is as large as what is in it; hyper's is a slice of its read buffer.
+            // Most bodies arrive in one piece. The own client's piece is as large as its content; hyper's is a slice of a read
+            // buffer.
             Ok(data) if kept.is_empty() && body.is_gathered() => *kept = data.into(),
             Ok(data) => {
                 kept.extend_from_slice(&data);
@@ -44,7 +45,7 @@ pub(super) async fn keep(
     Ok(true)
 }
 
-/// A whole body of at most `limit` bytes.
+/// Collects a whole body of at most `limit` bytes.
 pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, ErrorCode> {
     let whole = Limited::new(body, limit).collect().await;
     whole.map(|whole| whole.to_bytes()).map_err(|error| {
@@ -53,7 +54,7 @@ pub(super) async fn collect(body: ResponseBody, limit: usize) -> Result<Bytes, E
     })
 }
 
-/// A body whose beginning was read already. It breaks off when its time is up.
+/// Body whose beginning was read already. It fails at its deadline.
 struct Begun {
     first: Option<Bytes>,
     rest: ResponseBody,
@@ -79,7 +80,7 @@ impl hyper::body::Body for Begun {
     }
 }
 
-/// A body that goes on as it comes; it fails with [`io::ErrorKind::TimedOut`] at `until`.
+/// Returns a body that passes on `first` and then `rest`. It fails with [`io::ErrorKind::TimedOut`] at `until`.
 pub(super) fn passing_body(first: Bytes, rest: ResponseBody, until: Option<Instant>) -> BoxBody {
     let mut alarm = Alarm::new();
     alarm.set(until);

@@ -1,4 +1,4 @@
-//! How a connection to the upstream is made: the only file that knows what its bytes travel on.
+//! Connections to the upstream. Only this file knows their transport: TCP, TLS, or a test's dialer.
 
 use std::future::Future;
 use std::io;
@@ -25,31 +25,31 @@ use crate::body::BoxError;
 use crate::tls::{self, ClientFiles};
 use crate::{clock, config};
 
-/// After so much silence the kernel asks a peer whether it is there.
+/// Silence after which the kernel sends the first keep-alive probe.
 const TCP_KEEPALIVE: Duration = Duration::from_secs(30);
-/// A peer that vanished is found after the silence and so many questions, so far apart.
+/// Interval of the keep-alive probes. A dead peer is detected after [`TCP_KEEPALIVE`] and [`TCP_KEEPALIVE_RETRIES`] intervals.
 const TCP_KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const TCP_KEEPALIVE_RETRIES: u32 = 6;
-/// A server that acknowledges nothing for this long is gone. Linux counts a server that reads nothing of a request as well: it has as long
-/// as nginx gives it (`proxy_send_timeout`).
+/// Limit for unacknowledged data. After it the server counts as lost. Linux counts a server that reads nothing of a request as
+/// well; the limit equals nginx's (`proxy_send_timeout`).
 #[cfg(target_os = "linux")]
 const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Opens connections in place of the kernel: the network of a simulation.
+/// Dialer that opens connections in place of the kernel: the network of a simulation.
 pub trait Dial: Send + Sync + 'static {
-    /// A connection to the authority of `target`. Given up, by dropping the future, after the time for connecting.
+    /// Opens a connection to the authority of `target`. The caller drops the future after the connect timeout.
     fn dial(&self, target: &Uri) -> Dialing;
 }
 
-/// A connection in the making.
+/// Future of a connection.
 pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send>>;
 
-/// What carries bytes both ways. Dropping it closes it.
+/// Byte stream in both directions. Dropping it closes it.
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<W: AsyncRead + AsyncWrite + Send + Unpin> Wire for W {}
 
-/// What connections are made of.
+/// Transport of the connections.
 #[derive(Clone)]
 pub(super) enum Transport {
     Tcp,
@@ -65,19 +65,18 @@ impl Transport {
     }
 }
 
-/// Makes the connections of one client. All lead to one origin, whatever authority a request names: that one may be what the
-/// server wants to be called.
+/// Connector of one client. All connections lead to one origin, independent of the authority that a request names.
 #[derive(Clone)]
 pub(super) struct Connector {
     origin: Uri,
     transport: TransportConnector,
     timeout: Duration,
-    /// One permit for each connection that there may be.
+    /// One permit for each connection up to the limit.
     permits: Arc<Semaphore>,
     pub(super) reach: Arc<Reach>,
 }
 
-/// There are as many connections to the server as may be, and none ended while the call waited.
+/// Error of a call that waited at the connection limit in vain.
 #[derive(Debug, thiserror::Error)]
 #[error("there are as many connections to the server as the limit of open files allows")]
 pub(super) struct TooMany;
@@ -93,12 +92,12 @@ enum TransportConnector {
 struct Tls {
     files: Arc<ClientFiles>,
     name: ServerName<'static>,
-    /// What the last handshake agreed on, whoever's it was.
+    /// True if the last handshake of any connection agreed on HTTP/2.
     is_http2: Arc<AtomicBool>,
 }
 
 impl Connector {
-    /// To the origin of the configured server.
+    /// Creates a connector to the origin of the configured server.
     pub(super) fn new(transport: Transport, config: &config::Upstream) -> Result<Self, tls::Error> {
         let (origin, timeout) = (super::origin(&config.url), config.connect_timeout);
         let reach = Arc::new(Reach::new(config.url.authority().to_string(), config.unready));
@@ -115,7 +114,7 @@ impl Connector {
         Ok(Self { origin, transport, timeout, permits, reach })
     }
 
-    /// What TLS is made with, where it is.
+    /// Returns the TLS files, or `None` without TLS.
     pub(super) fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
         match &self.transport {
             TransportConnector::Tls(_, tls) => Some(&tls.files),
@@ -138,7 +137,7 @@ fn tcp(timeout: Duration) -> HttpConnector {
 }
 
 impl TransportConnector {
-    /// A connection without TLS.
+    /// Opens a connection without TLS.
     async fn open(mut self, target: Uri) -> Result<Opened, BoxError> {
         match &mut self {
             TransportConnector::Tcp(tcp) | TransportConnector::Tls(tcp, _) => {
@@ -148,7 +147,7 @@ impl TransportConnector {
         }
     }
 
-    /// The same connection with TLS, where it is spoken.
+    /// Performs the TLS handshake on an open connection, if the transport is TLS.
     async fn shake(&self, opened: Opened) -> Result<SocketStream, BoxError> {
         match (self, opened) {
             (TransportConnector::Tls(_, tls), Opened::Tcp(tcp)) => {
@@ -166,14 +165,14 @@ impl TransportConnector {
     }
 }
 
-/// A connection on which nothing was said.
+/// Open connection before any TLS handshake.
 pub(super) enum Opened {
     Tcp(TcpStream),
     Dialed(Box<dyn Wire>),
 }
 
 impl Connector {
-    /// Whether the server chose HTTP/2 in the last handshake. Another one may choose otherwise: a server is replaced, or is several.
+    /// Returns true if the server chose HTTP/2 in the last handshake. The next may differ: a server may be replaced, or be several.
     pub(super) fn agreed_on_http2(&self) -> bool {
         match &self.transport {
             TransportConnector::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
@@ -181,12 +180,12 @@ impl Connector {
         }
     }
 
-    /// The longest time until a connection is there: for the end of another one, and for making it.
+    /// Returns the longest time until a connection is ready: the wait for a permit, and the connection attempt.
     pub(super) fn patience(&self) -> Duration {
         self.timeout * 2
     }
 
-    /// Returns a connection to the origin. Waits for the end of another one where there are as many as may be.
+    /// Returns a connection to the origin. At the connection limit it waits until another connection ends.
     ///
     /// # Errors
     /// [`TooMany`] when none ended within the time for connecting; otherwise what TCP or TLS says.
@@ -240,7 +239,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// A connection to the upstream, one of those that there may be.
+/// Connection to the upstream, with its permit.
 pub(super) struct Socket {
     stream: SocketStream,
     _permit: OwnedSemaphorePermit,
@@ -254,7 +253,7 @@ enum SocketStream {
 }
 
 impl Socket {
-    /// Whether the handshake agreed on HTTP/2; without one nothing was agreed on.
+    /// Returns true if the TLS handshake agreed on HTTP/2; false without TLS.
     pub(super) fn is_http2(&self) -> bool {
         self.stream.is_http2()
     }
@@ -269,8 +268,8 @@ impl SocketStream {
     }
 }
 
-/// In TLS an end that was not announced is a cut. It is announced where that can be done at once, and nothing else is sent for it:
-/// what was not written whole is taken for unsent.
+/// Announces the end of a TLS connection, if that can be done at once: to the server an unannounced end is a cut. Sends nothing
+/// else: data that was not written as a whole counts as unsent.
 impl Drop for SocketStream {
     fn drop(&mut self) {
         if let SocketStream::Tls(tls) = self
@@ -292,7 +291,7 @@ impl Connection for Socket {
     }
 }
 
-/// The same call for whatever carries the bytes.
+/// Makes the same call on the stream of any transport.
 macro_rules! on_socket {
     ($socket:expr, $io:ident => $call:expr) => {
         match &mut $socket.get_mut().stream {

@@ -1,15 +1,15 @@
-//! Room in a table of what was learned: what was confirmed longest ago goes first.
+//! Eviction from a table of observed facts: the entry that was confirmed longest ago goes first.
 
 use std::hash::Hash;
 use std::time::Instant;
 
 use dashmap::DashMap;
 
-/// This part of a full table goes at a time: so an entry costs a few steps on average, however many there are.
+/// Divisor of the part of a full table that is evicted at a time. So an entry costs a few steps on average, for any size.
 const EVICTED: usize = 4;
 
-/// Makes room for one entry in a table of at most `most`. `at` says when an entry was last confirmed. A table that others fill
-/// meanwhile may exceed its bound by as many entries as there are threads.
+/// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time when an entry was last
+/// confirmed. Concurrent inserts may exceed the limit by one entry for each thread.
 pub(super) fn make_room<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
     if table.len() < most {
         return;
@@ -20,7 +20,7 @@ pub(super) fn make_room<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at:
         return;
     }
     let (_, limit, _) = times.select_nth_unstable(last);
-    // Of entries of the same time no more go than must.
+    // Of entries with equal times, only as many go as needed.
     let (limit, mut left) = (*limit, last + 1);
     table.retain(|_, value| {
         let goes = left > 0 && at(value) <= limit;

@@ -1,6 +1,6 @@
-//! For whom a request is made: `Forwarded` ([RFC 7239]) and the older `X-Forwarded-*`.
+//! Headers that name the client of a forwarded request: `Forwarded` ([RFC 7239]) and the older `X-Forwarded-*`.
 //!
-//! What a trusted proxy says is sent on, with our part behind the lists. What any other peer says is dropped.
+//! A trusted proxy's values are sent on, with this proxy's element appended to the lists. Those of any other peer are dropped.
 //!
 //! [RFC 7239]: https://www.rfc-editor.org/rfc/rfc7239
 
@@ -16,21 +16,22 @@ const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 
-/// What a connection's requests have in common of those headers; made once a connection.
+/// Parts of these headers that all requests of a connection share. Made once for a connection.
 #[derive(Clone, Debug)]
 pub struct Forwarded {
-    /// The only element of `X-Forwarded-For`, where no proxy before us said one.
+    /// This proxy's element of `X-Forwarded-For`.
     address: HeaderValue,
-    /// All of the `Forwarded` element but the host.
+    /// This proxy's element of `Forwarded`, without the host.
     element: String,
-    /// How the client spoke to us.
+    /// Scheme of the client's connection.
     scheme: &'static str,
-    /// Whether the peer's own word on its client is sent on.
+    /// True if the peer's own values are sent on.
     is_trusted: bool,
 }
 
 impl Forwarded {
-    /// For requests from `peer` by `scheme`. A peer that `is_trusted` is a proxy that may speak for others.
+    /// Creates the headers for requests from `peer` by `scheme`. A peer that `is_trusted` is a proxy that may speak for its
+    /// clients.
     pub fn new(peer: IpAddr, scheme: &'static str, is_trusted: bool) -> Self {
         let element = match peer {
             IpAddr::V4(_) => format!("for={peer};proto={scheme}"),
@@ -40,44 +41,45 @@ impl Forwarded {
         Self { address, element, scheme, is_trusted }
     }
 
-    /// Takes a header of the client's into `said`. False for one that is to be sent on as it is.
-    pub(super) fn takes<'a>(&self, line: Line<'a>, said: &mut Said<'a>) -> bool {
-        describes_client(line.0) && (!self.is_trusted || said.take(line))
+    /// Collects a header of the client's into `received`. Returns false if the header is to be sent on unchanged.
+    pub(super) fn collects<'a>(&self, line: Line<'a>, received: &mut ReceivedHeaders<'a>) -> bool {
+        describes_client(line.0) && (!self.is_trusted || received.collect(line))
     }
 
-    /// Says so in `lines`, behind what proxies before us `said`. `host` is the one the client asked for.
-    pub(super) fn say(&self, said: &Said<'_>, host: Option<&HeaderValue>, lines: &mut Lines) {
-        match said.addresses.as_slice() {
+    /// Appends the headers to `lines`, after the values `received` from earlier proxies. `host` is the host that the client asked
+    /// for.
+    pub(super) fn append_to(&self, received: &ReceivedHeaders<'_>, host: Option<&HeaderValue>, lines: &mut Lines) {
+        match received.addresses.as_slice() {
             [] => lines.push(&X_FORWARDED_FOR, &self.address),
             before => push_list(lines, &X_FORWARDED_FOR, before, &[self.address.as_bytes()]),
         }
         match host.map(HeaderValue::as_bytes) {
             Some(name) if !name.iter().any(|byte| matches!(byte, b'"' | b'\\')) => {
-                push_list(lines, &FORWARDED, &said.elements, &[self.element.as_bytes(), b";host=\"", name, b"\""]);
+                push_list(lines, &FORWARDED, &received.elements, &[self.element.as_bytes(), b";host=\"", name, b"\""]);
             }
-            Some(_) | None => push_list(lines, &FORWARDED, &said.elements, &[self.element.as_bytes()]),
+            Some(_) | None => push_list(lines, &FORWARDED, &received.elements, &[self.element.as_bytes()]),
         }
-        if !said.has_scheme {
+        if !received.has_scheme {
             lines.push(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }
-        if let Some(host) = host.filter(|_| !said.has_host) {
+        if let Some(host) = host.filter(|_| !received.has_host) {
             lines.push(&X_FORWARDED_HOST, host);
         }
     }
 }
 
-/// What proxies before us said of for whom a request is made.
+/// Forwarding headers received from earlier proxies.
 #[derive(Default)]
-pub(super) struct Said<'a> {
+pub(super) struct ReceivedHeaders<'a> {
     addresses: Vec<&'a HeaderValue>,
     elements: Vec<&'a HeaderValue>,
     has_scheme: bool,
     has_host: bool,
 }
 
-impl<'a> Said<'a> {
-    /// Notes a header. True when it is a list that [`Forwarded::say`] says with our part behind.
-    fn take(&mut self, (name, value): Line<'a>) -> bool {
+impl<'a> ReceivedHeaders<'a> {
+    /// Collects a header. Returns true if it is a list that [`Forwarded::append_to`] extends.
+    fn collect(&mut self, (name, value): Line<'a>) -> bool {
         match name.as_str() {
             "x-forwarded-for" => self.addresses.push(value),
             "forwarded" => self.elements.push(value),

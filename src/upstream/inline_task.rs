@@ -1,8 +1,8 @@
-//! Who polls a pump.
+//! Pumps that their request handler polls.
 //!
-//! A call that is answered at once needs no task of its own: its handler, which waits for the head, polls the pump meanwhile. A
-//! pump that is not over by then gets a task; so does one whose handler is dropped because its client left. Either way it runs on
-//! as if it had had one from the beginning.
+//! A call with an immediate response needs no task of its own: its handler, which waits for the head, polls the pump meanwhile. A
+//! pump that is not finished by then becomes a task. So does one whose handler is dropped because its client disconnected. In
+//! either case it continues as if it had been a task from the beginning.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,17 +10,17 @@ use std::task::Context;
 
 use tokio::runtime::Handle;
 
-/// A pump that has begun. Dropped before it is over, it goes on in a task of its own.
+/// A pump in progress. Dropped before it is finished, it continues in a task of its own.
 #[derive(Default)]
 pub struct InlineTask(Option<Pin<Box<dyn Future<Output = ()> + Send>>>);
 
 impl InlineTask {
-    /// A pump that nobody polls yet.
+    /// Wraps a pump that was not polled yet.
     pub fn new(pump: impl Future<Output = ()> + Send + 'static) -> Self {
         Self(Some(Box::pin(pump)))
     }
 
-    /// Takes it as far as it goes now. The caller's task is woken when it can go on.
+    /// Polls the pump. The caller's task is woken when the pump can continue.
     pub fn poll(&mut self, cx: &mut Context<'_>) {
         if let Some(pump) = &mut self.0
             && pump.as_mut().poll(cx).is_ready()
@@ -29,7 +29,7 @@ impl InlineTask {
         }
     }
 
-    /// Whether there is nothing left of it to poll.
+    /// Returns true once the pump is finished.
     pub fn is_over(&self) -> bool {
         self.0.is_none()
     }
@@ -37,7 +37,7 @@ impl InlineTask {
 
 impl Drop for InlineTask {
     fn drop(&mut self) {
-        // Without a runtime the process is at its end.
+        // There is no runtime at the end of the process.
         if let (Some(pump), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
             runtime.spawn(pump);
         }
@@ -53,7 +53,7 @@ mod tests {
 
     use super::*;
 
-    /// A pump that waits for the first channel and then tells the second.
+    /// Returns a pump that waits for the first channel and then sends on the second.
     fn pump() -> (InlineTask, oneshot::Sender<()>, oneshot::Receiver<()>) {
         let (go, gone) = oneshot::channel::<()>();
         let (tell, told) = oneshot::channel();
@@ -70,7 +70,7 @@ mod tests {
         let mut go = Some(go);
         poll_fn(|cx| {
             running.poll(cx);
-            // The second poll is the one that this wakes.
+            // This wakes the task for the second poll.
             go.take().map(|go| go.send(()));
             if running.is_over() { Poll::Ready(()) } else { Poll::Pending }
         })

@@ -1,4 +1,4 @@
-//! Where a pump's input comes from at the moment.
+//! Input of a pump: the upstream's response in its present phase.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -12,17 +12,17 @@ use super::sse_reader::EventReader;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::Ending;
 
-/// Where the upstream's bytes come from now.
+/// Present source of the upstream's bytes.
 pub(super) enum InputSource {
-    /// A request whose head is awaited; `again` is one that goes on with a stream.
+    /// A request whose response head is awaited; `again` if it resumes a stream.
     Sending {
         answer: Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Failure>> + Send>>,
         again: bool,
     },
     Reading(Box<EventReader>),
-    /// The body of a JSON answer that becomes a message.
+    /// The body of a JSON response that becomes an event.
     Collecting(Box<Collecting>),
-    /// Nothing is expected until the machine says so.
+    /// No input until the machine asks for it.
     Idle,
 }
 
@@ -33,28 +33,28 @@ pub(super) enum UpstreamInput {
     },
     Piece(Bytes),
     End(Ending),
-    /// The answer that is collected has grown to so many bytes.
+    /// Size of the response that is being collected, after growth.
     Grown(usize),
     Body(Collected),
 }
 
-/// A JSON answer that becomes a message, or why it cannot.
+/// A JSON response that becomes an event, or its error.
 pub(super) struct Collected {
     pub(super) status: StatusCode,
     pub(super) body: Result<Bytes, ErrorCode>,
 }
 
-/// One on its way.
+/// A response that is being collected.
 pub(super) struct Collecting {
     status: StatusCode,
-    /// `None`: it can be no message.
+    /// Body, or `None` if it cannot be an event.
     body: Option<ResponseBody>,
     kept: BytesMut,
     limit: usize,
 }
 
 impl Collecting {
-    /// The next piece of it. Dropping the future loses nothing.
+    /// Reads the next piece. Dropping the future loses nothing.
     async fn next(&mut self) -> UpstreamInput {
         let status = self.status;
         let Some(body) = &mut self.body else {
@@ -79,12 +79,12 @@ impl Collecting {
 }
 
 impl InputSource {
-    /// The body of an answer that becomes a message; `None` for one that can be none.
+    /// Collects a body that becomes an event; `None` for one that cannot.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
         InputSource::Collecting(Box::new(Collecting { status, body: json, kept: BytesMut::new(), limit }))
     }
 
-    /// The next thing the upstream does. Dropping the future loses nothing.
+    /// Waits for the next input. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> UpstreamInput {
         match self {
             InputSource::Sending { answer, again } => {

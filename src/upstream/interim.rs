@@ -1,4 +1,4 @@
-//! A bound on the interim responses (1xx) that hyper's client reads over.
+//! Limit on the interim responses (1xx) that hyper's client skips.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -8,12 +8,12 @@ use tokio::sync::Notify;
 
 use crate::protocol::http1::MAX_INTERIM_HEADS;
 
-/// More interim responses came than one request may have.
+/// Error of a request with too many interim responses.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("too many interim responses came before a response")]
 pub(super) struct Endless;
 
-/// The interim responses to one request. hyper tells of them on HTTP/1.1 alone.
+/// Counter of the interim responses to one request. hyper reports them on HTTP/1.1 alone.
 pub(super) struct Interim(Arc<Counted>);
 
 #[derive(Default)]
@@ -23,7 +23,7 @@ struct Counted {
 }
 
 impl Interim {
-    /// Counts those to `request`.
+    /// Counts the interim responses to `request`.
     pub(super) fn of<B>(request: &mut Request<B>) -> Self {
         let counted = Arc::new(Counted::default());
         let counting = counted.clone();

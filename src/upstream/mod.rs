@@ -1,8 +1,7 @@
-//! 2. The call to the MCP server. It outlives the downstream connection that began it.
+//! 2. Calls to the MCP server. A call outlives the downstream connection that began it.
 //!
-//! Owned here: the pooled client, the rewriting of requests on their way up, redirects within the origin, and what the proxy
-//! has learned about the upstream (whose credentials it accepts, which tokens are one subject's, its CORS headers). [`pump`] runs one stream's call. Absent:
-//! everything downstream.
+//! Owned here: the pooled clients, the rewriting of requests, redirects within the origin, and facts observed in responses
+//! (accepted credentials, the tokens of one subject, CORS headers). [`pump`] runs one stream's call. Absent: everything downstream.
 
 mod body;
 mod client;
@@ -44,7 +43,7 @@ use client::Clients;
 use connect::{Connector, Transport};
 pub use connect::{Dial, Dialing, Wire};
 pub use forwarded::Forwarded;
-use forwarded::Said;
+use forwarded::ReceivedHeaders;
 pub use inline_task::InlineTask;
 pub use metrics::Metrics;
 pub use observed::{Credentials, Observed};
@@ -67,9 +66,9 @@ use crate::protocol::http1::check_length;
 use crate::protocol::ids::Owner;
 use crate::tls::{self, ClientFiles};
 
-/// Redirects followed for one request: more is a loop.
+/// Limit of redirects for one request: more is a loop.
 const MAX_REDIRECTS: usize = 3;
-/// Few requests have more bytes of headers; for those memory is taken once more.
+/// Usual size of a request's headers. For larger ones memory is allocated once more.
 const USUAL_HEAD: usize = 512;
 
 /// The MCP server behind the proxy.
@@ -77,25 +76,25 @@ pub struct Upstream {
     clients: Clients,
     connector: Connector,
     config: config::Upstream,
-    /// `Host` of every request; `None`: the client's.
+    /// `Host` of every request, or `None` for the client's.
     host: Option<HeaderValue>,
-    /// The endpoint with the query that was configured.
+    /// URI of the endpoint with the configured query.
     endpoint: Option<Uri>,
     observed: Arc<Observed>,
     sessions: Arc<SessionNames>,
 }
 
 impl Upstream {
-    /// A client for the configured upstream. Nothing is connected yet.
+    /// Creates a client for the configured upstream. Connects nothing yet.
     ///
     /// # Errors
-    /// When what TLS needs cannot be had.
+    /// If the TLS files cannot be loaded.
     pub fn new(config: config::Upstream) -> Result<Self, tls::Error> {
         let transport = if config.url.is_https() { Transport::tls(&config.tls)? } else { Transport::Tcp };
         Ok(Self::by(Connector::new(transport, &config)?, config))
     }
 
-    /// The same with connections from `dialer`, which are spoken to without TLS.
+    /// Creates a client for the configured upstream with connections from `dialer`, without TLS.
     ///
     /// # Errors
     /// None at present.
@@ -128,29 +127,29 @@ impl Upstream {
         upstream
     }
 
-    /// The same upstream with connections of its own: a connection belongs to the runtime it was made on, and every request
-    /// from another would pass between threads.
+    /// Returns the same upstream with connections of its own. A connection belongs to the runtime it was made on; requests from
+    /// another runtime would pass between threads.
     pub fn with_own_connections(&self) -> Self {
         let (observed, sessions) = (self.observed.clone(), self.sessions.clone());
         Self { observed, sessions, ..Self::by(self.connector.clone(), self.config.clone()) }
     }
 
-    /// The same upstream, whose sessions have `owner` in the names that clients see.
+    /// Returns the same upstream with `owner` in the session names that clients see.
     pub fn wrapping(self, owner: Owner) -> Self {
         Self { sessions: Arc::new(SessionNames::wrapped_for(owner)), ..self }
     }
 
-    /// What its answers have taught us.
+    /// Returns the facts observed in responses.
     pub fn observed(&self) -> &Observed {
         &self.observed
     }
 
-    /// What it is believed by and shown, if it is spoken to in TLS. New connections get what is new.
+    /// Returns the TLS files, or `None` without TLS. New connections use the newest.
     pub fn tls_files(&self) -> Option<&Arc<ClientFiles>> {
         self.connector.tls_files()
     }
 
-    /// The path of the endpoint, on both sides.
+    /// Returns the path of the endpoint, which is the same on both sides.
     pub fn endpoint_path(&self) -> &str {
         self.config.url.endpoint_path()
     }
@@ -161,17 +160,17 @@ impl Upstream {
         self.connector.reachability().await
     }
 
-    /// Whether the upstream is resumed after hard cuts too.
+    /// Returns true if the upstream is also resumed after hard cuts.
     pub fn resumes_hard_cuts(&self) -> bool {
         self.config.resume
     }
 
-    /// A client's POST or GET as a call to the endpoint.
+    /// Makes a client's POST or GET a call to the endpoint.
     pub fn call(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_upstream(&parts.headers), client, body)
     }
 
-    /// A client's request for the endpoint as it is.
+    /// Makes a client's request a request to the endpoint, with all its end-to-end headers.
     pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_endpoint(&parts.headers), client, body)
     }
@@ -187,7 +186,8 @@ impl Upstream {
         Template::new(parts, lines, body)
     }
 
-    /// The headers `kept` of a client's, with which host is meant, and for whom, and under its server's name for it the session.
+    /// Builds the headers of a request: the client's `kept` headers, the host, the forwarding headers, and the session under the
+    /// server's name for it.
     fn address<'a>(
         &self,
         kept: impl Iterator<Item = Line<'a>>,
@@ -199,9 +199,9 @@ impl Upstream {
         if let Some(host) = self.host.as_ref().or(client_host) {
             lines.push(&HOST, host);
         }
-        let mut said = Said::default();
+        let mut received = ReceivedHeaders::default();
         for (name, value) in kept {
-            if client.takes((name, value), &mut said) {
+            if client.collects((name, value), &mut received) {
                 continue;
             }
             match sessions.and_then(|sessions| sessions.unwrapped(name, value)) {
@@ -209,11 +209,11 @@ impl Upstream {
                 None => lines.push(name, value),
             }
         }
-        client.say(&said, client_host, &mut lines);
+        client.append_to(&received, client_host, &mut lines);
         lines
     }
 
-    /// Sends a request to the endpoint and waits for the head. 307 and 308 within the origin are followed with the body. A
+    /// Sends a request to the endpoint and waits for the response head. Follows 307 and 308 within the origin, with the body. A
     /// request whose bytes were written is never sent again.
     pub async fn send(
         &self,
@@ -241,7 +241,7 @@ impl Upstream {
         Err(Failure::after_send(ErrorCode::UpstreamGarbage))
     }
 
-    /// Sends a request for any path as it is, body and all, and waits for the head.
+    /// Sends a request for any path with its body, and waits for the response head.
     pub async fn forward(
         &self,
         mut request: Request<Body>,
@@ -249,7 +249,7 @@ impl Upstream {
     ) -> Result<Response<ResponseBody>, Failure> {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers().get(HOST);
-        // Other paths have sessions of their own, if any.
+        // Sessions of other paths are not the endpoint's.
         let sessions = Some(&*self.sessions).filter(|_| self.config.url.is_endpoint(request.uri().path()));
         let lines = self.address(headers::end_to_end(request.headers()), client_host, client, sessions);
         *request.headers_mut() = lines.to_map();
@@ -273,7 +273,7 @@ impl Upstream {
             None => Ok(sending.await),
         };
         let code = match answered {
-            // Nobody asked for another protocol.
+            // No request asks for another protocol.
             Ok(Ok(response)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => ErrorCode::UpstreamGarbage,
             Ok(Ok(mut response)) => match check_length(response.status(), response.headers_mut()) {
                 Ok(()) => {
@@ -290,17 +290,17 @@ impl Upstream {
                 };
                 return Err(Failure::before_run(code));
             }
-            // The server promises that it did nothing with it.
+            // The server promises that it did not process the request.
             Ok(Err(error)) if is_refused_stream(&error) => return Err(Failure::before_run(ErrorCode::UpstreamBroke)),
             Ok(Err(error)) if error.is_garbage() => ErrorCode::UpstreamGarbage,
             Ok(Err(_)) => ErrorCode::UpstreamBroke,
             Err(code) => code,
         };
-        // Its connection may be about to take it at this moment.
+        // The connection may be about to take the request at this moment.
         Err(if sent_flag.withdraw() { Failure::before_run(code) } else { Failure::after_send(code) })
     }
 
-    /// The path and query of the endpoint: the configured query is always sent, the client's is added.
+    /// Returns the path and query of the endpoint: the configured query is always sent, the client's is added.
     pub fn endpoint_target(&self, client_query: Option<&str>) -> String {
         let mut target = self.config.url.endpoint_path().to_owned();
         let queries = [self.config.url.query(), client_query].into_iter().flatten().filter(|query| !query.is_empty());
@@ -320,7 +320,7 @@ impl Upstream {
             .map_err(|_| Failure::before_run(ErrorCode::BadRequest))
     }
 
-    /// Where a redirect that keeps method and body leads, if that is within the upstream's origin.
+    /// Returns the target of a redirect that keeps method and body, if it is within the upstream's origin.
     fn redirect_target(&self, response: &Response<ResponseBody>) -> Option<String> {
         match response.status() {
             StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT => {}
@@ -329,8 +329,8 @@ impl Upstream {
         self.path_within_origin(response.headers().get(LOCATION)?)
     }
 
-    /// A `Location` that names the upstream becomes a reference that is good at the proxy as well. One whose path begins as the name
-    /// of a host would begin is written so that it stays a path ([RFC 3986 §4.2]).
+    /// Rewrites a `Location` that names the upstream to a reference that is valid at the proxy as well. A path that begins like a
+    /// host name is written so that it stays a path ([RFC 3986 §4.2]).
     ///
     /// [RFC 3986 §4.2]: https://www.rfc-editor.org/rfc/rfc3986#section-4.2
     pub fn rewrite_location(&self, headers: &mut HeaderMap) {
@@ -346,7 +346,7 @@ impl Upstream {
         }
     }
 
-    /// Whether an authority is the upstream's: as it is configured, or as it is told by `upstream.host`.
+    /// Returns true if an authority is the upstream's, as configured by its URL or by `upstream.host`.
     fn is_own(&self, authority: &Authority) -> bool {
         let named = match &self.config.host {
             HostHeader::Name(name) => name.to_str().ok().and_then(|name| name.parse().ok()),
@@ -360,7 +360,7 @@ impl Upstream {
         is_same(self.config.url.authority()) || named.is_some_and(|named| is_same(&named))
     }
 
-    /// The path and query that a `Location` names, if it names the upstream. A path is never empty.
+    /// Returns the path and query of a `Location` that names the upstream. A path is never empty.
     fn path_within_origin(&self, location: &HeaderValue) -> Option<String> {
         let location = location.to_str().ok()?;
         let uri: Uri = if location.starts_with("//") {
@@ -378,7 +378,7 @@ impl Upstream {
     }
 }
 
-/// Whether a reference that begins with `/` goes to a host that it names. Browsers take `\` for `/`.
+/// Returns true if a reference that begins with `/` names a host. Browsers treat `\` like `/`.
 fn names_host(reference: &str) -> bool {
     reference.starts_with("//") || reference.starts_with("/\\")
 }

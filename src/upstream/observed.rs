@@ -1,4 +1,4 @@
-//! What the upstream's answers have taught the proxy, needed before it may write a response head of its own.
+//! Facts observed in upstream responses. The proxy needs them before it may write a response head of its own.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,54 +12,54 @@ use super::eviction::make_room;
 use crate::event_log::Principal;
 use crate::protocol::headers::{self, Lines};
 
-/// For so long after a 2xx the upstream is believed to accept the same credentials.
+/// Time after a 2xx for which the upstream counts as accepting the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// So many credentials are remembered. Those that the upstream judged longest ago go first; their callers get its own heads, late or
+/// Limit of remembered credentials. Those judged longest ago are evicted first; their callers get the upstream's own heads, late or
 /// not, until it has judged them again.
 const MAX_CREDENTIALS: usize = 65_536;
-/// So many origins are remembered, with the CORS headers for their pages.
+/// Limit of remembered origins, with the CORS headers for their pages.
 const MAX_ORIGINS: usize = 4096;
-/// An origin and its CORS headers are remembered up to this size. Real ones have a few hundred bytes.
+/// Size limit of an origin with its CORS headers. Real ones have a few hundred bytes.
 const MAX_ORIGIN_BYTES: usize = 4096;
 
-/// What a caller shows, as the upstream may judge it.
+/// Credentials of a caller, as the upstream may judge them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
-    /// All that usually is one.
+    /// Hash of all headers that usually are credentials.
     pub shown: Principal,
-    /// Whatever the operator tells callers by.
+    /// Principal by the operator's rule for telling callers apart.
     pub principal: Principal,
 }
 
-/// What the upstream said of credentials that it has accepted.
+/// The upstream's last judgement of credentials that it has once accepted.
 #[derive(Clone, Copy, Debug)]
 struct Judgement {
-    /// When it last answered 2xx or refused them.
+    /// Time of the last 2xx or refusal.
     at: Instant,
-    /// What it said then.
+    /// True after a 2xx, false after a refusal.
     is_accepted: bool,
 }
 
-/// Credentials that were accepted, CORS headers by origin, and which tools have results with a schema.
+/// Accepted credentials, CORS headers by origin, and tools whose results have a schema.
 #[derive(Debug, Default)]
 pub struct Observed {
-    /// No credential is here that the upstream has never accepted.
+    /// Judgements of credentials. Holds only those that the upstream has once accepted.
     judged: DashMap<Credentials, Judgement>,
-    /// Whether the upstream has refused anything since the start.
+    /// True if the upstream has refused any credentials since the start.
     refuses: AtomicBool,
     cors: DashMap<HeaderValue, (HeaderMap, Instant)>,
     tokens: TokenSubjects,
-    /// Of tools that somebody wants to know it of: whether a list ever showed an `outputSchema`.
+    /// For each tool that may be answered in slices: true if any list has shown an `outputSchema`.
     structured: DashMap<String, bool>,
 }
 
 impl Observed {
-    /// What is known of tokens.
+    /// Returns the facts about tokens.
     pub fn tokens(&self) -> &TokenSubjects {
         &self.tokens
     }
 
-    /// The upstream answered a request with these credentials.
+    /// Notes the status of a response to a request with these credentials.
     pub fn note_status(&self, credentials: Credentials, status: StatusCode, now: Instant) {
         let is_accepted = status.is_success();
         if !is_accepted && !is_refusal(status) {
@@ -74,44 +74,44 @@ impl Observed {
         }
     }
 
-    /// The upstream answered anything at all with this status.
+    /// Notes the status of any response.
     pub fn note_any_status(&self, status: StatusCode) {
         if is_refusal(status) {
             self.refuses.store(true, Ordering::Relaxed);
         }
     }
 
-    /// Whether it accepted them lately, and has not refused them since.
+    /// Returns true if the upstream accepted the credentials within [`TRUST`], and has not refused them since.
     pub fn accepts(&self, credentials: &Credentials, now: Instant) -> bool {
         let is_fresh = |at| now.saturating_duration_since(at) < TRUST;
         self.judged.get(credentials).is_some_and(|judged| judged.is_accepted && is_fresh(judged.at))
     }
 
-    /// Whether it has ever accepted them, and is known to refuse others: then they were not made up.
+    /// Returns true if the upstream has ever accepted the credentials and is known to refuse others: then they were not made up.
     pub fn has_proven(&self, credentials: &Credentials) -> bool {
         self.refuses.load(Ordering::Relaxed) && self.judged.contains_key(credentials)
     }
 
-    /// A list shows these tools, each with whether it has an `outputSchema`. Once one had it, to any caller, it has.
+    /// Notes the tools of a list, each with true if it has an `outputSchema`. A tool that had one for any caller keeps it.
     pub fn note_tools(&self, tools: Vec<(String, bool)>) {
         for (tool, is_structured) in tools {
             *self.structured.entry(tool).or_default() |= is_structured;
         }
     }
 
-    /// Whether a list has shown this tool.
+    /// Returns true if a list has shown this tool.
     pub fn knows(&self, tool: &str) -> bool {
         self.structured.contains_key(tool)
     }
 
-    /// Whether this tool is known to have no `outputSchema`.
+    /// Returns true if this tool is known to have no `outputSchema`.
     pub fn is_plain(&self, tool: &str) -> bool {
         self.structured.get(tool).is_some_and(|is_structured| !*is_structured)
     }
 
-    /// Keeps the CORS headers of an answer to `origin`.
+    /// Keeps the CORS headers of a response to `origin`.
     pub fn note_cors(&self, origin: &HeaderValue, answer: &HeaderMap, now: Instant) {
-        // An error made in front of the server's CORS layer says nothing.
+        // An error from in front of the server's CORS layer has no CORS headers, and shows nothing.
         if !answer.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             return;
         }
@@ -127,7 +127,7 @@ impl Observed {
         self.cors.insert(origin, (headers::unpinned(&cors), now));
     }
 
-    /// The CORS headers to repeat for `origin`: empty without an origin, `None` where they are not known.
+    /// Returns the CORS headers to repeat for `origin`: empty without an origin, `None` if they are unknown.
     pub fn cors(&self, origin: Option<&HeaderValue>) -> Option<HeaderMap> {
         match origin {
             None => Some(HeaderMap::new()),
@@ -203,7 +203,7 @@ mod tests {
             }
         }
         assert!(observed.accepts(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
-        // Credentials that were never accepted take no room.
+        // Credentials that were never accepted take no memory.
         let taken = observed.judged.len();
         (0..100).for_each(|number| observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start));
         assert_eq!(observed.judged.len(), taken);

@@ -1,8 +1,8 @@
-//! Reachability of the server: the outcome of connection attempts, judged for readiness.
+//! Reachability of the server, judged from connection attempts for readiness.
 //!
-//! Owned here: the judgement, the check that a question for readiness starts, and the log lines of a change. Every attempt counts,
-//! those of calls included. Invariant: one state for all threads, so that every listener gives the same answer. Absent: how a
-//! connection is made ([`super::connect`]), and what else readiness depends on.
+//! Owned here: the judgement, the check that a readiness request starts, and the log lines of a change. Every attempt counts, those
+//! of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a connection is
+//! made ([`super::connect`]), and the other conditions of readiness.
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -16,7 +16,7 @@ use crate::sync;
 
 /// Least time between the beginnings of two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
-/// Longest wait of a question for a check that runs. Probes and balancers give up after a second, and a server that does not
+/// Longest wait of a readiness request for a running check. Probes and balancers give up after a second, and a server that does not
 /// answer a SYN must not make its sidecar look dead.
 const ANSWER_WITHIN: Duration = Duration::from_millis(500);
 
@@ -37,7 +37,7 @@ struct State {
     accepted: Option<Instant>,
     /// Beginning of the first attempt of those that failed since then.
     failing_since: Option<Instant>,
-    /// Whether the log has told that a server accepts nothing that was never reached.
+    /// True once the log has reported a server that was never reached.
     has_told: bool,
 }
 
@@ -70,7 +70,7 @@ impl Reach {
             *checked = Some(now);
             let (reach, connector) = (self.clone(), connector.clone());
             tokio::spawn(async move {
-                // The first connection proves TLS as well; after that a handshake a second would be a burden.
+                // The first connection tests TLS as well. After that, a handshake a second would be a burden.
                 match reach.standing() {
                     Reachability::Unknown => drop(connector.connect().await),
                     Reachability::Accepting | Reachability::Lost => drop(connector.open().await),
@@ -82,7 +82,7 @@ impl Reach {
         self.standing()
     }
 
-    /// Notes that the server accepted a connection. A connection alone does not make a server known that was never reached: TLS may
+    /// Notes that the server accepted a connection. A connection alone does not make a never reached server reachable: TLS may
     /// still fail.
     pub(super) fn note_accepted(&self) {
         let mut state = self.lock();
@@ -93,7 +93,7 @@ impl Reach {
         }
     }
 
-    /// Notes that a connection can be used: it was accepted, and TLS was agreed on where it is spoken.
+    /// Notes that a connection can be used: it was accepted, and any TLS handshake succeeded.
     pub(super) fn note_usable(&self) {
         let mut state = self.lock();
         if state.standing == Reachability::Unknown {
@@ -127,7 +127,7 @@ impl Reach {
     }
 }
 
-/// An error with what caused it: "tcp connect error: Connection refused".
+/// Returns an error with its causes: "tcp connect error: Connection refused".
 fn in_full(error: &(dyn Error + 'static)) -> String {
     let causes = std::iter::successors(Some(error), |&error| error.source());
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
@@ -151,7 +151,7 @@ mod tests {
         Silent,
     }
 
-    /// A server that is dialed.
+    /// Server behind a dialer.
     struct Server {
         manner: Mutex<Manner>,
         dialed: AtomicUsize,

@@ -1,8 +1,8 @@
-//! Refusals of a server's questions, where the client takes no stream and so can be asked nothing.
+//! Refusals of a server's requests to a client that takes no stream, and so cannot receive them.
 //!
-//! Owned here: the ids that wait, the one refusal of a stream that is under way, and the pause before it is tried again. A server may ask
-//! faster than it takes refusals, so what waits is bounded, and counts as the caller's bytes. Absent: which questions are refused (the
-//! machine), and what a refusal says ([`synthetic`]).
+//! Owned here: the pending ids, the one refusal of a stream in flight, and the pause before it is retried. A server may send
+//! requests faster than it takes refusals, so the queue is bounded, and counts against the caller's quota. Absent: which requests
+//! are refused (the machine), and the text of a refusal ([`synthetic`]).
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,15 +19,14 @@ use crate::sync;
 
 /// Pauses between two attempts to refuse a request of the server.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// A server that has a refusal and gives no status is waited for this long before it gets the next.
+/// Time limit for the response to a refusal. After it the next refusal is sent.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// What the questions of one stream may take that wait to be refused: more than a thousand with short ids. One that comes then gets no
-/// answer.
+/// Limit of the bytes of one stream's pending refusals: more than a thousand with short ids. A request beyond it gets no refusal.
 const WAITING_BYTES: usize = 64 * 1024;
-/// What one takes beside its id, about.
+/// Approximate memory of a pending refusal beside its id.
 const COST: usize = 48;
 
-/// The refusals of one stream, in the order of the questions and one at a time.
+/// Refusals of one stream, sent one at a time in the order of the requests.
 pub(super) struct Refusals {
     upstream: Arc<Upstream>,
     stream: Arc<Stream>,
@@ -39,7 +38,7 @@ struct Queue {
     waiting: VecDeque<RequestId>,
     bytes: usize,
     held: Holding,
-    /// Whether a task is there that sends them.
+    /// True if a task is running that sends them.
     is_sent: bool,
 }
 
@@ -56,14 +55,14 @@ impl Queue {
 }
 
 impl Refusals {
-    /// Those of a stream's call; none yet.
+    /// Creates the empty queue of a stream's call.
     pub(super) fn new(upstream: Arc<Upstream>, stream: Arc<Stream>, call: Arc<Template>) -> Arc<Self> {
         let held = stream.share().hold(0);
         let queue = Mutex::new(Queue { waiting: VecDeque::new(), bytes: 0, held, is_sent: false });
         Arc::new(Self { upstream, stream, call, queue })
     }
 
-    /// Refuses one more question, after those before it.
+    /// Refuses one more request, after those before it.
     pub(super) fn refuse(self: &Arc<Self>, id: RequestId) {
         let mut queue = self.queue();
         let bytes = queue.bytes + cost(&id);
@@ -85,7 +84,7 @@ impl Refusals {
         }
     }
 
-    /// The first that waits; after the last the task ends.
+    /// Takes the first pending id. After the last the task ends.
     fn next(&self) -> Option<RequestId> {
         let mut queue = self.queue();
         let next = queue.waiting.pop_front();
@@ -102,8 +101,8 @@ impl Refusals {
         next
     }
 
-    /// Sends one. The server waits for it, so that one that could not be written is tried until the stream is over. False where that is so
-    /// and the server did not answer: it gets no other.
+    /// Sends one refusal. The server waits for it, so that an unwritten one is retried until the stream is sealed. Returns false in
+    /// that case: the server gets no other.
     async fn send(&self, id: &RequestId) -> bool {
         let template = synthetic::post(&self.call, synthetic::refusal(id));
         let mut backoff = BACKOFF;

@@ -1,4 +1,4 @@
-//! Requests on their way up: what is kept of the client's, and what is added.
+//! Requests to the upstream: the headers kept of the client's, and those added.
 
 use std::fmt;
 use std::pin::Pin;
@@ -16,19 +16,19 @@ use crate::body::{BoxBody, BoxError};
 use crate::event_log::Stream;
 use crate::protocol::headers::{self, Lines};
 
-/// A request to the endpoint that can be sent: once, and again where nothing of it had left.
+/// A request to the endpoint. It is sent once, and again only if nothing of it had left.
 #[derive(Clone)]
 pub struct Template {
     method: Method,
-    /// They say nothing of the body.
+    /// Headers, except those that describe the body.
     lines: Lines,
-    /// The page it comes from, where it says one.
+    /// Origin of the page that sent the request, or `None` if it names none.
     origin: Option<HeaderValue>,
     query: Option<String>,
     body: Bytes,
 }
 
-/// Masked: credentials are in its headers and sometimes in its query, and anything in its body.
+/// Masked: the headers and sometimes the query hold credentials, and the body may hold anything.
 impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Template").field("method", &self.method).finish_non_exhaustive()
@@ -36,50 +36,50 @@ impl fmt::Debug for Template {
 }
 
 impl Template {
-    /// A request whose headers are fit for the endpoint and say nothing of its body. That is ours to say: a length without its
-    /// bytes would make the server read the next request as a body. `parts` is the client's.
+    /// Creates a request with headers for the endpoint that do not describe the body. Those are the proxy's to write: a length
+    /// without its bytes would make the server read the next request as a body. `parts` is the client's.
     pub(super) fn new(parts: &Parts, lines: Lines, body: Bytes) -> Self {
         let origin = parts.headers.get(ORIGIN).and_then(|origin| HeaderValue::from_bytes(origin.as_bytes()).ok());
         let query = parts.uri.query().map(Into::into);
         Self { method: parts.method.clone(), lines, origin, query, body }
     }
 
-    /// Another request in the name of this one.
+    /// Returns another request with the caller and query of this one.
     pub(super) fn beside(&self, method: Method, headers: &HeaderMap, body: Bytes) -> Self {
         Self { method, lines: headers.into(), origin: self.origin.clone(), query: self.query.clone(), body }
     }
 
-    /// Whether it has no body.
+    /// Returns true if the request has no body.
     pub fn is_empty(&self) -> bool {
         self.body.is_empty()
     }
 
-    /// Its method.
+    /// Returns the method.
     pub(super) fn method(&self) -> &Method {
         &self.method
     }
 
-    /// Its body.
+    /// Returns the body.
     pub(super) fn body(&self) -> &Bytes {
         &self.body
     }
 
-    /// Its headers, but for those that say something of its body.
+    /// Returns the headers, except those that describe the body.
     pub(super) fn lines(&self) -> &Lines {
         &self.lines
     }
 
-    /// The page it comes from, where it says one.
+    /// Returns the origin of the page that sent the request, or `None` if it names none.
     pub fn origin(&self) -> Option<&HeaderValue> {
         self.origin.as_ref()
     }
 
-    /// The client's query.
+    /// Returns the client's query.
     pub fn query(&self) -> Option<&str> {
         self.query.as_deref()
     }
 
-    /// The headers for another request in the name of this one: without those that speak of this one's body.
+    /// Returns the headers for another request of the same caller: without those that describe this one's body.
     pub fn own_headers(&self) -> HeaderMap {
         let mut headers = self.lines.to_map();
         headers.remove(headers::names::IDEMPOTENCY_KEY);
@@ -88,14 +88,14 @@ impl Template {
         headers
     }
 
-    /// The same without the credentials that stand beside `Authorization`: API keys, cookies and the query.
+    /// Removes the credentials other than `Authorization`: API keys, cookies and the query.
     pub(super) fn with_token_alone(self) -> Self {
         let mut headers = self.lines.to_map();
         [headers::names::X_API_KEY, COOKIE].iter().for_each(|name| drop(headers.remove(name)));
         Self { lines: Lines::from(&headers), query: None, ..self }
     }
 
-    /// The same with this header, in place of any of that name.
+    /// Sets this header, in place of any of that name.
     pub(super) fn with(mut self, name: HeaderName, value: HeaderValue) -> Self {
         let mut headers = self.lines.to_map();
         headers.insert(name, value);
@@ -103,7 +103,7 @@ impl Template {
         self
     }
 
-    /// The same call as a GET that asks for the rest after `last_event_id`, one of the upstream's own.
+    /// Returns the same call as a GET for the events after `last_event_id`, which is one of the upstream's own.
     pub fn to_get(&self, last_event_id: Option<&[u8]>) -> Self {
         let mut headers = self.own_headers();
         headers.remove(http::header::CONTENT_TYPE);
@@ -129,23 +129,23 @@ impl Template {
     }
 }
 
-/// The call was given up before a connection took its request.
+/// Error of a request that its call withdrew before a connection took it.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was given up")]
 struct GivenUp;
 
-/// The body of a request on its way up.
+/// Body of a request to the upstream.
 pub enum Body {
-    /// In memory. Polling it is what tells that the head has been written before it.
+    /// In memory. A poll shows that the head was written before it.
     Whole {
-        /// What is left.
+        /// Unsent bytes.
         bytes: Option<Bytes>,
-        /// Told when a connection takes it.
+        /// Flag that is set when a connection takes the body.
         sent_flag: SentFlag,
-        /// The stream whose request it is.
+        /// Stream of the request, or `None` for a request without one.
         sent: Option<Arc<Stream>>,
     },
-    /// Passing through.
+    /// Passed through.
     Passthrough(BoxBody),
 }
 

@@ -1,4 +1,4 @@
-//! The body of an answer, whichever client receives it.
+//! Response bodies of either client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -10,17 +10,18 @@ use super::http1;
 use super::sent_flag::Slot;
 use crate::body::{BoxError, Incoming};
 
-/// The body of the upstream's answer.
+/// Body of an upstream response.
 #[derive(Debug)]
 pub enum ResponseBody {
-    /// Read by its reader.
+    /// Body of the own client: its reader reads the connection.
     Http1(Box<http1::Body>),
-    /// Read by the connection's task in hyper.
+    /// Body of hyper's client: the connection's task reads the connection.
     Hyper(Incoming<Option<Slot>>),
 }
 
 impl ResponseBody {
-    /// Whether whoever wants pieces reads them: the other kind hands over one read at a time, through another task.
+    /// Returns true if the body's reader reads the connection itself. The other kind hands over one read at a time, through another
+    /// task.
     pub(super) fn is_gathered(&self) -> bool {
         matches!(self, ResponseBody::Http1(_))
     }

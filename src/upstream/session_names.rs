@@ -1,9 +1,9 @@
-//! SessionNames under two names: what the server calls one, and what clients call it, with the owner before that.
+//! Sessions under two names: the server's name, and the name for clients, which has the owner before it.
 //!
-//! A balancer routes a session by its name alone, and so clients are told names that say whose server opened it
-//! (`replica.wrap_sessions`). Everything in the proxy goes by what clients say; only the server sees its own names: on their way up they
-//! are unwrapped here, and wrapped on their way down. Nothing is kept: a name is good after a restart. Invariant: a name that says
-//! another owner, or none, passes as it is.
+//! A balancer routes a session by its name alone. Therefore clients get names that include the owner of the session's server
+//! (`replica.wrap_sessions`). The proxy uses the clients' names everywhere; only the server sees its own. Requests are unwrapped
+//! here, and responses wrapped. No state is kept: a name stays valid after a restart. Invariant: a name with another owner, or
+//! none, passes unchanged.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -14,27 +14,27 @@ use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::Owner;
 use crate::protocol::routing;
 
-/// The two names of sessions, where they have two.
+/// Translation between the two names of sessions.
 #[derive(Debug, Default)]
 pub(super) struct SessionNames {
-    /// Whose server it is; `None`: both names are the same.
+    /// Owner in the names for clients, or `None` if both names are the same.
     owner: Option<Owner>,
     has_warned: AtomicBool,
 }
 
 impl SessionNames {
-    /// Those of this owner's server get its name.
+    /// Creates a translation that puts `owner` into the names for clients.
     pub(super) fn wrapped_for(owner: Owner) -> Self {
         Self { owner: Some(owner), has_warned: AtomicBool::new(false) }
     }
 
-    /// What the server calls the session that a client's header names; `None`: what the client calls it.
+    /// Returns the server's name of the session in a client's header, or `None` if the header passes unchanged.
     pub(super) fn unwrapped<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> Option<&'a [u8]> {
         let owner = self.owner.filter(|_| *name == names::MCP_SESSION_ID)?;
         routing::strip(owner, value.to_str().ok()?).map(str::as_bytes)
     }
 
-    /// Gives the session of an answer the name that clients see. One that is too long for that keeps its own.
+    /// Gives the session of a response its name for clients. A name that would become too long stays unchanged.
     pub(super) fn wrap(&self, headers: &mut HeaderMap) {
         let Some(owner) = self.owner else { return };
         let Some(session) = SessionId::from_headers(headers) else { return };

@@ -1,4 +1,4 @@
-//! Reads an upstream SSE body: takes what is ready, hands out whole events.
+//! Reader of an upstream SSE body: gathers the ready bytes, and returns complete events.
 
 use std::time::{Duration, Instant};
 
@@ -10,10 +10,10 @@ use crate::clock;
 use crate::protocol::sse::{self, Decoder};
 use crate::protocol::stream::Ending;
 
-/// One gather goes on until it has this much before its events are handled: with the piece that brings it there, less than twice as much.
+/// Size at which a gather ends. With its last piece it has less than twice as much.
 const GATHER_MAX: usize = 64 * 1024;
-/// Pieces closer together than this are a burst: it pays to give way once more for the next. hyper hands over one piece at a time
-/// through another task, which has to run in between. A lone event is not kept waiting.
+/// Interval between two pieces of a burst. Within a burst the reader yields once more for the next piece: hyper hands over one
+/// piece at a time through another task, which has to run in between. A lone event is not delayed.
 const BURST: Duration = Duration::from_micros(200);
 
 /// One SSE response of the upstream.
@@ -29,12 +29,12 @@ impl EventReader {
         Self { body, decoder: Decoder::new(max_event_bytes), last_piece: None }
     }
 
-    /// Bytes it holds of an event that has not come whole.
+    /// Returns the bytes held of an incomplete event.
     pub(super) fn held(&self) -> usize {
         self.decoder.bytes_held()
     }
 
-    /// The next piece of the body, or how it ended. Dropping the future loses nothing.
+    /// Waits for the next piece of the body, or its end. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> Result<Bytes, Ending> {
         loop {
             match self.body.frame().await {
@@ -50,8 +50,8 @@ impl EventReader {
         }
     }
 
-    /// Adds to `first` whatever else is ready, and decodes it. In a burst it gives way to the connection's task and looks again
-    /// until that brings nothing.
+    /// Decodes `first` and all further pieces that are ready. In a burst it yields to the connection's task and tries again until
+    /// that brings nothing.
     pub(super) async fn gather(&mut self, first: Bytes) -> Gathered {
         let mut taken = first.len();
         let now = clock::now();
@@ -81,13 +81,13 @@ impl EventReader {
     }
 }
 
-/// What one gather brought.
+/// Result of one gather.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
     pub(super) events: Vec<sse::Event>,
-    /// An event over the limit.
+    /// Error of an event over the limit.
     pub(super) error: Option<sse::Error>,
-    /// The body ended behind the events.
+    /// End of the body behind the events, or `None` if it goes on.
     pub(super) ending: Option<Ending>,
 }
 
@@ -107,7 +107,7 @@ impl Gathered {
     }
 }
 
-/// The future's result if it has one now.
+/// Returns the future's result if it is ready now.
 async fn futures_now<F: Future>(future: F) -> Option<F::Output> {
     let mut future = std::pin::pin!(future);
     std::future::poll_fn(|cx| match future.as_mut().poll(cx) {

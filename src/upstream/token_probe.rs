@@ -1,9 +1,9 @@
-//! The question whether a token is what it claims to be, asked of the only one who can tell: the upstream.
+//! Probe that asks the upstream whether a token is genuine: only the upstream can tell.
 //!
-//! It is a harmless request with the caller's own head, but without credentials beside the token: they may be what the upstream
-//! accepts. Accepted as it is, refused with a corrupted signature, and accepted
-//! again: then the upstream verifies signatures, and this one is good. The third answer is there because between two something
-//! else could have changed: a cookie that ended, a limit that was reached.
+//! The probe is a harmless request with the caller's own headers, but without credentials beside the token: those may be what the
+//! upstream accepts. It is sent three times. If the upstream accepts it, refuses it with a corrupted signature, and accepts it
+//! again, the upstream verifies signatures, and this one is valid. The third response rules out another cause of the refusal: a
+//! cookie that expired, or a limit that was reached.
 
 use std::time::Duration;
 
@@ -17,28 +17,28 @@ use crate::protocol::headers::{Era, ProtocolVersion, names};
 use crate::protocol::jwt;
 use crate::random;
 
-/// A client waits meanwhile, and one of its few tries is gone when it gives up.
+/// Time limit for each response. A client waits meanwhile, and one of its few retries is used up when it gives up.
 const WAIT: Duration = Duration::from_secs(5);
 
-/// What a modern probe speaks whose caller does not say.
+/// Protocol version of a modern probe if the caller names none.
 const MODERN: &str = "2026-07-28";
 
-/// What a probe showed.
+/// Result of a probe.
 pub enum Probed {
-    /// The token is good, and the upstream would not have taken another for it.
+    /// The token is genuine, and the upstream refuses others.
     Genuine,
-    /// Nothing: the upstream takes any token.
+    /// Not proven: the upstream accepts any token.
     Foreign,
-    /// Nothing: the upstream answers something else. It may not take the question, or not in this session.
+    /// Not proven: the upstream does not answer the probe, or not in this session.
     Inconclusive,
-    /// The upstream refuses the token, in its own words, to this question.
+    /// The upstream refuses the token. Holds the probe and the response.
     Refused(Box<(Template, Response<ResponseBody>)>),
-    /// There was no answer that says anything.
+    /// No response that shows anything.
     Unknown,
 }
 
 impl Upstream {
-    /// Asks about the token of the request `parts`, which is a JWT.
+    /// Probes the token of the request `parts`, which is a JWT.
     pub async fn probe(&self, parts: &Parts, client: &Forwarded, era: Era) -> Probed {
         let genuine = self.question(parts, client, era);
         let Some(corrupted) = parts.headers.get(AUTHORIZATION).and_then(jwt::corrupted) else {
@@ -66,7 +66,7 @@ impl Upstream {
 
     fn question(&self, parts: &Parts, client: &Forwarded, era: Era) -> Template {
         let call = self.call(parts, client, bytes::Bytes::new()).with_token_alone();
-        // Ids are used once in a session, and the client chooses its own.
+        // An id is used once in a session, and the client chooses its own.
         let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
         match era {
             Era::Legacy => {

@@ -1,9 +1,9 @@
-//! Which tokens speak for one subject, as far as the upstream's answers tell.
+//! Tokens of one subject, as far as the upstream's responses show.
 //!
-//! Owned here: by subject, the principals whose calls the upstream accepted while they claimed it, which is where to look for
-//! what a refreshed token's caller began with an older one; and for a short while, what a probe showed of a token in a session. The first
-//! is a hint and grants nothing; the second does. Of many requests with one token, one asks at a time. Absent: the probe, and
-//! whose a stream is.
+//! Owned here: for each subject, the principals whose calls the upstream accepted while they claimed it, to find calls that the
+//! caller began with a previous token; and for a short while, the results of probes of a token in a session. The first is a hint
+//! and grants nothing; the second does. Of concurrent requests with one token, one probes at a time. Absent: the probe, and the
+//! ownership of streams.
 
 use std::time::{Duration, Instant};
 
@@ -15,28 +15,29 @@ use super::eviction::make_room;
 use crate::event_log::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
-/// What a probe showed of a token is believed for so long.
+/// Validity of a probe's result.
 const PROBED_FOR: Duration = Duration::from_secs(60);
-/// So many subjects are remembered. Those whose tokens were accepted longest ago go first: their refreshed tokens are other callers'.
+/// Limit of remembered subjects. Those whose tokens were accepted longest ago are evicted first: their refreshed tokens then count
+/// as other callers'.
 const MAX_SUBJECTS: usize = 65_536;
-/// Of one subject, so many principals, the latest: a few clients with a few tokens each.
+/// Limit of the principals of one subject: a few clients with a few tokens each. The latest are kept.
 const MAX_PRINCIPALS: usize = 8;
-/// So many probes are remembered. The oldest go first, and are made again.
+/// Limit of remembered probes. The oldest are evicted first, and are made again.
 const MAX_PROBED: usize = 16_384;
 
-/// A token in the session that it is used in: a server may take a token in one session and not in another.
+/// A token in the session of its use: a server may accept a token in one session and not in another.
 pub type TokenUse = (Principal, Option<SessionId>);
 
-/// What is known of tokens.
+/// Facts about tokens.
 #[derive(Debug, Default)]
 pub struct TokenSubjects {
     accepted: DashMap<Subject, Vec<(Principal, Instant)>>,
     probed: DashMap<TokenUse, (bool, Instant)>,
-    /// The tokens that the upstream is being asked about: as many as there are requests at most.
+    /// Tokens that are being probed: at most one for each request.
     probing: DashMap<TokenUse, watch::Receiver<()>>,
 }
 
-/// A question about a token that is under way. Dropped, it is over, and those who wait for it go on.
+/// Right to probe a token. Dropped, it ends the probe, and waiting requests go on.
 pub struct ProbeGuard<'a> {
     tokens: &'a TokenSubjects,
     used: TokenUse,
@@ -44,7 +45,7 @@ pub struct ProbeGuard<'a> {
 }
 
 impl ProbeGuard<'_> {
-    /// There was no answer that says anything: whoever waits need not ask as well.
+    /// Ends the probe without a result: waiting requests need not probe as well.
     pub fn end_inconclusive(self) {
         self.over.send_replace(());
     }
@@ -56,21 +57,21 @@ impl Drop for ProbeGuard<'_> {
     }
 }
 
-/// Another request's question about the same token.
+/// Another request's probe of the same token.
 pub struct ProbeWaiter(watch::Receiver<()>);
 
 impl ProbeWaiter {
-    /// Waits until it is over; whether it was answered, or given up by a client that left.
+    /// Waits for its end. Returns true if it had a result or its client disconnected.
     pub async fn is_answered(mut self) -> bool {
         self.0.changed().await.is_err()
     }
 }
 
 impl TokenSubjects {
-    /// The upstream answered 2xx to `principal`, whose token claims `subject`.
+    /// Notes a 2xx for `principal`, whose token claims `subject`.
     pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
         if !self.accepted.contains_key(&subject) {
-            // The last of them is the latest.
+            // The last principal is the latest.
             make_room(&self.accepted, MAX_SUBJECTS, |principals| principals.last().map_or(now, |(_, at)| *at));
         }
         let mut principals = self.accepted.entry(subject).or_default();
@@ -81,13 +82,13 @@ impl TokenSubjects {
         principals.push((principal, now));
     }
 
-    /// The other principals that were accepted under this claim, the latest first.
+    /// Returns the other principals that were accepted with this claim, the latest first.
     pub fn other_principals(&self, subject: &Subject, than: &Principal) -> Vec<Principal> {
         let Some(principals) = self.accepted.get(subject) else { return Vec::new() };
         principals.iter().rev().map(|(principal, _)| *principal).filter(|principal| principal != than).collect()
     }
 
-    /// A probe showed whether a token, as it is used, is what it claims to be.
+    /// Notes the result of a probe.
     pub fn note_probed(&self, used: TokenUse, is_genuine: bool, now: Instant) {
         if !self.probed.contains_key(&used) {
             make_room(&self.probed, MAX_PROBED, |(_, at)| *at);
@@ -95,14 +96,14 @@ impl TokenSubjects {
         self.probed.insert(used, (is_genuine, now));
     }
 
-    /// What one showed lately.
+    /// Returns the result of a recent probe.
     pub fn probed(&self, used: &TokenUse, now: Instant) -> Option<bool> {
         let probed = self.probed.get(used)?;
         let (is_genuine, at) = *probed;
         (now.saturating_duration_since(at) < PROBED_FOR).then_some(is_genuine)
     }
 
-    /// The turn to ask about a token as it is used, unless somebody is at it.
+    /// Begins a probe of a token, or returns the one in flight to wait for.
     pub fn begin_probe(&self, used: TokenUse) -> Result<ProbeGuard<'_>, ProbeWaiter> {
         match self.probing.entry(used.clone()) {
             Entry::Occupied(theirs) => Err(ProbeWaiter(theirs.get().clone())),
@@ -157,7 +158,7 @@ mod tests {
         assert!(!is_known(subject(1)), "the oldest");
     }
 
-    /// The token with this number, without a session.
+    /// Returns the token with this number, without a session.
     fn used(number: usize) -> TokenUse {
         (Principal::Known((number as u128).to_be_bytes()), None)
     }

@@ -1,7 +1,7 @@
-//! The question which tools have results with a schema, where no client has listed them.
+//! Lookup of the tools whose results have a schema, if no client has listed them.
 //!
-//! Asked in the name of a call to a tool that may be answered in slices, and once for it: what a list shows is remembered. A list
-//! that cannot be had says nothing, and the tool is taken for one with a schema.
+//! The lookup uses the credentials of a call to a tool that may be answered in slices. It is made once for a tool: the facts of a
+//! list are remembered. If the list cannot be read, the tool counts as one with a schema.
 
 use std::time::Duration;
 
@@ -14,15 +14,15 @@ use crate::protocol::dialect::resume_tokens::Listed;
 use crate::protocol::{headers, jsonrpc, sse};
 use crate::random;
 
-/// A call waits meanwhile.
+/// Time limit of the lookup. A call waits meanwhile.
 const WAIT: Duration = Duration::from_secs(5);
-/// The largest page of a list.
+/// Size limit of a page of the list.
 const PAGE_MAX: usize = 4 * 1024 * 1024;
-/// The most pages: more is no list that ends.
+/// Limit of pages: a longer list may have no end.
 const PAGES_MAX: usize = 32;
 
 impl Upstream {
-    /// Asks for the list of tools in the name of the request `parts`, until it has shown `tool` or ends.
+    /// Lists the tools with the credentials of the request `parts`, until `tool` is found or the list ends.
     pub async fn find_tool(&self, parts: &Parts, client: &Forwarded, tokens: &ResumeTokens, tool: &str) {
         let asking = async {
             let mut cursor = None;
@@ -33,11 +33,11 @@ impl Upstream {
                 }
             }
         };
-        // What was learned until then stays.
+        // Facts observed until the timeout stay.
         let _ = tokio::time::timeout(WAIT, asking).await;
     }
 
-    /// One page: what names the next one, as JSON.
+    /// Reads one page. Returns the cursor of the next one, as JSON.
     async fn list_tools(
         &self,
         parts: &Parts,
@@ -45,7 +45,7 @@ impl Upstream {
         tokens: &ResumeTokens,
         cursor: Option<&str>,
     ) -> Option<String> {
-        // Ids are used once in a session, and the client chooses its own.
+        // An id is used once in a session, and the client chooses its own.
         let id = format!("mcp-resume-{:016x}", u64::from_be_bytes(random::bytes()));
         let params = cursor.map(|cursor| format!(r#""cursor":{cursor}"#)).unwrap_or_default();
         let question = format!(r#"{{"jsonrpc":"2.0","id":"{id}","method":"tools/list","params":{{{params}}}}}"#);

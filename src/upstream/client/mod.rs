@@ -1,10 +1,10 @@
-//! The pooled clients.
+//! HTTP clients of the upstream, with their pooled connections.
 //!
-//! Over HTTP/1.1 every call has a connection of its own, spoken to by our own client, but for bodies that pass through; everything
-//! else is hyper's. In TLS the server chooses the version with each connection: ours is made first, and where that is not HTTP/1.1
-//! the call is hyper's, as are all until a server chooses otherwise. Over HTTP/2 calls share a connection, and servers allow so many
-//! on one; a call beyond that would wait in silence behind streams that may last for hours. So there are as many of hyper's clients
-//! as it takes for none to have more calls than a connection carries.
+//! Over HTTP/1.1 every call has a connection of its own, served by the proxy's own client; bodies that pass through and all else
+//! use hyper's. In TLS the server chooses the version with each connection. The own client connects first. If the server chooses
+//! HTTP/2, hyper's client makes this call and all later ones, until a server chooses HTTP/1.1 again. Over HTTP/2 calls share a
+//! connection, and servers limit the calls on one. A call beyond the limit would wait behind streams that may last for hours.
+//! Therefore there are as many of hyper's clients as it takes for none to have more calls than a connection carries.
 
 #[cfg(test)]
 mod tests;
@@ -34,24 +34,24 @@ use crate::sync;
 ///
 /// [RFC 9113 §6.5.2]: https://www.rfc-editor.org/rfc/rfc9113#section-6.5.2
 const CALLS_PER_CONNECTION: usize = 100;
-/// Calls on a connection whose server has not said yet how many it takes: it refuses those beyond that number.
+/// Limit of calls on a connection before the server's SETTINGS arrive: a server refuses those beyond its own limit.
 const CALLS_BEFORE_SETTINGS: usize = 1;
-/// Bytes that a server may send of one answer before they are read. They lie in h2's buffers, and count as held for no caller.
+/// Flow-control window of one response. Unread bytes lie in h2's buffers, and count against no caller's quota.
 const STREAM_WINDOW: u32 = 256 * 1024;
-/// The same for a connection: answers that are not read (their streams are full) never stop the others.
+/// Flow-control window of a connection: responses that are not read (their streams are full) never stop the others.
 const CONNECTION_WINDOW: u32 = STREAM_WINDOW * CALLS_PER_CONNECTION as u32;
-/// An HTTP/2 connection with calls on it that is silent for this long is asked whether it is there.
+/// Silence after which an HTTP/2 connection with calls on it is pinged.
 const PING_AFTER: Duration = Duration::from_secs(30);
-/// One that does not answer within this time is gone.
+/// Time limit for the response to a ping. After it the connection is lost.
 const PING_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How a client speaks.
+/// HTTP version of a client's connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Version {
     Http1,
     /// By prior knowledge.
     Http2,
-    /// As the TLS handshake decides.
+    /// Chosen in the TLS handshake.
     Agreed,
 }
 
@@ -65,7 +65,7 @@ pub(super) struct Clients {
     more: Mutex<Vec<HyperClient>>,
 }
 
-/// Why there is no answer.
+/// Error of a request without a response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error(transparent)]
@@ -79,7 +79,7 @@ pub(super) enum Error {
 }
 
 impl Error {
-    /// Whether it is certain that nothing of the request left.
+    /// Returns true if it is certain that no byte of the request left.
     pub(super) fn is_unsent(&self) -> bool {
         match self {
             Error::Http1(http1::Error::Connect(_) | http1::Error::Http2 | http1::Error::Unsent(_)) => true,
@@ -94,7 +94,7 @@ impl Error {
         matches!(self, Error::Stuck)
     }
 
-    /// Whether something came that is no answer.
+    /// Returns true if the upstream sent something that is no HTTP response.
     pub(super) fn is_garbage(&self) -> bool {
         matches!(self, Error::Http1(http1::Error::Malformed(_)) | Error::Endless(_))
     }
@@ -107,8 +107,8 @@ struct HyperClient {
 }
 
 impl HyperClient {
-    /// Resolves when the connection has had no call for `patience` and took none of those that wait. The call that `taken` is of is given
-    /// up then.
+    /// Resolves once the connection had no call in flight for `patience` and took none of those that wait. The call of `sent_flag`
+    /// is withdrawn then.
     async fn stuck(&self, sent_flag: &SentFlag, patience: Duration) {
         let mut before = self.calls.sent_if_idle();
         while !sent_flag.is_sent() {
@@ -124,15 +124,15 @@ impl HyperClient {
 }
 
 impl Clients {
-    /// To the server that requests which name no host are for. Nothing is connected yet.
+    /// Creates the clients of one server; requests that name no host are for `host`. Connects nothing yet.
     pub(super) fn new(connector: Connector, version: Version, host: &str, pool_idle: Duration) -> Self {
         let first = client(&connector, version, pool_idle);
         let http1 = http1::Client::new(connector.clone(), host.to_owned(), pool_idle);
         Self { connector, version, pool_idle, http1, first, more: Mutex::default() }
     }
 
-    /// Sends a request and waits for the head, which shares no memory with what the connection is read into. `taken` and `sent`
-    /// are told when its bytes may have left.
+    /// Sends a request and waits for the response head, which shares no memory with the connection's read buffer. Sets `sent_flag`
+    /// and notes it in `sent` once bytes of the request may have left.
     pub(super) async fn send(
         &self,
         template: &Template,
@@ -147,7 +147,7 @@ impl Clients {
                 lines: template.lines(),
                 body: template.body(),
             };
-            // Nothing else decides on it while it is written: both are this task's.
+            // Nothing else decides on the request while it is written: this task does both.
             let on_sent = || {
                 sent_flag.mark_sent();
                 sent.into_iter().for_each(|stream| stream.note_sent());
@@ -157,14 +157,14 @@ impl Clients {
                 answered => return Ok(answered?.map(|body| ResponseBody::Http1(Box::new(body)))),
             }
         }
-        // Boxed, because every call has room for whatever this may become.
+        // Boxed: every call would otherwise carry the size of this future.
         let mut answer =
             Box::pin(self.send_by_hyper(template.to_request(target.clone(), sent_flag, sent), sent_flag)).await?;
         *answer.headers_mut() = headers::unpinned(answer.headers());
         Ok(answer)
     }
 
-    /// Whether a connection is HTTP/1.1, for all that is known.
+    /// Returns true if the next connection is HTTP/1.1, as far as is known.
     fn is_http1(&self) -> bool {
         match self.version {
             Version::Http1 => true,
@@ -197,7 +197,7 @@ impl Clients {
             answered = client.client.request(request) => answered?,
             () = client.stuck(sent_flag, self.connector.patience()) => return Err(Error::Stuck),
         };
-        // What is answered has arrived, though the rest of it may still be asked for.
+        // A request with a response has arrived, although the rest of its body may still be asked for.
         sent_flag.mark_sent();
         Ok(Incoming::of_response(answered, slot).map(ResponseBody::Hyper))
     }
@@ -236,8 +236,8 @@ fn client(connector: &Connector, version: Version, pool_idle: Duration) -> Hyper
     HyperClient { client: builder.build(connector.clone()), calls: Arc::default() }
 }
 
-/// HTTP/2 has no `Host`, and a server may refuse one that is not the `:authority`. Whichever version the connection turns out to
-/// have, hyper writes what that one wants from the authority.
+/// Moves the `Host` header to the URI's authority. HTTP/2 has no `Host`, and a server may refuse one that differs from the
+/// `:authority`. hyper writes the authority as the connection's version requires.
 fn host_to_authority(request: &mut Request<Body>) {
     let Some(host) = request.headers_mut().remove(HOST) else { return };
     let Some(authority) = Authority::try_from(host.as_bytes()).ok().filter(|it| !it.as_str().contains('@')) else {

@@ -14,7 +14,7 @@ use crate::upstream::connect::{Dial, Dialing};
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(8);
 
-/// Has one pipe to hand out.
+/// Dialer with one pipe.
 struct Pipe(Mutex<Option<DuplexStream>>);
 
 impl Dial for Pipe {
@@ -24,7 +24,7 @@ impl Dial for Pipe {
     }
 }
 
-/// An upstream that is spoken to in HTTP/2, and the server's end of its connection.
+/// Returns an upstream over HTTP/2, and the server's end of its connection.
 fn upstream(with: impl FnOnce(&mut config::Upstream)) -> (Arc<Upstream>, DuplexStream) {
     let (ours, theirs) = tokio::io::duplex(1 << 16);
     let mut config = Config::for_upstream("http://there/mcp").unwrap().upstream;
@@ -69,7 +69,7 @@ async fn calls_that_are_given_up_prolong_no_other_call() {
     }
 }
 
-/// A connection's task runs on another thread: it may come to the request at the moment at which the call is given up.
+/// The connection's task runs on another thread: it may reach the request at the moment in which the call is withdrawn.
 #[tokio::test(start_paused = true)]
 async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
     for is_taken_first in [false, true] {

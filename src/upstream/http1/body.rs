@@ -1,4 +1,4 @@
-//! The body of a response, read by whoever wants it.
+//! Response body that the task which wants its bytes reads.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -13,13 +13,12 @@ use crate::body::BoxError;
 use crate::protocol::http1::{Decoder, Error, Head};
 use crate::upstream::connect::Socket;
 
-/// The body of a response. Its connection is given back as soon as the last byte is here, and closed when the body is dropped
-/// before.
+/// Response body. Its connection returns to the pool as soon as the last byte is here, and is closed if the body is dropped before.
 pub struct Body {
     content: Content,
-    /// `None` once the body is whole or broken.
+    /// Connection, or `None` once the body is complete or broken.
     wire: Option<Wire<Socket>>,
-    /// Whether the connection may carry another request.
+    /// True if the connection may carry another request.
     keeps: bool,
     pool: Arc<Pool<Socket>>,
 }
@@ -30,15 +29,15 @@ impl std::fmt::Debug for Body {
     }
 }
 
-/// A body as it came in one read with its head.
+/// Beginning of a body, received in one read with its head.
 pub(super) struct Begun {
     content: Content,
-    /// Whether the connection may carry another request.
+    /// True if the connection may carry another request.
     keeps: bool,
 }
 
 impl Begun {
-    /// Of a response with this head; the bytes `behind` it came with it.
+    /// Creates the body of a response with this head. The bytes `behind` arrived with it.
     pub(super) fn new(head: &Head, behind: &[u8]) -> Result<Self, Error> {
         let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
         let keeps = content.handle(behind)? && head.keeps;
@@ -46,15 +45,15 @@ impl Begun {
     }
 }
 
-/// What has come of a body.
+/// Received part of a body.
 struct Content {
     decoder: Decoder,
-    /// Decoded, and not handed out.
+    /// Bytes that are decoded and not yet handed out.
     ready: BytesMut,
 }
 
 impl Content {
-    /// Whether all of `piece` was the body's: nobody asked for more than one response.
+    /// Decodes a piece. Returns true if all of it belonged to the body: further bytes would be a response to no request.
     fn handle(&mut self, piece: &[u8]) -> Result<bool, Error> {
         self.ready.reserve(piece.len());
         Ok(self.decoder.decode(piece, &mut self.ready)? == piece.len())
@@ -62,7 +61,7 @@ impl Content {
 }
 
 impl Body {
-    /// The rest of it comes on `wire`.
+    /// Creates a body whose rest arrives on `wire`.
     pub(super) fn new(wire: Wire<Socket>, begun: Begun, pool: Arc<Pool<Socket>>) -> Self {
         let Begun { content, keeps } = begun;
         let mut body = Self { content, wire: Some(wire), keeps, pool };
@@ -70,7 +69,7 @@ impl Body {
         body
     }
 
-    /// A whole body needs its connection no more.
+    /// Releases the connection of a complete body.
     fn settle(&mut self) {
         if !self.content.decoder.is_complete() {
             return;

@@ -1,9 +1,9 @@
-//! The client for HTTP/1.1: a connection to a call, spoken to by the call's own task.
+//! HTTP/1.1 client: one connection for each call, driven by the call's own task.
 //!
-//! hyper's client has a task for each connection, and every piece of an answer crosses over from it by a channel; here the task
-//! that wants the bytes reads them. Owned here: connections and their reuse, writing a request, reading its response. Absent:
-//! how bytes are framed ([`crate::protocol::http1`]), bodies that are not in memory (hyper's client sends those), and
-//! repeating anything but what was never written.
+//! hyper's client has a task for each connection, and passes each piece of a response through a channel. Here the task that wants
+//! the bytes reads them. Owned here: connections and their reuse, writing a request, reading its response. Absent: framing
+//! ([`crate::protocol::http1`]), bodies that are not in memory (hyper's client sends those), and retries of anything but an
+//! unwritten request.
 
 mod body;
 mod pool;
@@ -29,10 +29,10 @@ use crate::body::BoxError;
 use crate::protocol::headers::Lines;
 use crate::protocol::http1::{self, Head, HeadReader};
 
-/// To copy a body up to this size behind its head costs less than to write two pieces.
+/// Size limit of a body that is copied behind its head: the copy costs less than a second piece of the write.
 const SMALL_BODY: usize = 1024;
 
-/// The connections of one runtime to one origin.
+/// Connections of one runtime to one origin.
 pub(super) struct Client {
     connector: Connector,
     pool: Arc<Pool<Socket>>,
@@ -43,20 +43,20 @@ pub(super) struct Client {
 pub(super) struct Request<'a> {
     pub(super) method: &'a Method,
     pub(super) target: &'a str,
-    /// They say nothing of the body.
+    /// Headers, except those that describe the body.
     pub(super) lines: &'a Lines,
     pub(super) body: &'a Bytes,
 }
 
-/// Why there is no response.
+/// Error of a request without a response.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Error {
     #[error("there is no connection to the upstream")]
     Connect(#[source] BoxError),
-    /// The server chose the other version for a new connection, on which nothing was sent.
+    /// The server chose HTTP/2 for a new connection, on which nothing was sent.
     #[error("the upstream speaks HTTP/2")]
     Http2,
-    /// Nothing of the request had left.
+    /// No byte of the request had left.
     #[error("the connection broke before the request")]
     Unsent(#[source] io::Error),
     #[error("the connection broke before the response")]
@@ -66,14 +66,13 @@ pub(super) enum Error {
 }
 
 impl Client {
-    /// Nothing is connected yet. `host` is what requests that name none are for; a connection is kept for `idle` between two
-    /// requests.
+    /// Creates a client. Connects nothing yet. Requests that name no host are for `host`; an idle connection is kept for `idle`.
     pub(super) fn new(connector: Connector, host: String, idle: Duration) -> Self {
         Self { connector, pool: Pool::new(idle), host }
     }
 
-    /// Sends a request and waits for the head of its response. `on_sent` is called once bytes of it have left; after that it is
-    /// never written again. Dropping the future, or the body before its end, closes the connection.
+    /// Sends a request and waits for the head of its response. Calls `on_sent` once bytes of the request have left; after that the
+    /// request is never written again. Dropping the future, or the body before its end, closes the connection.
     pub(super) async fn send(&self, request: Request<'_>, on_sent: impl FnOnce()) -> Result<Response<Body>, Error> {
         let outgoing = self.encode(&request);
         let wire = self.wire(outgoing).await?;
@@ -89,10 +88,10 @@ impl Client {
         Outgoing::new(head.into(), apart)
     }
 
-    /// A connection that has taken the first bytes of a request.
+    /// Returns a connection that has taken the first bytes of the request.
     async fn wire(&self, mut outgoing: Outgoing) -> Result<Wire<Socket>, Error> {
         while let Some(socket) = self.pool.take() {
-            // The server may have closed it while nobody looked.
+            // The server may have closed the connection since the last check.
             match Wire::begin(socket, outgoing).await {
                 Ok(wire) => return Ok(wire),
                 Err((back, _)) => outgoing = back,

@@ -1,4 +1,4 @@
-//! Connections between two requests.
+//! Pool of idle connections.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, ReadBuf};
 use crate::clock;
 use crate::sync;
 
-/// Connections that no request is on. The one given back last is taken first, so that no more are kept alive than are needed.
+/// Idle connections. The one returned last is taken first, so that no more are kept alive than needed.
 pub(super) struct Pool<S> {
     kept: Mutex<Kept<S>>,
     keep: Duration,
@@ -19,7 +19,7 @@ pub(super) struct Pool<S> {
 struct Kept<S> {
     /// The oldest first.
     idle: Vec<Idle<S>>,
-    /// Whether a task is there that closes them in time.
+    /// True if a task is running that closes them in time.
     is_reaped: bool,
 }
 
@@ -29,13 +29,13 @@ struct Idle<S> {
 }
 
 impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
-    /// Keeps each connection for so long; zero: not at all.
+    /// Creates a pool that keeps each connection for `keep`; zero disables it.
     pub(super) fn new(keep: Duration) -> Arc<Self> {
         let kept = Kept { idle: Vec::new(), is_reaped: false };
         Arc::new(Self { kept: Mutex::new(kept), keep })
     }
 
-    /// A connection that the server has not ended so far as is known.
+    /// Takes a connection that the server has not closed, as far as is known.
     pub(super) fn take(&self) -> Option<S> {
         let now = clock::now();
         let mut kept = self.kept();
@@ -47,7 +47,7 @@ impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
         None
     }
 
-    /// Keeps a connection for another request.
+    /// Returns a connection to the pool.
     pub(super) fn put(self: &Arc<Self>, socket: S) {
         if self.keep.is_zero() {
             return;
@@ -60,7 +60,7 @@ impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
         }
     }
 
-    /// Closes what was kept long enough. Returns when to look again; `None` once nothing is kept.
+    /// Closes expired connections. Returns the time of the next expiry, or `None` if the pool is empty.
     fn expire(&self, now: Instant) -> Option<Instant> {
         let mut kept = self.kept();
         let expired = kept.idle.partition_point(|idle| idle.until <= now);
@@ -83,7 +83,7 @@ async fn reap<S: AsyncRead + Send + Unpin + 'static>(pool: Weak<Pool<S>>, first:
     }
 }
 
-/// Whether a connection is open and says nothing: what comes before a request is no answer to it.
+/// Returns true if a connection is open and silent: bytes that precede a request are no response to it.
 fn is_quiet<S: AsyncRead + Unpin>(socket: &mut S) -> bool {
     let mut byte = [0];
     let mut buffer = ReadBuf::new(&mut byte);

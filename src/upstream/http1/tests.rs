@@ -12,7 +12,7 @@ use super::*;
 use crate::upstream::connect::{Dial, Dialing, Transport, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);
-/// What a pipe carries before somebody reads it.
+/// Capacity of a pipe.
 const PIPE: usize = 1024;
 
 /// Hands out the ends of pipes.
@@ -31,7 +31,7 @@ fn client<const N: usize>() -> (Client, [DuplexStream; N]) {
     client_over(PIPE, |pipe| Box::new(pipe))
 }
 
-/// The same with something between it and the pipes, which carry so much before somebody reads it.
+/// Returns a client with a layer between it and the pipes of this capacity.
 fn client_over<const N: usize>(
     size: usize,
     between: impl Fn(DuplexStream) -> Box<dyn Wire>,
@@ -85,7 +85,7 @@ async fn a_connection_is_used_again_until_it_has_been_idle_too_long() {
     tokio::time::advance(IDLE - Duration::from_millis(1)).await;
     let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nok\r\n0\r\n\r\n";
     assert_eq!(ask_once(&client, &mut first, chunked).await.unwrap(), "ok");
-    // Nobody asks, and it is closed all the same.
+    // The connection is closed without another request.
     let mut end = Vec::new();
     assert_eq!(first.read_to_end(&mut end).await.unwrap(), 0);
     assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");

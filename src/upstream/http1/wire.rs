@@ -1,4 +1,4 @@
-//! One connection while a request is on it.
+//! One connection with a request in flight.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -12,22 +12,23 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use super::Error;
 use crate::protocol::http1::{self, Head, HeadReader};
 
-/// One read takes up to this much.
+/// Size limit of one read.
 const READ_MAX: usize = 64 * 1024;
-/// The first write of a request: no more than a TLS record, of which nobody can read a part. So when it fails none of the request left.
+/// Size limit of the first write of a request: one TLS record, of which a peer cannot read a part. So if the write fails, none of
+/// the request left.
 const FIRST_WRITE_MAX: usize = 16 * 1024;
 
 thread_local! {
-    // In use within one poll only, so that a connection that waits holds no buffer.
+    // In use within one poll only, so that an idle connection holds no buffer.
     static SCRATCH: RefCell<Vec<u8>> = RefCell::new(vec![0; READ_MAX]);
 }
 
-/// What is still to be written of a request.
+/// Unwritten rest of a request.
 #[derive(Debug)]
 pub(super) struct Outgoing {
     head: Bytes,
     body: Bytes,
-    /// All of it has left: what TLS took may still wait for its socket.
+    /// True once all of it has left: TLS may hold written data until its socket is ready.
     is_flushed: bool,
 }
 
@@ -45,12 +46,12 @@ impl Outgoing {
         self.head.advance(of_head);
         self.body.advance(written - of_head);
         if self.is_empty() {
-            // What was written is not kept for as long as it takes to answer it.
+            // The written bytes are not kept while the response is awaited.
             *self = Self::new(Bytes::new(), Bytes::new());
         }
     }
 
-    /// Writes once, up to `max` bytes: how much is not said, but it was more than nothing.
+    /// Writes once, between one and `max` bytes.
     fn poll_write<S>(&mut self, socket: &mut S, max: usize, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncWrite + Unpin,
@@ -68,7 +69,7 @@ impl Outgoing {
         }
     }
 
-    /// Writes until all of it has left.
+    /// Writes and flushes all of it.
     fn poll_leave<S>(&mut self, socket: &mut S, cx: &mut Context<'_>) -> Poll<io::Result<()>>
     where
         S: AsyncWrite + Unpin,
@@ -84,11 +85,11 @@ impl Outgoing {
     }
 }
 
-/// A connection with a request on it. Dropping it closes it.
+/// Connection with a request in flight. Dropping it closes it.
 pub(super) struct Wire<S> {
     socket: S,
     outgoing: Outgoing,
-    /// The rest of the request could not be written. The server may have answered before it broke off.
+    /// True if the rest of the request could not be written. The server may have sent a response before it broke off.
     is_deaf: bool,
 }
 
@@ -96,7 +97,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// Writes the first bytes of a request.
     ///
     /// # Errors
-    /// With the request when none of it left.
+    /// Returns the request if none of it left.
     pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
         match poll_fn(|cx| outgoing.poll_write(&mut socket, FIRST_WRITE_MAX, cx)).await {
             Ok(()) => Ok(Self { socket, outgoing, is_deaf: false }),
@@ -104,8 +105,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// What `take` makes of the head of the response and of what came behind it in the same read. The rest of the request is
-    /// written meanwhile.
+    /// Reads the response head, and returns the result of `take` for it and the bytes that arrived behind it. Writes the rest of
+    /// the request meanwhile.
     pub(super) fn poll_head<T>(
         &mut self,
         reader: &mut HeadReader,
@@ -127,7 +128,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// Reads once, and hands what came to `take`. `None`: the server has ended the connection.
+    /// Reads once, and passes the bytes to `take`. Returns `None` if the server has closed the connection.
     pub(super) fn poll_read<T>(
         &mut self,
         cx: &mut Context<'_>,
@@ -147,7 +148,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
         }
     }
 
-    /// The connection for another request; `None` while this one is not whole.
+    /// Returns the connection for another request, or `None` if this request is not completely written.
     pub(super) fn into_idle(self) -> Option<S> {
         (self.outgoing.is_flushed && !self.is_deaf).then_some(self.socket)
     }

@@ -68,7 +68,7 @@ impl Drop for Pump {
 }
 
 impl Pump {
-    /// Begins the call; [`Self::run`] carries it through.
+    /// Begins the call. [`Self::run`] completes it.
     pub fn begin(
         upstream: Arc<Upstream>,
         log: Arc<EventLog>,
@@ -78,7 +78,7 @@ impl Pump {
     ) -> Box<Self> {
         metrics.observe_call();
         let began = clock::now();
-        // Boxed, like the rarer steps below: futures are moved whole, and what holds this one should be small.
+        // Boxed, like the rarer steps below: futures are moved as a whole, and the one that holds this should be small.
         let mut pump = Box::new(Self {
             upstream,
             log,
@@ -95,7 +95,7 @@ impl Pump {
         pump
     }
 
-    /// Until the stream is sealed or its answer passed.
+    /// Runs until the stream is sealed or the response has passed.
     pub async fn run(mut self: Box<Self>) {
         loop {
             self.do_effects().await;
@@ -105,8 +105,7 @@ impl Pump {
             let (deadline, may_read) = self.writer.agenda();
             self.alarm.set(deadline);
             tokio::select! {
-                // A drawn order would make each simulated run another one. The upstream is last, because it alone can be ready
-                // without end.
+                // A random order would make simulated runs differ. The upstream is last, because it alone can be ready without end.
                 biased;
                 // Another task may have staged events.
                 () = self.writer.changed(may_read) => self.writer.update(|_, _| ()).await,
@@ -118,7 +117,7 @@ impl Pump {
     }
 
     async fn take_timeout(&mut self) {
-        // One reading of the clock: the stream must be there before its first id is out.
+        // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
         if self.writer.stream().look(|machine| machine.commits_by(now)) {
             self.publish();
@@ -126,7 +125,7 @@ impl Pump {
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
     }
 
-    /// Lets the stream be found, and says what it is.
+    /// Publishes the stream under its call's name.
     fn publish(&self) {
         let stream = self.writer.stream();
         stream.name_call(self.call.template.body());
@@ -142,7 +141,7 @@ impl Pump {
     }
 
     async fn finish(self: Box<Self>) {
-        // Another task may have ended the stream since the last update, and nobody has told its reader.
+        // Another task may have ended the stream since the last update, and its reader was not notified.
         self.writer.update(|_, _| ()).await;
         let stream = self.writer.stream();
         let outcome = stream.look(|machine| match machine.phase() {
@@ -153,16 +152,16 @@ impl Pump {
             self.writer.seal().await;
             match stream.look(|machine| machine.policy().kind) {
                 StreamKind::Request => self.note_seal(outcome, failure, attached),
-                // No call, so nothing that could fail or be abandoned.
+                // A standalone stream is no call, so it cannot fail or be abandoned.
                 StreamKind::Standalone => debug!(stream.id = %stream.id(), ?failure, "standalone stream ended"),
             }
             if !stream.is_sent() {
-                // Nothing ran: a retry is a new call.
+                // No tool ran: a retry is a new call.
                 stream.forget_retries();
             }
             self.log.retain(stream);
             if self.is_keyed() {
-                // One that ended before it had a head is no stream in the store.
+                // A call that ended before its response head is no stream in the store.
                 Box::pin(self.log.keep_answer(stream, &stream.head_now())).await;
             }
         } else if stream.is_answer_unclaimed() {
@@ -171,7 +170,7 @@ impl Pump {
         }
     }
 
-    /// What became of a call shows in log and metrics.
+    /// Reports the outcome of a call to log and metrics.
     fn note_seal(&self, outcome: Outcome, failure: Option<Failure>, attached: bool) {
         let stream = self.writer.stream();
         self.metrics.observe_seal(outcome, attached);
@@ -235,14 +234,14 @@ impl Pump {
         self.input = InputSource::Sending { answer, again };
     }
 
-    /// Refuses a question.
+    /// Refuses a request of the server.
     fn refuse_ask(&mut self, id: RequestId) {
         let (upstream, stream, call) = (&self.upstream, self.writer.stream(), &self.call.template);
         let new = || Refusals::new(upstream.clone(), stream.clone(), call.clone());
         self.refusals.get_or_insert_with(new).refuse(id);
     }
 
-    /// Posts a message of our own beside the call; what becomes of it changes nothing.
+    /// Posts a message of the proxy's own beside the call. Its outcome changes nothing.
     fn post_aside(&self, message: Vec<u8>) {
         let upstream = self.upstream.clone();
         let template = synthetic::post(&self.call.template, message);
@@ -268,13 +267,13 @@ impl Pump {
         }
     }
 
-    /// More of an answer has come, which is not whole.
+    /// Notes the growth of a response that is being collected.
     async fn take_growth(&mut self, bytes: usize) {
         self.note_arriving(bytes);
         self.writer.update(|_, _| ()).await;
     }
 
-    /// Counts what has come of an event that is not whole. Most events come whole, so that there is nothing to be told.
+    /// Counts the bytes of an incomplete event. Most events arrive whole, so that there is nothing to count.
     fn note_arriving(&mut self, bytes: usize) {
         if std::mem::replace(&mut self.arriving, bytes) != bytes {
             self.writer.note_arriving(bytes);
@@ -303,7 +302,7 @@ impl Pump {
             self.input = InputSource::Idle;
         }
         self.note_arriving(held);
-        // The events go with the closure, before the store is waited for: they are encoded by then.
+        // The closure drops the events, before the store is waited for: they are encoded by then.
         self.writer
             .update(move |machine, now| {
                 machine.reserve(events.len(), bytes);
@@ -328,7 +327,7 @@ impl Pump {
         let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
         self.note_failure(failure.code, again);
         if tellable {
-            // Nothing ran: a retry is a new call.
+            // No tool ran: a retry is a new call.
             if !failure.may_have_run {
                 self.writer.stream().forget_retries();
             }
@@ -336,7 +335,7 @@ impl Pump {
         }
     }
 
-    /// Publishes a head that is the whole answer; that of a call with a key once the store has it.
+    /// Publishes a head that is the whole response; for a call with a key, once the store has it.
     async fn settle(&mut self, head: Head) {
         if self.is_keyed() {
             Box::pin(self.log.keep_answer(self.writer.stream(), &head)).await;
@@ -348,7 +347,7 @@ impl Pump {
         self.writer.stream().body().is_some()
     }
 
-    /// What failed shows once: what ended a stream does when it is sealed.
+    /// Reports a failure, unless it ended the stream: that one is reported when the stream is sealed.
     fn note_failure(&self, code: ErrorCode, again: bool) {
         let stream = self.writer.stream();
         if stream.look(|machine| machine.failure().is_none()) {
@@ -369,7 +368,7 @@ impl Pump {
         }
     }
 
-    /// The upstream goes on with the stream, or will not.
+    /// Takes the response to a request that resumes the stream.
     async fn take_reopened(&mut self, response: Box<Response<ResponseBody>>) {
         let status = response.status();
         if status.is_success() && headers::is_sse(response.headers()) && !is_compressed(response.headers()) {
@@ -380,7 +379,7 @@ impl Pump {
         }
         let is_standalone = self.writer.stream().look(|machine| machine.policy().kind == StreamKind::Standalone);
         let ending = match status {
-            // The old stream lingers, or the server is away or busy.
+            // The server still has the old stream, is unavailable, or is busy.
             StatusCode::CONFLICT
             | StatusCode::TOO_MANY_REQUESTS
             | StatusCode::BAD_GATEWAY

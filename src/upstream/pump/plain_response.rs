@@ -20,7 +20,7 @@ use crate::protocol::stream::Ending;
 const KEPT_MAX: usize = 64 * 1024;
 /// Time limit for a JSON response to be complete. After it the response streams, at any size.
 const KEPT_WAIT: Duration = Duration::from_millis(500);
-/// The same limit for a response that is observed, or has an idempotency key.
+/// Time limit for a response that is observed, or whose call has an idempotency key.
 const OBSERVED_WAIT: Duration = Duration::from_secs(10);
 
 impl Pump {
@@ -86,7 +86,7 @@ impl Pump {
     fn as_owed_response(&self, body: Bytes) -> Option<Bytes> {
         let messages = jsonrpc::peek(&body).ok()?;
         self.writer.stream().look(|machine| {
-            // A cancelled request may still be answered.
+            // A cancelled request may still get a response.
             let answers = |message: &Message| match message {
                 Message::Response { id: Some(id), .. } => machine.debts().is_unanswered(id),
                 Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
