@@ -1,7 +1,7 @@
 //! Selection of a replica for a request: a pure function of the request, the replicas, and the attempts so far.
 //!
 //! A stream has an owner, and so has a session whose server is behind one replica. Clients name the owner without
-//! knowing it ([`crate::protocol::routing`]). A request with an owner goes to the owner, whatever its load. Other
+//! knowing it ([`crate::protocol::routing`]). A request with an owner goes to the owner, regardless of load. Other
 //! requests go to the least loaded replica that takes new calls. With an idempotency key they go to the replica that
 //! the key hashes to, so that a repeated call meets the first. Balancers that see the same replicas make the same
 //! decision, and none keeps state. Absent: the state of the replicas ([`super::table`]), and HTTP.

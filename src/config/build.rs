@@ -226,8 +226,8 @@ fn admin(reader: &mut Reader, hosts: Option<Vec<HostPattern>>) -> Admin {
     let metrics_address = reader.section("admin").text("metrics_address", optional).flatten();
     let address = reader.section("admin").text("address", optional);
     let address = address.unwrap_or(Some(SocketAddr::from(([127, 0, 0, 1], 9464))));
-    let mut sections = address.into_iter().chain(metrics_address);
-    let is_loopback = sections.all(|address| address.ip().is_loopback());
+    let mut addresses = address.into_iter().chain(metrics_address);
+    let is_loopback = addresses.all(|address| address.ip().is_loopback());
     // Probes of a pod use its address.
     let allowed_hosts =
         if is_loopback { AllowedHosts::LoopbackAnd(hosts.unwrap_or_default()) } else { AllowedHosts::Any };

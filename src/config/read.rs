@@ -56,10 +56,10 @@ impl Reader {
 
     /// Reports two valid values that exclude each other, at the first of `keys` that was given.
     pub(super) fn conflict(&mut self, keys: [(&str, &'static str); 2], text: String) {
-        let place = |(section, key): (&str, _)| (section.to_owned(), key);
+        let owned = |(section, key): (&str, _)| (section.to_owned(), key);
         let (key, origin) = keys
             .into_iter()
-            .find_map(|key| Some((key, self.effective.get(&place(key))?.clone())))
+            .find_map(|key| Some((key, self.effective.get(&owned(key))?.clone())))
             .unwrap_or((keys[0], Origin::Unset));
         self.problems.push(Problem { origin, key: format!("{}.{}", key.0, key.1), text });
     }
@@ -121,11 +121,11 @@ impl Reader {
             return format!("must be a section: write a line [{key}] and its keys below it");
         }
         let has_it = |(_, keys): &(&String, &Vec<&str>)| keys.contains(&key);
-        let places = self.known.iter().filter(has_it).map(|(section, _)| format!("[{section}]"));
-        match places.collect::<Vec<_>>().as_slice() {
+        let sections = self.known.iter().filter(has_it).map(|(section, _)| format!("[{section}]"));
+        match sections.collect::<Vec<_>>().as_slice() {
             [] => "must be a section, as in [section]".to_owned(),
-            [place] => format!("is a key of {place}: write it below a line {place}"),
-            places => format!("is a key of several sections: write it below a line {}", places.join(" or ")),
+            [section] => format!("is a key of {section}: write it below a line {section}"),
+            sections => format!("is a key of several sections: write it below a line {}", sections.join(" or ")),
         }
     }
 }
