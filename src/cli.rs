@@ -1,4 +1,4 @@
-//! The command line: what can be typed, and its help.
+//! The command line and its help.
 //!
 //! Values of `serve` are taken as text and checked with the rest of the configuration, so that
 //! a wrong flag is reported together with a wrong key.
@@ -24,8 +24,8 @@ Exit codes:
   0  stopped by a signal    1  failed while running    2  wrong configuration";
 
 const BALANCE_NOTES: &str = "\
-Whatever a client comes back with says which sidecar it belongs to; the balancer asks each sidecar
-who it is and keeps nothing else. Any number of balancers may stand side by side. Configuration is
+Session IDs, event IDs and tokens say which sidecar a request belongs to; the balancer asks each
+sidecar who it is and keeps nothing else. Any number of balancers may stand side by side. Configuration is
 as for `serve`, in the section [balance]; [listen], [limits], [admin] and [log] count as there.
 
 Examples:
@@ -121,13 +121,13 @@ pub(crate) struct Serve {
     /// The MCP server's endpoint; without a path, not even `/`, /mcp is meant [required here or elsewhere].
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Where clients connect; port 0 takes a free one [default: 127.0.0.1:8080].
+    /// Address for clients; port 0 takes a free one [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR")]
     listen: Option<String>,
-    /// Where probes and metrics are; "" for nowhere [default: 127.0.0.1:9464].
+    /// Address for probes and metrics; "" for none [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     admin: Option<String>,
-    /// Where events rest: memory, disk:DIR, or redis:URL [default: memory].
+    /// Store of the events: memory, disk:DIR, or redis:URL [default: memory].
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
 }
@@ -137,13 +137,13 @@ pub(crate) struct Balance {
     /// The configuration file (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where a sidecar is; may be repeated, and a name may have several addresses [required here or elsewhere].
+    /// URL of a sidecar; may be repeated, and a name may have several addresses [required here or elsewhere].
     #[arg(long, value_name = "URL")]
     pub(crate) replica: Vec<String>,
-    /// Where clients connect; port 0 takes a free one [default: 127.0.0.1:8080].
+    /// Address for clients; port 0 takes a free one [default: 127.0.0.1:8080].
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<String>,
-    /// Where probes and metrics are; "" for nowhere [default: 127.0.0.1:9464].
+    /// Address for probes and metrics; "" for none [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<String>,
 }
@@ -162,7 +162,7 @@ pub(crate) struct Check {
     /// A tool that is safe to run: it is run up to three times, and cut off.
     #[arg(long, value_name = "NAME", requires = "upstream")]
     pub(crate) tool: Option<String>,
-    /// Its arguments, a JSON object [default: {}].
+    /// Arguments of the tool, a JSON object [default: {}].
     #[arg(long, value_name = "JSON", requires = "tool")]
     pub(crate) arguments: Option<String>,
     /// Write JSON, for programs.
@@ -170,13 +170,13 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// A process that runs.
+/// A running process.
 #[derive(Args)]
 pub(crate) struct Process {
     /// The configuration file of that process, for its admin address (TOML).
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where its admin listener is [default: 127.0.0.1:9464].
+    /// Address of its admin listener [default: 127.0.0.1:9464].
     #[arg(long, value_name = "ADDR")]
     pub(crate) admin: Option<String>,
 }
@@ -195,7 +195,7 @@ pub(crate) struct Health {
 
 #[derive(Args)]
 pub(crate) struct Demo {
-    /// Where the demo's proxy listens; port 0 takes a free one.
+    /// Address of the demo's proxy; port 0 takes a free one.
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     pub(crate) listen: SocketAddr,
     /// Exit after the show at a terminal too, instead of listening for commands of your own.

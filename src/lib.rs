@@ -1,7 +1,7 @@
 //! mcp-resume: a reverse proxy that makes MCP (Model Context Protocol) servers resumable without changing them.
 //!
-//! It assigns event IDs, logs every upstream message, keeps the upstream call running when the client goes away, and answers
-//! the client that comes back. A request's way is the tree's order:
+//! It assigns event IDs, logs every upstream message, keeps the upstream call running when the client disconnects, and replays the missed
+//! events when the client resumes. A request passes these modules:
 //!
 //! ```text
 //! client ─► ingress ─► classify ─► upstream call ─► event log ─► delivery ─► client
@@ -10,10 +10,10 @@
 //!                                                    store
 //! ```
 //!
-//! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`ingress`] is downstream
-//! HTTP, [`upstream`] the call to the MCP server, [`event_log`] the one log of streams, [`store`] where events rest,
-//! [`delivery`] the response bodies, [`dialect`] the resumption proposals as adapters over the log. [`sidecar`] puts them together;
-//! [`demo`] shows them at work, [`check`] looks at a configuration and at a server before.
+//! [`protocol`] is the sans-io core: codecs, identifiers, classification, the stream state machine. [`server`] is the HTTP server, and
+//! [`ingress`] handles the requests of clients. [`upstream`] calls the MCP server. [`event_log`] is the one log of streams, and [`store`] its
+//! storage. [`delivery`] writes the response bodies, and [`dialect`] adapts the resumption proposals to the log. [`cluster`] connects the
+//! replicas that share a store. [`sidecar`] composes all parts; [`demo`] shows them at work, and [`check`] examines a configuration and a server.
 
 pub mod admin;
 mod backoff;

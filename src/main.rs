@@ -1,5 +1,5 @@
-//! Flags and configuration in, a role out, and an exit code: 0 clean, 1 failed at run time,
-//! 2 wrong configuration.
+//! The binary: runs the role that the command line asks for. Exit codes: 0 success, 1 failure at run time, 2 wrong
+//! configuration.
 
 mod cli;
 
@@ -52,14 +52,14 @@ fn main() -> ExitCode {
     }
 }
 
-/// Everything outside that the configuration is made of.
+/// Loads the configuration from the file, the environment and the flags.
 fn configure(file: Option<&Path>, flags: Flags) -> Result<Config, Box<dyn Error>> {
     let file = read_file(file)?;
     let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
     Ok(Config::load(file, environment(), flags)?)
 }
 
-/// Where a process that runs has its admin listener.
+/// Returns the address of a running process's admin listener.
 fn admin_address(flags: &Process) -> Result<SocketAddr, Box<dyn Error>> {
     let file = read_file(flags.config.as_deref())?;
     let file = file.as_ref().map(|(name, text)| (name.as_str(), text.as_str()));
@@ -67,7 +67,7 @@ fn admin_address(flags: &Process) -> Result<SocketAddr, Box<dyn Error>> {
     address.ok_or_else(|| "that process has no admin listener: admin.address is empty".into())
 }
 
-/// The file's name, for messages, and its text.
+/// Returns the file's name, for messages, and its text.
 fn read_file(path: Option<&Path>) -> Result<Option<(String, String)>, String> {
     let Some(path) = path else { return Ok(None) };
     let name = path.display().to_string();
@@ -88,13 +88,13 @@ fn run(role: impl Future<Output = Result<(), Box<dyn Error>>>) -> ExitCode {
         .and_then(|runtime| runtime.block_on(role));
     match result {
         Ok(()) => ExitCode::SUCCESS,
-        // What the configuration names is as wrong as the configuration.
-        Err(error) if is_configured_wrong(&*error) => fail(WRONG_CONFIGURATION, error),
+        // A file that the configuration names counts as part of it.
+        Err(error) if is_configuration_error(&*error) => fail(WRONG_CONFIGURATION, error),
         Err(error) => fail(FAILED, error),
     }
 }
 
-fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
+fn is_configuration_error(error: &(dyn Error + 'static)) -> bool {
     #[cfg(feature = "balancer")]
     if let Some(error) = error.downcast_ref::<balancer::Error>() {
         return matches!(error, balancer::Error::Tls(_));
@@ -103,7 +103,7 @@ fn is_configured_wrong(error: &(dyn Error + 'static)) -> bool {
 }
 
 async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
-    let output = Said::begin(&config.log)?;
+    let output = Output::start(&config.log)?;
     let limit = descriptors::raise();
     config.limits.connections = descriptors::connections(config.limits.connections, limit);
     let (clients, beside) = (config.limits.connections, sidecar::connections_beside(&config));
@@ -118,9 +118,9 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
         "starting"
     );
     let scheme = if config.listen.tls.is_some() { "https" } else { "http" };
-    let said = Cell::new(false);
-    let say_where = |at: Addresses| {
-        if said.replace(true) {
+    let is_announced = Cell::new(false);
+    let announce_addresses = |at: Addresses| {
+        if is_announced.replace(true) {
             return;
         }
         output.announce(format_args!("listening on {scheme}://{}{path}", at.data));
@@ -131,15 +131,15 @@ async fn serve(mut config: Config) -> Result<(), Box<dyn Error>> {
         }
     };
     let server = tokio::select! {
-        server = Server::bind_and_wait(config, say_where) => server?,
-        // Nothing has begun that would have to end.
+        server = Server::bind_and_wait(config, announce_addresses) => server?,
+        // Nothing was started that would have to end.
         () = first.next() => return Ok(()),
     };
-    say_where(server.addresses());
+    announce_addresses(server.addresses());
     tokio::spawn(server.look_for_upstream());
     tokio::select! {
         result = server.run_on_threads(workers(), async move { first.next().await }) => Ok(result?),
-        // Whoever asks twice does not want to wait for what still runs.
+        // A second signal ends the wait for running calls.
         () = async { second.next().await; second.next().await } => {
             Err("stopped by a second signal before everything had ended".into())
         }
@@ -168,14 +168,14 @@ fn run_balancer(_: Balancing) -> ExitCode {
 #[cfg(feature = "balancer")]
 fn run_balancer(mut config: Balancing) -> ExitCode {
     run(async {
-        let said = Said::begin(&config.log)?;
+        let output = Output::start(&config.log)?;
         config.limits.connections = descriptors::connections(config.limits.connections, descriptors::raise());
         let (mut first, mut second) = (Signals::listen()?, Signals::listen()?);
         let balancer = Balancer::bind(config).await?;
         let scheme = if balancer.certificates().is_some() { "https" } else { "http" };
-        said.announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
+        output.announce(format_args!("listening on {scheme}://{}", balancer.local_addr()));
         if let Some(address) = balancer.admin_addr() {
-            said.announce(format_args!("admin on http://{address}"));
+            output.announce(format_args!("admin on http://{address}"));
         }
         tokio::select! {
             result = balancer.run(workers(), async move { first.next().await }) => Ok(result?),
@@ -186,37 +186,38 @@ fn run_balancer(mut config: Balancing) -> ExitCode {
     })
 }
 
-/// What libraries tell at "info" is of use to nobody else, and what Pingora has to say of a request or a replica is said here.
+/// Extends the level "info" to silence libraries: their messages are of no use to an operator, and this program logs the failures of requests and
+/// replicas itself.
 fn quiet(level: &str) -> String {
     const QUIET: &str = "fjall=warn,lsm_tree=warn,pingora_core=off,pingora_proxy=off,pingora_load_balancing=off";
     if level == "info" { format!("{level},{QUIET}") } else { level.to_owned() }
 }
 
-/// One for each core this process may use.
+/// Returns the number of workers: one for each core that this process may use.
 fn workers() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// A configuration in words, or a server's report where one is to be asked.
+/// Prints a summary of the configuration, or the report on a server if one is given.
 fn check(options: Check) -> ExitCode {
     let Check { config, upstream, header, tool, arguments, json } = options;
-    let asked = upstream.is_some();
+    let has_server = upstream.is_some();
     let flags = Flags { upstream, ..Flags::default() };
-    let wrong = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
+    let wrong_flag = |flag: &str, problem: String| fail(WRONG_CONFIGURATION, format_args!("{flag}: {problem}"));
     let headers = match check::parse_headers(&header) {
         Ok(headers) => headers,
-        Err(problem) => return wrong("--header", problem),
+        Err(problem) => return wrong_flag("--header", problem),
     };
     let arguments = match check::parse_arguments(arguments.as_deref().unwrap_or("{}")) {
         Ok(arguments) => arguments,
-        Err(problem) => return wrong("--arguments", problem),
+        Err(problem) => return wrong_flag("--arguments", problem),
     };
-    let is_whole = !asked || config.is_some();
+    let is_complete = !has_server || config.is_some();
     let config = match configure(config.as_deref(), flags) {
         Ok(config) => config,
         Err(problem) => return fail(WRONG_CONFIGURATION, problem),
     };
-    let unusable = if is_whole { sidecar::check_files(&config) } else { Vec::new() };
+    let unusable = if is_complete { sidecar::check_files(&config) } else { Vec::new() };
     if !unusable.is_empty() {
         let lines: Vec<String> = unusable.iter().map(|error| format!("\n  {error}")).collect();
         return fail(
@@ -224,20 +225,20 @@ fn check(options: Check) -> ExitCode {
             format_args!("the configuration names what cannot be used:{}", lines.concat()),
         );
     }
-    if !asked {
-        say(&Summary::new(&config), json);
+    if !has_server {
+        print(&Summary::new(&config), json);
         return ExitCode::SUCCESS;
     }
     let tool = tool.map(|name| check::Tool { name, arguments });
-    let progress = (!json).then_some(tell as fn(&str));
+    let progress: Option<fn(&str)> = if json { None } else { Some(show_progress) };
     let options = check::Options { headers, tool, progress, ..check::Options::default() };
     let mut outcome = ExitCode::from(FAILED);
     let code = run(async {
         let report = Report::new(check::probe(&config, &options).await, &config);
         outcome = match &report.facts.unknown_tool {
-            Some(name) => wrong("--tool", no_such_tool(name, &report)),
+            Some(name) => wrong_flag("--tool", no_such_tool(name, &report)),
             None => {
-                say(&report, json);
+                print(&report, json);
                 ExitCode::from(if report.can_stand_in_front { 0 } else { FAILED })
             }
         };
@@ -246,9 +247,9 @@ fn check(options: Check) -> ExitCode {
     if code == ExitCode::SUCCESS { outcome } else { code }
 }
 
-/// What a check does next, for those who wait.
-fn tell(what: &str) {
-    let _ = writeln!(io::stderr(), "mcp-resume: {what} …");
+/// Shows the next step of a check on stderr.
+fn show_progress(step: &str) {
+    let _ = writeln!(io::stderr(), "mcp-resume: {step} …");
 }
 
 fn no_such_tool(name: &str, report: &Report) -> String {
@@ -259,10 +260,11 @@ fn no_such_tool(name: &str, report: &Report) -> String {
     }
 }
 
-fn say(what: &(impl Display + serde::Serialize), json: bool) {
-    match json {
-        true => announce(serde_json::to_string_pretty(what).unwrap_or_default()),
-        false => announce(what.to_string().trim_end()),
+fn print(output: &(impl Display + serde::Serialize), as_json: bool) {
+    if as_json {
+        announce(serde_json::to_string_pretty(output).unwrap_or_default());
+    } else {
+        announce(output.to_string().trim_end());
     }
 }
 
@@ -272,17 +274,17 @@ async fn drain(address: SocketAddr) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What the process says of itself, and as the exit code whether that is good.
+/// Prints the result of a probe, and returns success or failure as the exit code.
 fn health(address: SocketAddr, options: &Health) -> ExitCode {
     let probe = if options.live { ask::Probe::Live } else { ask::Probe::Ready };
-    let mut good = false;
+    let mut is_good = false;
     let code = run(async {
         let health = ask::wait_for(address, probe, Duration::from_secs(options.wait.into())).await?;
-        good = health.good;
-        announce(health.said);
+        is_good = health.is_good;
+        announce(health.text);
         Ok(())
     });
-    if good { code } else { ExitCode::from(FAILED) }
+    if is_good { code } else { ExitCode::from(FAILED) }
 }
 
 async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
@@ -290,43 +292,43 @@ async fn demo(options: Demo) -> Result<(), Box<dyn Error>> {
     Ok(demo::run(demo::Options { listen, once }).await?)
 }
 
-/// What a process that serves says on stderr and stdout. Neither blocks it. Dropped, it gives both a moment to take what is left.
-struct Said {
+/// Outputs of a serving process: stderr for the log, stdout for addresses. Neither blocks it. On drop, both get a moment to take the queued lines.
+struct Output {
     log: Lines,
     stdout: Lines,
 }
 
-impl Said {
-    fn begin(log: &Log) -> io::Result<Self> {
-        let said = Self { log: Lines::to(io::stderr())?, stdout: Lines::to(io::stdout())? };
-        // The level was checked with the configuration.
+impl Output {
+    fn start(log: &Log) -> io::Result<Self> {
+        let output = Self { log: Lines::to(io::stderr())?, stdout: Lines::to(io::stdout())? };
+        // The configuration has validated the level.
         let lines = tracing_subscriber::fmt()
             .with_env_filter(EnvFilter::new(quiet(&log.level)))
             .with_ansi(io::stderr().is_terminal())
-            .with_writer(said.log.clone());
+            .with_writer(output.log.clone());
         match log.format {
             LogFormat::Text => lines.init(),
             LogFormat::Json => lines.json().init(),
         }
-        // The hook that is there by default writes to stderr itself.
+        // The default hook writes to stderr and may block.
         panic::set_hook(Box::new(|panic| error!(%panic, "a task has panicked")));
-        Ok(said)
+        Ok(output)
     }
 
-    /// Says an address on stdout.
+    /// Prints an address on stdout.
     fn announce(&self, line: Arguments<'_>) {
         self.stdout.say(line);
     }
 }
 
-impl Drop for Said {
+impl Drop for Output {
     fn drop(&mut self) {
         self.stdout.finish();
         self.log.finish();
     }
 }
 
-/// Says something on stdout. Whoever closed stdout does not want to know it.
+/// Prints a line on stdout. A failure means that stdout was closed, and is ignored.
 fn announce(line: impl Display) {
     let _ = writeln!(io::stdout(), "{line}");
 }
@@ -336,7 +338,7 @@ fn fail(code: u8, error: impl Display) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// The requests to stop: ctrl-c, and SIGTERM where there is one.
+/// Signals to stop: ctrl-c, and on Unix SIGTERM.
 struct Signals {
     #[cfg(unix)]
     interrupt: tokio::signal::unix::Signal,

@@ -1,7 +1,6 @@
-//! The other end of the admin listener: what the commands ask a process that runs.
+//! Client of the admin listener, for the commands that ask a running process.
 //!
-//! Each question is one request on a connection of its own. Absent: where the listener is (the configuration says so), and what an
-//! answer means for the exit code.
+//! Each request has a connection of its own. Absent: the address of the listener (configuration), and the exit code (binary).
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,19 +18,19 @@ use tokio::net::TcpStream;
 use crate::clock;
 use crate::lifecycle::drain::X_DRAIN;
 
-/// So long a probe may take. Whoever probes does so again soon, and asks no process that cannot say a word in this time.
+/// Timeout of a probe. Probes are repeated soon, and a process that does not answer in this time is not healthy.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
-/// The pause before the same question.
-const ASK_AGAIN: Duration = Duration::from_millis(200);
-/// So much of a probe's answer is read. Ours are a line.
+/// Pause before a probe is repeated.
+const PROBE_INTERVAL: Duration = Duration::from_millis(200);
+/// Bytes that are read of a probe's response; the admin listener sends a line.
 const PROBE_BYTES: usize = 4096;
 
-/// What can be asked about a process.
+/// Probes of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Probe {
-    /// Whether it runs.
+    /// The process runs.
     Live,
-    /// Whether it takes new calls.
+    /// The process takes new calls.
     Ready,
 }
 
@@ -44,36 +43,36 @@ impl Probe {
     }
 }
 
-/// What a process says to a probe.
+/// Result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Health {
-    /// Whether the answer is yes.
-    pub good: bool,
-    /// In its own words.
-    pub said: String,
+    /// True if the probe succeeded.
+    pub is_good: bool,
+    /// Text of the response.
+    pub text: String,
 }
 
-/// Why a process could not be asked.
+/// Cause of a request that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// Nobody answers there.
+    /// No process listens at the address.
     #[error("no admin listener answers at {0}: {1}")]
     Unreachable(SocketAddr, #[source] io::Error),
-    /// The connection ended before the answer had.
+    /// The connection ended before the response.
     #[error("the connection to {0} ended before the answer had: {1}")]
     Broken(SocketAddr, #[source] hyper::Error),
-    /// It said nothing, or too much.
+    /// The response is too late or too long.
     #[error("{0} gives no answer to a probe")]
     Silent(SocketAddr),
-    /// It is no admin listener, or it refuses.
+    /// The process is not an admin listener, or refuses the request.
     #[error("{0} answers {1}: is that the admin listener?")]
     Refused(SocketAddr, StatusCode),
 }
 
-/// Asks the process whose admin listener is at `address` to drain, and returns when it has.
+/// Asks the process with the admin listener at `address` to drain, and returns when it has drained.
 ///
 /// # Errors
-/// When it is not there, refuses, or ends before.
+/// If the process cannot be reached, refuses, or ends before.
 pub async fn drain(address: SocketAddr) -> Result<(), AskError> {
     let mut request = request(Uri::from_static("/drain"));
     request.headers_mut().insert(X_DRAIN, HeaderValue::from_static("1"));
@@ -83,35 +82,35 @@ pub async fn drain(address: SocketAddr) -> Result<(), AskError> {
     }
 }
 
-/// Asks the process whose admin listener is at `address` how it is; five seconds at most.
+/// Probes the process with the admin listener at `address`, for five seconds at most.
 ///
 /// # Errors
-/// When it is not there, does not answer in time, or answers as no admin listener does.
+/// If the process cannot be reached, does not answer in time, or is not an admin listener.
 pub async fn health(address: SocketAddr, probe: Probe) -> Result<Health, AskError> {
     let answer = async {
         let response = send(address, request(probe.uri())).await?;
-        let good = match response.status() {
+        let is_good = match response.status() {
             StatusCode::OK => true,
             StatusCode::SERVICE_UNAVAILABLE => false,
             status => return Err(AskError::Refused(address, status)),
         };
         let body = Limited::new(response.into_body(), PROBE_BYTES).collect().await;
         let body = body.map_err(|_| AskError::Silent(address))?.to_bytes();
-        Ok(Health { good, said: String::from_utf8_lossy(&body).trim_end().to_owned() })
+        Ok(Health { is_good, text: String::from_utf8_lossy(&body).trim_end().to_owned() })
     };
     tokio::time::timeout(PROBE_TIMEOUT, answer).await.unwrap_or(Err(AskError::Silent(address)))
 }
 
-/// Asks again and again until the answer is yes, for `limit` at most, and returns the last answer.
+/// Repeats a probe until it succeeds, for `limit` at most, and returns the last result.
 ///
 /// # Errors
-/// What [`health`] said last.
+/// The last error of [`health`].
 pub async fn wait_for(address: SocketAddr, probe: Probe, limit: Duration) -> Result<Health, AskError> {
     let until = clock::now() + limit;
     loop {
         let answer = health(address, probe).await;
-        let next = clock::now() + ASK_AGAIN;
-        if answer.as_ref().is_ok_and(|health| health.good) || next > until {
+        let next = clock::now() + PROBE_INTERVAL;
+        if answer.as_ref().is_ok_and(|health| health.is_good) || next > until {
             return answer;
         }
         clock::sleep_until(next).await;
@@ -124,7 +123,7 @@ fn request(uri: Uri) -> Request<Empty<Bytes>> {
     request
 }
 
-/// The response's head; its body goes on in a task of its own.
+/// Returns the head of the response. A task of its own drives the connection, and so the body.
 async fn send(address: SocketAddr, mut request: Request<Empty<Bytes>>) -> Result<Response<Incoming>, AskError> {
     let host = HeaderValue::from_str(&address.to_string()).expect("an address is ASCII");
     request.headers_mut().insert(HOST, host);

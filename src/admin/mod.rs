@@ -1,7 +1,7 @@
 //! The admin listener: probes, the metrics page, the streams and their live page, the drain. `ask.rs` is its client.
 //!
-//! Nothing here says anything that opens a stream or was said in one. Only the drain changes state, and no page of another
-//! origin can ask for it: a browser sends no `X-Drain` without asking us first.
+//! Invariants: no response gives access to a stream, or has contents of one. Only the drain changes state, and no page of another origin can
+//! begin it: a browser sends `X-Drain` only after a preflight request.
 
 pub mod ask;
 mod metrics;
@@ -26,13 +26,13 @@ use crate::server::respond;
 use crate::store::Standing;
 use crate::upstream::{Reachability, Upstream};
 
-/// The live page loads its own parts and talks to its own origin.
+/// Content security policy: the live page loads its own parts and connects to its own origin.
 const PAGE_POLICY: &str = "default-src 'self'; frame-ancestors 'none'; base-uri 'none'; form-action 'none'";
 
-/// The paths of the listener for metrics.
+/// Paths of the listener for metrics alone.
 const FOR_METRICS: [&str; 4] = ["/metrics", "/livez", "/healthz", "/readyz"];
 
-/// What the pages are made from.
+/// Handler of the admin listener.
 pub struct Admin {
     /// For `/metrics`.
     pub metrics: Arc<Metrics>,
@@ -40,20 +40,20 @@ pub struct Admin {
     pub upstream: Arc<Upstream>,
     /// For `/streams`.
     pub log: Arc<EventLog>,
-    /// For `/readyz`: others that share the store.
+    /// For `/readyz`: the replicas that share the store, or `None` if there are none.
     pub replicas: Option<Arc<Replicas>>,
     /// For `/drain`, and `/readyz` during one.
     pub drain: Arc<Drain>,
-    /// By which names it may be asked.
+    /// Host names under which requests are answered.
     pub hosts: AllowedHosts,
-    /// Whether only what changes nothing and names nobody is answered: metrics and probes.
+    /// True if only metrics and probes are served, which change nothing and name no stream.
     pub is_metrics_only: bool,
 }
 
 impl Admin {
     /// Answers one request.
     pub async fn handle(self: Arc<Self>, request: Request<Incoming>) -> Response<BoxBody> {
-        // A browser that was led here by a name of its own gets nothing to read.
+        // Protects from DNS rebinding: a page that leads a browser here by a name of its own can read nothing.
         if !self.hosts.admit(request.uri(), request.headers()) {
             return respond::access_refused(
                 ErrorCode::HostRefused,
@@ -73,14 +73,14 @@ impl Admin {
             "/page.css" => page("text/css; charset=utf-8", include_str!("page.css")),
             "/page.js" => page("text/javascript; charset=utf-8", include_str!("page.js")),
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
-            "/readyz" => self.readiness().await,
+            "/readyz" => self.readyz().await,
             "/upstreamz" => match self.upstream.reachability().await {
                 Reachability::Accepting => text(StatusCode::OK, "ok\n"),
                 Reachability::Unknown => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::NoUpstream.text()),
                 Reachability::Lost => text(StatusCode::SERVICE_UNAVAILABLE, Readiness::UpstreamLost.text()),
             },
             "/metrics" => {
-                let readiness = self.standing().await;
+                let readiness = self.readiness().await;
                 self.metrics.set_ready(readiness.takes_calls());
                 self.metrics.store.set_ready(self.log.store_standing() == Standing::Ready);
                 self.metrics.upstream.set_ready(self.upstream.reachability().await == Reachability::Accepting);
@@ -101,12 +101,12 @@ impl Admin {
         }
     }
 
-    async fn standing(&self) -> Readiness {
+    async fn readiness(&self) -> Readiness {
         Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
 
-    async fn readiness(&self) -> Response<BoxBody> {
-        let readiness = self.standing().await;
+    async fn readyz(&self) -> Response<BoxBody> {
+        let readiness = self.readiness().await;
         let status = if readiness.takes_calls() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(status, readiness.text())
     }
@@ -116,7 +116,7 @@ fn text(status: StatusCode, text: &'static str) -> Response<BoxBody> {
     with_type(respond::status(status), HeaderValue::from_static("text/plain; charset=utf-8"), text.into())
 }
 
-/// A part of the live page, which is compiled in.
+/// Returns a part of the live page; all parts are compiled in.
 fn page(kind: &'static str, text: &'static str) -> Response<BoxBody> {
     let mut response = with_type(respond::status(StatusCode::OK), HeaderValue::from_static(kind), text.into());
     response.headers_mut().insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(PAGE_POLICY));

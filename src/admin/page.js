@@ -41,7 +41,7 @@ function show(row, stream) {
     error.textContent = stream.error.replaceAll("_", " ");
     outcome.append(error);
   }
-  // Of a call that has ended nobody waits for a client.
+  // A call that has ended is not detached: it waits for no client.
   const client = stream.attached ? "attached" : stream.ended ? "gone" : "detached";
   cell(row, "client", `${client} ${time(stream.attachedOrDetachedSecs)}`, `client ${client}`);
   cell(row, "resumes", stream.resumes, "resumes number");

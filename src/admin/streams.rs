@@ -1,4 +1,4 @@
-//! `/streams`: what every stream is doing, as JSON.
+//! `/streams`: the state of every stream, as JSON.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use crate::protocol::headers::Era;
 use crate::protocol::ids::StreamKind;
 use crate::protocol::stream::Phase;
 
-/// More are not listed, the youngest first: a page is for people.
+/// Largest number of listed streams, the youngest first: the page is for people.
 const LISTED_MAX: usize = 500;
 
-/// The list, with the sums of all.
+/// Returns the list, with the sums over all streams.
 pub(super) fn list(mut streams: Vec<Summary>) -> Vec<u8> {
     let total = streams.len();
     let (mut open, mut detached, mut kept_bytes) = (0, 0, 0);
@@ -60,10 +60,10 @@ fn entry(stream: &Summary) -> Value {
     })
 }
 
-/// The state in a word.
+/// Returns the state in a word.
 fn state(stream: &Summary) -> &'static str {
     match stream.phase {
-        // No call, so it neither fails nor expires.
+        // A standalone stream is no call, so it neither fails nor expires.
         Phase::Sealed { .. } if stream.kind == StreamKind::Standalone => "ended",
         Phase::Sealed { outcome, .. } => outcome.label(),
         Phase::Passed => "passed",
@@ -74,7 +74,7 @@ fn state(stream: &Summary) -> &'static str {
     }
 }
 
-/// To a tenth of a second.
+/// Returns the duration in seconds, to a tenth.
 fn secs(duration: Duration) -> f64 {
     (duration.as_secs_f64() * 10.0).round() / 10.0
 }

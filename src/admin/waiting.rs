@@ -1,4 +1,4 @@
-//! What the admin listener says before the store could be opened: the process runs, and is not ready.
+//! Responses of the admin listener before the store is open: the process runs, and is not ready.
 
 use http::{HeaderValue, Request, Response, StatusCode};
 
@@ -9,7 +9,7 @@ use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::server::respond;
 
-/// Answers one request. A drain is over at once: nothing runs.
+/// Answers one request. A drain is over at once, because no call runs.
 pub(crate) fn answer(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
     if !hosts.admit(request.uri(), request.headers()) {
         return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), &metrics.errors);

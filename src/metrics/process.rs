@@ -1,6 +1,6 @@
-//! What every client library of Prometheus says of its process, under the names that all of them use: CPU, memory, descriptors, start.
+//! Process metrics under the standard names of Prometheus client libraries: CPU, memory, descriptors, start.
 //!
-//! Read from `/proc` when the page is asked for. Where there is none, on other systems than Linux, only the start is known.
+//! The values are read from `/proc` when the page is rendered. On other systems than Linux only the start is known.
 
 use std::fs;
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use super::{Error, Registrar};
 use crate::clock;
 use crate::sync;
 
-/// The process, in a registry of its own: these names have no prefix.
+/// Metrics of the process, in a registry of their own: these names have no prefix.
 pub struct Process {
     registrar: Registrar,
     cpu_seconds: Mutex<Counter>,
@@ -65,7 +65,7 @@ impl Process {
         set(&self.threads, of_status("Threads:"));
         let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
         set(&self.max_fds, field(&limits, "Max open files"));
-        // Reading the directory takes one itself.
+        // Reading the directory takes one descriptor itself.
         set(&self.open_fds, fs::read_dir("/proc/self/fd").ok().map(|fds| fds.count().saturating_sub(1) as f64));
         if let Some(cpu) = clock::cpu() {
             let counter = sync::lock(&self.cpu_seconds);
@@ -80,7 +80,7 @@ fn set(gauge: &Gauge, value: Option<f64>) {
     }
 }
 
-/// The first number of the line that begins so.
+/// Returns the first number of the line that begins with `key`.
 fn field(text: &str, key: &str) -> Option<f64> {
     let rest = text.lines().find_map(|line| line.strip_prefix(key))?;
     rest.split_whitespace().next()?.parse().ok()
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     #[cfg(target_os = "linux")]
-    fn everything_is_known_of_this_process() {
+    fn every_metric_of_this_process_is_known() {
         let process = Process::new().unwrap();
         process.refresh();
         let families = process.registrar.0.gather();

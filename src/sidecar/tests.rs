@@ -1,4 +1,4 @@
-//! Replicas with one store, from their clients to the server behind them, over pipes on a paused clock.
+//! Replicas that share a store, from their clients to the server behind them, over pipes on a paused clock.
 
 use std::future::pending;
 use std::io;
@@ -17,14 +17,14 @@ use crate::store::memory::whole::Memory;
 use crate::upstream::{Dialing, Wire};
 
 const LEASE: Duration = Duration::from_secs(15);
-/// Nothing takes so long that comes at all.
+/// Timeout of a read that must succeed.
 const LONG: Duration = Duration::from_secs(24 * 3600);
 const PIPE: usize = 1024 * 1024;
 
 const RESULT: &str = r#"{"jsonrpc":"2.0","id":1,"result":{"content":[]}}"#;
 const PROGRESS: &str = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"n":1}}"#;
 
-/// The server behind all replicas: what comes there is answered by the test.
+/// The server behind all replicas. The test answers its calls.
 struct Farm {
     dial: mpsc::UnboundedSender<DuplexStream>,
     calls: mpsc::UnboundedReceiver<DuplexStream>,
@@ -36,14 +36,14 @@ impl Farm {
         Self { dial, calls }
     }
 
-    /// The next call.
+    /// Waits for the next call.
     async fn call(&mut self) -> Pipe {
         let mut pipe = Pipe::new(timeout(LONG, self.calls.recv()).await.expect("a call").expect("replicas"));
         pipe.until("tools/call").await;
         pipe
     }
 
-    /// Nothing has come that the test did not take.
+    /// Returns true if every call was taken by the test.
     fn is_quiet(&mut self) -> bool {
         self.calls.try_recv().is_err()
     }
@@ -73,7 +73,7 @@ impl Accept for Listener {
     }
 }
 
-/// One end of a connection, and all that came on it.
+/// One end of a connection, and all bytes that arrived on it.
 struct Pipe {
     io: DuplexStream,
     seen: String,
@@ -98,7 +98,7 @@ impl Pipe {
         }
     }
 
-    /// All of an answer whose end is this text, with what is behind it.
+    /// Reads a response up to `text`, and returns all that was read.
     async fn answer(mut self, text: &str) -> String {
         self.until(text).await;
         self.seen
@@ -122,7 +122,7 @@ impl Pipe {
     }
 }
 
-/// A POST of one tool call, in a session.
+/// Returns a POST of one tool call, in a session.
 fn post(id: u64, extra: &str) -> String {
     let body = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"t"}}}}"#);
     post_of(&body, extra)
@@ -137,7 +137,7 @@ fn post_of(body: &str, extra: &str) -> String {
     )
 }
 
-/// The same of a client that takes no stream: nothing but the server begins the response.
+/// Returns a call of a client that takes no stream: only the server begins the response.
 fn json_only(id: u64) -> String {
     let request = post(id, "").replace("application/json, text/event-stream", "application/json");
     assert!(!request.contains("event-stream"));
@@ -202,32 +202,32 @@ impl Replica {
         pipe
     }
 
-    /// Nothing of it says anything any more.
+    /// Aborts all tasks of the replica.
     fn kill(&self) {
         self.tasks.iter().for_each(JoinHandle::abort);
     }
 
-    /// It ends as it should.
+    /// Ends the replica in order.
     async fn leave(self) {
         self.kill();
         self.ingress.replicas.as_ref().unwrap().leave().await;
     }
 }
 
-/// Two replicas, and the server behind them.
+/// Starts two replicas, and the server behind them.
 async fn pair() -> (Memory, Farm, Replica, Replica) {
     let (store, farm) = (Memory::default(), Farm::new());
     let (one, two) = (Replica::of(&store, 1, &farm).await, Replica::of(&store, 2, &farm).await);
     (store, farm, one, two)
 }
 
-/// Lets everything come to rest, for less than a second.
+/// Lets all tasks come to rest, for less than a second.
 async fn settle() {
     tokio::time::sleep(Duration::from_millis(700)).await;
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_stream_runs_is_returned_to_at_another_replica() {
+async fn a_running_stream_can_be_resumed_at_another_replica() {
     let (_store, mut farm, one, two) = pair().await;
     for (id, extra) in [(1, ""), (2, KEY)] {
         let mut client = one.send(&post(id, extra)).await;
@@ -244,7 +244,7 @@ async fn a_call_whose_stream_runs_is_returned_to_at_another_replica() {
         again.until(&result).await;
         let seen = again.answer("\r\n0\r\n\r\n").await;
         assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
-        // What was sent there may not have arrived.
+        // The response there may not have arrived.
         for at in [&two, &one] {
             let seen = at.send(&post(id, extra)).await.answer(&result).await;
             assert_eq!(seen.matches(PROGRESS).count(), 1, "{seen}");
@@ -254,13 +254,13 @@ async fn a_call_whose_stream_runs_is_returned_to_at_another_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_without_a_word_of_the_server_is_waited_for_at_another_replica() {
+async fn a_retry_at_another_replica_waits_for_a_call_without_a_response() {
     let (_store, mut farm, one, two) = pair().await;
     let client = one.send(&post(1, "")).await;
     let call = farm.call().await;
     drop(client);
     let again = two.send(&post(1, "")).await;
-    // More than one question.
+    // Longer than the interval of questions to the owner.
     tokio::time::sleep(Duration::from_secs(60)).await;
     assert!(farm.is_quiet());
     call.json(RESULT).await;
@@ -271,7 +271,7 @@ async fn a_call_without_a_word_of_the_server_is_waited_for_at_another_replica() 
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_client_that_takes_no_stream_gets_the_answer_of_one_elsewhere() {
+async fn a_client_that_takes_no_stream_gets_the_result_of_a_stream_elsewhere() {
     let (_store, mut farm, one, two) = pair().await;
     let json_only = json_only(1);
     let client = one.send(&json_only).await;
@@ -288,7 +288,7 @@ async fn a_client_that_takes_no_stream_gets_the_answer_of_one_elsewhere() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_answer_nobody_took_is_given_at_another_replica() {
+async fn an_undelivered_response_is_served_at_another_replica() {
     let (_store, mut farm, one, two) = pair().await;
     let client = one.send(&post(1, "")).await;
     let call = farm.call().await;
@@ -326,7 +326,7 @@ async fn a_key_finds_a_delivered_answer_or_stream_at_another_replica() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn of_posts_with_one_key_at_once_one_runs() {
+async fn of_concurrent_posts_with_one_key_one_runs() {
     for (wait, slow) in (0..20).flat_map(|wait| [(wait, false), (wait, true)]) {
         let (store, mut farm, one, two) = pair().await;
         store.set_slow(slow);
@@ -340,7 +340,7 @@ async fn of_posts_with_one_key_at_once_one_runs() {
         }
         farm.call().await.json(RESULT).await;
         for mut client in clients {
-            // One that was taken over before there was an answer may be told to come back.
+            // A client that was taken over before the response may be told to reconnect.
             while !client.seen.contains(RESULT) && !client.seen.contains("retry:") {
                 assert!(client.more().await, "{wait}, {slow}: {}", client.seen);
             }
@@ -351,11 +351,11 @@ async fn of_posts_with_one_key_at_once_one_runs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_whose_client_is_still_there_runs_once_and_answers_both() {
+async fn a_call_whose_client_is_still_connected_runs_once_and_answers_both() {
     let (_store, mut farm, one, two) = pair().await;
     let first = one.send(&post(1, "")).await;
     let call = farm.call().await;
-    // The same id and body: a connection that is half open looks like a client that is there.
+    // The same id and body: a half-open connection looks like a connected client.
     let second = two.send(&post(1, "")).await;
     settle().await;
     assert!(farm.is_quiet(), "the tool runs already");
@@ -366,7 +366,7 @@ async fn a_call_whose_client_is_still_there_runs_once_and_answers_both() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_was_delivered_or_never_ran_is_free_elsewhere() {
+async fn a_call_that_was_delivered_or_never_ran_may_run_elsewhere() {
     let (store, mut farm, one, two) = pair().await;
     let client = one.send(&post(1, "")).await;
     farm.call().await.json(RESULT).await;
@@ -375,7 +375,7 @@ async fn a_call_that_was_delivered_or_never_ran_is_free_elsewhere() {
         client.until(RESULT).await;
         client
     };
-    // The next request on the connection says that it arrived.
+    // The next request on the connection shows that the response arrived.
     client.write(&post(2, "")).await;
     farm.call().await.json("{\"next\":1}").await;
     client.until("next").await;
@@ -402,7 +402,7 @@ async fn a_key_with_another_body_is_refused_elsewhere_too() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn nobody_is_given_a_strangers_answer() {
+async fn no_caller_gets_the_response_of_another() {
     let (_store, mut farm, one, two) = pair().await;
     for (id, extra) in [(1, ""), (2, KEY)] {
         let client = one.send(&post(id, &format!("{extra}Authorization: Bearer a\r\n"))).await;
@@ -420,7 +420,7 @@ async fn nobody_is_given_a_strangers_answer() {
 #[tokio::test(start_paused = true)]
 async fn a_call_whose_replica_died_is_not_run_again() {
     let (_store, mut farm, one, two) = pair().await;
-    // Long enough for the second to have seen the store for a lease.
+    // Long enough that the second replica has reached the store for a lease.
     tokio::time::sleep(LEASE * 2).await;
     let mut streamed = one.send(&post(1, "")).await;
     let mut call = farm.call().await;
@@ -435,11 +435,11 @@ async fn a_call_whose_replica_died_is_not_run_again() {
     let (streamed, silent) = (two.send(&post(1, "")).await, two.send(&json_only(2)).await);
     let seen = streamed.answer("the proxy that ran the call has died").await;
     assert!(seen.contains(PROGRESS) && seen.contains("\"mayHaveRun\":true"), "{seen}");
-    // There is no stream of this one in the store, so that its replica may only be cut off.
+    // The store has no stream of this call, and its replica may only be cut off.
     let seen = silent.answer("store is full, or cannot be reached").await;
     assert!(seen.starts_with("HTTP/1.1 503") && seen.contains("\"id\":2"), "{seen}");
     assert!(seen.contains("\"mayHaveRun\":true"), "{seen}");
-    // Nor later, for as long as an answer would be kept.
+    // Nor later, while a response would be kept.
     tokio::time::sleep(Duration::from_secs(500)).await;
     two.send(&json_only(2)).await.answer("store is full, or cannot be reached").await;
     assert!(farm.is_quiet(), "no tool ran twice");
@@ -450,7 +450,7 @@ async fn a_call_whose_replica_died_is_not_run_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_replica_leaves_behind_on_purpose_is_found() {
+async fn the_responses_of_a_replica_that_left_in_order_are_found() {
     let (_store, mut farm, one, two) = pair().await;
     let client = one.send(&post(1, KEY)).await;
     let mut call = farm.call().await;
@@ -465,7 +465,7 @@ async fn what_a_replica_leaves_behind_on_purpose_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_that_takes_longer_than_answers_are_kept_is_found() {
+async fn a_call_that_runs_longer_than_responses_are_kept_is_found() {
     let (_store, mut farm, one, two) = pair().await;
     let client = one.send(&post(1, KEY)).await;
     let call = farm.call().await;
@@ -479,7 +479,7 @@ async fn a_call_that_takes_longer_than_answers_are_kept_is_found() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
+async fn without_the_store_a_replica_knows_only_its_own_calls_or_takes_none() {
     let (store, mut farm, one, two) = pair().await;
     let strict = Replica::with(&store, 3, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
     store.set_away(true);
@@ -487,7 +487,7 @@ async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
     let call = farm.call().await;
     drop(client);
     settle().await;
-    // Here it is known, elsewhere it is not.
+    // The call is known here, and not at the other replica.
     let again = one.send(&post(1, "")).await;
     settle().await;
     assert!(farm.is_quiet());
@@ -502,7 +502,7 @@ async fn without_the_store_a_replica_knows_its_own_calls_or_takes_none() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_outage_longer_than_the_lease_holds_nobody_up() {
+async fn an_outage_longer_than_the_lease_delays_no_call() {
     let (store, mut farm, one, _two) = pair().await;
     let mut client = one.send(&post(1, "")).await;
     let mut call = farm.call().await;
@@ -515,7 +515,7 @@ async fn an_outage_longer_than_the_lease_holds_nobody_up() {
     let progress = PROGRESS.replace("\"n\":1", "\"n\":2");
     call.event(&progress).await;
     client.until(&progress).await;
-    // It comes back.
+    // The client resumes.
     let id = client.seen.lines().rev().find_map(|line| line.strip_prefix("id: ")).unwrap().to_owned();
     drop(client);
     let head = "GET /mcp HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nMcp-Session-Id: s\r\n";
@@ -535,7 +535,7 @@ async fn an_outage_longer_than_the_lease_holds_nobody_up() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_waited_for() {
+async fn a_session_is_never_served_as_unknown_if_the_store_is_waited_for() {
     let (store, mut farm) = (Memory::default(), Farm::new());
     let one = Replica::with(&store, 1, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
     let two = Replica::with(&store, 2, Some(farm.dial.clone()), OnUnreachable::Refuse).await;
@@ -543,7 +543,7 @@ async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_w
     let mut client = one.send(&post_of(opening, "").replace("Mcp-Session-Id: s\r\n", "")).await;
     let mut call = Pipe::new(farm.calls.recv().await.unwrap());
     call.until("initialize").await;
-    // The session is opened while the store is away: its client hears of it when every replica can know it.
+    // The session is opened during an outage of the store: its client gets the response when every replica can know the session.
     store.set_away(true);
     let opened = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18","capabilities":{},"serverInfo":{"name":"s","version":"1"}}}"#;
     let head = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\nMcp-Session-Id: s\r\n";
@@ -553,7 +553,7 @@ async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_w
     store.set_away(false);
     client.answer("serverInfo").await;
 
-    // The store is away while another replica asks about the session, and back when the call could begin.
+    // The store is unreachable while another replica asks about the session, and back when the call could begin.
     let request = post(1, "");
     let (head, body) = request.split_at(request.len() - 10);
     store.set_away(true);
@@ -575,7 +575,7 @@ async fn a_session_is_never_served_as_one_that_nobody_knows_where_the_store_is_w
 
 #[tokio::test(start_paused = true)]
 async fn a_call_that_is_known_to_run_elsewhere_is_not_run_when_the_store_goes_away() {
-    // At whatever moment between two questions that is.
+    // At any moment between two questions.
     for wait in (0..1000).step_by(50).map(Duration::from_millis) {
         let (store, mut farm, one, two) = pair().await;
         let client = one.send(&json_only(1)).await;
@@ -593,10 +593,10 @@ async fn a_call_that_is_known_to_run_elsewhere_is_not_run_when_the_store_goes_aw
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_record_goes_with_what_it_stands_for() {
+async fn a_claim_is_removed_with_its_call() {
     let (store, mut farm, one, two) = pair().await;
     for wait in 0..10 {
-        // Its client leaves before the call is begun, or while it runs.
+        // The client leaves before the call has begun, or while it runs.
         let client = one.send(&post(1, KEY)).await;
         for _ in 0..wait {
             tokio::task::yield_now().await;
