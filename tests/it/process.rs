@@ -91,10 +91,10 @@ async fn a_health_check_gets_the_balancers_own_response() {
     let admin = proxy.admin.expect("an admin listener");
     Session::open(&proxy, &mut upstream, V2025_11).await;
     let health = ask::health(admin, Probe::Ready).await.expect("an answer");
-    assert_eq!(health, Health { good: true, said: "ready".to_owned() });
+    assert_eq!(health, Health { is_good: true, text: "ready".to_owned() });
     ask::drain(admin).await.expect("drained");
     let health = ask::health(admin, Probe::Ready).await.expect("an answer");
-    assert_eq!(health, Health { good: false, said: "draining".to_owned() });
+    assert_eq!(health, Health { is_good: false, text: "draining".to_owned() });
     assert!(ask::health(admin, Probe::Live).await.expect("an answer").good, "it drains, and runs");
 }
 
