@@ -1,9 +1,9 @@
 //! Messages of the proxy's own around those of the upstream: what the dialects announce.
 
-use super::Machine;
-use super::states::Phase;
-use crate::protocol::dialect::Status;
-use crate::protocol::ids::{Seq, StreamKind};
+use serde::{Deserialize, Serialize};
+
+use super::numbering::Numbering;
+use crate::protocol::ids::Seq;
 
 /// What is logged before the upstream's first message and behind its last one. Events like any other, but for one thing: they
 /// are nothing that a client waits for.
@@ -15,65 +15,62 @@ pub struct Frame {
     pub closing: Option<Vec<u8>>,
 }
 
+/// The announcements of one stream: those still to be logged, and the events of those that were.
 #[derive(Debug)]
-pub(super) struct Framed {
-    pub(super) frame: Frame,
+pub(super) struct AnnouncementState {
+    pending: Frame,
     /// The last event of the opening; 0 before it was logged.
-    pub(super) opened: Seq,
+    opened: Seq,
     /// The closing's event.
-    pub(super) closed: Option<Seq>,
+    closed: Option<Seq>,
 }
 
-impl Machine {
-    /// The stream is to be framed. To be told before its head.
-    pub fn handle_frame(&mut self, frame: Frame) {
-        self.framed = Some(Box::new(Framed { frame, opened: Seq(0), closed: None }));
+/// The part of [`AnnouncementState`] that another process needs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct AnnouncementRecord {
+    opened: Seq,
+    closed: Option<Seq>,
+    /// What is still to be logged behind the last message.
+    closing: Option<String>,
+}
+
+impl AnnouncementState {
+    pub(super) fn new(pending: Frame) -> Self {
+        Self { pending, opened: Seq(0), closed: None }
     }
 
-    pub(super) fn stage_opening(&mut self) {
-        let Some(framed) = &mut self.framed else { return };
-        for message in std::mem::take(&mut framed.frame.opening) {
-            framed.opened = self.staged.push(b"message", &message);
+    pub(super) fn restore(AnnouncementRecord { opened, closed, closing }: AnnouncementRecord) -> Self {
+        let pending = Frame { opening: Vec::new(), closing: closing.map(String::into_bytes) };
+        Self { pending, opened, closed }
+    }
+
+    pub(super) fn record(&self) -> AnnouncementRecord {
+        // The proxy's own JSON.
+        let closing = self.pending.closing.as_ref().map(|message| String::from_utf8_lossy(message).into_owned());
+        AnnouncementRecord { opened: self.opened, closed: self.closed, closing }
+    }
+
+    /// Logs the opening, once.
+    pub(super) fn log_opening(&mut self, numbering: &mut Numbering) {
+        for message in std::mem::take(&mut self.pending.opening) {
+            self.opened = numbering.push(b"message", &message);
         }
     }
 
-    pub(super) fn stage_closing(&mut self) {
-        if self.phase == Phase::Open
-            && let Some(framed) = &mut self.framed
-            && let Some(message) = framed.frame.closing.take()
-        {
-            framed.closed = Some(self.staged.push(b"message", &message));
+    /// Logs the closing, once.
+    pub(super) fn log_closing(&mut self, numbering: &mut Numbering) {
+        if let Some(message) = self.pending.closing.take() {
+            self.closed = Some(numbering.push(b"message", &message));
         }
     }
 
-    /// Where one goes on who names no event: after the last that was confirmed, or at the first that is kept.
-    pub fn undelivered_after(&self) -> Seq {
-        self.reader.confirmed().max(self.trimmed)
+    /// The last event of the opening; 0 before it was logged.
+    pub(super) fn opened(&self) -> Seq {
+        self.opened
     }
 
-    /// Where the stream stands, for a client that has everything up to `after` (`None`: up to what it has confirmed).
-    pub fn status(&self, after: Option<Seq>) -> Status {
-        let confirmed = self.reader.confirmed().max(after.filter(|after| *after <= self.tail).unwrap_or_default());
-        Status {
-            is_completed: match self.policy.kind {
-                StreamKind::Request => self.is_answered() && self.phase != Phase::Waiting,
-                StreamKind::Standalone => self.is_sealed(),
-            },
-            has_failed: self.debts.has_error(),
-            pending: self.pending(confirmed),
-            awaits_input: self.asks.has_outstanding() && !self.is_sealed(),
-            has_request: self.asks.has_outstanding_after(confirmed) && !self.is_sealed(),
-            has_error: self.debts.last_error().is_some_and(|seq| confirmed < seq && seq <= self.tail),
-        }
-    }
-
-    /// The messages after `confirmed` that a client has to get.
-    fn pending(&self, confirmed: Seq) -> u64 {
-        let (opened, closed) = self.framed.as_ref().map_or((Seq(0), None), |framed| (framed.opened, framed.closed));
-        let after = confirmed.max(opened).max(self.trimmed);
-        let is_later = |seq: &Seq| after < *seq && *seq <= self.tail;
-        let announced = closed.filter(is_later).is_some();
-        let answered = self.asks.spent_between(after, self.tail);
-        self.tail.0.saturating_sub(after.0) - u64::from(announced) - answered
+    /// The event of the closing, or `None` before it was logged.
+    pub(super) fn closed(&self) -> Option<Seq> {
+        self.closed
     }
 }

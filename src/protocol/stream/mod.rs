@@ -20,6 +20,7 @@ mod announcements;
 mod batch;
 mod getters;
 mod input_turn;
+mod numbering;
 mod owed_responses;
 mod places;
 mod policy;
@@ -30,22 +31,25 @@ mod snapshot;
 mod states;
 #[cfg(test)]
 mod tests;
+mod timeouts;
 mod timers;
 mod upstream;
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use announcements::AnnouncementState;
 pub use announcements::Frame;
-use announcements::Framed;
 pub use batch::Batch;
-use input_turn::Turns;
+use input_turn::InputTurn;
+use numbering::Numbering;
 pub use owed_responses::{Debt, Debts};
 pub use policy::Policy;
 pub use reader::Reader;
 pub use server_requests::{Answer, Asks};
 pub use snapshot::{Marks, Snapshot};
 pub use states::{Effect, Outcome, Phase, Place};
+use timers::{Timer, TimerTable};
 pub use upstream::Ending;
 use upstream::{Next, Upstream};
 
@@ -64,62 +68,52 @@ pub struct Machine {
     asks: Asks,
     reader: Reader,
     upstream: Upstream,
-    /// The last number the store accepted.
-    tail: Seq,
-    /// Numbered events that are not with the store yet.
-    staged: Batch,
-    /// Numbered events that the store has been handed and has not accepted yet.
-    storing: usize,
+    numbering: Numbering,
     sealing: Option<Outcome>,
     /// Why the proxy ended it, where it did.
     failure: Option<Failure>,
-    trimmed: Seq,
     last_retry: Duration,
-    commit_at: Option<Instant>,
-    call_until: Option<Instant>,
-    cancel_until: Option<Instant>,
-    linger_until: Option<Instant>,
-    full_since: Option<Instant>,
+    timers: TimerTable,
     delivered: bool,
     cancelled: bool,
     /// No token opens it any more, whatever became of it before.
     revoked: bool,
-    turns: Turns,
+    input_turn: InputTurn,
     /// What stands around the messages of the upstream. `None` for most streams.
-    framed: Option<Box<Framed>>,
+    announcements: Option<Box<AnnouncementState>>,
     effects: VecDeque<Effect>,
 }
 
 impl Machine {
     /// A stream that owes a response for each of `ids` (none for a standalone stream), its upstream call just begun.
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
-        Self {
+        let mut machine = Self {
             phase: Phase::Waiting,
             committed: false,
             debts: Debts::new(ids),
             asks: Asks::default(),
             reader: Reader::new(now),
             upstream: Upstream::new(),
-            tail: Seq(0),
-            staged: Batch::starting_at(Seq(1)),
-            storing: 0,
+            numbering: Numbering::new(),
             sealing: None,
             failure: None,
-            trimmed: Seq(0),
             last_retry: policy.retry,
-            commit_at: policy.commit_after.map(|after| now + after),
-            call_until: policy.call_timeout.map(|timeout| now + timeout),
-            cancel_until: None,
-            linger_until: None,
-            full_since: None,
+            timers: TimerTable::default(),
             delivered: false,
             cancelled: false,
             revoked: false,
-            turns: Turns { quiet_since: now, began_at: None },
-            framed: None,
+            input_turn: InputTurn::new(now),
+            announcements: None,
             effects: VecDeque::new(),
             policy: Box::new(policy),
-        }
+        };
+        machine.start_timers(now);
+        machine
+    }
+
+    /// The stream is to be framed. To be told before its head.
+    pub fn handle_frame(&mut self, frame: Frame) {
+        self.announcements = Some(Box::new(AnnouncementState::new(frame)));
     }
 
     // ── what the upstream does ────────────────────────────────────────────────────────────────────────────────────────
@@ -128,6 +122,7 @@ impl Machine {
     /// stream has ended.
     pub fn handle_stream_head(&mut self) -> bool {
         self.upstream.opened();
+        self.timers.stop(Timer::Reopen);
         self.open(false)
     }
 
@@ -135,8 +130,7 @@ impl Machine {
     pub fn handle_plain_head(&mut self) -> bool {
         let passes = self.phase == Phase::Waiting;
         if passes {
-            self.phase = Phase::Passed;
-            self.commit_at = None;
+            self.pass();
         }
         passes
     }
@@ -152,7 +146,7 @@ impl Machine {
     /// Makes room for so many events that are about to come, with so many bytes of data together.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
         if self.is_logging() {
-            self.staged.reserve(events, bytes);
+            self.numbering.reserve(events, bytes);
         }
     }
 
@@ -161,8 +155,8 @@ impl Machine {
         if !self.is_logging() {
             return;
         }
-        let seq = self.staged.push(name, data);
-        self.turns.quiet_since = now;
+        let seq = self.numbering.push(name, data);
+        self.input_turn.note_activity(now);
         let owed = !self.debts.is_settled();
         // What does not decode is an opaque event: only framing, size or a missing response fails a call. And of what does decode,
         // only what has an id matters here.
@@ -177,8 +171,11 @@ impl Machine {
         // While a cancelled request may still answer, only the response that settles the debts ends the stream this early.
         let paid = owed && self.debts.is_settled();
         let complete = self.policy.kind == StreamKind::Request && self.debts.is_answered();
-        if (paid || complete) && self.linger_until.is_none() {
-            self.linger_until = Some(now + self.policy.linger);
+        if paid {
+            self.timers.stop(Timer::Call);
+        }
+        if (paid || complete) && !self.timers.is_set(Timer::Linger) {
+            self.timers.set(Timer::Linger, now + self.policy.linger);
         }
     }
 
@@ -190,10 +187,16 @@ impl Machine {
         if self.owes_nothing() {
             return self.begin_seal(self.settled_outcome(), now);
         }
-        match self.upstream.after_end(ending, &self.policy, now) {
-            Next::Reopen => {}
-            Next::ReopenAnew => self.effects.push_back(Effect::TellGap),
-            Next::Fail(failure) => self.give_up(Outcome::Failed, failure, now),
+        match self.upstream.after_end(ending, &self.policy) {
+            Next::Reopen(pause) => self.timers.set(Timer::Reopen, now + pause),
+            Next::ReopenAnew(pause) => {
+                self.timers.set(Timer::Reopen, now + pause);
+                self.effects.push_back(Effect::TellGap);
+            }
+            Next::Fail(failure) => {
+                self.timers.stop(Timer::Reopen);
+                self.give_up(Outcome::Failed, failure, now);
+            }
         }
     }
 
@@ -201,9 +204,8 @@ impl Machine {
     /// status (nothing was committed).
     pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
         if self.phase == Phase::Waiting {
-            self.phase = Phase::Passed;
-            self.commit_at = None;
-            self.upstream.closed();
+            self.pass();
+            self.timers.stop(Timer::Reopen);
             return true;
         }
         self.give_up(Outcome::Failed, failure, now);
@@ -215,17 +217,21 @@ impl Machine {
     /// A connection takes the stream to read it after `cursor`. The one before it, if any, is no longer the reader.
     pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.reader.attach(attach, cursor, now);
+        self.timers.stop(Timer::Abandon);
     }
 
     /// A connection left. Nothing happens unless it was the reader.
     pub fn handle_detach(&mut self, attach: AttachId, now: Instant) {
-        self.reader.detach(attach, now);
+        if self.reader.detach(attach, now) {
+            self.restart_abandon();
+        }
     }
 
     /// An id and a `retry` were written downstream.
     pub fn handle_primed(&mut self, retry: Duration) {
         self.reader.prime();
         self.last_retry = retry;
+        self.restart_abandon();
     }
 
     /// Events up to `upto` were written to the reader.
@@ -233,12 +239,15 @@ impl Machine {
         // Somebody takes something: a replay counts as well.
         self.handle_taking(now);
         self.reader.write(upto);
+        if !self.reader.is_attached() {
+            self.restart_abandon();
+        }
     }
 
     /// The reader took a part of the event that follows: the stream is read, however slowly.
     pub fn handle_taking(&mut self, now: Instant) {
-        if self.full_since.is_some() {
-            self.full_since = Some(now);
+        if self.timers.is_set(Timer::Full) {
+            self.timers.set(Timer::Full, now + self.policy.full_wait);
         }
     }
 
@@ -256,7 +265,7 @@ impl Machine {
 
     /// A client asked for what follows `cursor`: whatever precedes it has arrived. Restarts the timers.
     pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
-        if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail) {
+        if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail()) {
             self.reader.confirm(cursor);
         }
         self.handle_touch(now);
@@ -266,6 +275,7 @@ impl Machine {
     pub fn handle_touch(&mut self, now: Instant) {
         if !self.reader.is_attached() {
             self.reader.touch(now);
+            self.restart_abandon();
         }
     }
 
@@ -282,12 +292,24 @@ impl Machine {
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
         // Where nothing else announces the token, whoever has it has it from an interim result: no later one than the first.
-        self.reader.tell(attach, upto, self.framed.is_none());
+        self.reader.tell(attach, upto, self.announcements.is_none());
     }
 
     /// What became of that: it has arrived, or its connection ended before anybody knew.
     pub fn handle_interim_settled(&mut self, attach: AttachId, has_arrived: bool) {
         self.reader.settle(attach, has_arrived);
+    }
+
+    /// Begins the client's turn if it is due for one that has everything up to `cursor`, which is remembered. False when there is
+    /// more for it, or nothing to wait for.
+    pub fn handle_turn(&mut self, cursor: Seq, now: Instant) -> bool {
+        let is_due = self.turn_at().is_some_and(|at| at <= now);
+        let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
+        let begins = is_due && has_all;
+        if begins {
+            self.input_turn.begin(cursor);
+        }
+        begins
     }
 
     /// The client cancels one of its requests. False when there is nothing to cancel. From here on the stream's tokens are
@@ -298,7 +320,8 @@ impl Machine {
         }
         if self.debts.is_settled() {
             self.cancelled = true;
-            self.cancel_until = Some(now + self.policy.cancel_grace);
+            self.timers.stop(Timer::Call);
+            self.timers.set(Timer::CancelGrace, now + self.policy.cancel_grace);
         }
         true
     }
@@ -313,7 +336,7 @@ impl Machine {
         match self.asks.answer(id) {
             Answer::First if self.is_sealed() => Answer::Late,
             Answer::First => {
-                self.turns.quiet_since = now;
+                self.input_turn.note_activity(now);
                 Answer::First
             }
             answer @ (Answer::Again | Answer::Late | Answer::Unknown) => answer,
@@ -346,8 +369,7 @@ impl Machine {
 
     /// The store accepted the batch that [`Self::poll_batch`] handed out: its events may be read now.
     pub fn handle_stored(&mut self, now: Instant) {
-        self.tail = Seq(self.tail.0 + self.storing as u64);
-        self.storing = 0;
+        self.numbering.note_stored();
         self.finish_seal(now);
     }
 
@@ -355,9 +377,8 @@ impl Machine {
     /// Nothing staged will ever be stored, the errors that are owed included, so nobody may read it: the stream ends where the
     /// store has it.
     pub fn handle_refused(&mut self, now: Instant) {
-        self.storing = 0;
-        self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
-        self.framed = None;
+        self.numbering.note_refused();
+        self.announcements = None;
         self.failure = Some(Failure::after_send(ErrorCode::StoreFailed));
         self.begin_seal(Outcome::Failed, now);
         self.finish_seal(now);
@@ -365,32 +386,26 @@ impl Machine {
 
     /// The log dropped its events up to `upto`.
     pub fn handle_trimmed(&mut self, upto: Seq) {
-        self.trimmed = self.trimmed.max(upto);
-        self.asks.handle_trimmed(self.trimmed);
+        self.numbering.note_trimmed(upto);
+        self.asks.handle_trimmed(self.trimmed());
     }
 
     /// The log is over its bounds (or no longer is) although everything releasable was dropped. A stream that has ended
     /// needs no more room.
     pub fn handle_full(&mut self, full: bool, now: Instant) {
-        if self.sealing.is_some() {
+        if self.sealing.is_some() || !self.policy.pauses {
             return;
         }
-        match (full, self.full_since) {
-            (true, None) => self.full_since = Some(now),
-            (false, Some(_)) => self.full_since = None,
-            (true, Some(_)) | (false, None) => {}
+        if !full {
+            self.timers.stop(Timer::Full);
+        } else if !self.timers.is_set(Timer::Full) {
+            self.timers.set(Timer::Full, now + self.policy.full_wait);
         }
     }
 
     /// The next batch to store, in order. `None` while one is being stored or nothing is staged.
     pub fn poll_batch(&mut self) -> Option<Batch> {
-        if self.storing > 0 || self.staged.is_empty() {
-            return None;
-        }
-        let next = Seq(self.tail.0 + self.staged.len() as u64 + 1);
-        let batch = std::mem::replace(&mut self.staged, Batch::starting_at(next));
-        self.storing = batch.len();
-        Some(batch)
+        self.numbering.take_batch()
     }
 
     /// The next thing to do.
@@ -405,14 +420,24 @@ impl Machine {
     }
 
     fn open(&mut self, committed: bool) -> bool {
-        self.commit_at = None;
+        self.timers.stop(Timer::Commit);
         let opens = self.phase == Phase::Waiting;
         if opens {
             self.phase = Phase::Open;
             self.committed = committed;
-            self.stage_opening();
+            if let Some(announcements) = &mut self.announcements {
+                announcements.log_opening(&mut self.numbering);
+            }
         }
         opens
+    }
+
+    /// The upstream's answer passes as it is.
+    fn pass(&mut self) {
+        self.phase = Phase::Passed;
+        for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
+            self.timers.stop(timer);
+        }
     }
 
     fn note_message(&mut self, message: &Message, seq: Seq, only_asks: bool, now: Instant) {

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::snapshot::Known;
+use serde::{Deserialize, Serialize};
+
 use crate::protocol::ids::{AttachId, Seq};
 
 /// Takeovers closer together than this count as two readers chasing each other.
@@ -34,6 +35,18 @@ pub struct Reader {
     last_takeover: Option<Instant>,
     /// The last connection ended in peace after it had carried everything.
     has_parted: bool,
+}
+
+/// What is known of its readers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Known {
+    pub(super) primed: bool,
+    pub(super) returned: bool,
+    pub(super) by_url: bool,
+    pub(super) written: Seq,
+    pub(super) confirmed: Seq,
+    pub(super) has_told: bool,
+    pub(super) told: Seq,
 }
 
 impl Reader {

@@ -37,8 +37,8 @@ impl Machine {
         if self.phase != Phase::Open || self.sealing.is_some() {
             return;
         }
-        let Self { debts, staged, .. } = self;
-        debts.fail_due(|id| staged.push(b"message", &failure.to_message(Some(id))));
+        let Self { debts, numbering, .. } = self;
+        debts.fail_due(|id| numbering.push(b"message", &failure.to_message(Some(id))));
     }
 
     pub(super) fn announce_cancel(&mut self) {
@@ -52,14 +52,13 @@ impl Machine {
         if self.is_sealed() || self.sealing.is_some() {
             return;
         }
-        self.stage_closing();
+        if self.phase == Phase::Open
+            && let Some(announcements) = &mut self.announcements
+        {
+            announcements.log_closing(&mut self.numbering);
+        }
         self.sealing = Some(outcome);
-        self.commit_at = None;
-        self.linger_until = None;
-        self.cancel_until = None;
-        self.call_until = None;
-        self.full_since = None;
-        self.upstream.closed();
+        self.timers.stop_all();
         self.effects.push_back(Effect::Close);
         self.finish_seal(now);
     }
@@ -67,8 +66,7 @@ impl Machine {
     /// Invariant 2 holds for the end too: a stream is sealed when its last event is with the store.
     pub(super) fn finish_seal(&mut self, now: Instant) {
         if let Some(outcome) = self.sealing
-            && self.storing == 0
-            && self.staged.is_empty()
+            && self.numbering.is_stored()
             && !self.is_sealed()
         {
             self.phase = Phase::Sealed { outcome, at: now };

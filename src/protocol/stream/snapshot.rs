@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::announcements::Framed;
+use super::announcements::{AnnouncementRecord, AnnouncementState};
+use super::numbering::Numbering;
 use super::owed_responses::Debt;
 use super::places::Places;
+use super::reader::Known;
+use super::server_requests::Asked;
 use super::states::{Outcome, Phase};
-use super::{Batch, Frame, Machine, Policy};
+use super::timers::Timer;
+use super::{Machine, Policy};
 use crate::protocol::error::Failure;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
@@ -33,40 +37,10 @@ pub struct Snapshot {
     delivered: bool,
     cancelled: bool,
     revoked: bool,
-    framed: Option<Around>,
+    framed: Option<AnnouncementRecord>,
     /// The last event that it takes into account; none in what earlier versions wrote.
     #[serde(default)]
     upto: Seq,
-}
-
-/// A server→client request.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Asked {
-    pub(super) id: RequestId,
-    pub(super) seq: Seq,
-    pub(super) alone: bool,
-    pub(super) answered: bool,
-}
-
-/// What is known of its readers.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Known {
-    pub(super) primed: bool,
-    pub(super) returned: bool,
-    pub(super) by_url: bool,
-    pub(super) written: Seq,
-    pub(super) confirmed: Seq,
-    pub(super) has_told: bool,
-    pub(super) told: Seq,
-}
-
-/// The messages around those of the upstream.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Around {
-    opened: Seq,
-    closed: Option<Seq>,
-    /// What is still to be logged behind the last message.
-    closing: Option<String>,
 }
 
 /// The parts of a snapshot that must not be lost with the process. What is left out may be old there.
@@ -109,12 +83,7 @@ impl Machine {
             cancelled: self.cancelled,
             revoked: self.revoked,
             upto: self.numbered_upto(),
-            framed: self.framed.as_ref().map(|framed| Around {
-                opened: framed.opened,
-                closed: framed.closed,
-                // The proxy's own JSON.
-                closing: framed.frame.closing.as_ref().map(|message| String::from_utf8_lossy(message).into_owned()),
-            }),
+            framed: self.announcements.as_ref().map(|announcements| announcements.record()),
         }
     }
 
@@ -145,12 +114,9 @@ impl Machine {
         let mut machine = Self::new(policy, ids, now);
         machine.phase = Phase::Open;
         machine.committed = true;
-        machine.commit_at = None;
-        machine.call_until = None;
-        machine.upstream.closed();
-        machine.tail = tail;
-        machine.trimmed = trimmed;
-        machine.staged = Batch::starting_at(Seq(tail.0 + 1));
+        machine.timers.stop(Timer::Commit);
+        machine.timers.stop(Timer::Call);
+        machine.numbering = Numbering::following(tail, trimmed);
         if let Some(snapshot) = snapshot {
             machine.reader.restore(snapshot.reader);
             machine.apply(snapshot);
@@ -183,6 +149,7 @@ impl Machine {
         let mut machine = Self::restore(policy, Vec::new(), snapshot, tail, trimmed, since);
         machine.sealing = Some(outcome);
         machine.phase = Phase::Sealed { outcome, at };
+        machine.timers.stop_all();
         machine.delivered = true;
         machine.reader.note_earlier(connections);
         machine
@@ -191,10 +158,8 @@ impl Machine {
     /// The stream's writer is elsewhere and has logged up to `tail` (behind what is known here, or as far) and trimmed up to `trimmed`. Who
     /// reads it here is as it was.
     pub fn handle_elsewhere(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
-        self.tail = self.tail.max(tail);
-        self.trimmed = self.trimmed.max(trimmed);
-        self.asks.handle_trimmed(self.trimmed);
-        self.staged = Batch::starting_at(Seq(self.tail.0 + 1));
+        self.numbering.note_remote_tail(tail);
+        self.handle_trimmed(trimmed);
         if let Some(snapshot) = snapshot {
             self.reader.learn(snapshot.reader);
             self.apply(snapshot);
@@ -206,6 +171,7 @@ impl Machine {
         if !self.is_sealed() {
             let outcome = self.sealing.take().unwrap_or(Outcome::Failed);
             self.phase = Phase::Sealed { outcome, at: now };
+            self.timers.stop_all();
         }
     }
 
@@ -213,15 +179,13 @@ impl Machine {
         self.sealing = snapshot.ending;
         self.failure = snapshot.failure;
         self.debts.restore(snapshot.debts, snapshot.last_error);
-        self.asks.restore(snapshot.asks, snapshot.spent, self.turns.quiet_since);
-        self.asks.handle_trimmed(self.trimmed);
+        self.asks.restore(snapshot.asks, snapshot.spent, self.input_turn.quiet_since());
+        self.asks.handle_trimmed(self.trimmed());
         self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
         self.delivered |= snapshot.delivered;
         self.cancelled |= snapshot.cancelled;
         self.revoked |= snapshot.revoked;
-        self.framed = snapshot.framed.map(|Around { opened, closed, closing }| {
-            let frame = Frame { opening: Vec::new(), closing: closing.map(String::into_bytes) };
-            Box::new(Framed { frame, opened, closed })
-        });
+        self.announcements = snapshot.framed.map(|record| Box::new(AnnouncementState::restore(record)));
+        self.restart_abandon();
     }
 }

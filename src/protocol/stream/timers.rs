@@ -1,77 +1,64 @@
-//! When something is due that nobody tells the machine of, and what happens then.
+//! The deadlines of a stream, one place for each.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use super::Machine;
-use super::states::{Effect, Outcome, Phase};
-use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::Era;
+/// A deadline of a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Timer {
+    /// The proxy begins the response itself.
+    Commit,
+    /// The upstream is asked to go on.
+    Reopen,
+    /// The time for messages after the last owed response ends.
+    Linger,
+    /// The time for a response to a cancelled request ends.
+    CancelGrace,
+    /// The upstream call has taken too long.
+    Call,
+    /// No reader has taken anything from the full stream for too long.
+    Full,
+    /// No reader has come back in time.
+    Abandon,
+}
 
-impl Machine {
-    /// Time has passed: whatever was due by `now` happens.
-    pub fn handle_timeout(&mut self, now: Instant) {
-        let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
-        if due(self.commit_at) {
-            self.open(true);
-        }
-        if due(self.upstream.reopen_at()) {
-            self.effects.push_back(Effect::Reopen(self.upstream.reopen()));
-        }
-        if due(self.linger_until) || due(self.cancel_until) {
-            let outcome = self.settled_outcome();
-            self.begin_seal(outcome, now);
-        }
-        if due(self.call_deadline()) {
-            self.announce_cancel();
-            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
-        }
-        if due(self.full_deadline()) {
-            self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now);
-        }
-        if due(self.abandon_at()) {
-            self.announce_cancel();
-            self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
-        }
+impl Timer {
+    /// Every timer, in the order in which timers that are due at once fire.
+    pub(super) const ALL: [Self; 7] =
+        [Self::Commit, Self::Reopen, Self::Linger, Self::CancelGrace, Self::Call, Self::Full, Self::Abandon];
+}
+
+/// The timers of one stream: a time for each that runs.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TimerTable([Option<Instant>; Timer::ALL.len()]);
+
+impl TimerTable {
+    /// Starts `timer`, or moves it.
+    pub(super) fn set(&mut self, timer: Timer, at: Instant) {
+        self.0[timer as usize] = Some(at);
     }
 
-    /// When [`Self::handle_timeout`] has something to do. `None` for a sealed stream, whose retention is
-    /// [`Self::readable_until`].
-    pub fn poll_timeout(&self) -> Option<Instant> {
-        if self.is_sealed() {
-            return None;
-        }
-        [
-            self.commit_at,
-            self.upstream.reopen_at(),
-            self.linger_until,
-            self.cancel_until,
-            self.call_deadline(),
-            self.full_deadline(),
-            self.abandon_at(),
-        ]
-        .into_iter()
-        .flatten()
-        .min()
+    /// Stops `timer`.
+    pub(super) fn stop(&mut self, timer: Timer) {
+        self.0[timer as usize] = None;
     }
 
-    fn call_deadline(&self) -> Option<Instant> {
-        self.call_until.filter(|_| !self.debts.is_settled() && self.phase != Phase::Passed)
+    /// Stops every timer.
+    pub(super) fn stop_all(&mut self) {
+        *self = Self::default();
     }
 
-    fn full_deadline(&self) -> Option<Instant> {
-        self.full_since.filter(|_| self.policy.pauses).map(|since| since + self.policy.full_wait)
+    /// True if `timer` runs.
+    pub(super) fn is_set(&self, timer: Timer) -> bool {
+        self.0[timer as usize].is_some()
     }
 
-    /// When a stream that nobody reads is given up.
-    fn abandon_at(&self) -> Option<Instant> {
-        if self.reader.is_attached() || self.sealing.is_some() || self.phase == Phase::Passed {
-            return None;
-        }
-        let wait = match self.policy.era {
-            Era::Legacy => self.policy.max_wait,
-            Era::Modern if !self.reader.is_primed() && !self.policy.keyed => Some(Duration::ZERO),
-            Era::Modern => Some(self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1))),
-        };
-        wait.map(|wait| self.reader.since() + wait)
+    /// True if `timer` is due at `now`.
+    pub(super) fn is_due(&self, timer: Timer, now: Instant) -> bool {
+        self.0[timer as usize].is_some_and(|at| at <= now)
+    }
+
+    /// The earliest deadline, or `None` if no timer runs.
+    pub(super) fn next(&self) -> Option<Instant> {
+        self.0.iter().flatten().min().copied()
     }
 }

@@ -1,11 +1,10 @@
 //! Where the upstream call stands, and whether it can be taken up again after its response ended.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::Policy;
-use crate::backoff::Backoff;
+use super::policy::Policy;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::sse;
@@ -36,60 +35,34 @@ pub enum Ending {
 
 /// What follows an ending.
 pub(super) enum Next {
-    /// The call is taken up again at [`Upstream::reopen_at`].
-    Reopen,
+    /// The call is taken up again after this pause.
+    Reopen(Duration),
     /// The same, without the id that was refused: what came after that one is lost.
-    ReopenAnew,
+    ReopenAnew(Duration),
     /// It is over.
     Fail(Failure),
-}
-
-#[derive(Debug)]
-enum State {
-    /// The request is under way or its response is being read.
-    Reading,
-    /// The response ended; it is asked for again at this time.
-    Pausing { until: Instant },
-    /// It has been asked for again.
-    Reopening,
-    /// Nothing is expected any more.
-    Closed,
 }
 
 /// The upstream half of a stream.
 #[derive(Debug)]
 pub(super) struct Upstream {
-    state: State,
     last_id: Option<Bytes>,
     /// Whether `last_id` came with the response that is being read: an end that brought none is a failure.
     id_is_new: bool,
     /// Whether the response that is awaited was asked for by `last_id`.
     id_was_named: bool,
     retry: Duration,
-    /// Pauses of a standalone stream's attempts since its last response; `None` before the first attempt.
-    backoff: Option<Backoff>,
+    attempts: u32,
 }
 
 impl Upstream {
     pub(super) fn new() -> Self {
-        Self {
-            state: State::Reading,
-            last_id: None,
-            id_is_new: false,
-            id_was_named: false,
-            retry: DEFAULT_RETRY,
-            backoff: None,
-        }
+        Self { last_id: None, id_is_new: false, id_was_named: false, retry: DEFAULT_RETRY, attempts: 0 }
     }
 
     pub(super) fn opened(&mut self) {
-        self.state = State::Reading;
         self.id_was_named = false;
-        self.backoff = None;
-    }
-
-    pub(super) fn closed(&mut self) {
-        self.state = State::Closed;
+        self.attempts = 0;
     }
 
     /// Keeps the id and `retry` of an event. An id that cannot stand in a header cannot be come back with.
@@ -103,7 +76,7 @@ impl Upstream {
         }
     }
 
-    pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy, now: Instant) -> Next {
+    pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy) -> Next {
         let anew = policy.kind == StreamKind::Standalone && self.takes_back_id(ending);
         let pause = match policy.kind {
             StreamKind::Standalone if anew => Ok(self.back_off()),
@@ -111,14 +84,9 @@ impl Upstream {
             StreamKind::Request => self.request_pause(ending, policy),
         };
         match pause {
-            Ok(pause) => {
-                self.state = State::Pausing { until: now + pause };
-                if anew { Next::ReopenAnew } else { Next::Reopen }
-            }
-            Err(failure) => {
-                self.state = State::Closed;
-                Next::Fail(failure)
-            }
+            Ok(pause) if anew => Next::ReopenAnew(pause),
+            Ok(pause) => Next::Reopen(pause),
+            Err(failure) => Next::Fail(failure),
         }
     }
 
@@ -160,19 +128,13 @@ impl Upstream {
 
     fn back_off(&mut self) -> Duration {
         let first = self.retry.max(STANDALONE_PAUSE_MIN);
-        self.backoff.get_or_insert_with(|| Backoff::new(first, BACKOFF_MAX.max(first))).next_pause()
-    }
-
-    pub(super) fn reopen_at(&self) -> Option<Instant> {
-        match self.state {
-            State::Pausing { until } => Some(until),
-            State::Reading | State::Reopening | State::Closed => None,
-        }
+        let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));
+        self.attempts += 1;
+        pause
     }
 
     /// The call is being asked for again: hands out the id to name.
     pub(super) fn reopen(&mut self) -> Option<Bytes> {
-        self.state = State::Reopening;
         self.id_is_new = false;
         self.id_was_named = self.last_id.is_some();
         self.last_id.clone()

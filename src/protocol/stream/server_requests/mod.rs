@@ -9,8 +9,9 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 use super::places::Places;
-use super::snapshot::Asked;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
@@ -77,6 +78,15 @@ struct Same {
     /// Their places, in order: those with an answer come first.
     places: VecDeque<u64>,
     answered: usize,
+}
+
+/// A server→client request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Asked {
+    pub(super) id: RequestId,
+    pub(super) seq: Seq,
+    pub(super) alone: bool,
+    pub(super) answered: bool,
 }
 
 impl Asks {

@@ -1,0 +1,80 @@
+//! When something is due that nobody tells the machine of, and what happens then.
+
+use std::time::{Duration, Instant};
+
+use super::Machine;
+use super::states::{Effect, Outcome, Phase};
+use super::timers::Timer;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers::Era;
+
+impl Machine {
+    /// Time has passed: whatever was due by `now` happens.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        for timer in Timer::ALL {
+            if self.timers.is_due(timer, now) {
+                self.timers.stop(timer);
+                self.fire(timer, now);
+            }
+        }
+    }
+
+    /// When [`Self::handle_timeout`] has something to do. `None` for a sealed stream, whose retention is
+    /// [`Self::readable_until`].
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    fn fire(&mut self, timer: Timer, now: Instant) {
+        match timer {
+            Timer::Commit => {
+                self.open(true);
+            }
+            Timer::Reopen => self.effects.push_back(Effect::Reopen(self.upstream.reopen())),
+            Timer::Linger | Timer::CancelGrace => self.begin_seal(self.settled_outcome(), now),
+            Timer::Call => {
+                self.announce_cancel();
+                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::CallTimedOut), now);
+            }
+            Timer::Full => self.give_up(Outcome::Failed, Failure::after_send(ErrorCode::BoundReached), now),
+            Timer::Abandon => {
+                self.announce_cancel();
+                self.give_up(Outcome::Expired, Failure::after_send(ErrorCode::Abandoned), now);
+            }
+        }
+    }
+
+    pub(super) fn start_timers(&mut self, now: Instant) {
+        if let Some(after) = self.policy.commit_after {
+            self.timers.set(Timer::Commit, now + after);
+        }
+        if let Some(timeout) = self.policy.call_timeout
+            && !self.debts.is_settled()
+        {
+            self.timers.set(Timer::Call, now + timeout);
+        }
+        self.restart_abandon();
+    }
+
+    /// Sets the timer of a stream that nobody reads, by when its reader left and what it was told.
+    pub(super) fn restart_abandon(&mut self) {
+        match self.abandon_at() {
+            Some(at) => self.timers.set(Timer::Abandon, at),
+            None => self.timers.stop(Timer::Abandon),
+        }
+    }
+
+    /// When a stream that nobody reads is given up.
+    fn abandon_at(&self) -> Option<Instant> {
+        let is_over = self.sealing.is_some() || self.is_sealed() || self.phase == Phase::Passed;
+        if is_over || self.reader.is_attached() {
+            return None;
+        }
+        let wait = match self.policy.era {
+            Era::Legacy => self.policy.max_wait?,
+            Era::Modern if !self.reader.is_primed() && !self.policy.keyed => Duration::ZERO,
+            Era::Modern => self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1)),
+        };
+        Some(self.reader.since() + wait)
+    }
+}
