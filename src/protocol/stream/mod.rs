@@ -18,11 +18,11 @@
 
 mod announcements;
 mod batch;
+mod event_set;
 mod getters;
 mod input_turn;
 mod numbering;
 mod owed_responses;
-mod places;
 mod policy;
 mod reader;
 mod seal;

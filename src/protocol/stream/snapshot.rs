@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::announcements::{AnnouncementRecord, AnnouncementState};
+use super::event_set::Places;
 use super::numbering::Numbering;
 use super::owed_responses::Debt;
-use super::places::Places;
 use super::reader::Known;
 use super::server_requests::Asked;
 use super::states::{Outcome, Phase};

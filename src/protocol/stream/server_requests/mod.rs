@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::places::Places;
+use super::event_set::Places;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
