@@ -224,7 +224,7 @@ impl Follow {
     /// what it cannot do without. True when the response is over.
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
-        if stream.look(|machine| machine.policy().pauses) {
+        if stream.look(|machine| machine.policy().can_pause) {
             out.extend_from_slice(&stream_lost_event(self.attachment.handle()));
             self.ended = true;
             return true;
@@ -258,7 +258,7 @@ impl Follow {
             return false;
         }
         let Some(interim) = self.plan.interim.take() else { return false };
-        if self.attachment.stream().look(|machine| machine.debts().is_settled()) {
+        if self.attachment.stream().look(|machine| machine.owed_responses().is_settled()) {
             // What it was waited for is on its way.
             self.set_alarm();
             return false;
@@ -282,7 +282,7 @@ impl Follow {
     /// At the tail: looks when it will be the client's turn.
     fn note_turn(&mut self) {
         if self.plan.turns {
-            let turn_at = self.attachment.stream().look(Machine::turn_at);
+            let turn_at = self.attachment.stream().look(Machine::input_turn_at);
             if turn_at != self.turn_at {
                 self.turn_at = turn_at;
                 self.set_alarm();
@@ -309,7 +309,7 @@ impl Follow {
                 sse::encode_comment(out, "");
                 self.last_write = now;
             }
-            self.turn_at = self.attachment.stream().look(Machine::turn_at).filter(|_| self.plan.turns);
+            self.turn_at = self.attachment.stream().look(Machine::input_turn_at).filter(|_| self.plan.turns);
             self.set_alarm();
             if !out.is_empty() {
                 return Poll::Ready(());

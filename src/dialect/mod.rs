@@ -16,7 +16,7 @@ use std::sync::Arc;
 use crate::event_log::{Slice, Stream};
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::ids::Seq;
-use crate::protocol::stream::Frame;
+use crate::protocol::stream::Announcements;
 
 /// A request that a dialect serves with a stream: `None` in its place is a refusal that says nothing of the reason.
 #[derive(Debug)]
@@ -49,7 +49,7 @@ impl Resumption {
 
 /// Announces on a new stream how it may be resumed, to a client that declared at least one dialect.
 pub fn announce(stream: &Stream, declared: Declared, waits: Waits) {
-    let mut frame = Frame::default();
+    let mut frame = Announcements::default();
     if declared.resumable_requests {
         resumable_requests::announce(&mut frame, stream, waits);
     }

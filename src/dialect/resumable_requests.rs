@@ -9,11 +9,11 @@ use crate::event_log::Stream;
 use crate::protocol::dialect::{self, Waits};
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::Frame;
+use crate::protocol::stream::Announcements;
 
 /// A policy for every request of the stream, before anything else. The standalone stream answers none and gets none.
-pub(super) fn announce(frame: &mut Frame, stream: &Stream, waits: Waits) {
-    let requests: Vec<RequestId> = stream.look(|machine| machine.debts().ids().cloned().collect());
+pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
+    let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
     let token = stream.resume_token();
     frame.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
@@ -30,5 +30,5 @@ pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Opti
 }
 
 fn answers(stream: &Stream, request: &RequestId) -> bool {
-    stream.look(|machine| machine.debts().ids().any(|id| id == request))
+    stream.look(|machine| machine.owed_responses().ids().any(|id| id == request))
 }

@@ -9,11 +9,11 @@ use crate::event_log::Stream;
 use crate::protocol::dialect::{self, Waits};
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::Frame;
+use crate::protocol::stream::Announcements;
 
 /// The stream's name and token first, its end last. A stream that answers several requests, or none, names none.
-pub(super) fn announce(frame: &mut Frame, stream: &Stream, waits: Waits) {
-    let requests: Vec<RequestId> = stream.look(|machine| machine.debts().ids().cloned().collect());
+pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
+    let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
     let request = match requests.as_slice() {
         [only] => Some(only),
         [] | [_, _, ..] => None,

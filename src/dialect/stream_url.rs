@@ -10,7 +10,7 @@ use super::Resumption;
 use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Answer, Place};
+use crate::protocol::stream::{ClientResponse, Place};
 
 /// Where a client comes back to.
 #[derive(Debug)]
@@ -31,8 +31,8 @@ pub fn come_back(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_
         return Return::Lost;
     }
     let (wanted, trimmed, place) = stream.look(|machine| {
-        let wanted = cursor.or_else(|| machine.last_turn()).unwrap_or_default();
-        (wanted, machine.trimmed(), machine.place(wanted))
+        let wanted = cursor.or_else(|| machine.last_input_turn()).unwrap_or_default();
+        (wanted, machine.trimmed(), machine.locate(wanted))
     });
     if cursor.is_some() && place == Place::Lost {
         return Return::Lost;
@@ -60,10 +60,10 @@ pub fn note_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answer
     let mut noted = Answers::default();
     for (message, id) in answers {
         match stream.answer(&id) {
-            Answer::First => noted.given.push((message, Some(id))),
+            ClientResponse::First => noted.given.push((message, Some(id))),
             // Not of this stream: the upstream's to judge.
-            Answer::Unknown => noted.given.push((message, None)),
-            Answer::Again | Answer::Late => noted.repeated += 1,
+            ClientResponse::Unknown => noted.given.push((message, None)),
+            ClientResponse::Duplicate | ClientResponse::Late => noted.repeated += 1,
         }
     }
     noted
@@ -73,8 +73,9 @@ pub fn note_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answer
 pub fn look_at_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answers {
     let mut found = Answers::default();
     for (message, id) in answers {
-        let (waits, is_known) =
-            stream.look(|machine| (machine.asks().outstanding_since(&id).is_some(), machine.asks().knows(&id)));
+        let (waits, is_known) = stream.look(|machine| {
+            (machine.server_requests().outstanding_since(&id).is_some(), machine.server_requests().knows(&id))
+        });
         match (waits, is_known) {
             (true, _) => found.given.push((message, Some(id))),
             (false, false) => found.given.push((message, None)),

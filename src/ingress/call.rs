@@ -295,7 +295,7 @@ impl Ingress {
             era: call.era(),
             max_wait: limits.max_wait,
             modern_grace: streams.modern_grace,
-            keyed: retry.body.is_some(),
+            has_idempotency_key: retry.body.is_some(),
             retention: limits.retention,
             call_timeout: limits.call_timeout,
             cancel_grace: streams.cancel_grace,
@@ -305,10 +305,10 @@ impl Ingress {
             commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(request)),
             retry: self.config.delivery.retry,
             // What nobody reads as a stream is never written, and must not fill it up.
-            pauses: !call.listens && accept.sse,
-            resume_hard_cuts: self.upstream.resumes_hard_cuts(),
-            refuses_asks: !accept.sse,
-            announces_cancel: call.era() == Era::Legacy && !call.initializes,
+            can_pause: !call.listens && accept.sse,
+            should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
+            should_refuse_requests: !accept.sse,
+            should_announce_cancel: call.era() == Era::Legacy && !call.initializes,
         };
         Spec {
             policy,

@@ -26,7 +26,7 @@ use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
-use crate::protocol::stream::Answer;
+use crate::protocol::stream::ClientResponse;
 use crate::simulation::{self, Bug};
 use crate::upstream::{Credentials, ResponseBody, Template};
 
@@ -404,10 +404,14 @@ fn note_responses<'a>(
     for (index, message) in messages.iter().enumerate() {
         let Message::Response { id: Some(id), .. } = message else { continue };
         let outcomes = asking.iter().map(|streams| Sessions::answer(streams, id));
-        match { outcomes }.find(|(outcome, _)| *outcome != Answer::Unknown) {
-            Some((Answer::First, Some(stream))) => answered.push((stream, id.clone())),
-            Some((Answer::Again, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
-            Some((Answer::First | Answer::Again | Answer::Late | Answer::Unknown, _)) | None => {}
+        match { outcomes }.find(|(outcome, _)| *outcome != ClientResponse::Unknown) {
+            Some((ClientResponse::First, Some(stream))) => answered.push((stream, id.clone())),
+            Some((ClientResponse::Duplicate, _)) if !simulation::has(Bug::ForwardsEveryAnswer) => repeated.push(index),
+            Some((
+                ClientResponse::First | ClientResponse::Duplicate | ClientResponse::Late | ClientResponse::Unknown,
+                _,
+            ))
+            | None => {}
         }
     }
     (answered, repeated)
@@ -431,8 +435,9 @@ fn repeated_responses<'a>(
     let asking: Vec<_> = records.flat_map(|session| sessions.asking(session_id, session)).collect();
     let is_repeated = |message: &Message| {
         let Message::Response { id: Some(id), .. } = message else { return false };
-        let waits = |stream: &Arc<Stream>| stream.look(|machine| machine.asks().outstanding_since(id).is_some());
-        let has_answered = |stream: &Arc<Stream>| stream.look(|machine| machine.asks().has_answered(id));
+        let waits =
+            |stream: &Arc<Stream>| stream.look(|machine| machine.server_requests().outstanding_since(id).is_some());
+        let has_answered = |stream: &Arc<Stream>| stream.look(|machine| machine.server_requests().has_answered(id));
         asking.iter().any(has_answered) && !asking.iter().any(waits)
     };
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()

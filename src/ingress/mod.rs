@@ -453,7 +453,7 @@ impl Ingress {
         let returns = || {
             returning
                 || session.is_some_and(|session| session.has_returned() || session.declared().is_any())
-                || stream.look(|machine| machine.reader().has_returned())
+                || stream.look(|machine| machine.reader().has_reconnected())
         };
         let primes = delivery.prime == Prime::All || is_new_enough || returns();
         let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);

@@ -172,7 +172,7 @@ impl Ingress {
         if !reply.may_begin && stream.look(|machine| machine.phase() == Phase::Waiting) {
             poll_fn(|cx| attachment.poll_head_anyway(cx)).await;
         }
-        let is_due = stream.look(|machine| !machine.debts().is_settled());
+        let is_due = stream.look(|machine| !machine.owed_responses().is_settled());
         if !is_due || !stream.commit() {
             return None;
         }

@@ -42,7 +42,7 @@ impl Ingress {
             Err(unproven) => return self.refuse_unproven(unproven),
         };
         let placed = found.and_then(|(stream, cursor)| {
-            let place = stream.look(|machine| machine.place(cursor));
+            let place = stream.look(|machine| machine.locate(cursor));
             let slice = stream.find_slice(id.handle_text());
             let is_known = slice.is_some() || stream.slicing().is_none();
             is_known.then_some((stream, cursor, slice, place))
@@ -338,7 +338,7 @@ impl Ingress {
             era: Era::Legacy,
             max_wait: streams.max_wait,
             modern_grace: streams.modern_grace,
-            keyed: false,
+            has_idempotency_key: false,
             retention: streams.retention,
             call_timeout: None,
             cancel_grace: streams.cancel_grace,
@@ -347,10 +347,10 @@ impl Ingress {
             input_grace: self.config.dialects.input_grace,
             commit_after: None,
             retry: self.config.delivery.retry,
-            pauses: false,
-            resume_hard_cuts: true,
-            refuses_asks: false,
-            announces_cancel: false,
+            can_pause: false,
+            should_resume_hard_cuts: true,
+            should_refuse_requests: false,
+            should_announce_cancel: false,
         }
     }
 

@@ -182,8 +182,8 @@ pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancel
     let those = |is_one: fn(&Machine) -> bool| -> Vec<Arc<Stream>> {
         streams.iter().filter(|stream| stream.look(is_one)).cloned().collect()
     };
-    let asking = those(|machine| !machine.asks().is_empty());
+    let asking = those(|machine| !machine.server_requests().is_empty());
     let running = those(|machine| !machine.is_sealed());
-    let knows = |id: &RequestId| asking.iter().any(|stream| stream.look(|machine| machine.asks().knows(id)));
+    let knows = |id: &RequestId| asking.iter().any(|stream| stream.look(|machine| machine.server_requests().knows(id)));
     answers.into_iter().any(knows) || cancelled.iter().any(|id| stream_owing(&running, id).is_some())
 }

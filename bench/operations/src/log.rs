@@ -137,7 +137,7 @@ fn spec() -> Spec {
         era: Era::Legacy,
         max_wait: Some(Duration::from_secs(600)),
         modern_grace: None,
-        keyed: false,
+        has_idempotency_key: false,
         retention: Duration::from_secs(300),
         call_timeout: None,
         cancel_grace: Duration::from_secs(5),
@@ -146,10 +146,10 @@ fn spec() -> Spec {
         input_grace: Duration::from_secs(1),
         commit_after: None,
         retry: Duration::from_secs(1),
-        pauses: true,
-        resume_hard_cuts: false,
-        refuses_asks: false,
-        announces_cancel: true,
+        can_pause: true,
+        should_resume_hard_cuts: false,
+        should_refuse_requests: false,
+        should_announce_cancel: true,
     };
     Spec {
         policy,

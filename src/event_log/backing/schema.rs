@@ -14,7 +14,7 @@ use crate::protocol::dialect::resume_tokens::Names;
 use crate::protocol::dialect::resume_tokens::Sameness;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Marks, Policy, Snapshot};
+use crate::protocol::stream::{Policy, Snapshot, SnapshotDigest};
 use std::time::Duration;
 
 /// What a stream is.
@@ -64,7 +64,7 @@ pub(in crate::event_log) struct State {
 /// Whether a state is worth writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::event_log) struct StateMarks {
-    pub(in crate::event_log) machine: Marks,
+    pub(in crate::event_log) machine: SnapshotDigest,
     pub(in crate::event_log) slices: u64,
     pub(in crate::event_log) has_secret: bool,
 }

@@ -249,7 +249,7 @@ impl EventLog {
     /// Returns how many streams that are over have an answer that a client may still come for; see [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
-        let expects = |stream: &Stream| stream.look(|machine| machine.expects_reader(patience, now)).is_some();
+        let expects = |stream: &Stream| stream.look(|machine| machine.reader_expected_until(patience, now)).is_some();
         self.room.streams.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
     }
 

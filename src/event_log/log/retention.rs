@@ -42,7 +42,7 @@ impl EventLog {
         if stream.look(|machine| machine.phase() != Phase::Passed) {
             return self.shorten(stream);
         }
-        if stream.look(|machine| machine.policy().keyed) {
+        if stream.look(|machine| machine.policy().has_idempotency_key) {
             return;
         }
         match stream.has_retries() && !stream.has_arrived() {

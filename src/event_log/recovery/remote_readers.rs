@@ -61,7 +61,7 @@ impl EventLog {
             None => said.touches > 0,
         };
         drop(readers);
-        if said.returned && !stream.look(|machine| machine.reader().has_returned()) {
+        if said.returned && !stream.look(|machine| machine.reader().has_reconnected()) {
             stream.note_return(None);
         }
         if is_asked_again || stream.look(|machine| machine.reader().confirmed() < said.confirmed) {

@@ -291,7 +291,7 @@ impl EventLog {
     async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
         let state = State::decode(&stored.state).unwrap_or_default();
         let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
-        while after < stored.tail && !stream.look(|machine| machine.debts().is_settled()) {
+        while after < stored.tail && !stream.look(|machine| machine.owed_responses().is_settled()) {
             match backing.store.read(stream.id(), after, PIECE).wait().await? {
                 Read::Events(events) => {
                     let Some((last, _)) = events.last() else { return Ok(()) };

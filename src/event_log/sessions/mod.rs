@@ -28,7 +28,7 @@ use crate::event_log::stream::Stream;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Answer, Phase};
+use crate::protocol::stream::{ClientResponse, Phase};
 use crate::sync;
 
 /// A session that nobody used for this long, and that has no stream, is forgotten. The upstream may still know it.
@@ -482,29 +482,30 @@ impl Sessions {
     /// The streams of a session on which the server ever asked anything.
     pub fn asking(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
         let mut asking = self.streams(id, session);
-        asking.retain(|stream| stream.look(|machine| !machine.asks().is_empty()));
+        asking.retain(|stream| stream.look(|machine| !machine.server_requests().is_empty()));
         asking
     }
 
     /// Gives an answer to the oldest outstanding request of that id on one of `streams`, and says on which that was. One of a
     /// stream that is over comes last: nobody waits for it.
-    pub fn answer(streams: &[Arc<Stream>], request: &RequestId) -> (Answer, Option<Arc<Stream>>) {
-        let since = |stream: &Arc<Stream>| stream.look(|machine| machine.waits_for_answer(request));
+    pub fn answer(streams: &[Arc<Stream>], request: &RequestId) -> (ClientResponse, Option<Arc<Stream>>) {
+        let since = |stream: &Arc<Stream>| stream.look(|machine| machine.awaits_response_since(request));
         let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
         waiting.sort_by_key(|(since, _)| *since);
         // Another answer may be faster than this one: then the next one waits for it.
         for (_, stream) in waiting {
-            if stream.answer(request) == Answer::First {
-                return (Answer::First, Some(stream.clone()));
+            if stream.answer(request) == ClientResponse::First {
+                return (ClientResponse::First, Some(stream.clone()));
             }
         }
-        if let Some(stream) = streams.iter().find(|stream| stream.look(|machine| machine.asks().has_answered(request)))
+        if let Some(stream) =
+            streams.iter().find(|stream| stream.look(|machine| machine.server_requests().has_answered(request)))
         {
-            return (Answer::Again, Some(stream.clone()));
+            return (ClientResponse::Duplicate, Some(stream.clone()));
         }
         let answers = streams.iter().map(|stream| (stream.answer(request), Some(stream.clone())));
-        let answered = { answers }.find(|(answer, _)| *answer != Answer::Unknown);
-        answered.unwrap_or((Answer::Unknown, None))
+        let answered = { answers }.find(|(answer, _)| *answer != ClientResponse::Unknown);
+        answered.unwrap_or((ClientResponse::Unknown, None))
     }
 
     /// Every stream of a session that still lives, the standalone one included.

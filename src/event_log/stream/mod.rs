@@ -45,7 +45,7 @@ use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{Handle, Owner, Secret, Seq, StoreEpoch, StreamId};
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::{Answer, Frame, Machine, Phase, Policy};
+use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Policy};
 use crate::simulation::{self, Bug};
 use crate::sync;
 
@@ -167,7 +167,7 @@ impl Stream {
     /// under the stream's lock.
     pub fn handle(&self) -> &Handle {
         self.handle.get_or_init(|| {
-            let ids: Vec<RequestId> = self.look(|machine| machine.debts().ids().cloned().collect());
+            let ids: Vec<RequestId> = self.look(|machine| machine.owed_responses().ids().cloned().collect());
             self.mint(&ids)
         })
     }
@@ -193,8 +193,8 @@ impl Stream {
     }
 
     /// What is to stand around its messages. To be told before its pump begins.
-    pub fn frame(&self, frame: Frame) {
-        self.lock().machine.handle_frame(frame);
+    pub fn frame(&self, frame: Announcements) {
+        self.lock().machine.handle_announcements(frame);
     }
 
     /// Where it stands, for a client that asks without reading: its timers begin anew.
@@ -213,12 +213,12 @@ impl Stream {
     pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
         self.note_wanted(&mut inner);
-        inner.machine.handle_return(cursor, clock::now());
+        inner.machine.handle_reconnect(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
             inner.let_go(cursor);
         }
         inner.fit_paused(self.bounds);
-        let after = inner.machine.undelivered_after();
+        let after = inner.machine.default_cursor();
         drop(inner);
         self.pump.notify_one();
         after
@@ -299,7 +299,7 @@ impl Stream {
         self.has_retries()
             && self.look(|machine| {
                 let unclaimed = !machine.reader().is_attached() && !machine.is_delivered();
-                machine.phase() == Phase::Passed && (unclaimed || machine.policy().keyed)
+                machine.phase() == Phase::Passed && (unclaimed || machine.policy().has_idempotency_key)
             })
     }
 
@@ -321,17 +321,17 @@ impl Stream {
 
     /// A client came back by GET with `cursor`: it has everything up to there.
     pub fn note_return(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_return(cursor, now));
+        self.take_return(|machine, now| machine.handle_reconnect(cursor, now));
     }
 
     /// The same by the stream's URL.
     pub fn note_return_by_url(&self, cursor: Option<Seq>) {
-        self.take_return(|machine, now| machine.handle_return_by_url(cursor, now));
+        self.take_return(|machine, now| machine.handle_reconnect_by_url(cursor, now));
     }
 
-    /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_turn`].
+    /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_input_turn`].
     pub fn begin_turn(&self, cursor: Seq) -> bool {
-        self.lock().machine.handle_turn(cursor, clock::now())
+        self.lock().machine.handle_input_turn(cursor, clock::now())
     }
 
     /// The same POST came again, with `cursor` where it named one. Whether its client would come back by GET nobody knows.
@@ -385,9 +385,9 @@ impl Stream {
         cancelled
     }
 
-    /// The client answers a server→client request; see [`Machine::handle_answer`].
-    pub fn answer(&self, id: &RequestId) -> Answer {
-        self.lock().machine.handle_answer(id, clock::now())
+    /// The client answers a server→client request; see [`Machine::handle_client_response`].
+    pub fn answer(&self, id: &RequestId) -> ClientResponse {
+        self.lock().machine.handle_client_response(id, clock::now())
     }
 
     /// Begins the response now, because an id is about to be written; see [`Machine::handle_commit`].
@@ -402,7 +402,7 @@ impl Stream {
     /// An answer never reached the upstream.
     pub fn answer_lost(&self, id: &RequestId) {
         let mut inner = self.lock();
-        inner.machine.handle_answer_lost(id);
+        inner.machine.handle_client_response_lost(id);
         // The reader may have to be told that it is its turn again.
         inner.wake();
     }
@@ -426,7 +426,7 @@ impl Stream {
             failure: machine.failure().map(|failure| failure.code),
             phase: machine.phase(),
             is_answered: machine.is_answered(),
-            awaits_input: machine.asks().has_outstanding() && !machine.is_sealed(),
+            awaits_input: machine.server_requests().has_outstanding() && !machine.is_sealed(),
             is_attached: machine.reader().is_attached(),
             age: now.saturating_duration_since(self.created),
             reader_for: now.saturating_duration_since(machine.reader().since()),

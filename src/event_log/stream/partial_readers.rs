@@ -41,7 +41,8 @@ impl Stream {
     /// What the upstream calls the unsettled request that the client calls `id`: the same, or the first id where a later slice has
     /// this one. `None` where it has no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
-        let due = |wanted: &RequestId| self.look(|machine| !machine.is_sealed() && machine.debts().is_due(wanted));
+        let due =
+            |wanted: &RequestId| self.look(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted));
         if due(id) {
             return Some(id.clone());
         }
@@ -55,8 +56,9 @@ impl Stream {
         let inner = &mut *self.lock();
         let machine = &mut inner.machine;
         let cursor = cursor.filter(|cursor| *cursor <= machine.tail()).unwrap_or_default();
-        let has = machine.reader().told().max(cursor);
-        let has_everything = machine.is_answered() && machine.debts().last_response().is_none_or(|last| last <= has);
+        let has = machine.reader().interim_cursor().max(cursor);
+        let has_everything =
+            machine.is_answered() && machine.owed_responses().last_response().is_none_or(|last| last <= has);
         let has_arrived = machine.is_delivered() && !inner.delivered.is_doubted(clock::now());
         if has_arrived || has_everything || matches!(machine.phase(), Phase::Waiting | Phase::Passed) {
             return None;
@@ -65,7 +67,7 @@ impl Stream {
         inner.let_go(has);
         inner.fit_paused(self.bounds);
         self.pump.notify_one();
-        Some(inner.machine.undelivered_after())
+        Some(inner.machine.default_cursor())
     }
 
     /// The connection `attach` ends with an interim result behind the event at `upto`.

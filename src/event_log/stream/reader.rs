@@ -225,7 +225,7 @@ impl Attachment {
         if inner.machine.phase() == Phase::Passed {
             return Poll::Ready(ReadOutcome::Ended);
         }
-        match inner.machine.place(cursor) {
+        match inner.machine.locate(cursor) {
             Place::Lost => return Poll::Ready(ReadOutcome::Trimmed(inner.machine.trimmed())),
             Place::AtEnd => return Poll::Ready(ReadOutcome::Ended),
             Place::After(_) => {}
@@ -263,7 +263,7 @@ impl Attachment {
             if is_over {
                 self.stream.note_written(inner, seq);
             } else {
-                inner.machine.handle_taking(clock::now());
+                inner.machine.handle_partial_write(clock::now());
             }
         }
         if !is_over {
@@ -290,12 +290,12 @@ impl Attachment {
         self.stream.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
     }
 
-    /// Whether it is now the turn of this reader, which has everything up to `cursor`; see [`Machine::handle_turn`].
+    /// Whether it is now the turn of this reader, which has everything up to `cursor`; see [`Machine::handle_input_turn`].
     ///
-    /// [`Machine::handle_turn`]: crate::protocol::stream::Machine::handle_turn
+    /// [`Machine::handle_input_turn`]: crate::protocol::stream::Machine::handle_input_turn
     pub fn begin_turn(&self, cursor: Seq) -> bool {
         let mut inner = self.stream.lock();
-        inner.machine.reader().is(self.attach) && inner.machine.handle_turn(cursor, clock::now())
+        inner.machine.reader().is(self.attach) && inner.machine.handle_input_turn(cursor, clock::now())
     }
 
     /// An id and a `retry` were written on this connection.

@@ -68,7 +68,7 @@ impl Stream {
         {
             let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
             *inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
-            inner.part.set_asks(inner.machine.asks().byte_len());
+            inner.part.set_asks(inner.machine.server_requests().byte_len());
             inner.tail = Tail::starting_at(tail);
             inner.tail.set_epoch(epoch);
             inner.epoch = epoch;
@@ -149,7 +149,7 @@ impl Stream {
         poll_fn(|cx| {
             let mut inner = self.lock();
             let machine = &inner.machine;
-            let is_under_way = machine.tail() < seq && seq <= machine.numbered_upto() && !machine.is_sealed();
+            let is_under_way = machine.tail() < seq && seq <= machine.last_numbered() && !machine.is_sealed();
             if !is_under_way {
                 return Poll::Ready(());
             }
@@ -199,7 +199,7 @@ impl Stream {
     pub(in crate::event_log) fn skip_to(&self, upto: Seq) {
         let mut inner = self.lock();
         inner.tail = Tail::starting_at(upto);
-        inner.machine.handle_elsewhere(None, upto, upto);
+        inner.machine.handle_remote_progress(None, upto, upto);
         let events = inner.tail.byte_len();
         inner.part.set_events(events);
         self.publish(inner, true);
@@ -211,11 +211,11 @@ impl Stream {
         inner.epoch = stored.epoch;
         let tail = inner.tail.last();
         let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
-        inner.machine.handle_elsewhere(machine, tail, Seq(0));
-        let asks = inner.machine.asks().byte_len();
+        inner.machine.handle_remote_progress(machine, tail, Seq(0));
+        let asks = inner.machine.server_requests().byte_len();
         inner.part.set_asks(asks);
         if stored.sealed {
-            inner.machine.handle_sealed_elsewhere(clock::now());
+            inner.machine.handle_remote_seal(clock::now());
         }
         // A question may have been answered, or the last response have come.
         self.publish(inner, true);
@@ -287,7 +287,7 @@ impl Stream {
             attach: reader.attached(),
             written: reader.written(),
             confirmed: reader.confirmed(),
-            returned: reader.has_returned(),
+            returned: reader.has_reconnected(),
             touches,
         }
     }

@@ -12,7 +12,7 @@ use crate::event_log::stream::state::Inner;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::sse;
-use crate::protocol::stream::Debt;
+use crate::protocol::stream::OwedResponse;
 
 /// The responses of a stream.
 pub struct Collected {
@@ -30,7 +30,7 @@ impl Stream {
     /// last of them lets go.
     pub fn collect(&self) -> Option<Collected> {
         let inner = &mut *self.lock();
-        let answered = inner.machine.debts().answered_len();
+        let answered = inner.machine.owed_responses().answered_len();
         let known = inner.collected.upgrade().filter(|copied| copied.answered == answered);
         let copied = match known {
             Some(copied) => copied,
@@ -46,8 +46,8 @@ impl Stream {
     fn copy_responses(&self, inner: &Inner) -> Option<Copied> {
         let mut read = HashSet::new();
         let mut texts: Vec<Cow<'_, [u8]>> = Vec::new();
-        for (id, debt) in inner.machine.debts().iter() {
-            let Debt::Answered(seq) = debt else { continue };
+        for (id, debt) in inner.machine.owed_responses().iter() {
+            let OwedResponse::Answered(seq) = debt else { continue };
             if seq <= inner.machine.trimmed() {
                 texts.push(Cow::Owned(Failure::after_send(ErrorCode::BoundReached).to_message(Some(id))));
             } else if let Some(event) = inner.tail.event(seq).filter(|_| read.insert(seq)) {
@@ -61,7 +61,12 @@ impl Stream {
         let held = self.share.hold(bytes_of_array);
         let is_array = self.batch || texts.len() > 1;
         let bytes = if is_array { array_of(&texts, bytes_of_array) } else { texts[0].to_vec() };
-        Some(Copied { answered: inner.machine.debts().answered_len(), responses: texts.len(), bytes, _held: held })
+        Some(Copied {
+            answered: inner.machine.owed_responses().answered_len(),
+            responses: texts.len(),
+            bytes,
+            _held: held,
+        })
     }
 }
 

@@ -18,7 +18,7 @@ impl Stream {
         inner.delivered.note(delivery, now + self.share().whole().allowance.delivered_retention);
         let stays = match inner.machine.phase() {
             Phase::Sealed { .. } => true,
-            Phase::Passed => inner.machine.policy().keyed || inner.delivered.is_doubted(now),
+            Phase::Passed => inner.machine.policy().has_idempotency_key || inner.delivered.is_doubted(now),
             Phase::Waiting | Phase::Open => false,
         };
         if stays && inner.lined_up.is_none_or(|(row, _)| row == Row::Parted) {
@@ -42,7 +42,7 @@ impl Stream {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
         // An answer that passed is there for retries alone.
-        let passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().keyed;
+        let passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
         Some(inner.delivered.doubted_until().filter(|_| passed).map_or(until, |doubted| doubted.min(until)))
     }
 
@@ -50,8 +50,9 @@ impl Stream {
     /// goes before a call is refused for want of room, unless a client comes back for it.
     pub fn note_parted(&self) {
         let mut inner = self.lock();
-        inner.machine.handle_parted();
-        let is_over = matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_parted();
+        inner.machine.handle_graceful_close();
+        let is_over =
+            matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_closed_gracefully();
         if is_over && inner.lined_up.is_none() {
             self.line_up(&mut inner, Row::Parted, clock::now());
         }

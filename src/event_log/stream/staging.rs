@@ -11,7 +11,8 @@ use crate::protocol::stream::{Batch, Machine, Phase};
 impl Stream {
     /// What it is, for its record.
     pub(in crate::event_log) fn about(&self) -> About {
-        let (policy, ids) = self.look(|machine| (machine.policy().clone(), machine.debts().ids().cloned().collect()));
+        let (policy, ids) =
+            self.look(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
         let (owner, epoch) = self.origin;
         About {
             owner,
@@ -40,7 +41,7 @@ impl Stream {
 
     pub(in crate::event_log) fn marks_of(&self, machine: &Machine) -> StateMarks {
         let slices = self.slices.as_ref().map_or(0, |slices| slices.begun());
-        StateMarks { machine: machine.marks(), slices, has_secret: self.secret().is_some() }
+        StateMarks { machine: machine.snapshot_digest(), slices, has_secret: self.secret().is_some() }
     }
 
     /// Looks at, or changes, what is known of the store's record. To be called of a stream that has one.

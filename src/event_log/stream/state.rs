@@ -126,7 +126,7 @@ impl Inner {
             if done.is_full || seq > self.machine.tail() {
                 break;
             }
-            if !self.machine.asks().is_answered(seq) {
+            if !self.machine.server_requests().is_answered(seq) {
                 let told = slice.map_or(Told::AsItIs, |slice| slice.tell(event));
                 let edits = match told {
                     Told::AsItIs => Some(Edits::new()),
@@ -161,7 +161,7 @@ impl Inner {
         let was_paused = self.machine.is_paused();
         let waits_for_reader = !fits || (has_unread && self.part.share().is_over());
         let now = clock::now();
-        self.is_held_up = match waits_for_reader && self.machine.policy().pauses {
+        self.is_held_up = match waits_for_reader && self.machine.policy().can_pause {
             true => false,
             false => self.part.must_wait(self.may_take_turn(), now),
         };
@@ -169,7 +169,7 @@ impl Inner {
         self.machine.handle_full(waits_for_reader || self.is_held_up, now);
         if self.is_held_up && self.may_take_turn() {
             // Its client has all that there is: the call waits for others, and does not fail for that.
-            self.machine.handle_taking(now);
+            self.machine.handle_partial_write(now);
         }
         let trimmed = self.tail.trimmed().0 - before.0;
         self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
@@ -179,7 +179,7 @@ impl Inner {
     /// no client reads of the stream is dropped.
     fn may_take_turn(&self) -> bool {
         let reader = self.machine.reader();
-        let has_all = !self.machine.policy().pauses || self.machine.tail() <= reader.releasable();
+        let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
         self.drops_unread() || (reader.is_attached() && has_all)
     }
 
@@ -197,7 +197,7 @@ impl Inner {
 
     /// Returns whether unread events make room: those of a stream that never pauses, but for responses to a client that takes no stream.
     fn drops_unread(&self) -> bool {
-        !self.machine.policy().pauses && !self.machine.policy().refuses_asks
+        !self.machine.policy().can_pause && !self.machine.policy().should_refuse_requests
     }
 
     /// What a full share takes of this stream.
@@ -208,7 +208,7 @@ impl Inner {
         }
         self.tail.trim_to_free(excess, self.machine.reader().releasable());
         self.part.set_events(self.tail.byte_len());
-        if !self.machine.policy().pauses {
+        if !self.machine.policy().can_pause {
             let spare = self.tail.byte_len().saturating_sub(KEPT_UNREAD);
             self.tail.trim_to_free(self.part.share().excess().min(spare), self.unwanted());
             self.part.set_events(self.tail.byte_len());
@@ -218,7 +218,8 @@ impl Inner {
     /// What a stream that never pauses loses unread: its oldest events; but of a client that takes no stream the responses
     /// are all it waits for.
     fn unwanted(&self) -> Seq {
-        let response = self.machine.debts().first_response().filter(|_| self.machine.policy().refuses_asks);
+        let response =
+            self.machine.owed_responses().first_response().filter(|_| self.machine.policy().should_refuse_requests);
         response.map_or(self.machine.tail(), |response| Seq(response.0.saturating_sub(1)))
     }
 
@@ -246,7 +247,7 @@ impl Inner {
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
-        self.part.set_asks(self.machine.asks().byte_len());
+        self.part.set_asks(self.machine.server_requests().byte_len());
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
@@ -266,7 +267,7 @@ impl Inner {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
-        self.machine.handle_elsewhere(None, self.tail.last(), Seq(0));
+        self.machine.handle_remote_progress(None, self.tail.last(), Seq(0));
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }

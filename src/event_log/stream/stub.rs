@@ -145,7 +145,7 @@ impl Stream {
             return None;
         }
         let snapshot = inner.machine.snapshot();
-        let response = inner.machine.debts().last_response();
+        let response = inner.machine.owed_responses().last_response();
         let tail = inner.machine.tail();
         let kept = inner.tail.cut_after(response.map_or(tail, |response| Seq(response.0.saturating_sub(1))));
         inner.machine.handle_trimmed(inner.tail.trimmed());
@@ -161,7 +161,7 @@ impl Stream {
             batch: self.batch,
             era: policy.era,
             connections: inner.machine.reader().connections(),
-            pauses: policy.pauses,
+            pauses: policy.can_pause,
             outcome,
             tail,
             created: self.created,
@@ -223,11 +223,11 @@ impl Inner {
     /// Whether nobody reads the stream, and nobody is to come for what precedes its last response.
     fn is_spent(&self) -> bool {
         let machine = &self.machine;
-        let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().keyed;
+        let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().has_idempotency_key;
         // What the store is still to get is brought there from here.
         let is_stored = self.recorded.as_ref().is_none_or(|recorded| recorded.is_sealed);
         let is_here = !self.moved && !self.is_mirror && is_stored;
-        let is_quiet = !machine.reader().is_attached() && machine.asks().is_empty();
+        let is_quiet = !machine.reader().is_attached() && machine.server_requests().is_empty();
         self.delivered.is_proven() && is_call && is_here && is_quiet
     }
 }

@@ -3,10 +3,10 @@
 use super::*;
 use crate::protocol::dialect::Status;
 use crate::protocol::error::ErrorCode;
-use crate::protocol::stream::{Ending, Frame};
+use crate::protocol::stream::{Announcements, Ending};
 
-fn frame() -> Frame {
-    Frame { opening: vec![b"policy".to_vec(), b"create".to_vec()], closing: Some(b"end".to_vec()) }
+fn frame() -> Announcements {
+    Announcements { opening: vec![b"policy".to_vec(), b"create".to_vec()], closing: Some(b"end".to_vec()) }
 }
 
 /// A stream with a frame whose upstream has begun to answer.

@@ -90,7 +90,7 @@ fn an_event_that_goes_while_an_older_reader_is_given_it_cuts_that_reader_off() {
 fn a_stream_that_never_pauses_stays_within_its_bounds_and_cuts_off_a_reader_that_is_too_slow() {
     let log = log_with(None);
     let part = log.admit(&share(&log, 0), 0).unwrap();
-    let policy = Policy { pauses: false, ..spec().policy };
+    let policy = Policy { can_pause: false, ..spec().policy };
     let stream = log.create(Spec { policy, ids: Vec::new(), ..spec() }, part);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));

@@ -304,7 +304,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                 assert!(text.contains("-32011") && !text.contains("progress"), "{brought_back} {seq}: {text}");
                 let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
                 let (stream, cursor) = replica.log.find(&EventId::parse(id.as_bytes()).unwrap(), &binding()).unwrap();
-                assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd, "{id}");
+                assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
                 // So are those by which a connection's first, empty event names these places.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
@@ -338,7 +338,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
     for replica in [&two, &one] {
         replica.log.recall(&id).await.unwrap();
         let (stream, cursor) = replica.log.find(&id, &binding()).expect("it is in the store");
-        assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd);
+        assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
     }
 }
 

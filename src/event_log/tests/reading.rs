@@ -1,7 +1,7 @@
 //! Replay, follow and takeover of one stream.
 
 use super::*;
-use crate::protocol::stream::{Answer, Phase};
+use crate::protocol::stream::{ClientResponse, Phase};
 
 /// `count` notes from one update each.
 fn say_notes(writer: &Writer, numbers: std::ops::RangeInclusive<usize>) {
@@ -137,8 +137,8 @@ fn an_answered_request_is_not_replayed_and_its_number_is_a_cursor_all_the_same()
     let mut first = Client::attach(&stream, Seq(0));
     assert!(first.read_all().is_pending());
     assert_eq!(first.text(), wire(&stream, 1, ask) + &notes(&stream, 2..=2));
-    assert_eq!(stream.answer(&id()), Answer::First);
-    assert_eq!(stream.answer(&id()), Answer::Again);
+    assert_eq!(stream.answer(&id()), ClientResponse::First);
+    assert_eq!(stream.answer(&id()), ClientResponse::Duplicate);
     for cursor in [0, 1] {
         let mut client = Client::attach(&stream, Seq(cursor));
         assert!(client.read_all().is_pending());

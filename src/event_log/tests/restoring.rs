@@ -52,7 +52,7 @@ async fn a_sealed_stream_is_read_after_a_restart_as_before() {
     let rest = whole.strip_prefix(&texts.concat()).unwrap().to_owned();
     assert_eq!(read_again(&after, &ids[3]).await, (rest, Poll::Ready(ReadOutcome::Ended)));
     let (stream, cursor) = after.find(&ids[4], &binding()).unwrap();
-    assert_eq!(stream.look(|machine| machine.place(cursor)), Place::AtEnd);
+    assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
     let stranger = Binding { principal: Principal::Known([1; 16]), ..binding() };
     assert!(after.find(&ids[0], &stranger).is_none());
 }

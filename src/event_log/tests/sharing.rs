@@ -33,7 +33,7 @@ pub(super) fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
 /// The standalone stream of a session of that caller, which no connection reads.
 fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     let spec = spec();
-    let policy = Policy { kind: StreamKind::Standalone, pauses: false, ..spec.policy };
+    let policy = Policy { kind: StreamKind::Standalone, can_pause: false, ..spec.policy };
     let part = log.admit_standalone(&share(log, caller), 0).unwrap();
     let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
     let writer = log.writer(&stream);
@@ -258,7 +258,7 @@ async fn a_stream_that_never_pauses_loses_its_oldest_and_keeps_what_its_reader_i
 async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     let log = tight(|_| ());
     let spec = spec();
-    let policy = Policy { pauses: false, refuses_asks: true, ..spec.policy };
+    let policy = Policy { can_pause: false, should_refuse_requests: true, ..spec.policy };
     let ids = vec![RequestId::Number("1".into()), RequestId::Number("2".into())];
     let part = log.admit(&share(&log, 1), 0).unwrap();
     let stream = log.create(Spec { policy, ids, batch: true, ..spec }, part);

@@ -28,7 +28,7 @@ fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
 }
 
 fn place(log: &EventLog, id: &EventId) -> Option<Place> {
-    log.find(id, &binding()).map(|(stream, cursor)| stream.look(|machine| machine.place(cursor)))
+    log.find(id, &binding()).map(|(stream, cursor)| stream.look(|machine| machine.locate(cursor)))
 }
 
 fn stubs(log: &EventLog) -> usize {
@@ -204,7 +204,7 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     log.note_delivered(&likely, Delivery::Likely);
     // May be asked for by its key.
     let part = log.admit(&share(&log, 0), 0).unwrap();
-    let policy = Policy { keyed: true, ..spec().policy };
+    let policy = Policy { has_idempotency_key: true, ..spec().policy };
     let keyed = log.create(Spec { policy, ..spec() }, part);
     let keyed_writer = log.writer(&keyed);
     ready(keyed_writer.update(|machine, _| machine.handle_stream_head()));

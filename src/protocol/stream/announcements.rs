@@ -1,51 +1,49 @@
-//! Messages of the proxy's own around those of the upstream: what the dialects announce.
+//! Announcements: messages of the proxy's own, around those of the upstream, that the dialects define.
 
 use serde::{Deserialize, Serialize};
 
 use super::numbering::Numbering;
 use crate::protocol::ids::Seq;
 
-/// What is logged before the upstream's first message and behind its last one. Events like any other, but for one thing: they
-/// are nothing that a client waits for.
+/// Messages that are logged before the upstream's first message and behind its last one. They are events like any other, but do not
+/// count as pending for a client.
 #[derive(Clone, Debug, Default)]
-pub struct Frame {
-    /// In this order.
+pub struct Announcements {
+    /// Messages before the upstream's first one, in this order.
     pub opening: Vec<Vec<u8>>,
-    /// Behind everything else, errors of the proxy included.
+    /// The message behind all others, errors of the proxy included.
     pub closing: Option<Vec<u8>>,
 }
 
-/// The announcements of one stream: those still to be logged, and the events of those that were.
+/// Announcements of one stream: the messages still to be logged, and the events of the logged ones.
 #[derive(Debug)]
 pub(super) struct AnnouncementState {
-    pending: Frame,
-    /// The last event of the opening; 0 before it was logged.
+    pending: Announcements,
     opened: Seq,
-    /// The closing's event.
     closed: Option<Seq>,
 }
 
-/// The part of [`AnnouncementState`] that another process needs.
+/// The recorded form of [`AnnouncementState`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct AnnouncementRecord {
     opened: Seq,
     closed: Option<Seq>,
-    /// What is still to be logged behind the last message.
+    /// The closing, or `None` if there is none or it was logged.
     closing: Option<String>,
 }
 
 impl AnnouncementState {
-    pub(super) fn new(pending: Frame) -> Self {
+    pub(super) fn new(pending: Announcements) -> Self {
         Self { pending, opened: Seq(0), closed: None }
     }
 
     pub(super) fn restore(AnnouncementRecord { opened, closed, closing }: AnnouncementRecord) -> Self {
-        let pending = Frame { opening: Vec::new(), closing: closing.map(String::into_bytes) };
+        let pending = Announcements { opening: Vec::new(), closing: closing.map(String::into_bytes) };
         Self { pending, opened, closed }
     }
 
     pub(super) fn record(&self) -> AnnouncementRecord {
-        // The proxy's own JSON.
+        // The proxy's own JSON, which is UTF-8.
         let closing = self.pending.closing.as_ref().map(|message| String::from_utf8_lossy(message).into_owned());
         AnnouncementRecord { opened: self.opened, closed: self.closed, closing }
     }
@@ -64,12 +62,12 @@ impl AnnouncementState {
         }
     }
 
-    /// The last event of the opening; 0 before it was logged.
+    /// Returns the last event of the opening, or 0 before it was logged.
     pub(super) fn opened(&self) -> Seq {
         self.opened
     }
 
-    /// The event of the closing, or `None` before it was logged.
+    /// Returns the event of the closing, or `None` before it was logged.
     pub(super) fn closed(&self) -> Option<Seq> {
         self.closed
     }

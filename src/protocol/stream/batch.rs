@@ -1,4 +1,4 @@
-//! Events on their way into the log: numbered, encoded, not yet accepted by the store.
+//! Batches: events that are numbered and encoded, and not yet accepted by the store.
 
 use bytes::BytesMut;
 
@@ -14,53 +14,53 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// An empty batch whose first event will have number `first`.
+    /// Creates an empty batch whose first event will have number `first`.
     pub fn starting_at(first: Seq) -> Self {
         Self { first, bytes: BytesMut::new(), ends: Vec::new() }
     }
 
-    /// Makes room at once for so many events with so many bytes of data together; names are short.
+    /// Reserves memory for `events` events with `bytes` bytes of data together; names are short.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
         self.bytes.reserve(bytes + events * b"event: message\ndata: \n\n".len());
         self.ends.reserve_exact(events);
     }
 
-    /// Encodes one event behind the others and tells its number.
+    /// Encodes one event behind the others and returns its number.
     pub fn push(&mut self, name: &[u8], data: &[u8]) -> Seq {
         let seq = Seq(self.first.0 + self.ends.len() as u64);
         sse::encode_event(&mut self.bytes, name, data);
-        // `max_event_bytes` and the size of one gather keep a batch far below 4 GiB.
+        // `max_event_bytes` and the size of one read keep a batch far below 4 GiB.
         self.ends.push(self.bytes.len() as u32);
         seq
     }
 
-    /// Puts an event that was encoded before behind the others.
+    /// Appends an encoded event.
     pub fn push_encoded(&mut self, event: &[u8]) {
         self.bytes.extend_from_slice(event);
         self.ends.push(self.bytes.len() as u32);
     }
 
-    /// The number of the first event.
+    /// Returns the number of the first event.
     pub fn first(&self) -> Seq {
         self.first
     }
 
-    /// How many events there are.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Returns true if there are no events.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Bytes of all events together.
+    /// Returns the size of all events together, in bytes.
     pub fn byte_len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// The encoded events in order.
+    /// Returns the encoded events in order.
     pub fn events(&self) -> impl Iterator<Item = &[u8]> {
         let mut start = 0;
         self.ends.iter().map(move |&end| {

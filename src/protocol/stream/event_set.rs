@@ -1,4 +1,4 @@
-//! A set of events of one stream, one bit each: as many bytes as an eighth of the events that the log keeps.
+//! Sets of events of one stream, with one bit for each event that the log keeps.
 
 use std::collections::VecDeque;
 
@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::ids::Seq;
 
-/// No log keeps so many events. A place that is further from the others comes from a damaged record.
+/// Limit for the distance between events of a set. No log keeps so many events, so a larger distance comes from a damaged record.
 const SPAN_MAX: u64 = 1 << 26;
 
-/// The events that are in the set. Those that the log has dropped are not.
+/// A set of events. Events that the log has dropped are not in it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Places {
-    /// The number that the first bit stands for, in words.
+pub(super) struct EventSet {
+    /// The number of the first bit, in words.
     first: u64,
     words: VecDeque<u64>,
-    /// What is up to here was dropped.
+    /// The last event that was dropped.
     dropped: Seq,
 }
 
-impl Places {
+impl EventSet {
     pub(super) fn insert(&mut self, seq: Seq) {
         if seq <= self.dropped {
             return;
@@ -54,7 +54,7 @@ impl Places {
         self.index(word).and_then(|index| self.words.get(index)).is_some_and(|bits| bits & bit != 0)
     }
 
-    /// How many there are after one place, and up to another.
+    /// Returns the number of events after `after` and up to `upto`.
     pub(super) fn count(&self, after: Seq, upto: Seq) -> u64 {
         let (from, to) = (split(Seq(after.0.saturating_add(1))), split(upto));
         if after >= upto || self.words.is_empty() {
@@ -89,7 +89,7 @@ impl Places {
     }
 }
 
-/// The word and the bit in it.
+/// Returns the word of an event and the bit in it.
 fn split(seq: Seq) -> (u64, u64) {
     (seq.0 / 64, 1 << (seq.0 % 64))
 }
@@ -121,39 +121,39 @@ mod tests {
     proptest! {
         #[test]
         fn agrees_with_a_set(steps in prop::collection::vec(step(), 0..80), ends in (0u64..400, 0u64..400)) {
-            let (mut places, mut set, mut dropped) = (Places::default(), BTreeSet::new(), 0);
+            let (mut events, mut set, mut dropped) = (EventSet::default(), BTreeSet::new(), 0);
             for step in steps {
                 match step {
                     Step::Insert(seq) => {
-                        places.insert(Seq(seq));
+                        events.insert(Seq(seq));
                         set.insert(seq);
                     }
                     Step::Remove(seq) => {
-                        places.remove(Seq(seq));
+                        events.remove(Seq(seq));
                         set.remove(&seq);
                     }
                     Step::Drop(seq) => {
-                        places.drop_upto(Seq(seq));
+                        events.drop_upto(Seq(seq));
                         dropped = dropped.max(seq);
                     }
                 }
                 set.retain(|seq| *seq > dropped);
-                prop_assert!((dropped + 1..400).all(|seq| places.contains(Seq(seq)) == set.contains(&seq)));
+                prop_assert!((dropped + 1..400).all(|seq| events.contains(Seq(seq)) == set.contains(&seq)));
             }
             let (after, upto) = (ends.0.max(dropped), ends.1);
             let expected = set.iter().filter(|seq| after < **seq && **seq <= upto).count();
-            prop_assert_eq!(places.count(Seq(after), Seq(upto)), expected as u64);
-            prop_assert!(places.words.len() <= 400 / 64 + 1);
+            prop_assert_eq!(events.count(Seq(after), Seq(upto)), expected as u64);
+            prop_assert!(events.words.len() <= 400 / 64 + 1);
         }
     }
 
     #[test]
-    fn a_damaged_place_takes_no_memory() {
-        let mut places = Places::default();
-        places.insert(Seq(1));
-        places.insert(Seq(u64::MAX));
-        assert_eq!((places.words.len(), places.count(Seq(0), Seq(u64::MAX))), (1, 1));
-        places.drop_upto(Seq(u64::MAX));
-        assert_eq!(places.count(Seq(0), Seq(u64::MAX)), 0);
+    fn a_number_of_a_damaged_record_takes_no_memory() {
+        let mut events = EventSet::default();
+        events.insert(Seq(1));
+        events.insert(Seq(u64::MAX));
+        assert_eq!((events.words.len(), events.count(Seq(0), Seq(u64::MAX))), (1, 1));
+        events.drop_upto(Seq(u64::MAX));
+        assert_eq!(events.count(Seq(0), Seq(u64::MAX)), 0);
     }
 }

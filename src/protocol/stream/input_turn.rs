@@ -1,5 +1,5 @@
-//! The client's turn: when the upstream waits for answers and for nothing else, the client's connection serves nobody, and a client
-//! that wants it so may be closed on until it has answered ([SEP-1335]). Whether a client wants it so is the caller's to know.
+//! The client's turn to answer ([SEP-1335]): the upstream waits for client responses and for nothing else, so the client's connection may
+//! be closed until it has answered. Absent: whether a client wants that, which the caller knows.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::protocol::ids::Seq;
 
-/// What is known of the turns of a stream.
+/// The input turns of one stream.
 #[derive(Debug)]
 pub(super) struct InputTurn {
     quiet_since: Instant,
@@ -19,22 +19,22 @@ impl InputTurn {
         Self { quiet_since: now, began_at: None }
     }
 
-    /// The upstream said something, or was given an answer.
+    /// The upstream sent a message, or a client's response was passed to it.
     pub(super) fn note_activity(&mut self, now: Instant) {
         self.quiet_since = now;
     }
 
-    /// The time since which the upstream has said nothing and was given no answer.
+    /// Returns the time of the last activity.
     pub(super) fn quiet_since(&self) -> Instant {
         self.quiet_since
     }
 
-    /// The client's turn begins; it has everything up to `cursor`.
+    /// The client's turn begins; it has every event up to `cursor`.
     pub(super) fn begin(&mut self, cursor: Seq) {
         self.began_at = Some(cursor);
     }
 
-    /// The client's cursor when its last turn began, or `None` before its first turn.
+    /// Returns the client's cursor at the beginning of its last turn, or `None` before the first.
     pub(super) fn began_at(&self) -> Option<Seq> {
         self.began_at
     }

@@ -1,20 +1,21 @@
-//! The stream state machine: everything that decides what happens to one stream, and nothing that does it.
+//! The stream state machine: all decisions about one stream, and no I/O.
 //!
-//! Owned here: the numbering of events, what responses are owed, who reads, every timer, and the one way a stream ends.
+//! Owned here: the numbers of events, the owed responses, the current reader, every timer, and the one way in which a stream ends.
 //! Invariants, each a property test in `tests`:
 //!
 //! 1. Numbers are 1, 2, 3 … without gaps, assigned here alone.
 //! 2. An event counts as stored, and may be read, only after [`Machine::handle_stored`].
-//! 3. A cursor gets exactly the later events; see [`Machine::place`].
+//! 3. A cursor gets exactly the later events; see [`Machine::locate`].
 //! 4. The terminal response is an event like any other and stays until retention ends.
 //! 5. At most one connection is attached; the newest wins.
 //! 6. A reader that leaves starts a timer and changes nothing else.
 //! 7. A request stream is sealed with a response for every id it owed.
 //! 8. A server→client request is answered once, and not replayed after.
 //!
-//! The caller's loop has one shape: tell what happened with a `handle_*`, drain [`Machine::poll_batch`] and
-//! [`Machine::poll_effect`], sleep until [`Machine::poll_timeout`]. Absent: sockets, tasks, clocks, randomness, and the
-//! events' bytes, which the machine numbers and hands on.
+//! Methods come in three families. `handle_*` takes an input; [`Machine::poll_batch`], [`Machine::poll_effect`] and
+//! [`Machine::poll_timeout`] return what the caller has to do; getters change nothing. A caller passes an input to a `handle_*`, drains
+//! batches and effects, and sleeps until the timeout. Absent: sockets, tasks, clocks, randomness, and the events' bytes, which the
+//! machine numbers and passes on.
 
 mod announcements;
 mod batch;
@@ -39,15 +40,15 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use announcements::AnnouncementState;
-pub use announcements::Frame;
+pub use announcements::Announcements;
 pub use batch::Batch;
 use input_turn::InputTurn;
 use numbering::Numbering;
-pub use owed_responses::{Debt, Debts};
+pub use owed_responses::{OwedResponse, OwedResponses};
 pub use policy::Policy;
 pub use reader::Reader;
-pub use server_requests::{Answer, Asks};
-pub use snapshot::{Marks, Snapshot};
+pub use server_requests::{ClientResponse, ServerRequests};
+pub use snapshot::{Snapshot, SnapshotDigest};
 pub use states::{Effect, Outcome, Phase, Place};
 use timers::{Timer, TimerTable};
 pub use upstream::Ending;
@@ -63,35 +64,40 @@ use crate::protocol::sse;
 pub struct Machine {
     policy: Box<Policy>,
     phase: Phase,
-    committed: bool,
-    debts: Debts,
-    asks: Asks,
+    /// True if the response head is the proxy's own.
+    is_committed: bool,
+    owed_responses: OwedResponses,
+    server_requests: ServerRequests,
     reader: Reader,
     upstream: Upstream,
     numbering: Numbering,
+    /// The outcome of a stream that ends once its last event is stored, or `None` if more events may come.
     sealing: Option<Outcome>,
-    /// Why the proxy ended it, where it did.
+    /// The failure with which the proxy ended the stream, or `None` if it did not.
     failure: Option<Failure>,
+    /// The `retry` that was last sent downstream.
     last_retry: Duration,
     timers: TimerTable,
-    delivered: bool,
-    cancelled: bool,
-    /// No token opens it any more, whatever became of it before.
-    revoked: bool,
+    /// True if the last message is known to have arrived.
+    is_delivered: bool,
+    /// True if the client has cancelled the stream.
+    is_cancelled: bool,
+    /// True if tokens no longer open the stream for any other reason.
+    is_revoked: bool,
     input_turn: InputTurn,
-    /// What stands around the messages of the upstream. `None` for most streams.
+    /// The proxy's own messages around those of the upstream, or `None` for most streams.
     announcements: Option<Box<AnnouncementState>>,
     effects: VecDeque<Effect>,
 }
 
 impl Machine {
-    /// A stream that owes a response for each of `ids` (none for a standalone stream), its upstream call just begun.
+    /// Creates a stream whose upstream call has just begun, and that owes a response for each of `ids` (none for a standalone stream).
     pub fn new(policy: Policy, ids: Vec<RequestId>, now: Instant) -> Self {
         let mut machine = Self {
             phase: Phase::Waiting,
-            committed: false,
-            debts: Debts::new(ids),
-            asks: Asks::default(),
+            is_committed: false,
+            owed_responses: OwedResponses::new(ids),
+            server_requests: ServerRequests::default(),
             reader: Reader::new(now),
             upstream: Upstream::new(),
             numbering: Numbering::new(),
@@ -99,9 +105,9 @@ impl Machine {
             failure: None,
             last_retry: policy.retry,
             timers: TimerTable::default(),
-            delivered: false,
-            cancelled: false,
-            revoked: false,
+            is_delivered: false,
+            is_cancelled: false,
+            is_revoked: false,
             input_turn: InputTurn::new(now),
             announcements: None,
             effects: VecDeque::new(),
@@ -111,70 +117,71 @@ impl Machine {
         machine
     }
 
-    /// The stream is to be framed. To be told before its head.
-    pub fn handle_frame(&mut self, frame: Frame) {
-        self.announcements = Some(Box::new(AnnouncementState::new(frame)));
+    /// Adds announcements to the stream. Must precede its head.
+    pub fn handle_announcements(&mut self, announcements: Announcements) {
+        self.announcements = Some(Box::new(AnnouncementState::new(announcements)));
     }
 
-    // ── what the upstream does ────────────────────────────────────────────────────────────────────────────────────────
+    // ── the upstream ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The upstream's head says SSE. True when the client gets that head; false when the proxy committed before, or the
-    /// stream has ended.
+    /// The upstream's head says SSE. Returns true if the client gets that head, and false if the proxy committed before or the stream
+    /// has ended.
     pub fn handle_stream_head(&mut self) -> bool {
-        self.upstream.opened();
+        self.upstream.note_opened();
         self.timers.stop(Timer::Reopen);
         self.open(false)
     }
 
-    /// The upstream's answer is none to log and passes as it is. False when it cannot: the proxy committed, or it is over.
+    /// The upstream's response is not logged and passes as it is. Returns false if it cannot, because the proxy committed or the stream
+    /// has ended.
     pub fn handle_plain_head(&mut self) -> bool {
-        let passes = self.phase == Phase::Waiting;
-        if passes {
-            self.pass();
+        let can_pass = self.phase == Phase::Waiting;
+        if can_pass {
+            self.pass_through();
         }
-        passes
+        can_pass
     }
 
     /// One event of the upstream. Its id and `retry` are consumed; it gets a number if it has data.
     pub fn handle_event(&mut self, event: &sse::Event, now: Instant) {
-        self.upstream.note(event);
+        self.upstream.note_event(event);
         if !event.data.is_empty() {
             self.handle_message(&event.name, &event.data, now);
         }
     }
 
-    /// Makes room for so many events that are about to come, with so many bytes of data together.
+    /// Reserves memory for `events` events that are about to come, with `bytes` bytes of data together.
     pub fn reserve(&mut self, events: usize, bytes: usize) {
         if self.is_logging() {
             self.numbering.reserve(events, bytes);
         }
     }
 
-    /// One JSON-RPC message of the upstream that is no SSE event: the body of a late or converted JSON answer.
+    /// One JSON-RPC message of the upstream: an event's data, or the body of a late or converted JSON response.
     pub fn handle_message(&mut self, name: &[u8], data: &[u8], now: Instant) {
         if !self.is_logging() {
             return;
         }
         let seq = self.numbering.push(name, data);
         self.input_turn.note_activity(now);
-        let owed = !self.debts.is_settled();
-        // What does not decode is an opaque event: only framing, size or a missing response fails a call. And of what does decode,
-        // only what has an id matters here.
+        let had_owed = !self.owed_responses.is_settled();
+        // Data that does not decode is an opaque event: only framing, size or a missing response fails a call. Of data that decodes, only
+        // messages with an id matter here.
         if jsonrpc::may_have_id(data)
             && let Ok(body) = jsonrpc::peek(data)
         {
-            let only_asks = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
+            let is_alone = body.messages().iter().all(|message| matches!(message, Message::Request { .. }));
             for message in body.messages() {
-                self.note_message(message, seq, only_asks, now);
+                self.note_message(message, seq, is_alone, now);
             }
         }
-        // While a cancelled request may still answer, only the response that settles the debts ends the stream this early.
-        let paid = owed && self.debts.is_settled();
-        let complete = self.policy.kind == StreamKind::Request && self.debts.is_answered();
-        if paid {
+        // While a cancelled request may still be answered, only the response that settles the last owed one ends the stream this early.
+        let is_last_owed = had_owed && self.owed_responses.is_settled();
+        if is_last_owed {
             self.timers.stop(Timer::Call);
         }
-        if (paid || complete) && !self.timers.is_set(Timer::Linger) {
+        let is_complete = self.policy.kind == StreamKind::Request && self.owed_responses.is_answered();
+        if (is_last_owed || is_complete) && !self.timers.is_set(Timer::Linger) {
             self.timers.set(Timer::Linger, now + self.policy.linger);
         }
     }
@@ -191,7 +198,7 @@ impl Machine {
             Next::Reopen(pause) => self.timers.set(Timer::Reopen, now + pause),
             Next::ReopenAnew(pause) => {
                 self.timers.set(Timer::Reopen, now + pause);
-                self.effects.push_back(Effect::TellGap);
+                self.effects.push_back(Effect::AnnounceGap);
             }
             Next::Fail(failure) => {
                 self.timers.stop(Timer::Reopen);
@@ -200,11 +207,11 @@ impl Machine {
         }
     }
 
-    /// The call failed: before a head, or in a way no ending describes. True when the failure can still be told as an HTTP
-    /// status (nothing was committed).
+    /// The call failed before a head, or in a way that no [`Ending`] describes. Returns true if nothing was committed, so that the failure
+    /// can still become an HTTP status.
     pub fn handle_failure(&mut self, failure: Failure, now: Instant) -> bool {
         if self.phase == Phase::Waiting {
-            self.pass();
+            self.pass_through();
             self.timers.stop(Timer::Reopen);
             return true;
         }
@@ -212,9 +219,9 @@ impl Machine {
         false
     }
 
-    // ── what the downstream does ──────────────────────────────────────────────────────────────────────────────────────
+    // ── the downstream ────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// A connection takes the stream to read it after `cursor`. The one before it, if any, is no longer the reader.
+    /// A connection attaches and reads after `cursor`. The connection before it, if any, is no longer the reader.
     pub fn handle_attach(&mut self, attach: AttachId, cursor: Seq, now: Instant) {
         self.reader.attach(attach, cursor, now);
         self.timers.stop(Timer::Abandon);
@@ -229,49 +236,51 @@ impl Machine {
 
     /// An id and a `retry` were written downstream.
     pub fn handle_primed(&mut self, retry: Duration) {
-        self.reader.prime();
+        self.reader.note_primed();
         self.last_retry = retry;
         self.restart_abandon();
     }
 
     /// Events up to `upto` were written to the reader.
     pub fn handle_written(&mut self, upto: Seq, now: Instant) {
-        // Somebody takes something: a replay counts as well.
-        self.handle_taking(now);
-        self.reader.write(upto);
+        // A replay counts as reading too.
+        self.handle_partial_write(now);
+        self.reader.note_written(upto);
         if !self.reader.is_attached() {
             self.restart_abandon();
         }
     }
 
-    /// The reader took a part of the event that follows: the stream is read, however slowly.
-    pub fn handle_taking(&mut self, now: Instant) {
+    /// The reader took a part of the next event: the stream is being read, however slowly.
+    pub fn handle_partial_write(&mut self, now: Instant) {
         if self.timers.is_set(Timer::Full) {
             self.timers.set(Timer::Full, now + self.policy.full_wait);
         }
     }
 
-    /// A client came back for the stream, by GET or by a token; see [`Self::handle_confirmed`].
-    pub fn handle_return(&mut self, cursor: Option<Seq>, now: Instant) {
-        self.reader.note_return();
+    /// A client resumes the stream, by GET or by a token; see [`Self::handle_confirmed`].
+    pub fn handle_reconnect(&mut self, cursor: Option<Seq>, now: Instant) {
+        self.reader.note_reconnect();
         self.handle_confirmed(cursor, now);
     }
 
-    /// The same by the stream's URL.
-    pub fn handle_return_by_url(&mut self, cursor: Option<Seq>, now: Instant) {
+    /// A client resumes the stream by the stream's URL; see [`Self::handle_confirmed`].
+    pub fn handle_reconnect_by_url(&mut self, cursor: Option<Seq>, now: Instant) {
         self.reader.note_url();
-        self.handle_return(cursor, now);
+        self.handle_reconnect(cursor, now);
     }
 
-    /// A client asked for what follows `cursor`: whatever precedes it has arrived. Restarts the timers.
+    /// A client asked for the events after `cursor`, so all events up to it have arrived. Restarts the timers.
     pub fn handle_confirmed(&mut self, cursor: Option<Seq>, now: Instant) {
-        if let Some(cursor) = cursor.filter(|cursor| *cursor <= self.tail()) {
-            self.reader.confirm(cursor);
+        if let Some(cursor) = cursor
+            && cursor <= self.tail()
+        {
+            self.reader.note_confirmed(cursor);
         }
         self.handle_touch(now);
     }
 
-    /// Somebody asked for the stream without reading it: restarts the detached timer, and retention of a sealed stream.
+    /// A client asked about the stream without reading it: restarts the timer of a detached stream, and the retention of a sealed one.
     pub fn handle_touch(&mut self, now: Instant) {
         if !self.reader.is_attached() {
             self.reader.touch(now);
@@ -281,29 +290,29 @@ impl Machine {
 
     /// The response that carried the last event is known to have arrived.
     pub fn handle_delivered(&mut self) {
-        self.delivered = true;
+        self.is_delivered = true;
     }
 
-    /// The connection that carried the last event ended in peace.
-    pub fn handle_parted(&mut self) {
-        self.reader.part();
+    /// The connection that carried the last event closed gracefully.
+    pub fn handle_graceful_close(&mut self) {
+        self.reader.note_graceful_close();
     }
 
     /// The connection `attach` ends with an interim result, behind the event at `upto`.
     pub fn handle_interim(&mut self, attach: AttachId, upto: Seq) {
-        // Where nothing else announces the token, whoever has it has it from an interim result: no later one than the first.
-        self.reader.tell(attach, upto, self.announcements.is_none());
+        // Without announcements a client has its token from an interim result, and not from one before the first.
+        self.reader.begin_interim(attach, upto, self.announcements.is_none());
     }
 
-    /// What became of that: it has arrived, or its connection ended before anybody knew.
+    /// The interim result of `attach` has arrived, or its connection ended before that was known.
     pub fn handle_interim_settled(&mut self, attach: AttachId, has_arrived: bool) {
-        self.reader.settle(attach, has_arrived);
+        self.reader.ack_interim(attach, has_arrived);
     }
 
-    /// Begins the client's turn if it is due for one that has everything up to `cursor`, which is remembered. False when there is
-    /// more for it, or nothing to wait for.
-    pub fn handle_turn(&mut self, cursor: Seq, now: Instant) -> bool {
-        let is_due = self.turn_at().is_some_and(|at| at <= now);
+    /// Begins the client's turn, if it is due and the client has every event up to `cursor`, and remembers `cursor`. Returns false if
+    /// there are more events for the client, or no server→client request waits.
+    pub fn handle_input_turn(&mut self, cursor: Seq, now: Instant) -> bool {
+        let is_due = self.input_turn_at().is_some_and(|at| at <= now);
         let has_all = cursor <= self.tail() && self.is_spent_after(cursor) && self.numbering.is_stored();
         let begins = is_due && has_all;
         if begins {
@@ -312,54 +321,49 @@ impl Machine {
         begins
     }
 
-    /// The client cancels one of its requests. False when there is nothing to cancel. From here on the stream's tokens are
-    /// refused; the first of the upstream's response, its end, or `cancel_grace` seals it.
+    /// The client cancels one of its requests. Returns false if there is nothing to cancel. From here on the stream's tokens are refused;
+    /// the first of the upstream's response, its end, or `cancel_grace` seals it.
     pub fn handle_cancel(&mut self, id: &RequestId, now: Instant) -> bool {
-        if self.is_sealed() || self.sealing.is_some() || !self.debts.cancel(id) {
+        if self.is_sealed() || self.sealing.is_some() || !self.owed_responses.cancel(id) {
             return false;
         }
-        if self.debts.is_settled() {
-            self.cancelled = true;
+        if self.owed_responses.is_settled() {
+            self.is_cancelled = true;
             self.timers.stop(Timer::Call);
             self.timers.set(Timer::CancelGrace, now + self.policy.cancel_grace);
         }
         true
     }
 
-    /// Since when the upstream has waited for the answer to `id`; `None` where it does not.
-    pub fn waits_for_answer(&self, id: &RequestId) -> Option<Instant> {
-        self.asks.outstanding_since(id).filter(|_| !self.is_sealed())
-    }
-
-    /// The client answers a server→client request of this stream.
-    pub fn handle_answer(&mut self, id: &RequestId, now: Instant) -> Answer {
-        match self.asks.answer(id) {
-            Answer::First if self.is_sealed() => Answer::Late,
-            Answer::First => {
+    /// The client responds to a server→client request of this stream.
+    pub fn handle_client_response(&mut self, id: &RequestId, now: Instant) -> ClientResponse {
+        match self.server_requests.answer(id) {
+            ClientResponse::First if self.is_sealed() => ClientResponse::Late,
+            ClientResponse::First => {
                 self.input_turn.note_activity(now);
-                Answer::First
+                ClientResponse::First
             }
-            answer @ (Answer::Again | Answer::Late | Answer::Unknown) => answer,
+            response @ (ClientResponse::Duplicate | ClientResponse::Late | ClientResponse::Unknown) => response,
         }
     }
 
-    /// The response must begin now, whatever the upstream does: an id is about to be written. False when it cannot, because
-    /// the upstream's answer passes as it is.
+    /// The client's response could not be passed to the upstream after all: the request is outstanding again.
+    pub fn handle_client_response_lost(&mut self, id: &RequestId) {
+        self.server_requests.unanswer(id);
+    }
+
+    /// The response must begin now, whatever the upstream does: an id is about to be written. Returns false if it cannot, because the
+    /// upstream's response passes as it is.
     pub fn handle_commit(&mut self) -> bool {
         self.open(true);
         self.phase != Phase::Passed
     }
 
-    /// The answer could not be given to the upstream after all: the request is outstanding again.
-    pub fn handle_answer_lost(&mut self, id: &RequestId) {
-        self.asks.unanswer(id);
-    }
-
-    /// The stream ends whatever its upstream does, with the error `code` for whatever it owes: its session was deleted, or the
-    /// process ends. The server is told to stop what a deleted session still runs.
+    /// Ends the stream whatever its upstream does, with the error `code` for each owed response: its session was deleted, or the process
+    /// ends. The server is told to stop the requests of a deleted session.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
         if code == ErrorCode::Abandoned {
-            self.revoked = true;
+            self.is_revoked = true;
             self.announce_cancel();
         }
         self.give_up(Outcome::Expired, Failure::after_send(code), now);
@@ -367,15 +371,14 @@ impl Machine {
 
     // ── the log ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    /// The store accepted the batch that [`Self::poll_batch`] handed out: its events may be read now.
+    /// The store accepted the batch that [`Self::poll_batch`] returned: its events may be read now.
     pub fn handle_stored(&mut self, now: Instant) {
         self.numbering.note_stored();
         self.finish_seal(now);
     }
 
-    /// The store refused the batch that [`Self::poll_batch`] handed out: another writer has the stream, or it has ended there.
-    /// Nothing staged will ever be stored, the errors that are owed included, so nobody may read it: the stream ends where the
-    /// store has it.
+    /// The store refused the batch that [`Self::poll_batch`] returned: another writer has the stream, or it has ended there. No staged
+    /// event will ever be stored, owed errors included, so none may be read: the stream ends with the last stored event.
     pub fn handle_refused(&mut self, now: Instant) {
         self.numbering.note_refused();
         self.announcements = None;
@@ -387,13 +390,13 @@ impl Machine {
     /// The log dropped its events up to `upto`.
     pub fn handle_trimmed(&mut self, upto: Seq) {
         self.numbering.note_trimmed(upto);
-        self.asks.handle_trimmed(self.trimmed());
+        self.server_requests.handle_trimmed(self.trimmed());
     }
 
-    /// The log is over its bounds (or no longer is) although everything releasable was dropped. A stream that has ended
-    /// needs no more room.
+    /// The log is over its limits although every releasable event was dropped, or it no longer is. A stream that has ended needs no more
+    /// memory.
     pub fn handle_full(&mut self, full: bool, now: Instant) {
-        if self.sealing.is_some() || !self.policy.pauses {
+        if self.sealing.is_some() || !self.policy.can_pause {
             return;
         }
         if !full {
@@ -403,12 +406,12 @@ impl Machine {
         }
     }
 
-    /// The next batch to store, in order. `None` while one is being stored or nothing is staged.
+    /// Returns the next batch to store, in order, or `None` while one is being stored or nothing is staged.
     pub fn poll_batch(&mut self) -> Option<Batch> {
         self.numbering.take_batch()
     }
 
-    /// The next thing to do.
+    /// Returns the next effect for the caller to carry out.
     pub fn poll_effect(&mut self) -> Option<Effect> {
         self.effects.pop_front()
     }
@@ -419,38 +422,38 @@ impl Machine {
         self.phase == Phase::Open && self.sealing.is_none()
     }
 
-    fn open(&mut self, committed: bool) -> bool {
+    /// Opens a stream that waits for a head, with the proxy's own head if `is_committed`. Returns false if it does not wait.
+    fn open(&mut self, is_committed: bool) -> bool {
         self.timers.stop(Timer::Commit);
-        let opens = self.phase == Phase::Waiting;
-        if opens {
+        let is_first_head = self.phase == Phase::Waiting;
+        if is_first_head {
             self.phase = Phase::Open;
-            self.committed = committed;
+            self.is_committed = is_committed;
             if let Some(announcements) = &mut self.announcements {
                 announcements.log_opening(&mut self.numbering);
             }
         }
-        opens
+        is_first_head
     }
 
-    /// The upstream's answer passes as it is.
-    fn pass(&mut self) {
+    fn pass_through(&mut self) {
         self.phase = Phase::Passed;
         for timer in [Timer::Commit, Timer::Call, Timer::Abandon] {
             self.timers.stop(timer);
         }
     }
 
-    fn note_message(&mut self, message: &Message, seq: Seq, only_asks: bool, now: Instant) {
+    fn note_message(&mut self, message: &Message, seq: Seq, is_alone: bool, now: Instant) {
         match message {
             Message::Request { id, .. } => {
-                self.asks.ask(id.clone(), seq, only_asks, now);
-                if self.policy.refuses_asks {
-                    self.asks.answer(id);
-                    self.effects.push_back(Effect::RefuseAsk(id.clone()));
+                self.server_requests.add(id.clone(), seq, is_alone, now);
+                if self.policy.should_refuse_requests {
+                    self.server_requests.answer(id);
+                    self.effects.push_back(Effect::RefuseServerRequest(id.clone()));
                 }
             }
             Message::Response { id: Some(id), is_error } => {
-                self.debts.answer(id, seq, *is_error);
+                self.owed_responses.answer(id, seq, *is_error);
             }
             Message::Response { id: None, .. } | Message::Notification { .. } => {}
         }

@@ -1,7 +1,7 @@
-//! The responses a request stream owes: one for every request id it carried.
+//! The responses that a request stream owes: one for each request id it carried.
 //!
-//! Each question and each change costs the same however many there are: the states are counted as they change, and the ids of a large batch
-//! have an index. Absent: what a response says.
+//! Each lookup and each change costs the same however many there are: the states are counted as they change, and a large batch has an
+//! index by id. Absent: the content of a response.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -10,179 +10,186 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
-/// So many ids are looked through one by one. More get an index, which most streams do without: they owe one response.
+/// Number of ids up to which a linear search is used. Most streams owe one response and need no index.
 const UNINDEXED_MAX: usize = 8;
 
-/// What became of one owed response.
+/// The state of one owed response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Debt {
-    /// Nothing yet.
+pub enum OwedResponse {
+    /// Not settled yet.
     Due,
-    /// The response is the event at this place.
+    /// The response is the event with this number.
     Answered(Seq),
-    /// Its client cancelled it: a response may still come, none is owed.
+    /// The client cancelled the request: a response may still come, none is owed.
     Cancelled,
 }
 
-/// The ledger of one stream. A standalone stream owes nothing and its ledger is empty.
+/// The owed responses of one stream. A standalone stream owes none.
 #[derive(Debug)]
-pub struct Debts {
-    owed: Vec<(RequestId, Debt)>,
-    /// `None`: there are few.
+pub struct OwedResponses {
+    owed: Vec<(RequestId, OwedResponse)>,
+    /// The index by id, or `None` for few ids.
     index: Option<Box<Index>>,
-    /// How many are [`Debt::Due`].
+    /// Number of ids in [`OwedResponse::Due`].
     due: usize,
-    /// How many are [`Debt::Answered`].
+    /// Number of ids in [`OwedResponse::Answered`].
     answered: usize,
-    /// Where the first and the last response stand; 0 for none.
+    /// The events of the first and the last response; 0 for none.
     responses: (Seq, Seq),
     last_error: Option<Seq>,
 }
 
-/// The requests of each id that have no response.
+/// The unanswered requests of each id.
 type Index = HashMap<RequestId, Unanswered>;
 
 #[derive(Debug, Default)]
 struct Unanswered {
-    /// Their places among those owed, in order.
-    places: VecDeque<usize>,
-    /// All of them were cancelled.
+    /// Their indexes in `owed`, in order.
+    indexes: VecDeque<usize>,
+    /// True if all of them were cancelled.
     is_cancelled: bool,
 }
 
-impl Debts {
+impl OwedResponses {
     pub(super) fn new(ids: Vec<RequestId>) -> Self {
-        Self::of(ids.into_iter().map(|id| (id, Debt::Due)).collect(), None)
+        Self::of(ids.into_iter().map(|id| (id, OwedResponse::Due)).collect(), None)
     }
 
-    fn of(owed: Vec<(RequestId, Debt)>, last_error: Option<Seq>) -> Self {
-        let index = (owed.len() > UNINDEXED_MAX).then(|| Box::new(index(&owed)));
-        let mut debts = Self { owed: Vec::new(), index, due: 0, answered: 0, responses: (Seq(0), Seq(0)), last_error };
-        for (_, debt) in &owed {
-            match debt {
-                Debt::Due => debts.due += 1,
-                Debt::Answered(seq) => debts.note_response(*seq),
-                Debt::Cancelled => {}
+    fn of(owed: Vec<(RequestId, OwedResponse)>, last_error: Option<Seq>) -> Self {
+        let index = if owed.len() > UNINDEXED_MAX { Some(Box::new(index(&owed))) } else { None };
+        let mut responses =
+            Self { owed: Vec::new(), index, due: 0, answered: 0, responses: (Seq(0), Seq(0)), last_error };
+        for (_, response) in &owed {
+            match response {
+                OwedResponse::Due => responses.due += 1,
+                OwedResponse::Answered(seq) => responses.note_response(*seq),
+                OwedResponse::Cancelled => {}
             }
         }
-        debts.owed = owed;
-        debts
+        responses.owed = owed;
+        responses
     }
 
-    pub(super) fn to_parts(&self) -> (Vec<(RequestId, Debt)>, Option<Seq>) {
+    pub(super) fn to_parts(&self) -> (Vec<(RequestId, OwedResponse)>, Option<Seq>) {
         (self.owed.clone(), self.last_error)
     }
 
-    pub(super) fn restore(&mut self, owed: Vec<(RequestId, Debt)>, last_error: Option<Seq>) {
+    pub(super) fn restore(&mut self, owed: Vec<(RequestId, OwedResponse)>, last_error: Option<Seq>) {
         *self = Self::of(owed, last_error);
     }
 
-    /// Every id with its state, in the order of the request.
-    pub fn iter(&self) -> impl Iterator<Item = (&RequestId, Debt)> {
-        self.owed.iter().map(|(id, debt)| (id, *debt))
+    /// Returns each id with its state, in the order of the request.
+    pub fn iter(&self) -> impl Iterator<Item = (&RequestId, OwedResponse)> {
+        self.owed.iter().map(|(id, response)| (id, *response))
     }
 
-    /// Every id, in the order of the request.
+    /// Returns each id, in the order of the request.
     pub fn ids(&self) -> impl Iterator<Item = &RequestId> {
         self.owed.iter().map(|(id, _)| id)
     }
 
-    /// The ids that nothing has settled yet.
+    /// Returns the ids that are not settled yet.
     pub fn due(&self) -> impl Iterator<Item = &RequestId> {
-        self.owed.iter().filter(|(_, debt)| *debt == Debt::Due).map(|(id, _)| id)
+        self.owed.iter().filter(|(_, response)| *response == OwedResponse::Due).map(|(id, _)| id)
     }
 
-    /// The ids that have no response, cancelled ones included.
+    /// Returns the ids that have no response, cancelled ones included.
     pub fn unanswered(&self) -> impl Iterator<Item = &RequestId> {
-        self.owed.iter().filter(|(_, debt)| !matches!(debt, Debt::Answered(_))).map(|(id, _)| id)
+        self.owed.iter().filter(|(_, response)| !matches!(response, OwedResponse::Answered(_))).map(|(id, _)| id)
     }
 
-    /// Whether a request of this id is due.
+    /// Returns true if a request of this id is due.
     pub fn is_due(&self, id: &RequestId) -> bool {
-        self.first_unanswered(id).is_some_and(|place| self.owed[place].1 == Debt::Due)
+        self.first_unanswered(id).is_some_and(|index| self.owed[index].1 == OwedResponse::Due)
     }
 
-    /// Whether a request of this id has no response, a cancelled one included.
+    /// Returns true if a request of this id has no response, a cancelled one included.
     pub fn is_unanswered(&self, id: &RequestId) -> bool {
         self.first_unanswered(id).is_some()
     }
 
-    /// How many are settled: answered or cancelled.
+    /// Returns the number of settled requests: answered or cancelled.
     pub fn settled_len(&self) -> usize {
         self.owed.len() - self.due
     }
 
-    /// How many have their response.
+    /// Returns the number of answered requests.
     pub fn answered_len(&self) -> usize {
         self.answered
     }
 
-    /// Whether no response is owed any more.
+    /// Returns true if no response is owed any more.
     pub fn is_settled(&self) -> bool {
         self.due == 0
     }
 
-    /// Whether every id has its response: nothing more can be expected of the upstream.
+    /// Returns true if every id has its response, so that nothing more can be expected of the upstream.
     pub fn is_answered(&self) -> bool {
         self.answered == self.owed.len()
     }
 
-    /// Where the last response stands, if there is any.
+    /// Returns the event of the last response, or `None` if there is none.
     pub fn last_response(&self) -> Option<Seq> {
-        Some(self.responses.1).filter(|_| self.answered > 0)
+        if self.answered > 0 { Some(self.responses.1) } else { None }
     }
 
-    /// Where the first response stands, if there is any.
+    /// Returns the event of the first response, or `None` if there is none.
     pub fn first_response(&self) -> Option<Seq> {
-        Some(self.responses.0).filter(|_| self.answered > 0)
+        if self.answered > 0 { Some(self.responses.0) } else { None }
     }
 
-    /// Whether some id was cancelled and has no response.
+    /// Returns true if any id was cancelled and has no response.
     pub fn is_cancelled(&self) -> bool {
         self.due + self.answered < self.owed.len()
     }
 
-    /// Whether some response was a JSON-RPC error, ours included.
+    /// Returns true if any response was a JSON-RPC error, errors of the proxy included.
     pub fn has_error(&self) -> bool {
         self.last_error.is_some()
     }
 
-    /// Where the last response stands that was an error.
+    /// Returns the event of the last response that was an error, or `None` if there is none.
     pub fn last_error(&self) -> Option<Seq> {
         self.last_error
     }
 
-    /// Notes the response at `seq`: for the first request of that id that has none.
+    /// Notes the response at `seq`, for the first request of that id that has none.
     pub(super) fn answer(&mut self, id: &RequestId, seq: Seq, is_error: bool) {
-        if let Some(place) = self.first_unanswered(id) {
-            self.settle(place, seq, is_error);
+        if let Some(index) = self.first_unanswered(id) {
+            self.settle(index, seq, is_error);
         }
     }
 
-    /// Notes an error as the response to everything that is due; `log` says where it stands.
+    /// Notes an error as the response to each due request; `log` writes it and returns its event.
     pub(super) fn fail_due(&mut self, mut log: impl FnMut(&RequestId) -> Seq) {
-        for place in 0..self.owed.len() {
-            if let (id, Debt::Due) = &self.owed[place] {
+        for index in 0..self.owed.len() {
+            if let (id, OwedResponse::Due) = &self.owed[index] {
                 let seq = log(id);
-                self.settle(place, seq, true);
+                self.settle(index, seq, true);
             }
         }
     }
 
-    /// Notes a cancel, of every request of that id; false when the id is not of this stream or is settled already.
+    /// Cancels each request of that id. Returns false if the id is not of this stream or is settled already.
     pub(super) fn cancel(&mut self, id: &RequestId) -> bool {
         let before = self.due;
         match &mut self.index {
             Some(index) => {
-                if let Some(unanswered) = index.get_mut(id).filter(|unanswered| !unanswered.is_cancelled) {
+                if let Some(unanswered) = index.get_mut(id)
+                    && !unanswered.is_cancelled
+                {
                     unanswered.is_cancelled = true;
-                    self.due -= unanswered.places.len();
-                    unanswered.places.iter().for_each(|&place| self.owed[place].1 = Debt::Cancelled);
+                    self.due -= unanswered.indexes.len();
+                    for &index in &unanswered.indexes {
+                        self.owed[index].1 = OwedResponse::Cancelled;
+                    }
                 }
             }
             None => {
-                for (_, debt) in self.owed.iter_mut().filter(|(owed, debt)| owed == id && *debt == Debt::Due) {
-                    *debt = Debt::Cancelled;
+                for (_, response) in
+                    self.owed.iter_mut().filter(|(owed, response)| owed == id && *response == OwedResponse::Due)
+                {
+                    *response = OwedResponse::Cancelled;
                     self.due -= 1;
                 }
             }
@@ -190,24 +197,30 @@ impl Debts {
         self.due < before
     }
 
-    /// The place of the first request of this id that has no response. Those behind it are as it is: a cancel is of all.
+    /// Returns the index of the first request of this id that has no response. Later ones are in the same state, because a cancel covers
+    /// all of them.
     fn first_unanswered(&self, id: &RequestId) -> Option<usize> {
         match &self.index {
-            Some(index) => index.get(id)?.places.front().copied(),
-            None => self.owed.iter().position(|(owed, debt)| owed == id && !matches!(debt, Debt::Answered(_))),
+            Some(index) => index.get(id)?.indexes.front().copied(),
+            None => self
+                .owed
+                .iter()
+                .position(|(owed, response)| owed == id && !matches!(response, OwedResponse::Answered(_))),
         }
     }
 
-    /// The request at `place`, the first of its id that has none, has its response at `seq`.
-    fn settle(&mut self, place: usize, seq: Seq, is_error: bool) {
-        let (id, debt) = &mut self.owed[place];
-        self.due -= usize::from(*debt == Debt::Due);
-        *debt = Debt::Answered(seq);
+    /// Notes the response at `seq` for the request at `index`, the first of its id that has none.
+    fn settle(&mut self, index: usize, seq: Seq, is_error: bool) {
+        let (id, response) = &mut self.owed[index];
+        self.due -= usize::from(*response == OwedResponse::Due);
+        *response = OwedResponse::Answered(seq);
         if let Some(unanswered) = self.index.as_mut().and_then(|index| index.get_mut(id)) {
-            unanswered.places.pop_front();
+            unanswered.indexes.pop_front();
         }
         self.note_response(seq);
-        self.last_error = self.last_error.max(Some(seq).filter(|_| is_error));
+        if is_error {
+            self.last_error = self.last_error.max(Some(seq));
+        }
     }
 
     fn note_response(&mut self, seq: Seq) {
@@ -217,12 +230,14 @@ impl Debts {
     }
 }
 
-fn index(owed: &[(RequestId, Debt)]) -> Index {
+fn index(owed: &[(RequestId, OwedResponse)]) -> Index {
     let mut index = Index::new();
-    for (place, (id, debt)) in owed.iter().enumerate().filter(|(_, (_, debt))| !matches!(debt, Debt::Answered(_))) {
-        let unanswered = index.entry(id.clone()).or_default();
-        unanswered.places.push_back(place);
-        unanswered.is_cancelled = *debt == Debt::Cancelled;
+    for (at, (id, response)) in owed.iter().enumerate() {
+        if !matches!(response, OwedResponse::Answered(_)) {
+            let unanswered = index.entry(id.clone()).or_default();
+            unanswered.indexes.push_back(at);
+            unanswered.is_cancelled = *response == OwedResponse::Cancelled;
+        }
     }
     index
 }
@@ -240,7 +255,7 @@ mod tests {
 
     #[derive(Clone, Copy, Debug)]
     enum Step {
-        Answer(usize, bool),
+        Respond(usize, bool),
         Cancel(usize),
         Fail,
         Restore,
@@ -248,7 +263,7 @@ mod tests {
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
-            20 => (0usize..12, any::<bool>()).prop_map(|(id, is_error)| Step::Answer(id, is_error)),
+            20 => (0usize..12, any::<bool>()).prop_map(|(id, is_error)| Step::Respond(id, is_error)),
             6 => (0usize..12).prop_map(Step::Cancel),
             1 => Just(Step::Fail),
             3 => Just(Step::Restore),
@@ -261,53 +276,55 @@ mod tests {
             ids in prop::collection::vec(0usize..10, 0..30),
             steps in prop::collection::vec(step(), 0..40),
         ) {
-            let mut debts = Debts::new(ids.iter().map(|number| id(*number)).collect());
-            let mut list: Vec<(usize, Debt)> = ids.iter().map(|number| (*number, Debt::Due)).collect();
+            let mut responses = OwedResponses::new(ids.iter().map(|number| id(*number)).collect());
+            let mut list: Vec<(usize, OwedResponse)> = ids.iter().map(|number| (*number, OwedResponse::Due)).collect();
             let mut seq = 0;
             for step in steps {
                 seq += 1;
                 match step {
-                    Step::Answer(number, is_error) => {
-                        debts.answer(&id(number), Seq(seq), is_error);
-                        let first = list.iter_mut().find(|(owed, debt)| *owed == number && !matches!(debt, Debt::Answered(_)));
-                        first.into_iter().for_each(|(_, debt)| *debt = Debt::Answered(Seq(seq)));
+                    Step::Respond(number, is_error) => {
+                        responses.answer(&id(number), Seq(seq), is_error);
+                        let is_open = |(owed, response): &&mut (usize, OwedResponse)| *owed == number && !matches!(response, OwedResponse::Answered(_));
+                        if let Some((_, response)) = list.iter_mut().find(is_open) {
+                            *response = OwedResponse::Answered(Seq(seq));
+                        }
                     }
                     Step::Cancel(number) => {
-                        let due = list.iter_mut().filter(|(owed, debt)| *owed == number && *debt == Debt::Due);
-                        let expected = due.map(|(_, debt)| *debt = Debt::Cancelled).count() > 0;
-                        prop_assert_eq!(debts.cancel(&id(number)), expected);
+                        let due = list.iter_mut().filter(|(owed, response)| *owed == number && *response == OwedResponse::Due);
+                        let expected = due.map(|(_, response)| *response = OwedResponse::Cancelled).count() > 0;
+                        prop_assert_eq!(responses.cancel(&id(number)), expected);
                     }
                     Step::Fail => {
                         let mut next = seq;
-                        debts.fail_due(|_| { next += 1; Seq(next) });
-                        for (_, debt) in list.iter_mut().filter(|(_, debt)| *debt == Debt::Due) {
+                        responses.fail_due(|_| { next += 1; Seq(next) });
+                        for (_, response) in list.iter_mut().filter(|(_, response)| *response == OwedResponse::Due) {
                             seq += 1;
-                            *debt = Debt::Answered(Seq(seq));
+                            *response = OwedResponse::Answered(Seq(seq));
                         }
                     }
                     Step::Restore => {
-                        let (owed, last_error) = debts.to_parts();
-                        debts.restore(owed, last_error);
+                        let (owed, last_error) = responses.to_parts();
+                        responses.restore(owed, last_error);
                     }
                 }
-                let expected: Vec<_> = list.iter().map(|(number, debt)| (id(*number), *debt)).collect();
-                prop_assert_eq!(debts.to_parts().0, expected);
-                let places: Vec<Seq> = list.iter().filter_map(|(_, debt)| match debt {
-                    Debt::Answered(seq) => Some(*seq),
-                    Debt::Due | Debt::Cancelled => None,
+                let expected: Vec<_> = list.iter().map(|(number, response)| (id(*number), *response)).collect();
+                prop_assert_eq!(responses.to_parts().0, expected);
+                let places: Vec<Seq> = list.iter().filter_map(|(_, response)| match response {
+                    OwedResponse::Answered(seq) => Some(*seq),
+                    OwedResponse::Due | OwedResponse::Cancelled => None,
                 }).collect();
-                let count = |wanted: Debt| list.iter().filter(|(_, debt)| *debt == wanted).count();
-                prop_assert_eq!(debts.first_response(), places.iter().min().copied());
-                prop_assert_eq!(debts.last_response(), places.iter().max().copied());
-                prop_assert_eq!(debts.answered_len(), places.len());
-                prop_assert_eq!(debts.settled_len(), list.len() - count(Debt::Due));
-                prop_assert_eq!(debts.is_settled(), count(Debt::Due) == 0);
-                prop_assert_eq!(debts.is_answered(), places.len() == list.len());
-                prop_assert_eq!(debts.is_cancelled(), count(Debt::Cancelled) > 0);
+                let count = |wanted: OwedResponse| list.iter().filter(|(_, response)| *response == wanted).count();
+                prop_assert_eq!(responses.first_response(), places.iter().min().copied());
+                prop_assert_eq!(responses.last_response(), places.iter().max().copied());
+                prop_assert_eq!(responses.answered_len(), places.len());
+                prop_assert_eq!(responses.settled_len(), list.len() - count(OwedResponse::Due));
+                prop_assert_eq!(responses.is_settled(), count(OwedResponse::Due) == 0);
+                prop_assert_eq!(responses.is_answered(), places.len() == list.len());
+                prop_assert_eq!(responses.is_cancelled(), count(OwedResponse::Cancelled) > 0);
                 for number in 0..12 {
-                    let has = |wanted: fn(Debt) -> bool| list.iter().any(|(owed, debt)| *owed == number && wanted(*debt));
-                    prop_assert_eq!(debts.is_due(&id(number)), has(|debt| debt == Debt::Due));
-                    prop_assert_eq!(debts.is_unanswered(&id(number)), has(|debt| !matches!(debt, Debt::Answered(_))));
+                    let has = |wanted: fn(OwedResponse) -> bool| list.iter().any(|(owed, response)| *owed == number && wanted(*response));
+                    prop_assert_eq!(responses.is_due(&id(number)), has(|response| response == OwedResponse::Due));
+                    prop_assert_eq!(responses.is_unanswered(&id(number)), has(|response| !matches!(response, OwedResponse::Answered(_))));
                 }
             }
         }
@@ -315,14 +332,14 @@ mod tests {
 
     /// Comparisons for a batch of so many: answered one by one from the end, cancelled, and failed.
     fn work(of: usize) -> usize {
-        let debts = || Debts::new((0..of).map(id).collect());
+        let responses = || OwedResponses::new((0..of).map(id).collect());
         comparisons(|| {
-            let mut answered = debts();
+            let mut answered = responses();
             (0..of).rev().for_each(|number| answered.answer(&id(number), Seq(1), false));
             assert!(answered.is_answered());
-            let mut cancelled = debts();
+            let mut cancelled = responses();
             (0..of).rev().for_each(|number| assert!(cancelled.cancel(&id(number))));
-            debts().fail_due(|_| Seq(1));
+            responses().fail_due(|_| Seq(1));
         })
     }
 

@@ -1,4 +1,4 @@
-//! What the operator and the request decide about one stream.
+//! Rules of one stream, set by the operator's configuration and by the request.
 
 use std::time::Duration;
 
@@ -7,54 +7,59 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::headers::Era;
 use crate::protocol::ids::StreamKind;
 
-/// What one stream lives by. Fixed when it is created.
+/// The rules of one stream, fixed when it is created. Stores hold them, under the names that the serialized form gives.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Policy {
     /// A request stream or a standalone stream.
     pub kind: StreamKind,
-    /// Decides what a disconnect means.
+    /// Era of the client: decides the meaning of a disconnect.
     pub era: Era,
-    /// How long a detached stream of the legacy era is kept before it is abandoned. `None`: for ever.
+    /// Time for which a detached stream of the legacy era is kept before it is abandoned, or `None` if it is kept for ever.
     pub max_wait: Option<Duration>,
-    /// The same for the modern era. `None`: twice the last `retry`, and a second.
+    /// Time for which a detached stream of the modern era is kept, or `None` for twice the last `retry` and a second.
     pub modern_grace: Option<Duration>,
-    /// The client can come back without an event ID (it sent an `Idempotency-Key`).
-    pub keyed: bool,
-    /// How long a sealed stream stays readable after its seal and its last reader.
+    /// True if the client can resume without an event ID, because it sent an `Idempotency-Key`.
+    #[serde(rename = "keyed")]
+    pub has_idempotency_key: bool,
+    /// Time for which a sealed stream stays readable after its seal and its last reader, whichever is later.
     pub retention: Duration,
-    /// The longest the upstream call may take.
+    /// Limit for the upstream call.
     pub call_timeout: Option<Duration>,
-    /// How long a cancelled call may still answer.
+    /// Time in which a cancelled call may still be answered.
     pub cancel_grace: Duration,
-    /// How long a full stream waits for a reader to take something.
+    /// Time for which a full stream waits for a reader to take something.
     pub full_wait: Duration,
-    /// How long messages after the last owed response are logged.
+    /// Time for which messages after the last owed response are logged.
     pub linger: Duration,
-    /// How long the upstream is quiet before it is the client's turn to answer it.
+    /// Time without a message of the upstream after which it is the client's turn to answer.
     pub input_grace: Duration,
-    /// When the proxy commits a response of its own. `None`: never.
+    /// Time after which the proxy commits a response of its own, or `None` if it never does.
     pub commit_after: Option<Duration>,
-    /// The `retry` told to clients.
+    /// The `retry` sent to clients.
     pub retry: Duration,
-    /// Whether unwritten events pause the upstream; otherwise the oldest go.
-    pub pauses: bool,
-    /// Whether the upstream is resumed after hard cuts too.
-    pub resume_hard_cuts: bool,
-    /// The client takes no stream: server→client requests are refused on its behalf.
-    pub refuses_asks: bool,
-    /// Whether an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
-    pub announces_cancel: bool,
+    /// True if unwritten events pause the upstream; otherwise the oldest events are dropped.
+    #[serde(rename = "pauses")]
+    pub can_pause: bool,
+    /// True if the upstream is resumed after a broken connection too.
+    #[serde(rename = "resume_hard_cuts")]
+    pub should_resume_hard_cuts: bool,
+    /// True if the client accepts no stream: server→client requests are refused on its behalf.
+    #[serde(rename = "refuses_asks")]
+    pub should_refuse_requests: bool,
+    /// True if an abandoned call is announced upstream by `notifications/cancelled` (never for `initialize`).
+    #[serde(rename = "announces_cancel")]
+    pub should_announce_cancel: bool,
 }
 
 impl Policy {
-    /// The policy of a call that is over: what only a running one needs is left out.
-    pub fn of_ended(era: Era, retention: Duration, pauses: bool) -> Self {
+    /// Returns the policy of a call that has ended, without the rules that only a running call needs.
+    pub fn of_ended(era: Era, retention: Duration, can_pause: bool) -> Self {
         Self {
             kind: StreamKind::Request,
             era,
             max_wait: None,
             modern_grace: None,
-            keyed: false,
+            has_idempotency_key: false,
             retention,
             call_timeout: None,
             cancel_grace: Duration::ZERO,
@@ -63,10 +68,10 @@ impl Policy {
             input_grace: Duration::ZERO,
             commit_after: None,
             retry: Duration::ZERO,
-            pauses,
-            resume_hard_cuts: false,
-            refuses_asks: false,
-            announces_cancel: false,
+            can_pause,
+            should_resume_hard_cuts: false,
+            should_refuse_requests: false,
+            should_announce_cancel: false,
         }
     }
 }

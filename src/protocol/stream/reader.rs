@@ -1,4 +1,4 @@
-//! The one connection a stream may be attached to.
+//! The one connection that a stream may be attached to, and the progress of all connections so far.
 
 use std::time::{Duration, Instant};
 
@@ -6,47 +6,57 @@ use serde::{Deserialize, Serialize};
 
 use crate::protocol::ids::{AttachId, Seq};
 
-/// Takeovers closer together than this count as two readers chasing each other.
+/// Takeovers closer together than this count as two readers that displace each other.
 const CHASE_WINDOW: Duration = Duration::from_secs(10);
-/// The longest `retry` that chasing readers are told.
+/// Limit for the `retry` of readers that displace each other.
 const CHASE_RETRY_MAX: Duration = Duration::from_secs(60);
 
-/// Who reads a stream now, and what earlier connections were given.
+/// The current reader of a stream, and what earlier connections were sent.
 #[derive(Debug)]
 pub struct Reader {
     attached: Option<AttachId>,
     since: Instant,
-    primed: bool,
-    returned: bool,
-    by_url: bool,
-    /// How far the attached connection has read.
+    progress: ReaderProgress,
+    /// The last event that the attached connection has read.
     position: Seq,
-    written: Seq,
-    confirmed: Seq,
-    /// Whether an interim result was ever written.
-    has_told: bool,
-    /// Behind which event the last interim result stands that has arrived.
-    told: Seq,
-    /// The same of one whose connection is still open, and who read that.
-    telling: Option<(AttachId, Seq)>,
-    /// Connections that were ever attached here.
+    /// The last event before the interim result whose connection is still open, and that connection.
+    unacked_interim: Option<(AttachId, Seq)>,
+    /// Number of connections that were ever attached here.
     connections: u32,
     chases: u32,
     last_takeover: Option<Instant>,
-    /// The last connection ended in peace after it had carried everything.
-    has_parted: bool,
+    has_closed_gracefully: bool,
 }
 
-/// What is known of its readers.
+/// The part of [`Reader`] that other processes need.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Known {
-    pub(super) primed: bool,
-    pub(super) returned: bool,
-    pub(super) by_url: bool,
-    pub(super) written: Seq,
-    pub(super) confirmed: Seq,
-    pub(super) has_told: bool,
-    pub(super) told: Seq,
+pub(super) struct ReaderProgress {
+    /// True if an event ID was ever written.
+    #[serde(rename = "primed")]
+    is_primed: bool,
+    /// True if a client has ever come back by GET or by a token.
+    #[serde(rename = "returned")]
+    has_reconnected: bool,
+    /// True if a client has ever come back by the stream's URL.
+    #[serde(rename = "by_url")]
+    has_used_url: bool,
+    /// The last event written to any connection.
+    written: Seq,
+    /// The last event that the client confirmed.
+    confirmed: Seq,
+    /// True if an interim result was ever written.
+    #[serde(rename = "has_told")]
+    has_interim: bool,
+    /// The last event before the newest interim result that has arrived.
+    #[serde(rename = "told")]
+    acked_interim: Seq,
+}
+
+impl ReaderProgress {
+    /// Returns the progress without the written position, which is always a little out of date in the store.
+    pub(super) fn without_written(self) -> Self {
+        Self { written: Seq(0), ..self }
+    }
 }
 
 impl Reader {
@@ -54,137 +64,133 @@ impl Reader {
         Self {
             attached: None,
             since: now,
-            primed: false,
-            returned: false,
-            by_url: false,
+            progress: ReaderProgress::default(),
             position: Seq(0),
-            written: Seq(0),
-            confirmed: Seq(0),
-            has_told: false,
-            told: Seq(0),
-            telling: None,
+            unacked_interim: None,
             connections: 0,
             chases: 0,
             last_takeover: None,
-            has_parted: false,
+            has_closed_gracefully: false,
         }
     }
 
-    /// Counts connections that were attached before the stream was shortened.
+    /// Counts connections that were attached before the stream was trimmed to a stub.
     pub(super) fn note_earlier(&mut self, connections: u32) {
         self.connections = self.connections.saturating_add(connections);
     }
 
-    pub(super) fn known(&self) -> Known {
-        let &Self { primed, returned, by_url, written, confirmed, has_told, told, .. } = self;
-        Known { primed, returned, by_url, written, confirmed, has_told, told }
+    pub(super) fn progress(&self) -> ReaderProgress {
+        self.progress
     }
 
-    pub(super) fn restore(&mut self, known: Known) {
-        let Known { primed, returned, by_url, written, confirmed, has_told, told } = known;
-        *self = Self { primed, returned, by_url, written, confirmed, has_told, told, ..Self::new(self.since) };
+    pub(super) fn restore(&mut self, progress: ReaderProgress) {
+        *self = Self { progress, ..Self::new(self.since) };
     }
 
-    /// What is known of it elsewhere, besides what is known here.
-    pub(super) fn learn(&mut self, known: Known) {
-        self.primed |= known.primed;
-        self.returned |= known.returned;
-        self.by_url |= known.by_url;
-        self.has_told |= known.has_told;
-        self.written = self.written.max(known.written);
-        self.confirmed = self.confirmed.max(known.confirmed);
-        self.told = self.told.max(known.told);
+    /// Adds the progress of connections in another process to the progress here.
+    pub(super) fn merge(&mut self, remote: ReaderProgress) {
+        let own = &mut self.progress;
+        own.is_primed |= remote.is_primed;
+        own.has_reconnected |= remote.has_reconnected;
+        own.has_used_url |= remote.has_used_url;
+        own.has_interim |= remote.has_interim;
+        own.written = own.written.max(remote.written);
+        own.confirmed = own.confirmed.max(remote.confirmed);
+        own.acked_interim = own.acked_interim.max(remote.acked_interim);
     }
 
-    /// Whether `attach` is the connection that reads now.
+    /// Returns true if `attach` is the current reader.
     pub fn is(&self, attach: AttachId) -> bool {
         self.attached == Some(attach)
     }
 
-    /// The connection that reads now.
+    /// Returns the current reader, or `None` if the stream is detached.
     pub fn attached(&self) -> Option<AttachId> {
         self.attached
     }
 
-    /// Whether any connection reads now.
+    /// Returns true if any connection reads now.
     pub fn is_attached(&self) -> bool {
         self.attached.is_some()
     }
 
-    /// Whether the last connection ended in peace after it had carried everything. That proves nothing, but its client is not
-    /// expected to come back.
-    pub fn has_parted(&self) -> bool {
-        self.has_parted
+    /// Returns true if the last connection closed gracefully after it had carried everything. That proves no delivery, but its client
+    /// is not expected to reconnect.
+    pub fn has_closed_gracefully(&self) -> bool {
+        self.has_closed_gracefully
     }
 
-    pub(super) fn part(&mut self) {
-        self.has_parted = self.attached.is_none();
+    pub(super) fn note_graceful_close(&mut self) {
+        self.has_closed_gracefully = self.attached.is_none();
     }
 
-    /// Since when it has been attached or detached.
+    /// Returns the time since which the stream has been attached or detached.
     pub fn since(&self) -> Instant {
         self.since
     }
 
-    /// Whether an id was ever written, so that the client has something to come back with.
+    /// Returns true if an event ID was ever written, so that the client has a cursor to resume from.
     pub fn is_primed(&self) -> bool {
-        self.primed
+        self.progress.is_primed
     }
 
-    /// Whether a client has come back to this stream by GET before.
-    pub fn has_returned(&self) -> bool {
-        self.returned
+    /// Returns true if a client has resumed this stream by GET or by a token before.
+    pub fn has_reconnected(&self) -> bool {
+        self.progress.has_reconnected
     }
 
-    /// Connections that were ever attached in this process.
+    /// Returns the number of connections that were ever attached in this process.
     pub fn connections(&self) -> u32 {
         self.connections
     }
 
-    /// Whether a client has named this stream by its URL before.
+    /// Returns true if a client has named this stream by its URL before.
     pub fn has_used_url(&self) -> bool {
-        self.by_url
+        self.progress.has_used_url
     }
 
-    /// The last event written to any connection. Written is not received.
+    /// Returns the last event written to any connection. Written is not received.
     pub fn written(&self) -> Seq {
-        self.written
+        self.progress.written
     }
 
-    /// The last event that may go when room is needed: what the attached connection has read, else what was confirmed or
-    /// written to any.
+    /// Returns the last event that may be evicted: what the attached connection has read, else what was confirmed by or written to any
+    /// connection.
     pub fn releasable(&self) -> Seq {
-        if self.is_attached() { self.position } else { self.written.max(self.confirmed) }
+        if self.is_attached() { self.position } else { self.progress.written.max(self.progress.confirmed) }
     }
 
-    /// The last event the client confirmed.
+    /// Returns the last event that the client confirmed.
     pub fn confirmed(&self) -> Seq {
-        self.confirmed
+        self.progress.confirmed
     }
 
-    /// What a client has that comes back with the token of an interim result: all that precedes the last one that was written
-    /// without an error.
-    pub fn told(&self) -> Seq {
-        self.telling.map_or(self.told, |(_, upto)| upto.max(self.told))
+    /// Returns the cursor of a client that comes back with the token of an interim result: the last event before the newest interim
+    /// result that was written without an error.
+    pub fn interim_cursor(&self) -> Seq {
+        let acked = self.progress.acked_interim;
+        self.unacked_interim.map_or(acked, |(_, upto)| upto.max(acked))
     }
 
-    pub(super) fn tell(&mut self, attach: AttachId, upto: Seq, proves: bool) {
-        if proves && !self.has_told {
-            self.told = upto;
+    /// Notes an interim result behind the event at `upto`. If `proves` and it is the first, only it can have given the client a token.
+    pub(super) fn begin_interim(&mut self, attach: AttachId, upto: Seq, proves: bool) {
+        if proves && !self.progress.has_interim {
+            self.progress.acked_interim = upto;
         }
-        self.has_told = true;
-        self.telling = Some((attach, upto));
+        self.progress.has_interim = true;
+        self.unacked_interim = Some((attach, upto));
     }
 
-    pub(super) fn settle(&mut self, attach: AttachId, has_arrived: bool) {
-        if let Some((_, upto)) = self.telling.take_if(|(telling, _)| *telling == attach)
+    /// Notes whether the interim result of `attach` has arrived.
+    pub(super) fn ack_interim(&mut self, attach: AttachId, has_arrived: bool) {
+        if let Some((_, upto)) = self.unacked_interim.take_if(|(sender, _)| *sender == attach)
             && has_arrived
         {
-            self.told = self.told.max(upto);
+            self.progress.acked_interim = self.progress.acked_interim.max(upto);
         }
     }
 
-    /// The `retry` of the connection that was just taken over: doubled with each takeover within [`CHASE_WINDOW`].
+    /// Returns the `retry` for a displaced connection: doubled with each takeover within [`CHASE_WINDOW`] of the one before.
     pub(super) fn takeover_retry(&self, base: Duration) -> Duration {
         base.saturating_mul(1 << self.chases.min(16)).min(CHASE_RETRY_MAX).max(base)
     }
@@ -193,49 +199,50 @@ impl Reader {
         self.position = cursor;
         self.connections = self.connections.saturating_add(1);
         if self.attached.is_some() {
-            let chasing = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < CHASE_WINDOW);
-            self.chases = if chasing { self.chases.saturating_add(1) } else { 1 };
+            let is_chase = self.last_takeover.is_some_and(|at| now.saturating_duration_since(at) < CHASE_WINDOW);
+            self.chases = if is_chase { self.chases.saturating_add(1) } else { 1 };
             self.last_takeover = Some(now);
         }
         self.attached = Some(attach);
-        self.has_parted = false;
+        self.has_closed_gracefully = false;
         self.since = now;
     }
 
+    /// Detaches `attach`. Returns false if it is not the current reader.
     pub(super) fn detach(&mut self, attach: AttachId, now: Instant) -> bool {
-        let current = self.is(attach);
-        if current {
+        let is_reader = self.is(attach);
+        if is_reader {
             self.attached = None;
             self.since = now;
         }
-        current
+        is_reader
     }
 
-    /// Restarts the detached timer: somebody asked for the stream.
+    /// Restarts the time that counts for a detached stream.
     pub(super) fn touch(&mut self, now: Instant) {
         self.since = now;
     }
 
-    pub(super) fn prime(&mut self) {
-        self.primed = true;
+    pub(super) fn note_primed(&mut self) {
+        self.progress.is_primed = true;
     }
 
-    pub(super) fn note_return(&mut self) {
-        self.returned = true;
+    pub(super) fn note_reconnect(&mut self) {
+        self.progress.has_reconnected = true;
     }
 
     pub(super) fn note_url(&mut self) {
-        self.by_url = true;
+        self.progress.has_used_url = true;
     }
 
-    /// Each event is written with its id.
-    pub(super) fn write(&mut self, upto: Seq) {
-        self.primed |= upto > Seq(0);
+    /// Notes that events up to `upto` were written; each is written with its ID.
+    pub(super) fn note_written(&mut self, upto: Seq) {
+        self.progress.is_primed |= upto > Seq(0);
         self.position = upto;
-        self.written = self.written.max(upto);
+        self.progress.written = self.progress.written.max(upto);
     }
 
-    pub(super) fn confirm(&mut self, upto: Seq) {
-        self.confirmed = self.confirmed.max(upto);
+    pub(super) fn note_confirmed(&mut self, upto: Seq) {
+        self.progress.confirmed = self.progress.confirmed.max(upto);
     }
 }

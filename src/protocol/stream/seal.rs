@@ -1,4 +1,4 @@
-//! The one way a stream ends.
+//! The one way in which a stream ends.
 
 use std::time::Instant;
 
@@ -9,17 +9,17 @@ use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
 
 impl Machine {
-    /// How a stream ends whose debts are settled.
+    /// Returns the outcome of a stream that owes no response.
     pub(super) fn settled_outcome(&self) -> Outcome {
-        if self.debts.is_cancelled() { Outcome::Cancelled } else { Outcome::Completed }
+        if self.owed_responses.is_cancelled() { Outcome::Cancelled } else { Outcome::Completed }
     }
 
-    /// A request stream whose every response came or was cancelled: whatever happens now, it has not failed.
+    /// Returns true if each response of a request stream came or was cancelled. Such a stream can no longer fail.
     pub(super) fn owes_nothing(&self) -> bool {
-        self.policy.kind == StreamKind::Request && self.debts.is_settled()
+        self.policy.kind == StreamKind::Request && self.owed_responses.is_settled()
     }
 
-    /// The proxy ends the stream, with an error for whatever it still owes.
+    /// Ends the stream for the proxy's own reasons, with an error for each owed response.
     pub(super) fn give_up(&mut self, outcome: Outcome, failure: Failure, now: Instant) {
         if self.is_sealed() || self.sealing.is_some() {
             return;
@@ -32,18 +32,18 @@ impl Machine {
         self.begin_seal(outcome, now);
     }
 
-    /// Invariant 7: an error for every response that is still owed.
+    /// Stages an error for each owed response (invariant 7).
     fn stage_errors(&mut self, failure: Failure) {
         if self.phase != Phase::Open || self.sealing.is_some() {
             return;
         }
-        let Self { debts, numbering, .. } = self;
-        debts.fail_due(|id| numbering.push(b"message", &failure.to_message(Some(id))));
+        let Self { owed_responses, numbering, .. } = self;
+        owed_responses.fail_due(|id| numbering.push(b"message", &failure.to_message(Some(id))));
     }
 
     pub(super) fn announce_cancel(&mut self) {
-        let due: Vec<RequestId> = self.debts.due().cloned().collect();
-        if self.policy.announces_cancel && !due.is_empty() && self.sealing.is_none() {
+        let due: Vec<RequestId> = self.owed_responses.due().cloned().collect();
+        if self.policy.should_announce_cancel && !due.is_empty() && self.sealing.is_none() {
             self.effects.push_back(Effect::AnnounceCancel(due));
         }
     }
@@ -63,7 +63,7 @@ impl Machine {
         self.finish_seal(now);
     }
 
-    /// Invariant 2 holds for the end too: a stream is sealed when its last event is with the store.
+    /// Seals the stream once the store has its last event: invariant 2 holds for the end too.
     pub(super) fn finish_seal(&mut self, now: Instant) {
         if let Some(outcome) = self.sealing
             && self.numbering.is_stored()

@@ -1,18 +1,17 @@
-//! What another process must know of a stream beside its events, to serve it or to end it.
+//! Snapshots: the state of a stream beside its events, with which another process can serve or end it.
 //!
-//! Absent on purpose: what only the process with the upstream call can use (deadlines, the upstream's own event IDs), and who
-//! reads now.
+//! Absent: what only the process with the upstream call can use (deadlines, the upstream's own event IDs), and the current reader.
 
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
 use super::announcements::{AnnouncementRecord, AnnouncementState};
-use super::event_set::Places;
+use super::event_set::EventSet;
 use super::numbering::Numbering;
-use super::owed_responses::Debt;
-use super::reader::Known;
-use super::server_requests::Asked;
+use super::owed_responses::OwedResponse;
+use super::reader::ReaderProgress;
+use super::server_requests::ServerRequestRecord;
 use super::states::{Outcome, Phase};
 use super::timers::Timer;
 use super::{Machine, Policy};
@@ -20,89 +19,94 @@ use crate::protocol::error::Failure;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 
-/// Where a stream stood when its last event was numbered.
+/// The state of a stream when its last event was numbered. Stores hold it, under the names that the serialized form gives.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// How it ends, once its last event is with the store.
+    /// The outcome of a stream whose last event is numbered, or `None` if more may come.
     ending: Option<Outcome>,
     failure: Option<Failure>,
-    debts: Vec<(RequestId, Debt)>,
+    #[serde(rename = "debts")]
+    owed_responses: Vec<(RequestId, OwedResponse)>,
     last_error: Option<Seq>,
-    asks: Vec<Asked>,
-    /// The events that are spent, where the requests that are remembered do not tell.
+    #[serde(rename = "asks")]
+    server_requests: Vec<ServerRequestRecord>,
+    /// The spent events, or `None` if the remembered requests determine them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    spent: Option<Places>,
-    reader: Known,
+    spent: Option<EventSet>,
+    reader: ReaderProgress,
     last_retry_ms: u64,
-    delivered: bool,
-    cancelled: bool,
-    revoked: bool,
-    framed: Option<AnnouncementRecord>,
-    /// The last event that it takes into account; none in what earlier versions wrote.
+    #[serde(rename = "delivered")]
+    is_delivered: bool,
+    #[serde(rename = "cancelled")]
+    is_cancelled: bool,
+    #[serde(rename = "revoked")]
+    is_revoked: bool,
+    #[serde(rename = "framed")]
+    announcements: Option<AnnouncementRecord>,
+    /// The last event that is taken into account; 0 in snapshots of earlier versions.
     #[serde(default)]
     upto: Seq,
 }
 
-/// The parts of a snapshot that must not be lost with the process. What is left out may be old there.
+/// The parts of a snapshot that must not be lost with the process. The other parts may be out of date in the store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Marks {
-    ending: bool,
+pub struct SnapshotDigest {
+    has_ending: bool,
     settled: usize,
     answered: usize,
-    asks: u64,
-    reader: Known,
-    delivered: bool,
-    revoked: bool,
+    server_request_changes: u64,
+    reader: ReaderProgress,
+    is_delivered: bool,
+    is_revoked: bool,
 }
 
 impl Snapshot {
-    /// Returns the last event that it takes into account.
+    /// Returns the last event that the snapshot takes into account.
     pub fn upto(&self) -> Seq {
         self.upto
     }
 }
 
 impl Machine {
-    /// Where it stands, everything numbered so far included.
+    /// Returns a snapshot that takes every numbered event into account.
     pub fn snapshot(&self) -> Snapshot {
-        let (debts, last_error) = self.debts.to_parts();
-        let (asks, spent) = self.asks.to_parts();
+        let (owed_responses, last_error) = self.owed_responses.to_parts();
+        let (server_requests, spent) = self.server_requests.to_parts();
         Snapshot {
             ending: match self.phase {
                 Phase::Sealed { outcome, .. } => Some(outcome),
                 Phase::Waiting | Phase::Passed | Phase::Open => self.sealing,
             },
             failure: self.failure,
-            debts,
+            owed_responses,
             last_error,
-            asks,
+            server_requests,
             spent,
-            reader: self.reader.known(),
+            reader: self.reader.progress(),
             last_retry_ms: u64::try_from(self.last_retry.as_millis()).unwrap_or(u64::MAX),
-            delivered: self.delivered,
-            cancelled: self.cancelled,
-            revoked: self.revoked,
-            upto: self.numbered_upto(),
-            framed: self.announcements.as_ref().map(|announcements| announcements.record()),
+            is_delivered: self.is_delivered,
+            is_cancelled: self.is_cancelled,
+            is_revoked: self.is_revoked,
+            upto: self.last_numbered(),
+            announcements: self.announcements.as_ref().map(|announcements| announcements.record()),
         }
     }
 
-    /// Whether a new snapshot is worth writing: where these are as they were, only what may be old has changed.
-    pub fn marks(&self) -> Marks {
-        Marks {
-            ending: self.sealing.is_some() || self.is_sealed(),
-            settled: self.debts.settled_len(),
-            answered: self.debts.answered_len(),
-            asks: self.asks.changes(),
-            // How far was written is always a little behind.
-            reader: Known { written: Seq(0), ..self.reader.known() },
-            delivered: self.delivered,
-            revoked: self.revoked,
+    /// Returns the digest of a snapshot taken now. As long as it does not change, a new snapshot need not be written.
+    pub fn snapshot_digest(&self) -> SnapshotDigest {
+        SnapshotDigest {
+            has_ending: self.sealing.is_some() || self.is_sealed(),
+            settled: self.owed_responses.settled_len(),
+            answered: self.owed_responses.answered_len(),
+            server_request_changes: self.server_requests.changes(),
+            reader: self.reader.progress().without_written(),
+            is_delivered: self.is_delivered,
+            is_revoked: self.is_revoked,
         }
     }
 
-    /// The stream of another process, or of one before this: `tail` events were logged and those up to `trimmed` are gone. It has no
-    /// upstream. Where there is no `snapshot` it was never written to.
+    /// Restores the stream of another process, or of an earlier one. The log has its events up to `tail` and has dropped those up to
+    /// `trimmed`. The machine has no upstream. Without a `snapshot` the stream was never written to.
     pub fn restore(
         policy: Policy,
         ids: Vec<RequestId>,
@@ -113,7 +117,7 @@ impl Machine {
     ) -> Self {
         let mut machine = Self::new(policy, ids, now);
         machine.phase = Phase::Open;
-        machine.committed = true;
+        machine.is_committed = true;
         machine.timers.stop(Timer::Commit);
         machine.timers.stop(Timer::Call);
         machine.numbering = Numbering::following(tail, trimmed);
@@ -124,7 +128,7 @@ impl Machine {
         machine
     }
 
-    /// Takes note of an event that is logged behind the snapshot that this was restored from: a response that was owed has come.
+    /// Notes an event that was logged after the snapshot was taken: it may be an owed response.
     pub fn handle_logged(&mut self, seq: Seq, data: &[u8]) {
         if !jsonrpc::may_have_id(data) {
             return;
@@ -132,13 +136,12 @@ impl Machine {
         let Ok(body) = jsonrpc::peek(data) else { return };
         for message in body.messages() {
             if let Message::Response { id: Some(id), is_error } = message {
-                self.debts.answer(id, seq, *is_error);
+                self.owed_responses.answer(id, seq, *is_error);
             }
         }
     }
 
-    /// A stream that ended at `at` with `outcome`, that no connection has read since `since`, and that so many connections had read. Without
-    /// a snapshot nothing is known of it but that.
+    /// Restores a stream that ended at `at` with `outcome`, that had `connections` readers, and that none has read since `since`.
     pub fn ended(
         policy: Policy,
         snapshot: Option<Snapshot>,
@@ -150,24 +153,24 @@ impl Machine {
         machine.sealing = Some(outcome);
         machine.phase = Phase::Sealed { outcome, at };
         machine.timers.stop_all();
-        machine.delivered = true;
+        machine.is_delivered = true;
         machine.reader.note_earlier(connections);
         machine
     }
 
-    /// The stream's writer is elsewhere and has logged up to `tail` (behind what is known here, or as far) and trimmed up to `trimmed`. Who
-    /// reads it here is as it was.
-    pub fn handle_elsewhere(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
+    /// The writer of the stream is in another process: it has logged events up to `tail` and trimmed up to `trimmed`. The current reader
+    /// does not change.
+    pub fn handle_remote_progress(&mut self, snapshot: Option<Snapshot>, tail: Seq, trimmed: Seq) {
         self.numbering.note_remote_tail(tail);
         self.handle_trimmed(trimmed);
         if let Some(snapshot) = snapshot {
-            self.reader.learn(snapshot.reader);
+            self.reader.merge(snapshot.reader);
             self.apply(snapshot);
         }
     }
 
-    /// The stream's writer has sealed it elsewhere: there is nothing more to come. Without a snapshot nobody knows how it ended.
-    pub fn handle_sealed_elsewhere(&mut self, now: Instant) {
+    /// The writer of the stream, in another process, has sealed it. Without a snapshot the outcome is unknown and counts as a failure.
+    pub fn handle_remote_seal(&mut self, now: Instant) {
         if !self.is_sealed() {
             let outcome = self.sealing.take().unwrap_or(Outcome::Failed);
             self.phase = Phase::Sealed { outcome, at: now };
@@ -178,14 +181,47 @@ impl Machine {
     fn apply(&mut self, snapshot: Snapshot) {
         self.sealing = snapshot.ending;
         self.failure = snapshot.failure;
-        self.debts.restore(snapshot.debts, snapshot.last_error);
-        self.asks.restore(snapshot.asks, snapshot.spent, self.input_turn.quiet_since());
-        self.asks.handle_trimmed(self.trimmed());
+        self.owed_responses.restore(snapshot.owed_responses, snapshot.last_error);
+        self.server_requests.restore(snapshot.server_requests, snapshot.spent, self.input_turn.quiet_since());
+        self.server_requests.handle_trimmed(self.trimmed());
         self.last_retry = Duration::from_millis(snapshot.last_retry_ms);
-        self.delivered |= snapshot.delivered;
-        self.cancelled |= snapshot.cancelled;
-        self.revoked |= snapshot.revoked;
-        self.announcements = snapshot.framed.map(|record| Box::new(AnnouncementState::restore(record)));
+        self.is_delivered |= snapshot.is_delivered;
+        self.is_cancelled |= snapshot.is_cancelled;
+        self.is_revoked |= snapshot.is_revoked;
+        self.announcements = snapshot.announcements.map(|record| Box::new(AnnouncementState::restore(record)));
         self.restart_abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::clock;
+    use crate::protocol::headers::Era;
+
+    /// A snapshot as stores hold it.
+    const RECORD: &str = concat!(
+        r#"{"ending":"Failed","failure":null,"debts":[[{"Number":"1"},{"Answered":2}],[{"String":"a"},"Due"],"#,
+        r#"[{"Number":"3"},"Cancelled"]],"last_error":2,"asks":[{"id":{"Number":"7"},"seq":1,"alone":true,"answered":false}],"#,
+        r#""reader":{"primed":true,"returned":true,"by_url":false,"written":2,"confirmed":1,"has_told":true,"told":1},"#,
+        r#""last_retry_ms":40,"delivered":false,"cancelled":false,"revoked":true,"#,
+        r#""framed":{"opened":1,"closed":null,"closing":"{}"},"upto":2}"#,
+    );
+
+    #[test]
+    fn the_recorded_form_is_read_and_written_unchanged() {
+        let snapshot: Snapshot = serde_json::from_str(RECORD).unwrap();
+        let policy = Policy::of_ended(Era::Legacy, Duration::ZERO, true);
+        let restored = Machine::restore(policy, vec![], Some(snapshot), Seq(2), Seq(0), clock::now());
+        assert_eq!(serde_json::to_string(&restored.snapshot()).unwrap(), RECORD);
+    }
+
+    #[test]
+    fn the_recorded_names_of_a_policy_are_fixed() {
+        let policy = Policy::of_ended(Era::Legacy, Duration::ZERO, true);
+        let record = serde_json::to_value(policy).unwrap();
+        for name in ["keyed", "pauses", "resume_hard_cuts", "refuses_asks", "announces_cancel"] {
+            assert!(record[name].is_boolean(), "{name}");
+        }
     }
 }

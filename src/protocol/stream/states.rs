@@ -1,4 +1,4 @@
-//! Where a stream stands, how it ends, and what it asks of its caller.
+//! The phases and outcomes of a stream, and the effects for its caller.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
-/// How a stream ended.
+/// The outcome of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// Every owed response came.
@@ -17,12 +17,12 @@ pub enum Outcome {
     Failed,
     /// The client cancelled it.
     Cancelled,
-    /// Nobody came back in time, it took too long, or its session ended.
+    /// No client came back in time, the call took too long, or the session ended.
     Expired,
 }
 
 impl Outcome {
-    /// The outcome in a word, for metrics, log and page.
+    /// Returns the outcome in a word, for metrics, the log and the status page.
     pub fn label(self) -> &'static str {
         match self {
             Self::Completed => "completed",
@@ -33,40 +33,40 @@ impl Outcome {
     }
 }
 
-/// Where a stream stands.
+/// The phase of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// No response head yet, neither the upstream's nor ours.
+    /// No response head yet, neither the upstream's nor the proxy's.
     Waiting,
-    /// The upstream's answer passes as it is (JSON, an HTTP error): there is no log.
+    /// The upstream's response passes as it is (JSON, an HTTP error): there is no log.
     Passed,
     /// The response is an SSE stream; events are logged.
     Open,
-    /// Ended at the given time; readable until retention is over.
+    /// The stream has ended; it is readable until retention is over.
     Sealed {
-        /// How.
+        /// The outcome.
         outcome: Outcome,
-        /// When.
+        /// Time of the seal.
         at: Instant,
     },
 }
 
-/// Something the caller must do.
+/// Work for the caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Tell the upstream that these requests are cancelled.
+    /// Announce upstream that these requests are cancelled.
     AnnounceCancel(Vec<RequestId>),
-    /// Answer this server→client request upstream with an error.
-    RefuseAsk(RequestId),
+    /// Respond to this server→client request with an error, upstream.
+    RefuseServerRequest(RequestId),
     /// Close the upstream call.
     Close,
-    /// Ask the upstream to go on after this event ID of its own (`None`: open the standalone stream anew).
+    /// Ask the upstream to go on after this event ID of its own, or open the standalone stream anew if it is `None`.
     Reopen(Option<Bytes>),
-    /// Tell the client that the upstream could not go on where it was: what it said meanwhile is lost.
-    TellGap,
+    /// Announce to the client that the upstream could not go on where it was, and that messages in between are lost.
+    AnnounceGap,
 }
 
-/// Where a cursor lies.
+/// The place of a cursor in a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// Later events exist or may come: read on after this number.

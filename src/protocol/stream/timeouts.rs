@@ -1,4 +1,4 @@
-//! When something is due that nobody tells the machine of, and what happens then.
+//! Timeouts: the effect of each timer, and the start of those that run from the beginning.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Era;
 
 impl Machine {
-    /// Time has passed: whatever was due by `now` happens.
+    /// Fires every timer that is due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
         for timer in Timer::ALL {
             if self.timers.is_due(timer, now) {
@@ -19,7 +19,7 @@ impl Machine {
         }
     }
 
-    /// When [`Self::handle_timeout`] has something to do. `None` for a sealed stream, whose retention is
+    /// Returns the time of the next [`Self::handle_timeout`], or `None` if there is none. Retention of a sealed stream is no timer; see
     /// [`Self::readable_until`].
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.next()
@@ -49,14 +49,14 @@ impl Machine {
             self.timers.set(Timer::Commit, now + after);
         }
         if let Some(timeout) = self.policy.call_timeout
-            && !self.debts.is_settled()
+            && !self.owed_responses.is_settled()
         {
             self.timers.set(Timer::Call, now + timeout);
         }
         self.restart_abandon();
     }
 
-    /// Sets the timer of a stream that nobody reads, by when its reader left and what it was told.
+    /// Sets or stops [`Timer::Abandon`] after a change of the reader, of the last `retry` or of the phase.
     pub(super) fn restart_abandon(&mut self) {
         match self.abandon_at() {
             Some(at) => self.timers.set(Timer::Abandon, at),
@@ -64,7 +64,7 @@ impl Machine {
         }
     }
 
-    /// When a stream that nobody reads is given up.
+    /// Returns the time at which a stream without a reader is abandoned.
     fn abandon_at(&self) -> Option<Instant> {
         let is_over = self.sealing.is_some() || self.is_sealed() || self.phase == Phase::Passed;
         if is_over || self.reader.is_attached() {
@@ -72,7 +72,7 @@ impl Machine {
         }
         let wait = match self.policy.era {
             Era::Legacy => self.policy.max_wait?,
-            Era::Modern if !self.reader.is_primed() && !self.policy.keyed => Duration::ZERO,
+            Era::Modern if !self.reader.is_primed() && !self.policy.has_idempotency_key => Duration::ZERO,
             Era::Modern => self.policy.modern_grace.unwrap_or(self.last_retry * 2 + Duration::from_secs(1)),
         };
         Some(self.reader.since() + wait)

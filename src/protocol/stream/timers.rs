@@ -1,17 +1,17 @@
-//! The deadlines of a stream, one place for each.
+//! The timers of a stream: a table of deadlines, one for each kind.
 
 use std::time::Instant;
 
-/// A deadline of a stream.
+/// A kind of deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Timer {
     /// The proxy begins the response itself.
     Commit,
     /// The upstream is asked to go on.
     Reopen,
-    /// The time for messages after the last owed response ends.
+    /// Messages behind the last owed response are no longer logged.
     Linger,
-    /// The time for a response to a cancelled request ends.
+    /// A cancelled request may no longer be answered.
     CancelGrace,
     /// The upstream call has taken too long.
     Call,
@@ -27,37 +27,33 @@ impl Timer {
         [Self::Commit, Self::Reopen, Self::Linger, Self::CancelGrace, Self::Call, Self::Full, Self::Abandon];
 }
 
-/// The timers of one stream: a time for each that runs.
+/// The deadlines of one stream, indexed by [`Timer`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TimerTable([Option<Instant>; Timer::ALL.len()]);
 
 impl TimerTable {
-    /// Starts `timer`, or moves it.
+    /// Starts `timer`, or moves its deadline.
     pub(super) fn set(&mut self, timer: Timer, at: Instant) {
         self.0[timer as usize] = Some(at);
     }
 
-    /// Stops `timer`.
     pub(super) fn stop(&mut self, timer: Timer) {
         self.0[timer as usize] = None;
     }
 
-    /// Stops every timer.
     pub(super) fn stop_all(&mut self) {
         *self = Self::default();
     }
 
-    /// True if `timer` runs.
     pub(super) fn is_set(&self, timer: Timer) -> bool {
         self.0[timer as usize].is_some()
     }
 
-    /// True if `timer` is due at `now`.
     pub(super) fn is_due(&self, timer: Timer, now: Instant) -> bool {
         self.0[timer as usize].is_some_and(|at| at <= now)
     }
 
-    /// The earliest deadline, or `None` if no timer runs.
+    /// Returns the earliest deadline, or `None` if no timer runs.
     pub(super) fn next(&self) -> Option<Instant> {
         self.0.iter().flatten().min().copied()
     }

@@ -1,4 +1,4 @@
-//! Where the upstream call stands, and whether it can be taken up again after its response ended.
+//! The upstream call of a stream, and whether it can be resumed after its response ended.
 
 use std::time::Duration;
 
@@ -9,37 +9,37 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::sse;
 
-/// The pause before an upstream is resumed that named no `retry`.
+/// Pause before an upstream that sent no `retry` is resumed.
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
-/// A server that asks to be asked again at once is not hammered: a stream that nobody waits for is re-opened this much later.
+/// Minimum pause before a standalone stream is reopened, so that a server with a `retry` of 0 is not hammered.
 const STANDALONE_PAUSE_MIN: Duration = Duration::from_millis(500);
-/// Re-opening a standalone stream backs off from the pause above to this.
+/// Maximum of the back-off between attempts to reopen a standalone stream.
 const BACKOFF_MAX: Duration = Duration::from_secs(30);
 
-/// Refusals of the caller, of the session, and of the method.
+/// Statuses that refuse the caller, the session or the method, and say nothing of the event ID.
 const NOT_ABOUT_IDS: [u16; 4] = [401, 403, 404, 405];
 const SERVER_ERROR: u16 = 500;
 
-/// How an upstream response ended.
+/// The end of an upstream response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// As HTTP says it should: the last chunk came.
+    /// A complete response by the rules of HTTP.
     Clean,
-    /// The connection broke, or there was half an event.
+    /// A broken connection, or half an event at the end.
     Broken,
-    /// It was asked to go on and refused, with this status.
+    /// The upstream refused to go on, with this status.
     Refused(u16),
-    /// It could not be asked to go on now: no connection, or a status that says so.
+    /// The upstream could not be asked to go on now: there was no connection, or a status said so.
     Unavailable,
 }
 
-/// What follows an ending.
+/// The consequence of an [`Ending`].
 pub(super) enum Next {
-    /// The call is taken up again after this pause.
+    /// The call is resumed after this pause.
     Reopen(Duration),
-    /// The same, without the id that was refused: what came after that one is lost.
+    /// The call is resumed after this pause, without the event ID that was refused: the events after that ID are lost.
     ReopenAnew(Duration),
-    /// It is over.
+    /// The call has failed.
     Fail(Failure),
 }
 
@@ -47,60 +47,61 @@ pub(super) enum Next {
 #[derive(Debug)]
 pub(super) struct Upstream {
     last_id: Option<Bytes>,
-    /// Whether `last_id` came with the response that is being read: an end that brought none is a failure.
-    id_is_new: bool,
-    /// Whether the response that is awaited was asked for by `last_id`.
-    id_was_named: bool,
+    /// True if `last_id` came with the response that is being read. The end of a response that brought none is a failure.
+    has_new_id: bool,
+    /// True if the awaited response was requested by `last_id`.
+    has_sent_id: bool,
     retry: Duration,
     attempts: u32,
 }
 
 impl Upstream {
     pub(super) fn new() -> Self {
-        Self { last_id: None, id_is_new: false, id_was_named: false, retry: DEFAULT_RETRY, attempts: 0 }
+        Self { last_id: None, has_new_id: false, has_sent_id: false, retry: DEFAULT_RETRY, attempts: 0 }
     }
 
-    pub(super) fn opened(&mut self) {
-        self.id_was_named = false;
+    pub(super) fn note_opened(&mut self) {
+        self.has_sent_id = false;
         self.attempts = 0;
     }
 
-    /// Keeps the id and `retry` of an event. An id that cannot stand in a header cannot be come back with.
-    pub(super) fn note(&mut self, event: &sse::Event) {
+    /// Keeps the id and `retry` of an event. An id that is no valid header value cannot be sent back.
+    pub(super) fn note_event(&mut self, event: &sse::Event) {
         if let Some(id) = &event.id {
-            self.id_is_new |= self.last_id.as_ref() != Some(id);
-            self.last_id = Some(id.clone()).filter(|id| is_header_value(id));
+            self.has_new_id |= self.last_id.as_ref() != Some(id);
+            self.last_id = if is_header_value(id) { Some(id.clone()) } else { None };
         }
         if let Some(retry) = event.retry {
             self.retry = retry;
         }
     }
 
+    /// Returns the consequence of the end of a response.
     pub(super) fn after_end(&mut self, ending: Ending, policy: &Policy) -> Next {
-        let anew = policy.kind == StreamKind::Standalone && self.takes_back_id(ending);
+        let is_anew = policy.kind == StreamKind::Standalone && self.forget_refused_id(ending);
         let pause = match policy.kind {
-            StreamKind::Standalone if anew => Ok(self.back_off()),
+            StreamKind::Standalone if is_anew => Ok(self.back_off()),
             StreamKind::Standalone => self.standalone_pause(ending),
             StreamKind::Request => self.request_pause(ending, policy),
         };
         match pause {
-            Ok(pause) if anew => Next::ReopenAnew(pause),
+            Ok(pause) if is_anew => Next::ReopenAnew(pause),
             Ok(pause) => Next::Reopen(pause),
             Err(failure) => Next::Fail(failure),
         }
     }
 
-    /// A server that closes on purpose gave an id to come back with; anything else is the end of the call.
+    /// Returns the pause before a request's call is resumed: only a server that closes on purpose after it has sent an id is resumed.
     fn request_pause(&mut self, ending: Ending, policy: &Policy) -> Result<Duration, Failure> {
-        let on_purpose = match ending {
+        let is_on_purpose = match ending {
             Ending::Clean => true,
-            Ending::Broken => policy.resume_hard_cuts,
+            Ending::Broken => policy.should_resume_hard_cuts,
             Ending::Refused(status) => {
                 return Err(Failure { http_status: Some(status), ..Failure::after_send(ErrorCode::UpstreamStatus) });
             }
             Ending::Unavailable => false,
         };
-        if on_purpose && self.id_is_new && self.last_id.is_some() {
+        if is_on_purpose && self.has_new_id && self.last_id.is_some() {
             Ok(self.retry)
         } else {
             Err(Failure::after_send(ErrorCode::UpstreamBroke))
@@ -116,14 +117,15 @@ impl Upstream {
         }
     }
 
-    /// Some servers mint ids that they cannot go on after, and refuse them whatever is asked: such a one is named once.
-    fn takes_back_id(&mut self, ending: Ending) -> bool {
-        let refused = matches!(ending, Ending::Refused(status) if !NOT_ABOUT_IDS.contains(&status));
-        let takes_back = refused && self.id_was_named;
-        if takes_back {
+    /// Forgets the event ID if the upstream refused it, and returns true then. Some servers send ids from which they can never go on:
+    /// such an id is sent once.
+    fn forget_refused_id(&mut self, ending: Ending) -> bool {
+        let may_mean_id = matches!(ending, Ending::Refused(status) if !NOT_ABOUT_IDS.contains(&status));
+        let is_refused = may_mean_id && self.has_sent_id;
+        if is_refused {
             self.last_id = None;
         }
-        takes_back
+        is_refused
     }
 
     fn back_off(&mut self) -> Duration {
@@ -133,10 +135,10 @@ impl Upstream {
         pause
     }
 
-    /// The call is being asked for again: hands out the id to name.
+    /// Notes that the call is being resumed, and returns the event ID to send.
     pub(super) fn reopen(&mut self) -> Option<Bytes> {
-        self.id_is_new = false;
-        self.id_was_named = self.last_id.is_some();
+        self.has_new_id = false;
+        self.has_sent_id = self.last_id.is_some();
         self.last_id.clone()
     }
 }

@@ -119,7 +119,7 @@ impl Pump {
     async fn take_timeout(&mut self) {
         // One reading of the clock: the stream must be published before its first id is sent.
         let now = clock::now();
-        if self.writer.stream().look(|machine| machine.commits_by(now)) {
+        if self.writer.stream().look(|machine| machine.is_commit_due(now)) {
             self.publish();
         }
         self.writer.update(|machine, _| machine.handle_timeout(now)).await;
@@ -210,8 +210,8 @@ impl Pump {
                     ids.iter().for_each(|id| self.post_aside(synthetic::cancelled(id)));
                 }
                 Effect::AnnounceCancel(_) => {}
-                Effect::RefuseAsk(id) => self.refuse_ask(id),
-                Effect::TellGap => self.tell_gap().await,
+                Effect::RefuseServerRequest(id) => self.refuse_ask(id),
+                Effect::AnnounceGap => self.tell_gap().await,
             }
         }
     }

@@ -88,13 +88,13 @@ impl Pump {
         self.writer.stream().look(|machine| {
             // A cancelled request may still get a response.
             let answers = |message: &Message| match message {
-                Message::Response { id: Some(id), .. } => machine.debts().is_unanswered(id),
+                Message::Response { id: Some(id), .. } => machine.owed_responses().is_unanswered(id),
                 Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => false,
             };
             if messages.messages().iter().any(answers) {
                 return Some(body.clone());
             }
-            let mut unanswered = machine.debts().unanswered();
+            let mut unanswered = machine.owed_responses().unanswered();
             match (messages.messages(), unanswered.next(), unanswered.next()) {
                 ([Message::Response { id: None, is_error: true }], Some(only), None) => {
                     jsonrpc::address_error(&body, only).map(Into::into)

@@ -1,9 +1,9 @@
-//! The server→client requests of a stream and whether they were answered.
+//! The server→client requests of a stream, and which of them were answered.
 //!
-//! Each question and each change costs about the same however many requests there were. What is remembered is bounded: beyond
-//! [`REMEMBERED_BYTES`] the requests that were answered first are forgotten, then those that have waited longest. An answer to a forgotten
-//! request is one to an unknown request, so the server judges it. Invariant: an event that was spent stays spent for as long as the log
-//! keeps it, whether or not its requests are remembered.
+//! Each lookup and each change costs about the same however many requests there were. Memory is bounded: beyond [`REMEMBERED_BYTES`] the
+//! requests that were answered first are forgotten, then those that have waited longest. A response to a forgotten request counts as one
+//! to an unknown request, so the server judges it. Invariant: a spent event stays spent for as long as the log keeps it, whether or not
+//! its requests are remembered.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,247 +11,258 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::event_set::Places;
+use super::event_set::EventSet;
 use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 
 #[cfg(test)]
 mod tests;
 
-/// What all remembered requests of one stream may take: about a thousand with short ids.
+/// Limit for all remembered requests of one stream: about a thousand with short ids.
 pub(super) const REMEMBERED_BYTES: usize = 256 * 1024;
-/// A request with an id that takes more than this part of it is not remembered: it would cost all others.
+/// A request whose id takes more than this part of the limit is not remembered, because it would displace all others.
 const ID_PART: usize = 4;
-/// What one takes beside its id, about.
-const ASK_COST: usize = 256;
+/// Approximate cost of one request beside its id.
+const REQUEST_COST: usize = 256;
 
-/// What an answer to a server→client request meets.
+/// The effect of a client's response to a server→client request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// The first answer: forward it.
+pub enum ClientResponse {
+    /// The first response: forward it.
     First,
-    /// Answered before: acknowledge it and drop it.
-    Again,
-    /// The first answer, when the stream is over: nobody waits for it, so that the upstream may say what it likes. No replay
-    /// asks again.
+    /// A response to a request that was answered before: acknowledge and drop it.
+    Duplicate,
+    /// The first response, after the stream has ended: the upstream may not accept it. No replay repeats the request.
     Late,
     /// No such request on this stream, or none that is remembered.
     Unknown,
 }
 
-/// The requests of one stream. Usually there are none, and a lookup costs a check of that.
+/// The server→client requests of one stream. Most streams have none, and a lookup then costs one check.
 #[derive(Debug, Default)]
-pub struct Asks(Option<Box<Known>>);
+pub struct ServerRequests(Option<Box<Ledger>>);
 
 #[derive(Debug, Default)]
-struct Known {
-    /// Those without an answer, by their place among all that were asked.
-    waiting: BTreeMap<u64, Ask>,
-    /// Those with one.
-    answered: BTreeMap<u64, Ask>,
-    by_id: HashMap<Arc<RequestId>, Same>,
-    /// How many wait of each event that has any.
+struct Ledger {
+    /// Unanswered requests by their index among all requests.
+    waiting: BTreeMap<u64, ServerRequest>,
+    /// Answered requests by their index among all requests.
+    answered: BTreeMap<u64, ServerRequest>,
+    by_id: HashMap<Arc<RequestId>, SameId>,
+    /// Number of unanswered requests of each event that has any.
     waiting_in: BTreeMap<Seq, usize>,
-    /// The events that are requests which were all answered.
-    spent: Places,
-    /// Some were forgotten: those that are remembered do not tell which events are spent.
+    /// Spent events: those of requests alone, all of them answered.
+    spent: EventSet,
+    /// True if a request was forgotten: the remembered requests no longer determine the spent events.
     has_forgotten: bool,
-    /// The last event with a request that was forgotten unanswered: it is not spent when the others are answered.
+    /// The last event with a request that was forgotten unanswered: answers to its other requests do not spend it.
     unspendable: Seq,
-    next: u64,
+    next_index: u64,
     bytes: usize,
     changes: u64,
 }
 
 #[derive(Debug)]
-struct Ask {
+struct ServerRequest {
     id: Arc<RequestId>,
     seq: Seq,
     at: Instant,
-    /// Its event holds nothing but requests, none of which was forgotten unanswered.
-    alone: bool,
+    /// True if its event holds requests alone, none of which was forgotten unanswered.
+    is_alone: bool,
 }
 
 /// The requests of one id.
 #[derive(Debug, Default)]
-struct Same {
-    /// Their places, in order: those with an answer come first.
-    places: VecDeque<u64>,
+struct SameId {
+    /// Their indexes in order; answered requests come first.
+    indexes: VecDeque<u64>,
     answered: usize,
 }
 
-/// A server→client request.
+/// The recorded form of a server→client request.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Asked {
-    pub(super) id: RequestId,
-    pub(super) seq: Seq,
-    pub(super) alone: bool,
-    pub(super) answered: bool,
+pub(super) struct ServerRequestRecord {
+    id: RequestId,
+    seq: Seq,
+    #[serde(rename = "alone")]
+    is_alone: bool,
+    #[serde(rename = "answered")]
+    is_answered: bool,
 }
 
-impl Asks {
-    /// Notes a request in the event at `seq`; `alone` says that this event holds nothing but requests.
-    pub(super) fn ask(&mut self, id: RequestId, seq: Seq, alone: bool, at: Instant) {
-        self.0.get_or_insert_default().ask(id, seq, alone, at);
+impl ServerRequests {
+    /// Adds a request in the event at `seq`; `is_alone` says that this event holds requests alone.
+    pub(super) fn add(&mut self, id: RequestId, seq: Seq, is_alone: bool, at: Instant) {
+        self.0.get_or_insert_default().add(id, seq, is_alone, at);
     }
 
-    /// What is remembered of the requests, and the events that are spent where that does not tell.
-    pub(super) fn to_parts(&self) -> (Vec<Asked>, Option<Places>) {
-        let Some(known) = &self.0 else { return (Vec::new(), None) };
-        let part = |ask: &Ask, answered| Asked { id: (*ask.id).clone(), seq: ask.seq, alone: ask.alone, answered };
-        let waiting = known.waiting.iter().map(|(place, ask)| (*place, part(ask, false)));
-        let mut parts: Vec<_> = waiting.chain(known.answered.iter().map(|(at, ask)| (*at, part(ask, true)))).collect();
-        parts.sort_unstable_by_key(|(place, _)| *place);
-        let spent = known.has_forgotten.then(|| known.spent.clone());
-        (parts.into_iter().map(|(_, part)| part).collect(), spent)
+    /// Returns a record of each remembered request, and the spent events if the requests do not determine them.
+    pub(super) fn to_parts(&self) -> (Vec<ServerRequestRecord>, Option<EventSet>) {
+        let Some(ledger) = &self.0 else { return (Vec::new(), None) };
+        let record = |request: &ServerRequest, is_answered| ServerRequestRecord {
+            id: (*request.id).clone(),
+            seq: request.seq,
+            is_alone: request.is_alone,
+            is_answered,
+        };
+        let waiting = ledger.waiting.iter().map(|(index, request)| (*index, record(request, false)));
+        let answered = ledger.answered.iter().map(|(index, request)| (*index, record(request, true)));
+        let mut records: Vec<_> = waiting.chain(answered).collect();
+        records.sort_unstable_by_key(|(index, _)| *index);
+        let spent = if ledger.has_forgotten { Some(ledger.spent.clone()) } else { None };
+        (records.into_iter().map(|(_, record)| record).collect(), spent)
     }
 
-    /// What was asked elsewhere, at `at` for all that is known here.
-    pub(super) fn restore(&mut self, asked: Vec<Asked>, spent: Option<Places>, at: Instant) {
-        let changes = self.0.as_ref().map_or(0, |known| known.changes);
+    /// Replaces the requests by those of another process, each as if it had arrived at `at`.
+    pub(super) fn restore(&mut self, records: Vec<ServerRequestRecord>, spent: Option<EventSet>, at: Instant) {
+        let changes = self.changes();
         self.0 = None;
-        if asked.is_empty() && spent.is_none() {
+        if records.is_empty() && spent.is_none() {
             return;
         }
         let has_forgotten = spent.is_some();
         let spent = spent.unwrap_or_default();
-        let mut known = Box::new(Known { has_forgotten, spent, changes, ..Known::default() });
-        for Asked { id, seq, alone, answered } in asked {
-            known.ask(id.clone(), seq, alone, at);
-            if answered {
-                known.answer(&id);
+        let mut ledger = Box::new(Ledger { has_forgotten, spent, changes, ..Ledger::default() });
+        for ServerRequestRecord { id, seq, is_alone, is_answered } in records {
+            ledger.add(id.clone(), seq, is_alone, at);
+            if is_answered {
+                ledger.answer(&id);
             }
         }
-        self.0 = Some(known);
+        self.0 = Some(ledger);
     }
 
-    /// Grows with each request and each answer.
+    /// Returns a counter that grows with each request and each response.
     pub(super) fn changes(&self) -> u64 {
-        self.0.as_ref().map_or(0, |known| known.changes)
+        self.0.as_ref().map_or(0, |ledger| ledger.changes)
     }
 
     /// Marks the oldest unanswered request of this id as answered.
-    pub(super) fn answer(&mut self, id: &RequestId) -> Answer {
-        self.0.as_mut().map_or(Answer::Unknown, |known| known.answer(id))
+    pub(super) fn answer(&mut self, id: &RequestId) -> ClientResponse {
+        match &mut self.0 {
+            Some(ledger) => ledger.answer(id),
+            None => ClientResponse::Unknown,
+        }
     }
 
-    /// Takes one answer back: it never reached the upstream, which goes on waiting for it.
+    /// Reverts one response: it never reached the upstream, which still waits for it.
     pub(super) fn unanswer(&mut self, id: &RequestId) {
-        if let Some(known) = &mut self.0 {
-            known.unanswer(id);
+        if let Some(ledger) = &mut self.0 {
+            ledger.unanswer(id);
         }
     }
 
     /// The log has dropped its events up to `seq`.
     pub(super) fn handle_trimmed(&mut self, seq: Seq) {
-        if let Some(known) = &mut self.0 {
-            known.spent.drop_upto(seq);
+        if let Some(ledger) = &mut self.0 {
+            ledger.spent.drop_upto(seq);
         }
     }
 
-    /// What is remembered takes so many bytes, about.
+    /// Returns the approximate memory of the remembered requests, in bytes.
     pub fn byte_len(&self) -> usize {
-        self.0.as_ref().map_or(0, |known| known.bytes)
+        self.0.as_ref().map_or(0, |ledger| ledger.bytes)
     }
 
-    /// Whether nothing was ever asked.
+    /// Returns true if there was never a request.
     pub fn is_empty(&self) -> bool {
         self.0.is_none()
     }
 
-    /// Since when the oldest request of this id has waited for an answer.
+    /// Returns the arrival of the oldest unanswered request of this id.
     pub fn outstanding_since(&self, id: &RequestId) -> Option<Instant> {
-        self.0.as_ref()?.oldest_waiting(id).map(|ask| ask.at)
+        self.0.as_ref()?.oldest_waiting(id).map(|request| request.at)
     }
 
-    /// Whether a request of this id is remembered.
+    /// Returns true if a request of this id is remembered.
     pub fn knows(&self, id: &RequestId) -> bool {
-        self.0.as_ref().is_some_and(|known| known.by_id.contains_key(id))
+        self.0.as_ref().is_some_and(|ledger| ledger.by_id.contains_key(id))
     }
 
-    /// Whether every request of this id that is remembered was answered, and there is one.
+    /// Returns true if at least one request of this id is remembered, and all of them were answered.
     pub fn has_answered(&self, id: &RequestId) -> bool {
-        let same = self.0.as_ref().and_then(|known| known.by_id.get(id));
-        same.is_some_and(|same| same.answered == same.places.len())
+        let same = self.0.as_ref().and_then(|ledger| ledger.by_id.get(id));
+        same.is_some_and(|same| same.answered == same.indexes.len())
     }
 
-    /// Whether any request waits for an answer.
+    /// Returns true if any request is unanswered.
     pub fn has_outstanding(&self) -> bool {
-        self.0.as_ref().is_some_and(|known| !known.waiting.is_empty())
+        self.0.as_ref().is_some_and(|ledger| !ledger.waiting.is_empty())
     }
 
-    /// Whether any request behind `seq` waits for an answer.
+    /// Returns true if any request behind `seq` is unanswered.
     pub fn has_outstanding_after(&self, seq: Seq) -> bool {
-        self.0.as_ref().and_then(|known| known.waiting.last_key_value()).is_some_and(|(_, ask)| ask.seq > seq)
+        let last = self.0.as_ref().and_then(|ledger| ledger.waiting.last_key_value());
+        last.is_some_and(|(_, request)| request.seq > seq)
     }
 
-    /// How many events after `after` and up to `upto` are requests that were all answered.
+    /// Returns the number of spent events after `after` and up to `upto`.
     pub fn spent_between(&self, after: Seq, upto: Seq) -> u64 {
-        self.0.as_ref().map_or(0, |known| known.spent.count(after, upto))
+        self.0.as_ref().map_or(0, |ledger| ledger.spent.count(after, upto))
     }
 
-    /// Whether the event at `seq` is a request that was answered, which no replay repeats. An array counts once all of it
-    /// was, and not at all with other messages in it: those are owed to the client.
+    /// Returns true if the event at `seq` is a request that was answered, which no replay repeats. An array counts once all of it was
+    /// answered, and never if it holds other messages: those are owed to the client.
     pub fn is_answered(&self, seq: Seq) -> bool {
-        self.0.as_ref().is_some_and(|known| known.spent.contains(seq))
+        self.0.as_ref().is_some_and(|ledger| ledger.spent.contains(seq))
     }
 }
 
-impl Known {
-    fn ask(&mut self, id: RequestId, seq: Seq, alone: bool, at: Instant) {
+impl Ledger {
+    fn add(&mut self, id: RequestId, seq: Seq, is_alone: bool, at: Instant) {
         self.changes += 1;
-        // Another request of the same event may have been answered before this one was read.
+        // Another request of this event may have been answered before this one was read.
         self.spent.remove(seq);
         if cost(&id) > REMEMBERED_BYTES / ID_PART {
             self.has_forgotten = true;
             return self.keep_unspent(seq);
         }
-        let alone = alone && self.unspendable != seq;
+        let is_alone = is_alone && self.unspendable != seq;
         let id = Arc::new(id);
-        let place = self.next;
-        self.next += 1;
+        let index = self.next_index;
+        self.next_index += 1;
         self.bytes += cost(&id);
-        self.by_id.entry(id.clone()).or_default().places.push_back(place);
-        self.waiting.insert(place, Ask { id, seq, at, alone });
+        self.by_id.entry(id.clone()).or_default().indexes.push_back(index);
+        self.waiting.insert(index, ServerRequest { id, seq, at, is_alone });
         *self.waiting_in.entry(seq).or_default() += 1;
         while self.bytes > REMEMBERED_BYTES {
             self.forget_one();
         }
     }
 
-    fn answer(&mut self, id: &RequestId) -> Answer {
-        let Some(same) = self.by_id.get_mut(id) else { return Answer::Unknown };
-        let Some(&place) = same.places.get(same.answered) else { return Answer::Again };
+    fn answer(&mut self, id: &RequestId) -> ClientResponse {
+        let Some(same) = self.by_id.get_mut(id) else { return ClientResponse::Unknown };
+        let Some(&index) = same.indexes.get(same.answered) else { return ClientResponse::Duplicate };
         same.answered += 1;
         self.changes += 1;
-        if let Some(ask) = self.waiting.remove(&place) {
-            if self.wait_less(ask.seq) && ask.alone {
-                self.spent.insert(ask.seq);
+        if let Some(request) = self.waiting.remove(&index) {
+            if self.count_answered(request.seq) && request.is_alone {
+                self.spent.insert(request.seq);
             }
-            self.answered.insert(place, ask);
+            self.answered.insert(index, request);
         }
-        Answer::First
+        ClientResponse::First
     }
 
     fn unanswer(&mut self, id: &RequestId) {
         let Some(same) = self.by_id.get_mut(id) else { return };
-        let Some(place) = same.answered.checked_sub(1).and_then(|last| same.places.get(last).copied()) else { return };
+        let Some(index) = same.answered.checked_sub(1).and_then(|last| same.indexes.get(last).copied()) else { return };
         same.answered -= 1;
         self.changes += 1;
-        if let Some(ask) = self.answered.remove(&place) {
-            self.spent.remove(ask.seq);
-            *self.waiting_in.entry(ask.seq).or_default() += 1;
-            self.waiting.insert(place, ask);
+        if let Some(request) = self.answered.remove(&index) {
+            self.spent.remove(request.seq);
+            *self.waiting_in.entry(request.seq).or_default() += 1;
+            self.waiting.insert(index, request);
         }
     }
 
-    fn oldest_waiting(&self, id: &RequestId) -> Option<&Ask> {
+    fn oldest_waiting(&self, id: &RequestId) -> Option<&ServerRequest> {
         let same = self.by_id.get(id)?;
-        self.waiting.get(same.places.get(same.answered)?)
+        self.waiting.get(same.indexes.get(same.answered)?)
     }
 
-    /// One request of the event at `seq` waits no more; true when none does.
-    fn wait_less(&mut self, seq: Seq) -> bool {
+    /// Counts one request of the event at `seq` as waiting no more. Returns true if it was the last.
+    fn count_answered(&mut self, seq: Seq) -> bool {
         let Some(waiting) = self.waiting_in.get_mut(&seq) else { return true };
         *waiting -= 1;
         let is_last = *waiting == 0;
@@ -261,44 +272,39 @@ impl Known {
         is_last
     }
 
-    /// Forgets the request that was asked first of those with an answer; where there is none, of those without.
+    /// Forgets the oldest answered request, or the oldest unanswered one if none was answered.
     fn forget_one(&mut self) {
         self.has_forgotten = true;
-        let (ask, was_answered) = match (self.answered.pop_first(), self.waiting.first_key_value()) {
-            (Some((_, ask)), _) => (ask, true),
-            (None, Some((&place, _))) => match self.waiting.remove(&place) {
-                Some(ask) => (ask, false),
-                None => return,
-            },
-            (None, None) => return,
-        };
-        self.bytes -= cost(&ask.id);
+        let oldest_answered = self.answered.pop_first();
+        let was_answered = oldest_answered.is_some();
+        let Some((_, request)) = oldest_answered.or_else(|| self.waiting.pop_first()) else { return };
+        self.bytes -= cost(&request.id);
         if !was_answered {
-            self.wait_less(ask.seq);
-            self.keep_unspent(ask.seq);
+            self.count_answered(request.seq);
+            self.keep_unspent(request.seq);
         }
-        if let Some(same) = self.by_id.get_mut(&ask.id) {
-            // Of one id as well the oldest goes first.
-            same.places.pop_front();
+        if let Some(same) = self.by_id.get_mut(&request.id) {
+            // The oldest request is the oldest of its id too.
+            same.indexes.pop_front();
             same.answered -= usize::from(was_answered);
-            if same.places.is_empty() {
-                self.by_id.remove(&ask.id);
+            if same.indexes.is_empty() {
+                self.by_id.remove(&request.id);
             }
         }
     }
 
-    /// A request of the event at `seq` was forgotten unanswered: the event is not spent when the others are answered. Of what is remembered
-    /// they are the first, or the last.
+    /// A request of the event at `seq` was forgotten unanswered: answers to the others do not spend the event. Among the remembered
+    /// requests the others are the first or the last.
     fn keep_unspent(&mut self, seq: Seq) {
         self.unspendable = self.unspendable.max(seq);
-        for asks in [&mut self.waiting, &mut self.answered] {
-            let of_event = |ask: &&mut Ask| ask.seq == seq && ask.alone;
-            asks.values_mut().take_while(of_event).for_each(|ask| ask.alone = false);
-            asks.values_mut().rev().take_while(of_event).for_each(|ask| ask.alone = false);
+        for requests in [&mut self.waiting, &mut self.answered] {
+            let is_of_event = |request: &&mut ServerRequest| request.seq == seq && request.is_alone;
+            requests.values_mut().take_while(is_of_event).for_each(|request| request.is_alone = false);
+            requests.values_mut().rev().take_while(is_of_event).for_each(|request| request.is_alone = false);
         }
     }
 }
 
 fn cost(id: &RequestId) -> usize {
-    ASK_COST + id.text().len()
+    REQUEST_COST + id.text().len()
 }

@@ -1,6 +1,6 @@
-//! What went wrong once, replayed exactly.
+//! Cases that failed once, replayed exactly.
 
-use super::steps::{Setup, What};
+use super::steps::{Payload, Setup};
 use super::subject::{Input, Owed, Real, Replay, Stage, Subject};
 use crate::clock;
 use crate::protocol::ids::StreamKind;
@@ -8,38 +8,38 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::jsonrpc::counted::comparisons;
 use crate::protocol::stream::{Effect, Ending, Machine, Outcome};
 
-/// One open stream whose store accepts at once.
+/// Returns an open stream with a connection.
 fn open(setup: &Setup) -> Real {
     let mut stream = Real::begin(setup);
-    assert_eq!(stream.tell(&Input::Attach(1, 0), 0), super::subject::Reply::Nothing);
-    stream.tell(&Input::StreamHead, 0);
+    assert_eq!(stream.handle(&Input::Attach(1, 0), 0), super::subject::Reply::Nothing);
+    stream.handle(&Input::StreamHead, 0);
     stream
 }
 
-fn say(stream: &mut Real, setup: &Setup, what: What, at: u64) {
-    let data = what.data(&setup.request_ids(), at);
-    stream.tell(&Input::Message { data, says: vec![] }, at);
+fn send(stream: &mut Real, setup: &Setup, payload: Payload, at: u64) {
+    let data = payload.data(&setup.request_ids(), at);
+    stream.handle(&Input::Message { data, messages: vec![] }, at);
     store(stream, at);
 }
 
 fn store(stream: &mut Real, at: u64) {
-    while stream.hand().is_some() {
+    while stream.take_batch().is_some() {
         stream.accept(at);
     }
 }
 
-fn response(which: usize) -> What {
-    What::Respond { which, error: false }
+fn response(which: usize) -> Payload {
+    Payload::Response { which, error: false }
 }
 
 #[test]
 fn a_response_that_is_read_after_the_session_was_deleted_changes_nothing() {
     let setup = Setup::plain();
     let mut stream = open(&setup);
-    stream.tell(&Input::Expire, 1);
+    stream.handle(&Input::Expire, 1);
     store(&mut stream, 1);
     let before = (stream.view(), stream.replay(0));
-    say(&mut stream, &setup, response(0), 2);
+    send(&mut stream, &setup, response(0), 2);
     assert_eq!((stream.view(), stream.replay(0)), before);
     assert!(matches!(before.0.stage, Stage::Sealed(Outcome::Expired, 1)), "{before:?}");
 }
@@ -48,9 +48,9 @@ fn a_response_that_is_read_after_the_session_was_deleted_changes_nothing() {
 fn a_call_that_was_answered_is_completed_even_if_its_client_leaves_for_good() {
     let setup = Setup { max_wait: Some(5), ..Setup::plain() };
     let mut stream = open(&setup);
-    say(&mut stream, &setup, response(0), 1);
-    stream.tell(&Input::Detach(1), 2);
-    stream.tell(&Input::Timeout, 7);
+    send(&mut stream, &setup, response(0), 1);
+    stream.handle(&Input::Detach(1), 2);
+    stream.handle(&Input::Timeout, 7);
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Completed, 7));
     assert_eq!(stream.effects(), [Effect::Close], "an answered call is not announced as cancelled");
 }
@@ -59,27 +59,27 @@ fn a_call_that_was_answered_is_completed_even_if_its_client_leaves_for_good() {
 fn an_array_ends_with_its_last_response_when_another_was_cancelled_before() {
     let setup = Setup { ids: 2, ..Setup::plain() };
     let mut stream = open(&setup);
-    stream.tell(&Input::Cancel(setup.request_ids()[0].clone()), 1);
+    stream.handle(&Input::Cancel(setup.request_ids()[0].clone()), 1);
     assert_eq!(stream.view().deadline, None);
-    say(&mut stream, &setup, response(1), 2);
+    send(&mut stream, &setup, response(1), 2);
     assert_eq!(stream.view().deadline, Some(2 + setup.linger));
 }
 
 #[test]
-fn an_array_is_replayed_while_anything_in_it_is_owed() {
+fn an_array_is_replayed_while_it_holds_an_open_request_or_a_response() {
     let setup = Setup::plain();
     let mut stream = open(&setup);
-    say(&mut stream, &setup, What::RespondAndAsk { which: 0, ask: 7 }, 1);
-    say(&mut stream, &setup, What::AskTwo(8, 9), 2);
+    send(&mut stream, &setup, Payload::ResponseAndRequest { which: 0, request: 7 }, 1);
+    send(&mut stream, &setup, Payload::TwoRequests(8, 9), 2);
     let numbers = |stream: &Real| match stream.replay(0) {
         Replay::Events(events) => events.iter().map(|(seq, _)| *seq).collect(),
         Replay::Lost | Replay::End => vec![],
     };
     for id in ["7", "8"] {
-        stream.tell(&Input::Answer(RequestId::Number(id.into())), 3);
+        stream.handle(&Input::ClientResponse(RequestId::Number(id.into())), 3);
     }
     assert_eq!(numbers(&stream), [1, 2]);
-    stream.tell(&Input::Answer(RequestId::Number("9".into())), 3);
+    stream.handle(&Input::ClientResponse(RequestId::Number("9".into())), 3);
     assert_eq!(numbers(&stream), [1]);
 }
 
@@ -88,52 +88,52 @@ fn two_requests_of_one_id_are_owed_two_responses() {
     let setup = Setup::plain();
     let id = setup.request_ids().remove(0);
     let mut stream = Real::new(&setup, vec![id.clone(), id]);
-    stream.tell(&Input::StreamHead, 0);
-    say(&mut stream, &setup, response(0), 1);
+    stream.handle(&Input::StreamHead, 0);
+    send(&mut stream, &setup, response(0), 1);
     assert_eq!(stream.view().owed, [Owed::Answered(1), Owed::Due]);
-    say(&mut stream, &setup, response(0), 2);
+    send(&mut stream, &setup, response(0), 2);
     assert_eq!(stream.view().owed, [Owed::Answered(1), Owed::Answered(2)]);
 }
 
 #[test]
-fn an_upstream_that_takes_its_id_back_cannot_be_resumed() {
+fn an_upstream_that_clears_its_id_cannot_be_resumed() {
     for (last, resumable) in [("theirs", true), ("", false)] {
         let setup = Setup::plain();
         let mut stream = open(&setup);
         for id in ["first", last] {
-            let input = Input::Event { data: vec![], says: vec![], id: Some(id.into()), retry: None };
-            stream.tell(&input, 1);
+            let input = Input::Event { data: vec![], messages: vec![], id: Some(id.into()), retry: None };
+            stream.handle(&input, 1);
         }
-        stream.tell(&Input::End(Ending::Clean), 2);
+        stream.handle(&Input::End(Ending::Clean), 2);
         store(&mut stream, 2);
         assert_eq!(matches!(stream.view().stage, Stage::Open), resumable, "last id {last:?}");
     }
 }
 
 #[test]
-fn readers_that_chase_each_other_wait_a_minute_at_most_and_start_over_after_a_pause() {
+fn readers_that_displace_each_other_wait_a_minute_at_most_and_start_over_after_a_pause() {
     let setup = Setup { retry: 1000, ..Setup::plain() };
     let mut stream = open(&setup);
-    let mut told = Vec::new();
+    let mut retries = Vec::new();
     for takeover in 0..8 {
-        stream.tell(&Input::Attach(takeover + 2, 0), takeover * 9_999);
-        told.push(stream.farewell());
+        stream.handle(&Input::Attach(takeover + 2, 0), takeover * 9_999);
+        retries.push(stream.takeover_retry());
     }
-    assert_eq!(told, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
-    stream.tell(&Input::Attach(99, 0), 7 * 9_999 + 10_000);
-    assert_eq!(stream.farewell(), 2_000);
-    stream.tell(&Input::Primed(5_000), 7 * 9_999 + 10_000);
-    assert_eq!(stream.farewell(), 10_000, "what was told last counts");
+    assert_eq!(retries, [2_000, 4_000, 8_000, 16_000, 32_000, 60_000, 60_000, 60_000]);
+    stream.handle(&Input::Attach(99, 0), 7 * 9_999 + 10_000);
+    assert_eq!(stream.takeover_retry(), 2_000);
+    stream.handle(&Input::Primed(5_000), 7 * 9_999 + 10_000);
+    assert_eq!(stream.takeover_retry(), 10_000, "the last sent `retry` counts");
 }
 
 #[test]
-fn a_failed_array_has_an_error_for_each_request_and_only_where_none_came() {
+fn a_failed_array_has_an_error_for_each_request_without_a_response() {
     let setup = Setup { ids: 3, ..Setup::plain() };
     let mut stream = open(&setup);
-    say(&mut stream, &setup, response(1), 1);
-    stream.tell(&Input::End(Ending::Broken), 2);
+    send(&mut stream, &setup, response(1), 1);
+    stream.handle(&Input::End(Ending::Broken), 2);
     store(&mut stream, 2);
-    let Replay::Events(events) = stream.replay(1) else { panic!("there are two errors") };
+    let Replay::Events(events) = stream.replay(1) else { panic!("two errors are expected") };
     let texts: Vec<_> = events.iter().map(|(_, bytes)| String::from_utf8_lossy(bytes)).collect();
     assert!(texts[0].contains(r#""id":1,"#) && texts[1].contains(r#""id":2,"#), "{texts:?}");
     assert!(texts.iter().all(|text| text.contains("-32010")), "{texts:?}");
@@ -145,8 +145,8 @@ fn a_cancel_settles_every_request_of_its_id() {
     let setup = Setup::plain();
     let id = setup.request_ids().remove(0);
     let mut stream = Real::new(&setup, vec![id.clone(), id.clone()]);
-    stream.tell(&Input::StreamHead, 0);
-    stream.tell(&Input::Cancel(id), 1);
+    stream.handle(&Input::StreamHead, 0);
+    stream.handle(&Input::Cancel(id), 1);
     assert_eq!(stream.view().owed, [Owed::Cancelled, Owed::Cancelled]);
 }
 
@@ -154,11 +154,11 @@ fn a_cancel_settles_every_request_of_its_id() {
 fn a_cancelled_request_keeps_its_grace_beside_an_answered_one() {
     let setup = Setup { ids: 2, ..Setup::plain() };
     let mut stream = open(&setup);
-    say(&mut stream, &setup, response(0), 1);
-    stream.tell(&Input::Cancel(setup.request_ids()[1].clone()), 2);
-    say(&mut stream, &setup, What::Note, 3);
+    send(&mut stream, &setup, response(0), 1);
+    stream.handle(&Input::Cancel(setup.request_ids()[1].clone()), 2);
+    send(&mut stream, &setup, Payload::Notification, 3);
     assert_eq!(stream.view().deadline, Some(2 + setup.cancel_grace));
-    say(&mut stream, &setup, response(1), 4);
+    send(&mut stream, &setup, response(1), 4);
     assert_eq!(stream.view().deadline, Some(4 + setup.linger));
 }
 
@@ -168,22 +168,22 @@ fn a_standalone_stream_backs_off_to_half_a_minute_and_starts_over_once_it_was_op
     let mut stream = open(&setup);
     let (mut now, mut pauses) = (0, Vec::new());
     for opens in [false, false, false, false, false, false, true, true] {
-        stream.tell(&Input::End(if opens { Ending::Clean } else { Ending::Unavailable }), now);
+        stream.handle(&Input::End(if opens { Ending::Clean } else { Ending::Unavailable }), now);
         let until = stream.view().deadline.unwrap();
         pauses.push(until - now);
         now = until;
-        stream.tell(&Input::Timeout, now);
+        stream.handle(&Input::Timeout, now);
         assert_eq!(stream.effects(), [Effect::Reopen(None)]);
         if opens {
-            stream.tell(&Input::StreamHead, now);
+            stream.handle(&Input::StreamHead, now);
         }
     }
     assert_eq!(pauses, [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 1_000]);
-    stream.tell(&Input::End(Ending::Refused(404)), now);
+    stream.handle(&Input::End(Ending::Refused(404)), now);
     assert_eq!(stream.view().stage, Stage::Sealed(Outcome::Failed, now), "a refusal is final");
 }
 
-/// A batch of so many requests that its upstream leaves unanswered, and the comparisons of ids to end it.
+/// Returns the number of id comparisons for the end of a batch of `requests` requests without a response.
 fn failed(requests: usize) -> usize {
     let setup = Setup::plain();
     let ids = (0..requests).map(|number| RequestId::Number(number.to_string().into()));

@@ -1,11 +1,11 @@
-//! Takes the model and a subject through the same steps and compares them after each.
+//! The driver takes the model and a subject through the same steps, and compares them after each.
 
 use std::fmt;
 
 use proptest::prelude::*;
 
 use super::model::{Call, Head, Model};
-use super::steps::{Setup, Step, What, ask_id, failure, setup, steps};
+use super::steps::{MessageKind, Payload, Setup, Step, failure, request_id, setup, steps};
 use super::subject::{Input, Reading, Real, Replay, Reply, Stage, Subject, View};
 use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
@@ -13,15 +13,15 @@ use crate::protocol::jsonrpc::RequestId;
 /// A promise that was broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Promise {
-    /// One of the eight that the module documents.
+    /// One of the eight documented invariants.
     Invariant(u8),
-    /// Something happened at the wrong time.
+    /// The time of an action.
     Timers,
-    /// Something else that the caller is told.
-    Answers,
+    /// Other return values.
+    Replies,
 }
 
-/// What was promised and what was seen instead.
+/// A broken promise, and the observation.
 pub(super) struct Violation {
     pub(super) promise: Promise,
     what: String,
@@ -35,7 +35,7 @@ impl fmt::Display for Violation {
 
 type Checked = Result<(), Violation>;
 
-fn demand<T: PartialEq + fmt::Debug>(promise: Promise, what: &str, wanted: T, got: T) -> Checked {
+fn require<T: PartialEq + fmt::Debug>(promise: Promise, what: &str, wanted: T, got: T) -> Checked {
     if wanted == got {
         return Ok(());
     }
@@ -49,10 +49,10 @@ pub(super) fn check<S: Subject>(setup: &Setup, steps: &[Step]) -> Checked {
     for step in steps {
         driver.take(step)?;
     }
-    driver.wind_up()
+    driver.finish()
 }
 
-/// A connection: its name and how far it has read.
+/// A connection and its cursor.
 #[derive(Clone, Copy)]
 struct Connection {
     attach: u64,
@@ -69,7 +69,7 @@ struct Driver<S> {
     connection: Option<Connection>,
     old: Vec<Connection>,
     attaches: u64,
-    /// Events the store has been given and has accepted.
+    /// Number of events that the store has accepted.
     accepted: u64,
 }
 
@@ -93,14 +93,14 @@ impl<S: Subject> Driver<S> {
         let leaves = matches!(step, Step::Detach | Step::DetachOld);
         match *step {
             Step::Pass(millis) => return self.pass(millis),
-            Step::Hand => self.hand()?,
+            Step::TakeBatch => self.take_batch()?,
             Step::Accept => self.accept(),
             Step::Turn(millis) => {
-                self.hand()?;
+                self.take_batch()?;
                 self.accept();
                 self.pass(millis)?;
                 let Some(input) = self.input(step) else { return Ok(()) };
-                self.tell(&input)?;
+                self.handle(&input)?;
             }
             Step::Attach(share) => self.attach(share)?,
             Step::Read(limit) => self.read(limit)?,
@@ -111,14 +111,14 @@ impl<S: Subject> Driver<S> {
                 self.subject.trim(upto);
             }
             _ => match self.input(step) {
-                Some(input) => self.tell(&input)?,
+                Some(input) => self.handle(&input)?,
                 None => return Ok(()),
             },
         }
         self.compare(leaves)
     }
 
-    /// The step in the machine's words; `None` where its caller would not take it now.
+    /// Returns the input of a step, or `None` if a caller would not take it now.
     fn input(&mut self, step: &Step) -> Option<Input> {
         let (call, passed) = (self.model.call, self.model.head == Some(Head::Passed));
         let speaks = call == Call::Reading || (call == Call::Over && !passed) || self.model.head == Some(Head::Ours);
@@ -126,25 +126,27 @@ impl<S: Subject> Driver<S> {
             Step::StreamHead if matches!(call, Call::Sending | Call::SendingAgain) && !passed => Input::StreamHead,
             Step::Commit => Input::Commit,
             Step::PlainHead if call == Call::Sending && !passed => Input::PlainHead,
-            Step::Event { what, id, retry } if speaks => {
-                let (data, says) = self.say(what);
-                Input::Event { data, says, id: id.map(|id| format!("theirs-{id}")), retry: *retry }
+            Step::Event { payload, id, retry } if speaks => {
+                let (data, messages) = self.payload(payload);
+                Input::Event { data, messages, id: id.map(|id| format!("theirs-{id}")), retry: *retry }
             }
-            Step::Message(what) if speaks && !matches!(what, What::Empty) => {
-                let (data, says) = self.say(what);
-                Input::Message { data, says }
+            Step::Message(payload) if speaks && !matches!(payload, Payload::Empty) => {
+                let (data, messages) = self.payload(payload);
+                Input::Message { data, messages }
             }
             Step::End(ending) if matches!(call, Call::Reading | Call::SendingAgain) => Input::End(*ending),
             Step::Fail if matches!(call, Call::Sending | Call::Reading) && !passed => Input::Fail(failure()),
             Step::Detach => Input::Detach(self.connection.take()?.attach),
             Step::DetachOld => Input::Detach(self.old.pop()?.attach),
             Step::Prime(retry) => Input::Primed(self.connection.map(|_| *retry)?),
-            Step::Return(cursor) => Input::Return(*cursor),
+            Step::Reconnect(cursor) => Input::Reconnect(*cursor),
             Step::Touch => Input::Touch,
             Step::Cancel(which) if !passed => Input::Cancel(self.ids.get(*which).cloned()?),
-            Step::Answer(ask) => Input::Answer(ask_id(*ask)),
-            // With several of one id nobody can say which answer was lost.
-            Step::AnswerLost(ask) if self.model.count_answered(&ask_id(*ask)) == 1 => Input::AnswerLost(ask_id(*ask)),
+            Step::ClientResponse(request) => Input::ClientResponse(request_id(*request)),
+            // With several answered requests of one id the lost response is ambiguous.
+            Step::ClientResponseLost(request) if self.model.count_answered(&request_id(*request)) == 1 => {
+                Input::ClientResponseLost(request_id(*request))
+            }
             Step::Turn(_) => Input::Turn(self.connection?.cursor),
             Step::Expire if !passed => Input::Expire,
             Step::Delivered => Input::Delivered,
@@ -153,40 +155,40 @@ impl<S: Subject> Driver<S> {
         })
     }
 
-    fn say(&mut self, what: &What) -> (Vec<u8>, Vec<super::steps::Said>) {
+    fn payload(&mut self, payload: &Payload) -> (Vec<u8>, Vec<MessageKind>) {
         self.serial += 1;
-        let what = what.fitted(self.ids.len());
-        (what.data(&self.ids, self.serial), what.says())
+        let payload = payload.fitted(self.ids.len());
+        (payload.data(&self.ids, self.serial), payload.messages())
     }
 
-    fn tell(&mut self, input: &Input) -> Checked {
-        let wanted = self.model.tell(input, self.now);
-        let got = self.subject.tell(input, self.now);
+    fn handle(&mut self, input: &Input) -> Checked {
+        let wanted = self.model.handle(input, self.now);
+        let got = self.subject.handle(input, self.now);
         let promise = match wanted {
-            Reply::Answer(_) => Promise::Invariant(8),
-            Reply::Nothing | Reply::Yes(_) => Promise::Answers,
+            Reply::ClientResponse(_) => Promise::Invariant(8),
+            Reply::Nothing | Reply::Bool(_) => Promise::Replies,
         };
-        demand(promise, "what is said to the caller", wanted, got)
+        require(promise, "the reply", wanted, got)
     }
 
-    /// Time passes, and each deadline is met at its time.
+    /// Passes time, and fires each deadline at its time.
     fn pass(&mut self, millis: u64) -> Checked {
         let until = self.now + millis;
         while let Some(at) = self.model.deadline().filter(|at| *at <= until) {
             self.now = self.now.max(at);
-            self.tell(&Input::Timeout)?;
+            self.handle(&Input::Timeout)?;
             self.compare(false)?;
             let next = self.subject.view().deadline;
-            demand(Promise::Timers, "nothing stays due", false, next.is_some_and(|next| next <= self.now))?;
+            require(Promise::Timers, "nothing stays due", false, next.is_some_and(|next| next <= self.now))?;
         }
         self.now = until;
         Ok(())
     }
 
-    fn hand(&mut self) -> Checked {
-        let wanted = self.model.hand();
-        let got = self.subject.hand(self.now);
-        demand(Promise::Invariant(1), "the batch for the store", wanted, got)
+    fn take_batch(&mut self) -> Checked {
+        let wanted = self.model.take_batch();
+        let got = self.subject.take_batch(self.now);
+        require(Promise::Invariant(1), "the batch for the store", wanted, got)
     }
 
     fn accept(&mut self) {
@@ -202,7 +204,7 @@ impl<S: Subject> Driver<S> {
         let has = self.connection.or(self.old.last().copied()).map_or(0, |connection| connection.cursor);
         let cursor = has * u64::from(share) / 255;
         self.old.extend(self.connection.replace(Connection { attach: self.attaches, cursor }));
-        self.tell(&Input::Attach(self.attaches, cursor))
+        self.handle(&Input::Attach(self.attaches, cursor))
     }
 
     fn read(&mut self, limit: usize) -> Checked {
@@ -218,19 +220,19 @@ impl<S: Subject> Driver<S> {
         match (&wanted, &got) {
             (Reading::Events(wanted, _), Reading::Events(got, _)) => self.same_events(wanted, got)?,
             (Reading::TakenOver(_), _) | (_, Reading::TakenOver(_)) => {
-                demand(Promise::Invariant(5), "who reads", wanted.clone(), got.clone())?;
+                require(Promise::Invariant(5), "the current reader", wanted.clone(), got.clone())?;
             }
             _ => {}
         }
-        demand(Promise::Invariant(3), "what a reader gets", wanted, got)
+        require(Promise::Invariant(3), "the events of a reader", wanted, got)
     }
 
-    /// Whoever was taken over gets nothing but a farewell.
+    /// A displaced connection gets nothing but a `retry`.
     fn read_old(&mut self) -> Checked {
         let Some(Connection { attach, cursor }) = self.old.last().copied() else { return Ok(()) };
         let wanted = self.model.read(attach, cursor, 1, self.now);
         let got = self.subject.read(attach, cursor, 1, self.now);
-        demand(Promise::Invariant(5), "what an older reader gets", wanted, got)
+        require(Promise::Invariant(5), "the read of a displaced connection", wanted, got)
     }
 
     // ── comparing ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -240,82 +242,82 @@ impl<S: Subject> Driver<S> {
         let effects = (std::mem::take(&mut self.model.effects), self.subject.effects());
         if leaves {
             let still = |view: &View| View { deadline: None, readable_until: None, ..view.clone() };
-            demand(Promise::Invariant(6), "a client that leaves changes", still(&wanted), still(&got))?;
-            demand(Promise::Invariant(6), "a client that leaves causes", &effects.0, &effects.1)?;
+            require(Promise::Invariant(6), "the state after a disconnect", still(&wanted), still(&got))?;
+            require(Promise::Invariant(6), "the effects of a disconnect", &effects.0, &effects.1)?;
         }
         self.compare_replays()?;
         self.compare_views(&wanted, &got)?;
-        demand(Promise::Invariant(7), "what is to be done", effects.0, effects.1)?;
+        require(Promise::Invariant(7), "the effects", effects.0, effects.1)?;
         self.owes_nothing(&got)
     }
 
     fn compare_views(&self, wanted: &View, got: &View) -> Checked {
-        demand(Promise::Invariant(2), "readable before the store has it", false, got.tail > self.accepted)?;
-        demand(Promise::Invariant(1), "the last number", wanted.tail, got.tail)?;
-        demand(Promise::Invariant(5), "whether anybody reads", wanted.attached, got.attached)?;
-        demand(Promise::Invariant(7), "the responses owed", &wanted.owed, &got.owed)?;
-        demand(Promise::Invariant(8), "whether requests wait", wanted.asks_wait, got.asks_wait)?;
+        require(Promise::Invariant(2), "readable before the store has it", false, got.tail > self.accepted)?;
+        require(Promise::Invariant(1), "the last number", wanted.tail, got.tail)?;
+        require(Promise::Invariant(5), "is attached", wanted.attached, got.attached)?;
+        require(Promise::Invariant(7), "the responses owed", &wanted.owed, &got.owed)?;
+        require(Promise::Invariant(8), "has open requests", wanted.has_open_requests, got.has_open_requests)?;
         let timers = |view: &View| (view.deadline, view.turn_at, view.readable_until, view.paused);
         if std::mem::discriminant(&wanted.stage) == std::mem::discriminant(&got.stage) {
-            demand(Promise::Timers, "deadline, retention, pause", timers(wanted), timers(got))?;
+            require(Promise::Timers, "deadline, retention, pause", timers(wanted), timers(got))?;
         }
-        demand(Promise::Invariant(7), "how it stands", wanted.stage, got.stage)?;
-        demand(Promise::Answers, "the view", wanted, got)
+        require(Promise::Invariant(7), "the phase", wanted.stage, got.stage)?;
+        require(Promise::Replies, "the view", wanted, got)
     }
 
-    /// Every cursor there is, and one beyond.
+    /// Compares the replay of every cursor, and of one beyond the tail.
     fn compare_replays(&self) -> Checked {
         for cursor in 0..=self.model.tail() + 1 {
             let (wanted, got) = (self.model.replay(cursor), self.subject.replay(cursor));
             if let (Replay::Events(wanted), Replay::Events(got)) = (&wanted, &got) {
                 self.same_events(wanted, got)?;
             }
-            demand(Promise::Invariant(3), &format!("the place of cursor {cursor}"), wanted, got)?;
+            require(Promise::Invariant(3), &format!("the place of cursor {cursor}"), wanted, got)?;
         }
         Ok(())
     }
 
-    /// Names the promise that a wrong list of events breaks.
+    /// Finds the promise that a wrong list of events breaks.
     fn same_events(&self, wanted: &[(u64, Vec<u8>)], got: &[(u64, Vec<u8>)]) -> Checked {
         let extra = got.iter().find(|event| !wanted.contains(event)).map(|(seq, _)| *seq);
         let missing = wanted.iter().find(|event| !got.contains(event)).map(|(seq, _)| *seq);
         if let Some(seq) = extra {
             let (spent, _) = self.model.kind_of(seq).unwrap_or_default();
-            demand(Promise::Invariant(2), "delivered before stored", false, seq > self.accepted)?;
-            demand(Promise::Invariant(8), "an answered request is replayed", false, spent)?;
+            require(Promise::Invariant(2), "delivered before stored", false, seq > self.accepted)?;
+            require(Promise::Invariant(8), "an answered request is replayed", false, spent)?;
         }
         if let Some(seq) = missing {
             let (_, response) = self.model.kind_of(seq).unwrap_or_default();
-            demand(Promise::Invariant(4), "the response is gone", false, response)?;
+            require(Promise::Invariant(4), "the response is gone", false, response)?;
         }
-        demand(Promise::Invariant(3), "the later events", wanted, got)
+        require(Promise::Invariant(3), "the later events", wanted, got)
     }
 
-    /// Said without the model's help: a sealed request stream that was one has a response, or a cancel, for every id.
+    /// Checks without the model that a sealed request stream has a response, or a cancel, for every id.
     fn owes_nothing(&self, got: &View) -> Checked {
         let sealed = matches!(got.stage, Stage::Sealed(..)) && self.kind == StreamKind::Request;
         let opened = matches!(self.model.head, Some(Head::Theirs | Head::Ours));
         let due = got.owed.iter().any(|owed| matches!(owed, super::subject::Owed::Due));
-        demand(Promise::Invariant(7), "sealed in debt", false, sealed && opened && due)
+        require(Promise::Invariant(7), "sealed with an owed response", false, sealed && opened && due)
     }
 
-    /// The store takes what there is, everybody leaves, and all timers run out: every stream ends, and says so.
-    fn wind_up(&mut self) -> Checked {
+    /// Ends the run: the store accepts every event, every client leaves, and all timers expire, so that every stream ends.
+    fn finish(&mut self) -> Checked {
         for _ in 0..3 {
-            self.take(&Step::Hand)?;
+            self.take(&Step::TakeBatch)?;
             self.take(&Step::Accept)?;
             self.take(&Step::Read(3))?;
         }
         self.take(&Step::Detach)?;
         self.take(&Step::Pass(2000))?;
-        self.take(&Step::Hand)?;
+        self.take(&Step::TakeBatch)?;
         self.take(&Step::Accept)
     }
 }
 
 proptest! {
     #[test]
-    fn any_steps_lead_where_the_model_says(setup in setup(), steps in steps()) {
+    fn any_steps_agree_with_the_model(setup in setup(), steps in steps()) {
         let checked = check::<Real>(&setup, &steps);
         prop_assert!(checked.is_ok(), "{}", checked.err().map(|violation| violation.to_string()).unwrap_or_default());
     }

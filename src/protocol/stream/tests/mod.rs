@@ -1,8 +1,8 @@
-//! The state machine against a slow, obvious model.
+//! Tests of the state machine against a slow, obvious model.
 //!
-//! `steps` makes random setups and steps, `model` says what they must lead to, `subject` is the real machine with its tail,
-//! and `driver` takes both through the same steps and compares everything after each. `mutants` breaks the subject on
-//! purpose, once for each promise, and shows that the comparison notices. `cases` replays what was found once.
+//! `steps` makes random setups and steps, `model` predicts their results, and `subject` is the real machine with its tail. `driver` takes
+//! both through the same steps and compares everything after each. `mutants` plants a bug for each promise in the subject, and shows that
+//! the comparison notices it. `cases` replays failures that were found once.
 
 mod cases;
 mod driver;

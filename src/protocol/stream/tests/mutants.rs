@@ -1,17 +1,17 @@
-//! Streams that are wrong on purpose: each breaks one promise, and the comparison has to notice that one.
+//! Mutants: streams with one planted bug each. The comparison has to notice the promise that it breaks.
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use super::driver::{Promise, check};
 use super::steps::{Setup, setup, steps};
-use super::subject::{Handed, Input, Real, Replay, Reply, Subject, View};
-use crate::protocol::stream::{Answer, Effect};
+use super::subject::{Input, Real, Replay, Reply, Subject, TakenBatch, View};
+use crate::protocol::stream::{ClientResponse, Effect};
 
-/// Far more than any of them needs.
+/// Number of random cases, far more than any mutant needs.
 const CASES: usize = 3000;
 
-/// How many random cases it took until `S` was seen to break `promise`; other promises may break on the way.
+/// Returns the number of random cases before `S` was seen to break `promise`. Other promises may break before.
 fn caught<S: Subject>(promise: Promise) -> Option<usize> {
     let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &[7; 32]);
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
@@ -45,19 +45,19 @@ macro_rules! mutants {
 
         #[test]
         fn $test() {
-            assert!(caught::<$name>($promise).is_some(), concat!(stringify!($name), " went unnoticed"));
+            assert!(caught::<$name>($promise).is_some(), concat!(stringify!($name), " was not noticed"));
         }
     )+};
 }
 
-use Promise::{Answers, Invariant, Timers};
+use Promise::{Invariant, Replies, Timers};
 
 mutants! {
     /// Leaves a number out when two events come together.
     Invariant(1) => SkipsANumber, one_a_gap_in_the_numbers_is_noticed {
-        fn hand(&mut self, _: u64) -> Option<Handed> {
-            let handed = self.0.hand()?;
-            Some(Handed { first: handed.first + u64::from(handed.events.len() > 1), ..handed })
+        fn take_batch(&mut self, _: u64) -> Option<TakenBatch> {
+            let taken = self.0.take_batch()?;
+            Some(TakenBatch { first: taken.first + u64::from(taken.events.len() > 1), ..taken })
         }
     }
 
@@ -73,16 +73,16 @@ mutants! {
         }
     }
 
-    /// Shows a batch as soon as it is on its way to the store.
+    /// Makes a batch readable as soon as the store has been given it.
     Invariant(2) => DeliversBeforeStored, two_delivery_before_the_store_is_noticed {
-        fn hand(&mut self, at: u64) -> Option<Handed> {
-            let handed = self.0.hand();
+        fn take_batch(&mut self, at: u64) -> Option<TakenBatch> {
+            let taken = self.0.take_batch();
             self.0.accept(at);
-            handed
+            taken
         }
     }
 
-    /// Begins with the event that the client has.
+    /// Repeats the event at the cursor.
     Invariant(3) => RepeatsTheCursor, three_a_repeated_event_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
@@ -92,7 +92,7 @@ mutants! {
         }
     }
 
-    /// Begins behind the event that the client wants.
+    /// Skips the first event after the cursor.
     Invariant(3) => SkipsAnEvent, three_a_skipped_event_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
@@ -102,7 +102,7 @@ mutants! {
         }
     }
 
-    /// Takes a cursor that was trimmed past, and is silent about the hole.
+    /// Accepts a cursor before the trimmed events, and hides the gap.
     Invariant(3) => HidesAGap, three_a_silent_gap_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
@@ -112,7 +112,7 @@ mutants! {
         }
     }
 
-    /// Changes the bytes of an event when it is replayed a second time.
+    /// Changes the bytes of an event when it is replayed again.
     Invariant(3) => ReplaysOtherBytes, three_other_bytes_are_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             match self.0.replay(cursor) {
@@ -125,7 +125,7 @@ mutants! {
         }
     }
 
-    /// Drops its last event with the seal.
+    /// Drops the last event with the seal.
     Invariant(4) => LosesTheResponseOnSeal, four_a_response_lost_with_the_seal_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             let sealed = self.0.machine.is_sealed();
@@ -133,7 +133,7 @@ mutants! {
         }
     }
 
-    /// Keeps no response that came while nobody was there.
+    /// Drops a response that came while no connection was attached.
     Invariant(4) => LosesTheUnattendedResponse, four_a_response_lost_while_nobody_reads_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             let away = !self.0.machine.reader().is_attached();
@@ -141,66 +141,67 @@ mutants! {
         }
     }
 
-    /// Serves the older connection too.
+    /// Serves a displaced connection too.
     Invariant(5) => LetsTwoRead, five_two_readers_are_noticed {
         fn reads(&self, _: u64) -> bool {
             true
         }
     }
 
-    /// Tells chasing readers the same `retry` for ever.
-    Invariant(5) => NeverBacksOff, five_readers_chasing_each_other_are_noticed {
-        fn farewell(&self) -> u64 {
+    /// Sends readers that displace each other the same `retry` for ever.
+    Invariant(5) => NeverBacksOff, five_a_constant_retry_of_displaced_readers_is_noticed {
+        fn takeover_retry(&self) -> u64 {
             self.0.machine.policy().retry.as_millis() as u64
         }
     }
 
     /// Ends the call when its client leaves.
     Invariant(6) => EndsWithTheClient, six_a_disconnect_that_seals_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             if let Input::Detach(attach) = input && self.reads(*attach) {
-                self.0.tell(&Input::Expire, at);
+                self.0.handle(&Input::Expire, at);
             }
-            self.0.tell(input, at)
+            self.0.handle(input, at)
         }
     }
 
-    /// Takes an old connection's end for the reader's.
+    /// Takes the end of a displaced connection for the reader's.
     Invariant(6) => MistakesWhoLeft, six_an_older_connection_that_detaches_the_reader_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             let reader = (1..100).find(|attach| self.reads(*attach));
             match (input, reader) {
-                (Input::Detach(_), Some(reader)) => self.0.tell(&Input::Detach(reader), at),
-                _ => self.0.tell(input, at),
+                (Input::Detach(_), Some(reader)) => self.0.handle(&Input::Detach(reader), at),
+                _ => self.0.handle(input, at),
             }
         }
     }
 
-    /// Owes a response to the first request of an array alone.
+    /// Owes a response to the first request of an array only.
     Invariant(7) => ForgetsTheSecondRequest, seven_a_missing_error_for_the_second_request_is_noticed {
         fn begin(setup: &Setup) -> Self {
             Self(Real::new(setup, setup.request_ids().into_iter().take(1).collect()))
         }
     }
 
-    /// Takes the upstream's end for the call's, response or not.
+    /// Takes the upstream's end for the end of the call, with or without a response.
     Invariant(7) => EndsWithoutAnError, seven_an_end_without_a_response_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             if let Input::End(_) | Input::Fail(_) = input {
-                self.real().machine.debts().due().cloned().collect::<Vec<_>>().iter().for_each(|id| {
-                    self.0.tell(&Input::Cancel(id.clone()), at);
-                });
+                let due: Vec<_> = self.real().machine.owed_responses().due().cloned().collect();
+                for id in due {
+                    self.0.handle(&Input::Cancel(id), at);
+                }
             }
-            self.0.tell(input, at)
+            self.0.handle(input, at)
         }
     }
 
-    /// Owes an error to a request that its client cancelled.
+    /// Owes an error to a cancelled request.
     Invariant(7) => AnswersTheCancelled, seven_an_answer_to_a_cancelled_request_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             match input {
-                Input::Cancel(id) => Reply::Yes(self.0.machine.debts().due().any(|due| due == id)),
-                _ => self.0.tell(input, at),
+                Input::Cancel(id) => Reply::Bool(self.0.machine.owed_responses().due().any(|due| due == id)),
+                _ => self.0.handle(input, at),
             }
         }
     }
@@ -230,15 +231,15 @@ mutants! {
 
     /// Forwards every answer as if it were the first.
     Invariant(8) => ForwardsEveryAnswer, eight_a_second_answer_forwarded_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
-            match self.0.tell(input, at) {
-                Reply::Answer(Answer::Again) => Reply::Answer(Answer::First),
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
+            match self.0.handle(input, at) {
+                Reply::ClientResponse(ClientResponse::Duplicate) => Reply::ClientResponse(ClientResponse::First),
                 other => other,
             }
         }
     }
 
-    /// Lets the detached timer run while somebody reads.
+    /// Lets the timer of a detached stream run while a connection reads.
     Timers => AbandonsTheAttended, a_detached_timer_that_runs_while_attached_is_noticed {
         fn view(&self) -> View {
             let (view, machine) = (self.0.view(), &self.0.machine);
@@ -248,18 +249,18 @@ mutants! {
         }
     }
 
-    /// Counts the grace from the configured `retry`, not from the one the client was told.
-    Timers => ForgetsTheToldRetry, a_grace_that_ignores_the_told_retry_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+    /// Computes the grace period from the configured `retry`, not from the one that was sent.
+    Timers => ForgetsTheSentRetry, a_grace_that_ignores_the_sent_retry_is_noticed {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             let configured = self.0.machine.policy().retry.as_millis() as u64;
             match input {
-                Input::Primed(_) => self.0.tell(&Input::Primed(configured), at),
-                _ => self.0.tell(input, at),
+                Input::Primed(_) => self.0.handle(&Input::Primed(configured), at),
+                _ => self.0.handle(input, at),
             }
         }
     }
 
-    /// Keeps a sealed stream from its seal, not from its last reader.
+    /// Counts retention from the seal, not from the last reader.
     Timers => ForgetsTheLastReader, a_retention_that_ignores_the_last_reader_is_noticed {
         fn view(&self) -> View {
             let view = self.0.view();
@@ -273,22 +274,22 @@ mutants! {
 }
 
 mutants! {
-    /// Hands the turn over while there is something the client does not have yet.
-    Answers => TurnsTooEarly, a_turn_before_the_client_has_everything_is_noticed {
-        fn tell(&mut self, input: &Input, at: u64) -> Reply {
+    /// Begins the client's turn before the client has every event.
+    Replies => TurnsTooEarly, a_turn_before_the_client_has_everything_is_noticed {
+        fn handle(&mut self, input: &Input, at: u64) -> Reply {
             match input {
-                Input::Turn(_) => self.0.tell(&Input::Turn(self.0.machine.tail().0), at),
-                _ => self.0.tell(input, at),
+                Input::Turn(_) => self.0.handle(&Input::Turn(self.0.machine.tail().0), at),
+                _ => self.0.handle(input, at),
             }
         }
     }
 }
 
-/// A timer that is one millisecond off, for each timer there is.
+/// Plants a delay of one millisecond in each timer.
 macro_rules! late_timers {
     ($($name:ident, $test:ident: $late:expr;)+) => {
         mutants! {$(
-            /// Off by a millisecond.
+            /// Fires one millisecond late.
             Timers => $name, $test {
                 fn begin(setup: &Setup) -> Self {
                     let mut late = setup.clone();

@@ -1,4 +1,4 @@
-//! Random setups and steps. Times are milliseconds since the stream began.
+//! Random setups and steps. Times are in milliseconds since the stream began.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::protocol::ids::StreamKind;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Ending, Policy};
 
-/// What one stream lives by, in the model's terms.
+/// The policy and the requests of one stream, in the model's terms.
 #[derive(Clone, Debug)]
 pub(super) struct Setup {
     pub(super) kind: StreamKind,
@@ -19,7 +19,7 @@ pub(super) struct Setup {
     pub(super) ids: usize,
     pub(super) max_wait: Option<u64>,
     pub(super) modern_grace: Option<u64>,
-    pub(super) keyed: bool,
+    pub(super) has_idempotency_key: bool,
     pub(super) retention: u64,
     pub(super) call_timeout: Option<u64>,
     pub(super) cancel_grace: u64,
@@ -28,14 +28,14 @@ pub(super) struct Setup {
     pub(super) input_grace: u64,
     pub(super) commit_after: Option<u64>,
     pub(super) retry: u64,
-    pub(super) pauses: bool,
-    pub(super) resume_hard_cuts: bool,
-    pub(super) refuses_asks: bool,
-    pub(super) announces_cancel: bool,
+    pub(super) can_pause: bool,
+    pub(super) should_resume_hard_cuts: bool,
+    pub(super) should_refuse_requests: bool,
+    pub(super) should_announce_cancel: bool,
 }
 
 impl Setup {
-    /// One request of the legacy era, nothing special.
+    /// Returns one request of the legacy era with plain rules.
     pub(super) fn plain() -> Self {
         Self {
             kind: StreamKind::Request,
@@ -43,7 +43,7 @@ impl Setup {
             ids: 1,
             max_wait: Some(700),
             modern_grace: None,
-            keyed: false,
+            has_idempotency_key: false,
             retention: 900,
             call_timeout: None,
             cancel_grace: 50,
@@ -52,10 +52,10 @@ impl Setup {
             input_grace: 25,
             commit_after: Some(30),
             retry: 40,
-            pauses: true,
-            resume_hard_cuts: false,
-            refuses_asks: false,
-            announces_cancel: true,
+            can_pause: true,
+            should_resume_hard_cuts: false,
+            should_refuse_requests: false,
+            should_announce_cancel: true,
         }
     }
 
@@ -66,7 +66,7 @@ impl Setup {
             era: self.era,
             max_wait: self.max_wait.map(ms),
             modern_grace: self.modern_grace.map(ms),
-            keyed: self.keyed,
+            has_idempotency_key: self.has_idempotency_key,
             retention: ms(self.retention),
             call_timeout: self.call_timeout.map(ms),
             cancel_grace: ms(self.cancel_grace),
@@ -75,142 +75,147 @@ impl Setup {
             input_grace: ms(self.input_grace),
             commit_after: self.commit_after.map(ms),
             retry: ms(self.retry),
-            pauses: self.pauses,
-            resume_hard_cuts: self.resume_hard_cuts,
-            refuses_asks: self.refuses_asks,
-            announces_cancel: self.announces_cancel,
+            can_pause: self.can_pause,
+            should_resume_hard_cuts: self.should_resume_hard_cuts,
+            should_refuse_requests: self.should_refuse_requests,
+            should_announce_cancel: self.should_announce_cancel,
         }
     }
 
-    /// The request ids: the first two differ in nothing but their type.
+    /// Returns the request ids. The first two differ only in their type.
     pub(super) fn request_ids(&self) -> Vec<RequestId> {
         let ids = [RequestId::Number("1".into()), RequestId::String("1".into()), RequestId::Number("2".into())];
         ids.into_iter().take(self.ids).collect()
     }
 }
 
-/// One step; numbers are reduced to what exists when it is taken.
+/// One step. Numbers are reduced to the existing ones when it is taken.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     StreamHead,
     PlainHead,
     Commit,
     Event {
-        what: What,
+        payload: Payload,
         id: Option<u8>,
         retry: Option<u64>,
     },
-    Message(What),
+    Message(Payload),
     End(Ending),
     Fail,
-    /// A new connection that has this share (of 255) of what the client has seen.
+    /// A new connection, with a cursor at this share (of 255) of the events that the client has seen.
     Attach(u8),
     Detach,
     DetachOld,
     Prime(u64),
     Read(usize),
     ReadOld,
-    Return(Option<u64>),
+    Reconnect(Option<u64>),
     Touch,
     Cancel(usize),
-    Answer(u8),
-    AnswerLost(u8),
-    /// The store takes what there is, so much time passes, and the connection looks whether it is its client's turn.
+    ClientResponse(u8),
+    ClientResponseLost(u8),
+    /// The store accepts every event, this time passes, and the connection begins its client's turn if it is due.
     Turn(u64),
     Expire,
     Delivered,
-    /// The staged batch goes to the store.
-    Hand,
-    /// The store accepts it.
+    /// The store gets the staged batch.
+    TakeBatch,
+    /// The store accepts the batch.
     Accept,
-    /// This share (of 255) of what may go goes.
+    /// This share (of 255) of the releasable events is trimmed.
     Trim(u8),
     Full(bool),
     Pass(u64),
 }
 
-/// What an event of the upstream says.
+/// The data of an upstream event.
 #[derive(Clone, Debug)]
-pub(super) enum What {
+pub(super) enum Payload {
     Empty,
-    Note,
+    Notification,
     Opaque,
-    /// A response to somebody else's request.
-    Stranger,
-    Respond {
+    /// A response to a request of another stream.
+    UnknownResponse,
+    Response {
         which: usize,
         error: bool,
     },
-    Ask(u8),
+    Request(u8),
     /// An array of a response and a request.
-    RespondAndAsk {
+    ResponseAndRequest {
         which: usize,
-        ask: u8,
+        request: u8,
     },
     /// An array of two requests.
-    AskTwo(u8, u8),
+    TwoRequests(u8, u8),
 }
 
 /// One message of an event.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) enum Said {
+pub(super) enum MessageKind {
     Response { which: usize, error: bool },
-    Ask(u8),
+    Request(u8),
     Other,
 }
 
-/// The id of a server→client request.
-pub(super) fn ask_id(ask: u8) -> RequestId {
-    RequestId::Number(ask.to_string().into())
+/// Returns the id of a server→client request.
+pub(super) fn request_id(request: u8) -> RequestId {
+    RequestId::Number(request.to_string().into())
 }
 
-impl What {
-    /// The messages in it; none where it does not decode.
-    pub(super) fn says(&self) -> Vec<Said> {
+impl Payload {
+    /// Returns its messages, or none if it does not decode.
+    pub(super) fn messages(&self) -> Vec<MessageKind> {
         match *self {
-            What::Empty | What::Opaque => vec![],
-            What::Note | What::Stranger => vec![Said::Other],
-            What::Respond { which, error } => vec![Said::Response { which, error }],
-            What::Ask(ask) => vec![Said::Ask(ask)],
-            What::RespondAndAsk { which, ask } => vec![Said::Response { which, error: false }, Said::Ask(ask)],
-            What::AskTwo(one, two) => vec![Said::Ask(one), Said::Ask(two)],
+            Payload::Empty | Payload::Opaque => vec![],
+            Payload::Notification | Payload::UnknownResponse => vec![MessageKind::Other],
+            Payload::Response { which, error } => vec![MessageKind::Response { which, error }],
+            Payload::Request(request) => vec![MessageKind::Request(request)],
+            Payload::ResponseAndRequest { which, request } => {
+                vec![MessageKind::Response { which, error: false }, MessageKind::Request(request)]
+            }
+            Payload::TwoRequests(one, two) => vec![MessageKind::Request(one), MessageKind::Request(two)],
         }
     }
 
-    /// Its data; `serial` makes every event's bytes its own.
+    /// Returns its bytes; `serial` makes the bytes of every event unique.
     pub(super) fn data(&self, ids: &[RequestId], serial: u64) -> Vec<u8> {
         let note = format!(r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"n":{serial}}}}}"#);
         let response = |id: &str, member: &str| format!(r#"{{"jsonrpc":"2.0","id":{id},"{member}":{{"n":{serial}}}}}"#);
-        let ask =
-            |ask: u8| format!(r#"{{"jsonrpc":"2.0","id":{ask},"method":"roots/list","params":{{"n":{serial}}}}}"#);
+        let request = |request: u8| {
+            format!(r#"{{"jsonrpc":"2.0","id":{request},"method":"roots/list","params":{{"n":{serial}}}}}"#)
+        };
         match *self {
-            What::Empty => Vec::new(),
-            What::Note => note.into_bytes(),
-            What::Opaque => [b"\xff{ not JSON ".as_slice(), serial.to_string().as_bytes()].concat(),
-            What::Stranger => response("\"stranger\"", "result").into_bytes(),
-            What::Respond { which, error } => {
+            Payload::Empty => Vec::new(),
+            Payload::Notification => note.into_bytes(),
+            Payload::Opaque => [b"\xff{ not JSON ".as_slice(), serial.to_string().as_bytes()].concat(),
+            Payload::UnknownResponse => response("\"stranger\"", "result").into_bytes(),
+            Payload::Response { which, error } => {
                 response(&ids[which].to_json(), if error { "error" } else { "result" }).into_bytes()
             }
-            What::Ask(id) => ask(id).into_bytes(),
-            What::RespondAndAsk { which, ask: id } => {
-                format!("[{},{}]", response(&ids[which].to_json(), "result"), ask(id)).into_bytes()
+            Payload::Request(id) => request(id).into_bytes(),
+            Payload::ResponseAndRequest { which, request: id } => {
+                format!("[{},{}]", response(&ids[which].to_json(), "result"), request(id)).into_bytes()
             }
-            What::AskTwo(one, two) => format!("[{},{}]", ask(one), ask(two)).into_bytes(),
+            Payload::TwoRequests(one, two) => format!("[{},{}]", request(one), request(two)).into_bytes(),
         }
     }
 
-    /// The same with a response that exists among `ids`; a note where there are none.
+    /// Returns this payload with a response to one of `ids` requests, or a notification if there are none.
     pub(super) fn fitted(&self, ids: usize) -> Self {
         match *self {
-            What::Respond { .. } | What::RespondAndAsk { .. } if ids == 0 => What::Note,
-            What::Respond { which, error } => What::Respond { which: which % ids, error },
-            What::RespondAndAsk { which, ask } => What::RespondAndAsk { which: which % ids, ask },
+            Payload::Response { .. } | Payload::ResponseAndRequest { .. } if ids == 0 => Payload::Notification,
+            Payload::Response { which, error } => Payload::Response { which: which % ids, error },
+            Payload::ResponseAndRequest { which, request } => {
+                Payload::ResponseAndRequest { which: which % ids, request }
+            }
             ref other => other.clone(),
         }
     }
 }
 
-/// The failure that [`Step::Fail`] tells.
+/// Returns the failure of [`Step::Fail`].
 pub(super) fn failure() -> Failure {
     Failure::after_send(ErrorCode::EventTooLarge)
 }
@@ -227,38 +232,39 @@ pub(super) fn setup() -> impl Strategy<Value = Setup> {
     );
     (kind, era, timers, any::<[bool; 5]>()).prop_map(|((kind, ids), era, timers, flags)| {
         let (max_wait, modern_grace, call_timeout, commit_after, retry) = timers;
-        let [keyed, pauses, resume_hard_cuts, refuses_asks, announces_cancel] = flags;
-        let pauses = pauses || keyed;
+        let [has_idempotency_key, can_pause, should_resume_hard_cuts, should_refuse_requests, should_announce_cancel] =
+            flags;
+        let can_pause = can_pause || has_idempotency_key;
         Setup {
             kind,
             era,
             ids,
             max_wait,
             modern_grace,
-            keyed,
+            has_idempotency_key,
             call_timeout,
             commit_after,
             retry,
-            pauses,
-            resume_hard_cuts,
-            refuses_asks,
-            announces_cancel,
+            can_pause,
+            should_resume_hard_cuts,
+            should_refuse_requests,
+            should_announce_cancel,
             ..Setup::plain()
         }
     })
 }
 
-fn what() -> impl Strategy<Value = What> {
-    let ask = 1..4u8;
+fn payload() -> impl Strategy<Value = Payload> {
+    let request = 1..4u8;
     prop_oneof![
-        1 => Just(What::Empty),
-        4 => Just(What::Note),
-        1 => Just(What::Opaque),
-        1 => Just(What::Stranger),
-        3 => (0..3usize, any::<bool>()).prop_map(|(which, error)| What::Respond { which, error }),
-        2 => ask.clone().prop_map(What::Ask),
-        1 => (0..3usize, ask.clone()).prop_map(|(which, ask)| What::RespondAndAsk { which, ask }),
-        1 => (ask.clone(), ask).prop_map(|(one, two)| What::AskTwo(one, two)),
+        1 => Just(Payload::Empty),
+        4 => Just(Payload::Notification),
+        1 => Just(Payload::Opaque),
+        1 => Just(Payload::UnknownResponse),
+        3 => (0..3usize, any::<bool>()).prop_map(|(which, error)| Payload::Response { which, error }),
+        2 => request.clone().prop_map(Payload::Request),
+        1 => (0..3usize, request.clone()).prop_map(|(which, request)| Payload::ResponseAndRequest { which, request }),
+        1 => (request.clone(), request).prop_map(|(one, two)| Payload::TwoRequests(one, two)),
     ]
 }
 
@@ -273,13 +279,13 @@ fn ending() -> impl Strategy<Value = Ending> {
 
 pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
     let event =
-        (what(), option::weighted(0.3, 0..4u8), option::weighted(0.2, prop_oneof![Just(0), Just(25), Just(90)]));
+        (payload(), option::weighted(0.3, 0..4u8), option::weighted(0.2, prop_oneof![Just(0), Just(25), Just(90)]));
     let step = prop_oneof![
         6 => Just(Step::StreamHead),
         1 => Just(Step::PlainHead),
         1 => Just(Step::Commit),
-        24 => event.prop_map(|(what, id, retry)| Step::Event { what, id, retry }),
-        1 => what().prop_map(Step::Message),
+        24 => event.prop_map(|(payload, id, retry)| Step::Event { payload, id, retry }),
+        1 => payload().prop_map(Step::Message),
         2 => ending().prop_map(Step::End),
         1 => Just(Step::Fail),
         6 => any::<u8>().prop_map(Step::Attach),
@@ -288,15 +294,15 @@ pub(super) fn steps() -> impl Strategy<Value = Vec<Step>> {
         5 => prop_oneof![Just(40), Just(1000), Just(15)].prop_map(Step::Prime),
         8 => (1..6usize).prop_map(Step::Read),
         2 => Just(Step::ReadOld),
-        2 => option::of(0..40u64).prop_map(Step::Return),
+        2 => option::of(0..40u64).prop_map(Step::Reconnect),
         1 => Just(Step::Touch),
         2 => (0..3usize).prop_map(Step::Cancel),
-        3 => (1..5u8).prop_map(Step::Answer),
-        1 => (1..5u8).prop_map(Step::AnswerLost),
+        3 => (1..5u8).prop_map(Step::ClientResponse),
+        1 => (1..5u8).prop_map(Step::ClientResponseLost),
         4 => prop_oneof![Just(0), Just(25), Just(30)].prop_map(Step::Turn),
         1 => prop_oneof![3 => Just(Step::Touch), 1 => Just(Step::Expire)],
         1 => Just(Step::Delivered),
-        12 => Just(Step::Hand),
+        12 => Just(Step::TakeBatch),
         12 => Just(Step::Accept),
         2 => any::<u8>().prop_map(Step::Trim),
         2 => any::<bool>().prop_map(Step::Full),

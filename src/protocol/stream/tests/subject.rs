@@ -1,50 +1,50 @@
-//! What is tested: the machine and the tail together, as their caller uses them, behind methods that a mutant can override.
+//! The subject: the machine and the tail together, as their caller uses them, behind methods that a mutant can override.
 
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::steps::{Said, Setup};
+use super::steps::{MessageKind, Setup};
 use crate::clock;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
-use crate::protocol::stream::{Answer, Batch, Debt, Effect, Ending, Machine, Outcome, Phase, Place};
+use crate::protocol::stream::{Batch, ClientResponse, Effect, Ending, Machine, Outcome, OwedResponse, Phase, Place};
 use crate::store::memory::Tail;
 use crate::store::{Appended, WriterEpoch};
 
-/// Something that happens to a stream, in the words of both the machine and the model.
+/// An input of a stream, for the machine and for the model.
 #[derive(Clone, Debug)]
 pub(super) enum Input {
     StreamHead,
     PlainHead,
     /// The response has to begin, whatever the upstream does.
     Commit,
-    /// `says` is for the model, which reads no JSON.
+    /// `messages` is for the model, which reads no JSON.
     Event {
         data: Vec<u8>,
-        says: Vec<Said>,
+        messages: Vec<MessageKind>,
         id: Option<String>,
         retry: Option<u64>,
     },
     Message {
         data: Vec<u8>,
-        says: Vec<Said>,
+        messages: Vec<MessageKind>,
     },
     End(Ending),
     Fail(Failure),
-    /// A connection, and where it reads on.
+    /// A connection and its cursor.
     Attach(u64, u64),
     Detach(u64),
     Primed(u64),
     Written(u64),
-    Return(Option<u64>),
+    Reconnect(Option<u64>),
     Touch,
     Cancel(RequestId),
-    Answer(RequestId),
-    AnswerLost(RequestId),
-    /// Whether it is the turn of a client that has so much.
+    ClientResponse(RequestId),
+    ClientResponseLost(RequestId),
+    /// The client's turn begins if it is due for a client with this cursor.
     Turn(u64),
     Expire,
     Delivered,
@@ -52,22 +52,22 @@ pub(super) enum Input {
     Timeout,
 }
 
-/// What the machine says to an input.
+/// The machine's return value for an input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Reply {
     Nothing,
-    Yes(bool),
-    Answer(Answer),
+    Bool(bool),
+    ClientResponse(ClientResponse),
 }
 
-/// A batch on its way to the store.
+/// A batch for the store.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Handed {
+pub(super) struct TakenBatch {
     pub(super) first: u64,
     pub(super) events: Vec<Vec<u8>>,
 }
 
-/// Everything after a cursor.
+/// The events after a cursor.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Replay {
     Lost,
@@ -75,14 +75,14 @@ pub(super) enum Replay {
     Events(Vec<(u64, Vec<u8>)>),
 }
 
-/// What one connection reads.
+/// The result of a read by one connection.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Reading {
-    /// Another one took over; come back after so many milliseconds.
+    /// Another connection took over; reconnect after this many milliseconds.
     TakenOver(u64),
     Lost,
     End,
-    /// The events, and how far the cursor goes.
+    /// The events and the new cursor.
     Events(Vec<(u64, Vec<u8>)>, u64),
 }
 
@@ -101,7 +101,7 @@ pub(super) enum Owed {
     Cancelled,
 }
 
-/// All that can be seen of a stream from outside, its events apart.
+/// The state of a stream that its caller can see, without the events.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct View {
     pub(super) stage: Stage,
@@ -112,7 +112,7 @@ pub(super) struct View {
     pub(super) owed: Vec<Owed>,
     pub(super) has_error: bool,
     pub(super) answered: bool,
-    pub(super) asks_wait: bool,
+    pub(super) has_open_requests: bool,
     pub(super) refused: bool,
     pub(super) delivered: bool,
     pub(super) attached: bool,
@@ -125,7 +125,7 @@ pub(super) struct View {
     pub(super) readable_until: Option<u64>,
 }
 
-/// One stream under test. The defaults are the truth; a mutant overrides one method.
+/// One stream under test. The default methods are correct; a mutant overrides one of them.
 pub(super) trait Subject: Sized {
     fn wrap(real: Real) -> Self;
     fn real(&self) -> &Real;
@@ -135,16 +135,16 @@ pub(super) trait Subject: Sized {
         Self::wrap(Real::new(setup, setup.request_ids()))
     }
 
-    fn tell(&mut self, input: &Input, at: u64) -> Reply {
-        self.real_mut().tell(input, at)
+    fn handle(&mut self, input: &Input, at: u64) -> Reply {
+        self.real_mut().handle(input, at)
     }
 
-    /// What is staged goes to the store.
-    fn hand(&mut self, _at: u64) -> Option<Handed> {
-        self.real_mut().hand()
+    /// Gives the staged events to the store.
+    fn take_batch(&mut self, _at: u64) -> Option<TakenBatch> {
+        self.real_mut().take_batch()
     }
 
-    /// The store has accepted what it was handed.
+    /// The store has accepted the batch that it was given.
     fn accept(&mut self, at: u64) {
         self.real_mut().accept(at);
     }
@@ -162,21 +162,21 @@ pub(super) trait Subject: Sized {
         self.real().replay(cursor)
     }
 
-    /// Whether this connection is the one that reads.
+    /// Returns true if this connection is the reader.
     fn reads(&self, attach: u64) -> bool {
         self.real().machine.reader().is(AttachId(attach))
     }
 
-    /// What the connection that was taken over is told, in milliseconds.
-    fn farewell(&self) -> u64 {
+    /// Returns the `retry` of the displaced connection, in milliseconds.
+    fn takeover_retry(&self) -> u64 {
         let machine = &self.real().machine;
         machine.takeover_retry().as_millis() as u64
     }
 
-    /// Up to `limit` events for one connection.
+    /// Reads up to `limit` events for one connection.
     fn read(&mut self, attach: u64, cursor: u64, limit: usize, at: u64) -> Reading {
         if !self.reads(attach) {
-            return Reading::TakenOver(self.farewell());
+            return Reading::TakenOver(self.takeover_retry());
         }
         match self.replay(cursor) {
             Replay::Lost => Reading::Lost,
@@ -187,7 +187,7 @@ pub(super) trait Subject: Sized {
                 let tail = self.real().machine.tail().0;
                 let last = if cut { events.last().map_or(cursor, |(seq, _)| *seq) } else { tail };
                 if last > cursor {
-                    self.tell(&Input::Written(last), at);
+                    self.handle(&Input::Written(last), at);
                 }
                 Reading::Events(events, last)
             }
@@ -204,7 +204,7 @@ pub(super) struct Real {
     start: Instant,
     pub(super) machine: Machine,
     pub(super) tail: Tail,
-    with_store: Option<Batch>,
+    storing: Option<Batch>,
 }
 
 impl Subject for Real {
@@ -224,20 +224,20 @@ impl Subject for Real {
 impl Real {
     pub(super) fn new(setup: &Setup, ids: Vec<RequestId>) -> Self {
         let start = clock::now();
-        Self { start, machine: Machine::new(setup.policy(), ids, start), tail: Tail::new(), with_store: None }
+        Self { start, machine: Machine::new(setup.policy(), ids, start), tail: Tail::new(), storing: None }
     }
 
-    pub(super) fn tell(&mut self, input: &Input, at: u64) -> Reply {
+    pub(super) fn handle(&mut self, input: &Input, at: u64) -> Reply {
         let now = self.start + Duration::from_millis(at);
         let machine = &mut self.machine;
         match input {
-            Input::StreamHead => return Reply::Yes(machine.handle_stream_head()),
-            Input::PlainHead => return Reply::Yes(machine.handle_plain_head()),
-            Input::Commit => return Reply::Yes(machine.handle_commit()),
-            Input::Fail(failure) => return Reply::Yes(machine.handle_failure(*failure, now)),
-            Input::Cancel(id) => return Reply::Yes(machine.handle_cancel(id, now)),
-            Input::Answer(id) => return Reply::Answer(machine.handle_answer(id, now)),
-            Input::Turn(cursor) => return Reply::Yes(machine.handle_turn(Seq(*cursor), now)),
+            Input::StreamHead => return Reply::Bool(machine.handle_stream_head()),
+            Input::PlainHead => return Reply::Bool(machine.handle_plain_head()),
+            Input::Commit => return Reply::Bool(machine.handle_commit()),
+            Input::Fail(failure) => return Reply::Bool(machine.handle_failure(*failure, now)),
+            Input::Cancel(id) => return Reply::Bool(machine.handle_cancel(id, now)),
+            Input::ClientResponse(id) => return Reply::ClientResponse(machine.handle_client_response(id, now)),
+            Input::Turn(cursor) => return Reply::Bool(machine.handle_input_turn(Seq(*cursor), now)),
             Input::Event { data, id, retry, .. } => {
                 let id = id.as_ref().map(|id| Bytes::from(id.clone()));
                 let (name, data) = (Bytes::from_static(b"message"), Bytes::from(data.clone()));
@@ -249,9 +249,9 @@ impl Real {
             Input::Detach(attach) => machine.handle_detach(AttachId(*attach), now),
             Input::Primed(retry) => machine.handle_primed(Duration::from_millis(*retry)),
             Input::Written(upto) => machine.handle_written(Seq(*upto), now),
-            Input::Return(cursor) => machine.handle_return(cursor.map(Seq), now),
+            Input::Reconnect(cursor) => machine.handle_reconnect(cursor.map(Seq), now),
             Input::Touch => machine.handle_touch(now),
-            Input::AnswerLost(id) => machine.handle_answer_lost(id),
+            Input::ClientResponseLost(id) => machine.handle_client_response_lost(id),
             Input::Expire => machine.handle_expire(ErrorCode::Abandoned, now),
             Input::Delivered => machine.handle_delivered(),
             Input::Full(full) => machine.handle_full(*full, now),
@@ -261,15 +261,15 @@ impl Real {
         Reply::Nothing
     }
 
-    pub(super) fn hand(&mut self) -> Option<Handed> {
+    pub(super) fn take_batch(&mut self) -> Option<TakenBatch> {
         let batch = self.machine.poll_batch()?;
-        let handed = Handed { first: batch.first().0, events: batch.events().map(<[u8]>::to_vec).collect() };
-        self.with_store = Some(batch);
-        Some(handed)
+        let taken = TakenBatch { first: batch.first().0, events: batch.events().map(<[u8]>::to_vec).collect() };
+        self.storing = Some(batch);
+        Some(taken)
     }
 
     pub(super) fn accept(&mut self, at: u64) {
-        let Some(batch) = self.with_store.take() else { return };
+        let Some(batch) = self.storing.take() else { return };
         let after = self.tail.last();
         assert_eq!(self.tail.append(WriterEpoch::default(), after, &batch), Appended::Ok, "nothing follows the seal");
         self.machine.handle_stored(self.start + Duration::from_millis(at));
@@ -282,13 +282,13 @@ impl Real {
     }
 
     pub(super) fn replay(&self, cursor: u64) -> Replay {
-        let after = match self.machine.place(Seq(cursor)) {
+        let after = match self.machine.locate(Seq(cursor)) {
             Place::Lost => return Replay::Lost,
             Place::AtEnd => return Replay::End,
             Place::After(after) => after,
         };
         let stored = self.tail.events_after(after).take_while(|(seq, _)| *seq <= self.machine.tail());
-        let due = stored.filter(|(seq, _)| !self.machine.asks().is_answered(*seq));
+        let due = stored.filter(|(seq, _)| !self.machine.server_requests().is_answered(*seq));
         Replay::Events(due.map(|(seq, event)| (seq.0, event.to_vec())).collect())
     }
 
@@ -304,10 +304,10 @@ impl Real {
 
     fn view(&self) -> View {
         let machine = &self.machine;
-        let owed = machine.debts().iter().map(|(_, debt)| match debt {
-            Debt::Due => Owed::Due,
-            Debt::Answered(seq) => Owed::Answered(seq.0),
-            Debt::Cancelled => Owed::Cancelled,
+        let owed = machine.owed_responses().iter().map(|(_, debt)| match debt {
+            OwedResponse::Due => Owed::Due,
+            OwedResponse::Answered(seq) => Owed::Answered(seq.0),
+            OwedResponse::Cancelled => Owed::Cancelled,
         });
         View {
             stage: match machine.phase() {
@@ -321,18 +321,18 @@ impl Real {
             tail: machine.tail().0,
             trimmed: machine.trimmed().0,
             owed: owed.collect(),
-            has_error: machine.debts().has_error(),
+            has_error: machine.owed_responses().has_error(),
             answered: machine.is_answered(),
-            asks_wait: machine.asks().has_outstanding(),
+            has_open_requests: machine.server_requests().has_outstanding(),
             refused: machine.is_cancelled(),
             delivered: machine.is_delivered(),
             attached: machine.reader().is_attached(),
-            returned: machine.reader().has_returned(),
+            returned: machine.reader().has_reconnected(),
             releasable: machine.releasable().0,
             paused: machine.is_paused(),
             deadline: machine.poll_timeout().map(|at| self.millis(at)),
-            turn_at: machine.turn_at().map(|at| self.millis(at)),
-            last_turn: machine.last_turn().map(|seq| seq.0),
+            turn_at: machine.input_turn_at().map(|at| self.millis(at)),
+            last_turn: machine.last_input_turn().map(|seq| seq.0),
             readable_until: machine.readable_until().map(|at| self.millis(at)),
         }
     }

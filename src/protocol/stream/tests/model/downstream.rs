@@ -1,10 +1,10 @@
-//! What clients do to the model.
+//! Inputs of clients in the model.
 
-use super::super::steps::ask_id;
+use super::super::steps::request_id;
 use super::{Event, Model, Place, TAKEOVER_RETRY_MAX, TAKEOVER_WINDOW};
 use crate::protocol::headers::Era;
 use crate::protocol::jsonrpc::RequestId;
-use crate::protocol::stream::Answer;
+use crate::protocol::stream::ClientResponse;
 
 impl Model {
     pub(super) fn attach(&mut self, attach: u64, cursor: u64, at: u64) {
@@ -16,13 +16,13 @@ impl Model {
         self.since = at;
     }
 
-    /// Doubled with each takeover that came within ten seconds of the one before.
-    pub(super) fn farewell(&self) -> u64 {
-        let mut retry = self.told_retry;
+    /// Returns the `retry`, doubled with each takeover within ten seconds of the one before.
+    pub(super) fn takeover_retry(&self) -> u64 {
+        let mut retry = self.sent_retry;
         let mut last = None;
         for at in &self.takeovers {
             let chased = last.is_some_and(|last| at - last < TAKEOVER_WINDOW);
-            retry = if chased { retry } else { self.told_retry };
+            retry = if chased { retry } else { self.sent_retry };
             retry = (retry * 2).min(TAKEOVER_RETRY_MAX);
             last = Some(*at);
         }
@@ -38,7 +38,7 @@ impl Model {
     pub(super) fn note_written(&mut self, upto: u64, at: u64) {
         self.position = upto;
         self.written = self.written.max(upto);
-        // An event has an id of its own.
+        // Each event is written with its id.
         self.primed |= upto > 0;
         self.full_since = self.full_since.map(|_| at);
     }
@@ -54,57 +54,57 @@ impl Model {
         true
     }
 
-    pub(super) fn answer(&mut self, id: &RequestId, at: u64) -> Answer {
-        let mut outcome = Answer::Unknown;
-        for (ask, answered) in self.events.iter_mut().flat_map(|event| &mut event.asks) {
-            if ask_id(*ask) == *id {
+    pub(super) fn answer(&mut self, id: &RequestId, at: u64) -> ClientResponse {
+        let mut outcome = ClientResponse::Unknown;
+        for (request, answered) in self.events.iter_mut().flat_map(|event| &mut event.requests) {
+            if request_id(*request) == *id {
                 if !*answered {
                     *answered = true;
-                    // Nobody waits for it any more.
+                    // The upstream waits for it no more.
                     if self.sealed_at.is_some() {
-                        return Answer::Late;
+                        return ClientResponse::Late;
                     }
                     self.quiet_since = at;
-                    return Answer::First;
+                    return ClientResponse::First;
                 }
-                outcome = Answer::Again;
+                outcome = ClientResponse::Duplicate;
             }
         }
         outcome
     }
 
     pub(super) fn answer_lost(&mut self, id: &RequestId) {
-        let mut same = self.events.iter_mut().flat_map(|event| &mut event.asks);
-        if let Some((_, answered)) = same.find(|(ask, answered)| ask_id(*ask) == *id && *answered) {
+        let mut same = self.events.iter_mut().flat_map(|event| &mut event.requests);
+        if let Some((_, answered)) = same.find(|(request, answered)| request_id(*request) == *id && *answered) {
             *answered = false;
         }
     }
 
-    pub(super) fn asks_wait(&self) -> bool {
-        self.events.iter().flat_map(|event| &event.asks).any(|(_, answered)| !answered)
+    pub(super) fn has_open_requests(&self) -> bool {
+        self.events.iter().flat_map(|event| &event.requests).any(|(_, answered)| !answered)
     }
 
-    /// Modern clients have no turns, and neither has a stream that is about to end.
-    pub(super) fn turn_at(&self) -> Option<u64> {
+    /// Returns the time of the client's turn. Modern clients have none, and neither has a stream that is about to end.
+    pub(super) fn input_turn_at(&self) -> Option<u64> {
         let goes_on = self.has_log() && self.ending.is_none() && self.quiet_end_at().is_none();
-        let waits = goes_on && self.setup.era == Era::Legacy && self.asks_wait();
+        let waits = goes_on && self.setup.era == Era::Legacy && self.has_open_requests();
         waits.then_some(self.quiet_since + self.setup.input_grace)
     }
 
     pub(super) fn begin_turn(&mut self, cursor: u64, at: u64) -> bool {
-        let due = self.turn_at().is_some_and(|turn| turn <= at);
+        let due = self.input_turn_at().is_some_and(|turn| turn <= at);
         let stored = self.events.iter().all(|event| event.place == Place::Stored);
         let begins = due && stored && self.events.iter().skip(cursor as usize).all(Event::is_spent);
         self.last_turn = if begins { Some(cursor) } else { self.last_turn };
         begins
     }
 
-    /// How many requests of this id have been answered.
+    /// Returns the number of answered requests of this id.
     pub(in super::super) fn count_answered(&self, id: &RequestId) -> usize {
         self.events
             .iter()
-            .flat_map(|event| &event.asks)
-            .filter(|(ask, answered)| ask_id(*ask) == *id && *answered)
+            .flat_map(|event| &event.requests)
+            .filter(|(request, answered)| request_id(*request) == *id && *answered)
             .count()
     }
 }

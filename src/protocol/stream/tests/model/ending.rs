@@ -1,8 +1,8 @@
-//! How the model's stream ends, and when.
+//! The end of a stream in the model, and its timers.
 
 use bytes::Bytes;
 
-use super::super::steps::Said;
+use super::super::steps::MessageKind;
 use super::{Call, Head, Model, Place};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Era;
@@ -27,7 +27,7 @@ impl Model {
         (0..self.ids.len()).filter(|which| self.is_owed(*which)).map(|which| self.ids[which].clone()).collect()
     }
 
-    /// A stream that owes nothing more has nothing to fail at.
+    /// Ends the stream with errors; a stream that owes no response cannot fail.
     pub(super) fn give_up(&mut self, outcome: Outcome, failure: Failure, at: u64) {
         if self.ending.is_some() {
             return;
@@ -40,7 +40,7 @@ impl Model {
         for which in 0..self.ids.len() {
             if self.has_log() && self.is_owed(which) {
                 let message = failure.to_message(Some(&self.ids[which]));
-                self.answered[which] = Some(self.push(&message, &[Said::Response { which, error: true }]));
+                self.answered[which] = Some(self.push(&message, &[MessageKind::Response { which, error: true }]));
                 self.errors = true;
             }
         }
@@ -85,7 +85,7 @@ impl Model {
     }
 
     pub(super) fn full_until(&self) -> Option<u64> {
-        self.full_since.filter(|_| self.setup.pauses).map(|since| since + self.setup.full_wait)
+        self.full_since.filter(|_| self.setup.can_pause).map(|since| since + self.setup.full_wait)
     }
 
     pub(super) fn abandon_at(&self) -> Option<u64> {
@@ -94,8 +94,8 @@ impl Model {
         }
         let wait = match self.setup.era {
             Era::Legacy => self.setup.max_wait?,
-            Era::Modern if !self.primed && !self.setup.keyed => 0,
-            Era::Modern => self.setup.modern_grace.unwrap_or(self.told_retry * 2 + 1000),
+            Era::Modern if !self.primed && !self.setup.has_idempotency_key => 0,
+            Era::Modern => self.setup.modern_grace.unwrap_or(self.sent_retry * 2 + 1000),
         };
         Some(self.since + wait)
     }
@@ -141,7 +141,7 @@ impl Model {
     }
 
     pub(super) fn announce_cancel(&mut self) {
-        if self.setup.announces_cancel && !self.owed().is_empty() {
+        if self.setup.should_announce_cancel && !self.owed().is_empty() {
             self.effects.push(Effect::AnnounceCancel(self.owed()));
         }
     }

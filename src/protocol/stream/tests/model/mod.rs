@@ -1,11 +1,11 @@
-//! The slow, obvious model: one list of events with flags, and every rule written out where it applies.
+//! The slow, obvious model: one list of events with flags, and every rule spelled out at its place.
 
 mod downstream;
 mod ending;
 mod upstream;
 
 use super::steps::Setup;
-use super::subject::{Handed, Input, Owed, Reading, Replay, Reply, Stage, View};
+use super::subject::{Input, Owed, Reading, Replay, Reply, Stage, TakenBatch, View};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Effect, Outcome};
@@ -28,10 +28,10 @@ struct Event {
     bytes: Vec<u8>,
     place: Place,
     gone: bool,
-    /// The server→client requests in it, each with whether it was answered.
-    asks: Vec<(u8, bool)>,
-    /// It is nothing but server→client requests.
-    only_asks: bool,
+    /// Its server→client requests, each with true if it was answered.
+    requests: Vec<(u8, bool)>,
+    /// True if it holds server→client requests alone.
+    is_requests_only: bool,
     is_response: bool,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Model {
     attached: Option<u64>,
     since: u64,
     primed: bool,
-    told_retry: u64,
+    sent_retry: u64,
     returned: bool,
     position: u64,
     written: u64,
@@ -111,7 +111,7 @@ impl Model {
             attached: None,
             since: 0,
             primed: false,
-            told_retry: setup.retry,
+            sent_retry: setup.retry,
             returned: false,
             position: 0,
             written: 0,
@@ -128,25 +128,25 @@ impl Model {
         }
     }
 
-    pub(super) fn tell(&mut self, input: &Input, at: u64) -> Reply {
+    pub(super) fn handle(&mut self, input: &Input, at: u64) -> Reply {
         match input {
-            Input::StreamHead => return Reply::Yes(self.stream_head()),
-            Input::PlainHead => return Reply::Yes(self.plain_head()),
+            Input::StreamHead => return Reply::Bool(self.stream_head()),
+            Input::PlainHead => return Reply::Bool(self.plain_head()),
             Input::Commit => {
                 self.take_head(Head::Ours);
-                return Reply::Yes(self.head != Some(Head::Passed) || self.sealed_at.is_some());
+                return Reply::Bool(self.head != Some(Head::Passed) || self.sealed_at.is_some());
             }
-            Input::Fail(failure) => return Reply::Yes(self.fail_call(*failure, at)),
-            Input::Cancel(id) => return Reply::Yes(self.cancel(id, at)),
-            Input::Answer(id) => return Reply::Answer(self.answer(id, at)),
-            Input::Turn(cursor) => return Reply::Yes(self.begin_turn(*cursor, at)),
-            Input::Event { data, says, id, retry } => {
+            Input::Fail(failure) => return Reply::Bool(self.fail_call(*failure, at)),
+            Input::Cancel(id) => return Reply::Bool(self.cancel(id, at)),
+            Input::ClientResponse(id) => return Reply::ClientResponse(self.answer(id, at)),
+            Input::Turn(cursor) => return Reply::Bool(self.begin_turn(*cursor, at)),
+            Input::Event { data, messages, id, retry } => {
                 self.note_upstream(id.as_deref(), *retry);
                 if !data.is_empty() {
-                    self.log(data, says, at);
+                    self.log(data, messages, at);
                 }
             }
-            Input::Message { data, says } => self.log(data, says, at),
+            Input::Message { data, messages } => self.log(data, messages, at),
             Input::End(ending) => self.upstream_end(*ending, at),
             Input::Attach(attach, cursor) => self.attach(*attach, *cursor, at),
             Input::Detach(attach) if self.attached == Some(*attach) => {
@@ -156,16 +156,16 @@ impl Model {
             Input::Detach(_) => {}
             Input::Primed(retry) => {
                 self.primed = true;
-                self.told_retry = *retry;
+                self.sent_retry = *retry;
             }
             Input::Written(upto) => self.note_written(*upto, at),
-            Input::Return(cursor) => {
+            Input::Reconnect(cursor) => {
                 self.returned = true;
                 self.confirmed = self.confirmed.max(cursor.filter(|cursor| *cursor <= self.tail()).unwrap_or(0));
                 self.touch(at);
             }
             Input::Touch => self.touch(at),
-            Input::AnswerLost(id) => self.answer_lost(id),
+            Input::ClientResponseLost(id) => self.answer_lost(id),
             Input::Expire => {
                 if self.ending.is_none() {
                     self.announce_cancel();
@@ -182,14 +182,14 @@ impl Model {
         Reply::Nothing
     }
 
-    pub(super) fn hand(&mut self) -> Option<Handed> {
+    pub(super) fn take_batch(&mut self) -> Option<TakenBatch> {
         let first = self.events.iter().position(|event| event.place == Place::Staged)?;
         if self.events.iter().any(|event| event.place == Place::WithStore) {
             return None;
         }
         let staged = &mut self.events[first..];
         staged.iter_mut().for_each(|event| event.place = Place::WithStore);
-        Some(Handed { first: first as u64 + 1, events: staged.iter().map(|event| event.bytes.clone()).collect() })
+        Some(TakenBatch { first: first as u64 + 1, events: staged.iter().map(|event| event.bytes.clone()).collect() })
     }
 
     pub(super) fn accept(&mut self, at: u64) {
@@ -211,14 +211,14 @@ impl Model {
     }
 
     pub(super) fn releasable(&self) -> u64 {
-        if !self.setup.pauses {
+        if !self.setup.can_pause {
             return self.tail();
         }
         if self.attached.is_some() { self.position } else { self.written.max(self.confirmed) }
     }
 
     pub(super) fn replay(&self, cursor: u64) -> Replay {
-        // An answer that passed is no stream, and has no places.
+        // A response that passed is no stream, and has no places.
         if (self.head == Some(Head::Passed) && self.sealed_at.is_none())
             || cursor > self.tail()
             || cursor < self.trimmed()
@@ -233,7 +233,7 @@ impl Model {
 
     pub(super) fn read(&mut self, attach: u64, cursor: u64, limit: usize, at: u64) -> Reading {
         if self.attached != Some(attach) {
-            return Reading::TakenOver(self.farewell());
+            return Reading::TakenOver(self.takeover_retry());
         }
         match self.replay(cursor) {
             Replay::Lost => Reading::Lost,
@@ -250,7 +250,7 @@ impl Model {
         }
     }
 
-    /// What the event at `seq` is to the invariants: nothing but answered requests, and holds a response.
+    /// Returns whether the event at `seq` is spent, and whether it holds a response.
     pub(super) fn kind_of(&self, seq: u64) -> Option<(bool, bool)> {
         self.events.get(seq as usize - 1).map(|event| (event.is_spent(), event.is_response))
     }
@@ -280,15 +280,15 @@ impl Model {
             owed: owed.collect(),
             has_error: self.errors,
             answered: self.is_settled() && self.answered.iter().flatten().all(|seq| *seq <= self.tail()),
-            asks_wait: self.asks_wait(),
+            has_open_requests: self.has_open_requests(),
             refused: self.refused,
             delivered: self.delivered,
             attached: self.attached.is_some(),
             returned: self.returned,
             releasable: self.releasable(),
-            paused: self.setup.pauses && self.full_since.is_some(),
+            paused: self.setup.can_pause && self.full_since.is_some(),
             deadline: self.deadline(),
-            turn_at: self.turn_at(),
+            turn_at: self.input_turn_at(),
             last_turn: self.last_turn,
             readable_until: over_since.filter(|_| self.attached.is_none()).map(|over| over + self.setup.retention),
         }
@@ -296,8 +296,8 @@ impl Model {
 }
 
 impl Event {
-    /// Nothing but server→client requests, all answered: no replay repeats it.
+    /// Returns true if it holds server→client requests alone, all answered: no replay repeats it.
     fn is_spent(&self) -> bool {
-        self.only_asks && !self.asks.is_empty() && self.asks.iter().all(|(_, answered)| *answered)
+        self.is_requests_only && !self.requests.is_empty() && self.requests.iter().all(|(_, answered)| *answered)
     }
 }

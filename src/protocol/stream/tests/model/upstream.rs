@@ -1,6 +1,6 @@
-//! What the upstream does to the model.
+//! Inputs of the upstream in the model.
 
-use super::super::steps::{Said, ask_id};
+use super::super::steps::{MessageKind, request_id};
 use super::{BACKOFF_MAX, Call, Event, Head, Model, Place, STANDALONE_PAUSE_MIN};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::stream::{Effect, Ending, Outcome};
@@ -40,25 +40,25 @@ impl Model {
         self.upstream_retry = retry.unwrap_or(self.upstream_retry);
     }
 
-    pub(super) fn log(&mut self, data: &[u8], says: &[Said], at: u64) {
+    pub(super) fn log(&mut self, data: &[u8], messages: &[MessageKind], at: u64) {
         if !self.has_log() || self.ending.is_some() {
             return;
         }
-        let seq = self.push(data, says);
+        let seq = self.push(data, messages);
         self.quiet_since = at;
         let mut paid = false;
-        for said in says {
-            match *said {
-                Said::Response { which, error } if self.answered[which].is_none() => {
+        for message in messages {
+            match *message {
+                MessageKind::Response { which, error } if self.answered[which].is_none() => {
                     paid |= self.is_owed(which);
                     self.answered[which] = Some(seq);
                     self.errors |= error;
                 }
-                Said::Ask(ask) if self.setup.refuses_asks => {
-                    self.answer(&ask_id(ask), at);
-                    self.effects.push(Effect::RefuseAsk(ask_id(ask)));
+                MessageKind::Request(request) if self.setup.should_refuse_requests => {
+                    self.answer(&request_id(request), at);
+                    self.effects.push(Effect::RefuseServerRequest(request_id(request)));
                 }
-                Said::Response { .. } | Said::Ask(_) | Said::Other => {}
+                MessageKind::Response { .. } | MessageKind::Request(_) | MessageKind::Other => {}
             }
         }
         let all = self.answered.iter().all(Option::is_some);
@@ -67,18 +67,18 @@ impl Model {
         }
     }
 
-    pub(super) fn push(&mut self, data: &[u8], says: &[Said]) -> u64 {
-        let asks = says.iter().filter_map(|said| match said {
-            Said::Ask(ask) => Some((*ask, false)),
-            Said::Response { .. } | Said::Other => None,
+    pub(super) fn push(&mut self, data: &[u8], messages: &[MessageKind]) -> u64 {
+        let requests = messages.iter().filter_map(|message| match message {
+            MessageKind::Request(request) => Some((*request, false)),
+            MessageKind::Response { .. } | MessageKind::Other => None,
         });
         self.events.push(Event {
             bytes: [b"event: message\ndata: ", data, b"\n\n"].concat(),
             place: Place::Staged,
             gone: false,
-            asks: asks.collect(),
-            only_asks: says.iter().all(|said| matches!(said, Said::Ask(_))),
-            is_response: says.iter().any(|said| matches!(said, Said::Response { .. })),
+            requests: requests.collect(),
+            is_requests_only: messages.iter().all(|message| matches!(message, MessageKind::Request(_))),
+            is_response: messages.iter().any(|message| matches!(message, MessageKind::Response { .. })),
         });
         self.events.len() as u64
     }
@@ -88,15 +88,15 @@ impl Model {
             return;
         }
         let resumable = self.upstream_id_is_new
-            && (ending == Ending::Clean || (ending == Ending::Broken && self.setup.resume_hard_cuts));
+            && (ending == Ending::Clean || (ending == Ending::Broken && self.setup.should_resume_hard_cuts));
         let may_mean_id = matches!(ending, Ending::Refused(status) if ![401, 403, 404, 405].contains(&status));
-        let anew = !self.is_request() && may_mean_id && self.upstream_id_was_named;
-        if anew {
+        let is_anew = !self.is_request() && may_mean_id && self.upstream_id_was_named;
+        if is_anew {
             self.upstream_id = None;
-            self.effects.push(Effect::TellGap);
+            self.effects.push(Effect::AnnounceGap);
         }
         let pause = match ending {
-            Ending::Refused(status) if self.is_request() || (status < 500 && !anew) => None,
+            Ending::Refused(status) if self.is_request() || (status < 500 && !is_anew) => None,
             Ending::Refused(_) | Ending::Clean | Ending::Broken | Ending::Unavailable if !self.is_request() => {
                 let first = self.upstream_retry.max(STANDALONE_PAUSE_MIN);
                 let doubled = first << self.attempts.min(16);
@@ -122,14 +122,14 @@ impl Model {
         }
     }
 
-    /// True where it can still be told as an HTTP status.
+    /// Returns true if the failure can still become an HTTP status.
     pub(super) fn fail_call(&mut self, failure: Failure, at: u64) -> bool {
-        let tellable = self.take_head(Head::Passed);
-        if tellable {
+        let can_tell = self.take_head(Head::Passed);
+        if can_tell {
             self.call = Call::Over;
         } else {
             self.give_up(Outcome::Failed, failure, at);
         }
-        tellable
+        can_tell
     }
 }
