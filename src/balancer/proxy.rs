@@ -488,7 +488,7 @@ fn forward(client: &Client, scheme: &'static str, upstream: &mut RequestHeader) 
 /// Responds with a failure, under the ids of the requests in `body`, in the format of a sidecar.
 async fn respond_with_failure(session: &mut Session, failure: Failure, body: &[u8]) -> Result<()> {
     let text = match classify::post(&session.req_header().headers, body, None, Declared::ALL, classify::BATCH_MAX) {
-        Route::Call(call) => failure.to_body(&call.ids, call.batch),
+        Route::Call(call) => failure.to_body(&call.ids, call.is_batch),
         _ => failure.to_body(&[], false),
     };
     let status = failure.code.http_status();

@@ -50,7 +50,7 @@ pub enum Error {
 /// If a trusted peer sends no valid header in time. The connection must then be closed: the number of bytes read is
 /// unknown.
 pub async fn read(trust: &Trust, io: &mut (impl AsyncRead + Unpin), peer: SocketAddr) -> Result<SocketAddr, Error> {
-    if !trust.holds(peer.ip()) {
+    if !trust.contains(peer.ip()) {
         return Ok(peer);
     }
     let read = timeout(HEADER_TIMEOUT, source(io)).await.unwrap_or(Err(Error::TimedOut));

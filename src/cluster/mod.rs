@@ -17,7 +17,7 @@ pub use rpc::{Absence, Requests};
 
 use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD};
-use crate::protocol::cluster::{Handed, Message};
+use crate::protocol::cluster::{HttpMessage, Message};
 use crate::protocol::ids::Owner;
 use crate::store::{Error, Renewal, Shared};
 use lease::{LeaseKeeper, PAUSE};
@@ -89,9 +89,9 @@ impl Replicas {
 
     /// Keeps the lease, ends the streams of replicas that are gone, and takes messages, until dropped. `take` answers a forwarded request, or
     /// returns `None` if the request concerns nothing here.
-    pub async fn run<F>(&self, take: impl Fn(Handed) -> F)
+    pub async fn run<F>(&self, take: impl Fn(HttpMessage) -> F)
     where
-        F: Future<Output = Option<Handed>> + Send + 'static,
+        F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
         let keeper = LeaseKeeper::new(&*self.shared, &self.log, self.lease, &self.is_name_taken);
         tokio::join!(keeper.run(), self.receive(take), self.watch_readers());
@@ -105,9 +105,9 @@ impl Replicas {
         }
     }
 
-    async fn receive<F>(&self, take: impl Fn(Handed) -> F)
+    async fn receive<F>(&self, take: impl Fn(HttpMessage) -> F)
     where
-        F: Future<Output = Option<Handed>> + Send + 'static,
+        F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
         loop {
             match self.shared.receive().wait().await {
@@ -124,9 +124,9 @@ impl Replicas {
         }
     }
 
-    async fn dispatch<F>(&self, message: &[u8], take: &impl Fn(Handed) -> F)
+    async fn dispatch<F>(&self, message: &[u8], take: &impl Fn(HttpMessage) -> F)
     where
-        F: Future<Output = Option<Handed>> + Send + 'static,
+        F: Future<Output = Option<HttpMessage>> + Send + 'static,
     {
         match Message::decode(message) {
             Some(Message::Reader(reader)) => self.displace(self.log.note_reader(&reader)).await,

@@ -10,7 +10,7 @@ use tracing::debug;
 
 use super::lease::cut_off_key;
 use crate::event_log::{EventLog, Fingerprint, Run};
-use crate::protocol::cluster::{Handed, Known, Message};
+use crate::protocol::cluster::{HttpMessage, Message, RepeatedCall};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Error, Shared};
 use crate::sync;
@@ -34,9 +34,9 @@ pub struct Requests {
     shared: Arc<dyn Shared>,
     log: Arc<EventLog>,
     next_number: AtomicU64,
-    forwarded: PendingReplies<Option<Handed>>,
+    forwarded: PendingReplies<Option<HttpMessage>>,
     positions: PendingReplies<Option<Seq>>,
-    calls: PendingReplies<Known>,
+    calls: PendingReplies<RepeatedCall>,
 }
 
 /// Requests that wait for one kind of reply, by number.
@@ -113,7 +113,7 @@ impl Requests {
     ///
     /// # Errors
     /// If the request could not be forwarded.
-    pub async fn ask(&self, to: Owner, request: Handed) -> Result<Option<Handed>, Error> {
+    pub async fn ask(&self, to: Owner, request: HttpMessage) -> Result<Option<HttpMessage>, Error> {
         let number = self.next_number.fetch_add(1, Ordering::Relaxed);
         let (_guard, replied) = self.forwarded.register(number);
         let sending = {
@@ -177,7 +177,7 @@ impl Requests {
         run: Run,
         call: &Fingerprint,
         body: Option<&Fingerprint>,
-    ) -> Result<Option<Known>, Error> {
+    ) -> Result<Option<RepeatedCall>, Error> {
         let owner = run.owner;
         if !self.lives(owner).await? {
             return Ok(None);
@@ -204,11 +204,11 @@ impl Requests {
         }
     }
 
-    pub(super) fn take_known(&self, number: u64, known: Known) {
+    pub(super) fn take_known(&self, number: u64, known: RepeatedCall) {
         self.calls.take(number, known);
     }
 
-    pub(super) fn take_reply(&self, number: u64, reply: Option<Handed>) {
+    pub(super) fn take_reply(&self, number: u64, reply: Option<HttpMessage>) {
         self.forwarded.take(number, reply);
     }
 

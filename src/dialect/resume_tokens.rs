@@ -8,7 +8,7 @@ use super::Resumption;
 use crate::delivery::Interim;
 use crate::event_log::{Slice, Stream};
 use crate::protocol::dialect::Waits;
-use crate::protocol::dialect::resume_tokens::{self, Names, Sameness};
+use crate::protocol::dialect::resume_tokens::{self, CallDigest, Names};
 use crate::protocol::ids::Seq;
 
 /// What a connection that reads `slice` ends with, if the real result is not there by then. `None` for streams that are not sliced.
@@ -22,7 +22,7 @@ pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
 
 /// The same call again, called `names` this time: it goes on behind what the client has by `cursor`, or by having got the interim
 /// result that the token was in. `None` where the call is another one, or was answered for good.
-pub fn resume(stream: Arc<Stream>, call: Option<Sameness>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
+pub fn resume(stream: Arc<Stream>, call: Option<CallDigest>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
     let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
     let after = if is_same { stream.note_continued(cursor) } else { None }?;
     let slice = stream.begin_slice(names);

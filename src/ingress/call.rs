@@ -132,7 +132,7 @@ impl Ingress {
             EarlierCall::Unproven(unproven) => return self.refuse_unproven_call(unproven, &request.call),
             EarlierCall::Refused(failure) => {
                 self.metrics.errors.observe_reject(failure.code);
-                return respond::failure(failure, &request.call.ids, request.call.batch);
+                return respond::failure(failure, &request.call.ids, request.call.is_batch);
             }
         };
         match claimed {
@@ -170,23 +170,27 @@ impl Ingress {
 
     /// What an `initialize` asks for, and its body as the upstream gets it: without the dialects that are the proxy's.
     fn take_declared(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
-        if !call.initializes {
+        if !call.has_initialize {
             return (None, body);
         }
         let spoken = self.config.dialects.declared;
         let declared = match call.era() {
-            Era::Legacy => Declared::of_initialize(&body).and(spoken),
+            Era::Legacy => Declared::of_initialize(&body).intersection(spoken),
             Era::Modern => Declared::default(),
         };
         let version = jsonrpc::requested_version(&body).and_then(|version| ProtocolVersion::parse(&version));
         let initialize = IssuedSession { version: version.unwrap_or(ProtocolVersion::DEFAULT), declared };
-        let body = declared.taken_out_of(&body).map_or(body, Bytes::from);
+        let body = declared.remove_from(&body).map_or(body, Bytes::from);
         (Some(initialize), body)
     }
 
     /// Says on a new stream how it may be resumed, to a client of whose session it is known that it wants to hear it.
     pub(super) fn announce(&self, session: Option<&Session>, stream: &Stream, among: Declared) {
-        let declared = session.map(Session::declared).unwrap_or_default().and(among).and(self.config.dialects.declared);
+        let declared = session
+            .map(Session::declared)
+            .unwrap_or_default()
+            .intersection(among)
+            .intersection(self.config.dialects.declared);
         if declared.is_any() {
             let max_wait = stream.look(|machine| machine.policy().max_wait);
             dialect::announce(stream, declared, Waits::new(self.config.dialects.min_wait, max_wait));
@@ -195,7 +199,7 @@ impl Ingress {
 
     pub(super) fn refuse_call(&self, code: ErrorCode, call: &classify::Call) -> Response<BoxBody> {
         self.metrics.errors.observe_reject(code);
-        respond::failure(Failure::before_run(code), &call.ids, call.batch)
+        respond::failure(Failure::before_run(code), &call.ids, call.is_batch)
     }
 
     fn refuse_unproven_call(&self, unproven: Unproven, call: &classify::Call) -> Response<BoxBody> {
@@ -265,7 +269,7 @@ impl Ingress {
     pub(super) fn takes(&self, request: &CallRequest) -> bool {
         let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
-        !self.drain.refuses_calls() || (!call.calls_tool && !call.opens && is_busy())
+        !self.drain.refuses_calls() || (!call.has_tool_call && !call.is_opening && is_busy())
     }
 
     /// In a drain a POST can only come back to a call that was begun before.
@@ -281,7 +285,7 @@ impl Ingress {
 
     /// What holds for this call. Its tool's name is looked for only where some tool has settings of its own.
     pub(super) fn limits(&self, request: &CallRequest) -> config::Call {
-        let has_own = request.call.calls_tool && !self.config.tools.is_empty();
+        let has_own = request.call.has_tool_call && !self.config.tools.is_empty();
         let tool = if has_own { jsonrpc::tool_name(&request.body) } else { None };
         self.config.call(tool.as_deref())
     }
@@ -305,16 +309,16 @@ impl Ingress {
             commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(request)),
             retry: self.config.delivery.retry,
             // What nobody reads as a stream is never written, and must not fill it up.
-            can_pause: !call.listens && accept.sse,
+            can_pause: !call.has_listen && accept.sse,
             should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
             should_refuse_requests: !accept.sse,
-            should_announce_cancel: call.era() == Era::Legacy && !call.initializes,
+            should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize,
         };
         Spec {
             policy,
             binding: context.binding.clone(),
             ids: call.ids.clone(),
-            batch: call.batch,
+            batch: call.is_batch,
             polls: limits.mode == Mode::Poll,
             body: retry.body,
             slicing: request.partial.as_ref().and_then(|partial| self.slicing(call, partial, &request.body)),
@@ -323,7 +327,7 @@ impl Ingress {
 
     /// A head of ours must not hide one that matters: a status a client acts on, or CORS headers a browser needs.
     fn may_commit(&self, request: &CallRequest) -> bool {
-        request.accept.sse && !request.call.opens && self.may_begin(request)
+        request.accept.sse && !request.call.is_opening && self.may_begin(request)
     }
 
     fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
@@ -337,7 +341,7 @@ impl Ingress {
         let RequestContext { parts, session, connection, .. } = &*request.context;
         if let Some(session) = session {
             session.add_stream(stream);
-            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.opens {
+            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening {
                 self.announce(Some(session), stream, Declared::ALL);
             }
         }
@@ -463,7 +467,7 @@ impl Ingress {
     /// A failure is an answer like any other: a retry whose first call may have run gets it again until it was delivered.
     fn fail(&self, failure: Failure, reply: &Reply, claim: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
         self.metrics.errors.observe_reject(failure.code);
-        let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.batch));
+        let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch));
         let mut response = respond::failure(failure, &[], false);
         *response.body_mut() = match claim {
             Some((attachment, receipt)) => {
@@ -564,14 +568,14 @@ fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, 
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
-    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.opens);
+    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.is_opening);
     match key {
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
             body: Some(Fingerprint::of_body(query, body)),
             subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
         },
-        None if binding.session.is_some() && !call.opens => {
+        None if binding.session.is_some() && !call.is_opening => {
             Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
         }
         None => Retry { fingerprint: None, body: None, subject: None },

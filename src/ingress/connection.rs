@@ -29,7 +29,7 @@ impl Connection {
     pub(super) fn new(peer: Peer, trust: Trust) -> Self {
         let Peer { address, scheme, certificate } = peer;
         let peer = address.ip();
-        let is_behind_trusted = trust.holds(peer);
+        let is_behind_trusted = trust.contains(peer);
         let receipts = if is_behind_trusted { Receipts::of_proxy() } else { Receipts::default() };
         Self {
             peer,

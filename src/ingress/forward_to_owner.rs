@@ -22,7 +22,7 @@ use crate::body::whole;
 use crate::clock;
 use crate::cluster::Replicas;
 use crate::event_log::session_group;
-use crate::protocol::cluster::{Base64, Handed, Recipient};
+use crate::protocol::cluster::{Base64, HttpMessage, Recipient};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
@@ -73,7 +73,7 @@ impl Ingress {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in recipients {
                 for other in &others {
-                    let request = Handed { to: *to, ..hand(context, target_of(context), body) };
+                    let request = HttpMessage { to: *to, ..hand(context, target_of(context), body) };
                     match self.forward_to(replicas, *other, context, request).await {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
@@ -110,7 +110,7 @@ impl Ingress {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
-                    let request = Handed { to, ..hand(context, target_of(context), &Bytes::new()) };
+                    let request = HttpMessage { to, ..hand(context, target_of(context), &Bytes::new()) };
                     let asking = tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(*other, request));
                     let silent = |_| store::Error::Unavailable("a replica does not answer".into());
                     if let Some(reply) = asking.await.map_err(silent)?? {
@@ -134,7 +134,8 @@ impl Ingress {
             Err(error) => return warn!(%error, "other replicas could not be told of the end of a session"),
         };
         for other in others {
-            let request = Handed { to: Recipient::SessionOver, ..hand(context, target_of(context), &Bytes::new()) };
+            let request =
+                HttpMessage { to: Recipient::SessionOver, ..hand(context, target_of(context), &Bytes::new()) };
             match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
@@ -221,7 +222,7 @@ impl Ingress {
     }
 
     /// Answers a request that another replica hands over; `None` where it concerns nothing here.
-    pub async fn handle_forwarded(self: Arc<Self>, handed: Handed) -> Option<Handed> {
+    pub async fn handle_forwarded(self: Arc<Self>, handed: HttpMessage) -> Option<HttpMessage> {
         let to = handed.to;
         let (mut context, stream, body) = self.context_of(handed)?;
         if let Some(stream) = stream {
@@ -258,7 +259,7 @@ impl Ingress {
     }
 
     /// A request that is handed over, and the stream that its target names.
-    fn context_of(&self, handed: Handed) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
+    fn context_of(&self, handed: HttpMessage) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
         for (name, value) in &handed.headers {
@@ -288,7 +289,7 @@ impl Ingress {
         replicas: &Replicas,
         other: Owner,
         context: &RequestContext,
-        request: Handed,
+        request: HttpMessage,
     ) -> Result<Option<Response<BoxBody>>, store::Error> {
         let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
         let limit = if is_proven { REPLY_TIMEOUT } else { UNPROVEN_TIMEOUT };
@@ -322,7 +323,7 @@ fn target_of(context: &RequestContext) -> String {
     context.parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned()
 }
 
-fn hand(context: &RequestContext, target: String, body: &Bytes) -> Handed {
+fn hand(context: &RequestContext, target: String, body: &Bytes) -> HttpMessage {
     let (parts, connection) = (&context.parts, &context.connection);
     let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
     let mut headers: Vec<_> =
@@ -333,7 +334,7 @@ fn hand(context: &RequestContext, target: String, body: &Bytes) -> Handed {
         // One of the proxy's own was taken out: the upstream is not to see it.
         headers.push((names::MCP_SESSION_ID.as_str().to_owned(), Base64(session.as_str().as_bytes().to_vec())));
     }
-    Handed {
+    HttpMessage {
         line: format!("{} {target}", parts.method),
         peer: connection.peer(),
         is_secure: connection.is_secure(),
@@ -344,7 +345,7 @@ fn hand(context: &RequestContext, target: String, body: &Bytes) -> Handed {
     }
 }
 
-async fn forwarded_response(response: Response<BoxBody>) -> Handed {
+async fn forwarded_response(response: Response<BoxBody>) -> HttpMessage {
     let (parts, mut body) = response.into_parts();
     let mut whole = Vec::new();
     while let Some(Ok(frame)) = body.frame().await {
@@ -354,11 +355,11 @@ async fn forwarded_response(response: Response<BoxBody>) -> Handed {
         }
         whole.extend_from_slice(&data);
     }
-    Handed::answer(parts.status, &parts.headers, whole)
+    HttpMessage::answer(parts.status, &parts.headers, whole)
 }
 
 /// The answer of another replica, as if it had been given here.
-pub(super) fn response_of(reply: Handed) -> Response<BoxBody> {
+pub(super) fn response_of(reply: HttpMessage) -> Response<BoxBody> {
     let Ok(status) = reply.line.parse::<StatusCode>() else {
         return respond::failure(Failure::after_send(ErrorCode::StoreFailed), &[], false);
     };

@@ -43,7 +43,7 @@ use crate::event_log::{Attachment, Binding, EventLog, Holding, Opened, Principal
 use crate::lifecycle::drain::Drain;
 use crate::lifecycle::readiness::Readiness;
 use crate::protocol::classify::{self, Route};
-use crate::protocol::dialect::resume_tokens::Said;
+use crate::protocol::dialect::resume_tokens::TokenField;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, ProtocolVersion, SessionId};
 use crate::protocol::ids::IssuedSession;
@@ -320,7 +320,7 @@ impl Ingress {
         let version = context.session.as_deref().and_then(Session::version);
         match self.classify(&context, &body, version) {
             Route::Call(call) => match self.partial_results(&call, &body) {
-                (partial, Said::Nothing) => {
+                (partial, TokenField::Absent) => {
                     context.connection.receipts().prove(&self.log);
                     self.call(context, call, body, partial).await
                 }

@@ -18,7 +18,7 @@ use crate::delivery::Start;
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, Slicing};
 use crate::protocol::classify;
-use crate::protocol::dialect::resume_tokens::{self, CALLS_TOOL, Form, Names, Said, Sameness};
+use crate::protocol::dialect::resume_tokens::{self, CALLS_TOOL, CallDigest, Form, Names, TokenField};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era};
 use crate::protocol::jsonrpc;
@@ -36,31 +36,36 @@ impl Ingress {
     /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
     pub(super) fn listed(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.config.dialects.resume_tokens.as_ref()?;
-        if call.lists_tools && call.era() == Era::Legacy && !tokens.tools.is_empty() {
+        if call.has_tool_list && call.era() == Era::Legacy && !tokens.tools.is_empty() {
             Some(tokens.clone())
         } else {
             None
         }
     }
 
-    /// Decides whether a call may get partial results, and reads its token: [`Said::Nothing`] for a call that nothing is configured for.
-    pub(super) fn partial_results(&self, call: &classify::Call, body: &[u8]) -> (Option<Box<PartialResults>>, Said) {
+    /// Decides whether a call may get partial results, and reads its token: [`TokenField::Absent`] for a call that nothing is configured for.
+    pub(super) fn partial_results(
+        &self,
+        call: &classify::Call,
+        body: &[u8],
+    ) -> (Option<Box<PartialResults>>, TokenField) {
         let tokens = match &self.config.dialects.resume_tokens {
             Some(tokens) if call.era() == Era::Legacy => tokens,
-            Some(_) | None => return (None, Said::Nothing),
+            Some(_) | None => return (None, TokenField::Absent),
         };
-        if !call.batch {
+        if !call.is_batch {
             let partial = PartialResults::of(tokens, body);
-            let said = partial.as_ref().map_or(Said::Nothing, |partial| Said::of(body, &partial.method));
+            let said = partial.as_ref().map_or(TokenField::Absent, |partial| TokenField::of(body, &partial.method));
             return (partial.map(Box::new), said);
         }
         // A batch gets no partial results: a token in it is refused.
         let said = |message: &str| {
             let message = message.as_bytes();
-            PartialResults::of(tokens, message).map_or(Said::Nothing, |partial| Said::of(message, &partial.method))
+            PartialResults::of(tokens, message)
+                .map_or(TokenField::Absent, |partial| TokenField::of(message, &partial.method))
         };
         let mut said = jsonrpc::messages(body).into_iter().map(said);
-        (None, said.find(|said| !matches!(said, Said::Nothing | Said::Null)).unwrap_or(Said::Nothing))
+        (None, said.find(|said| !matches!(said, TokenField::Absent | TokenField::Null)).unwrap_or(TokenField::Absent))
     }
 
     /// Asks the upstream for the schema of a tool that may get partial results and that no list has shown yet.
@@ -72,7 +77,7 @@ impl Ingress {
     ) {
         let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
         if let Some(PartialResults { tool: Some(tool), .. }) = partial
-            && call.calls_tool
+            && call.has_tool_call
             && !self.upstream.observed().knows(tool)
         {
             let client = context.connection.forwarded();
@@ -88,7 +93,7 @@ impl Ingress {
         if tool.as_ref().is_some_and(|tool| !self.upstream.observed().is_plain(tool)) {
             return None;
         }
-        let sameness = Sameness::of(body, method)?;
+        let sameness = CallDigest::of(body, method)?;
         Some(Slicing { sameness, form: Form::of(method), length, first: names(call, body)? })
     }
 
@@ -99,14 +104,14 @@ impl Ingress {
         call: classify::Call,
         body: Bytes,
         partial: Option<Box<PartialResults>>,
-        said: Said,
+        said: TokenField,
     ) -> Response<BoxBody> {
         let Some(partial) = partial else {
             return self.refuse_call(ErrorCode::NotInBatch, &call);
         };
         match said {
-            Said::Token(token) => self.resume_call(context, call, &partial.method, &body, token.as_deref()).await,
-            Said::Nothing | Said::Null => {
+            TokenField::Token(token) => self.resume_call(context, call, &partial.method, &body, token.as_deref()).await,
+            TokenField::Absent | TokenField::Null => {
                 let body = resume_tokens::without_token(&body, &partial.method).into();
                 self.call(context, call, body, Some(partial)).await
             }
@@ -128,7 +133,7 @@ impl Ingress {
         }
         let Some(names) = names(&call, body) else { return self.refuse_call(ErrorCode::BadRequest, &call) };
         self.wait_for_resume_turn(&mut context).await;
-        let sameness = Sameness::of(body, method);
+        let sameness = CallDigest::of(body, method);
         let found = match self.find_by_token(&context, token).await {
             Ok(found) => found,
             Err(Unproven::Unavailable(code)) => return self.refuse_call(code, &call),

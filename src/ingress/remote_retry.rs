@@ -22,7 +22,7 @@ use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Run, Stream};
-use crate::protocol::cluster::{Handed, Known};
+use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::store::{Error, Standing};
@@ -41,7 +41,7 @@ pub(super) enum EarlierCall {
     /// To this stream of another replica, or of this one before it was started.
     Stream(Arc<Stream>),
     /// To an answer that passed there.
-    Response(Handed),
+    Response(HttpMessage),
     /// To what is another token's, and is not for this one.
     Unproven(Unproven),
     /// To nothing that can be had, or nothing that may be run again.
@@ -331,13 +331,13 @@ impl Search<'_> {
             Err(_) => return Next::Silent,
         };
         match known {
-            Known::Nothing => Next::Unknown,
-            Known::Another => Next::Replace,
-            Known::OtherBody => Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
-            Known::Waiting => Next::Again(None),
-            Known::Answer(answer) => Next::Answer(EarlierCall::Response(answer)),
-            Known::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
-            Known::Stream(id) => match self.ingress.log.recall_run(id).await {
+            RepeatedCall::Nothing => Next::Unknown,
+            RepeatedCall::Another => Next::Replace,
+            RepeatedCall::OtherBody => Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            RepeatedCall::Waiting => Next::Again(None),
+            RepeatedCall::Answer(answer) => Next::Answer(EarlierCall::Response(answer)),
+            RepeatedCall::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
+            RepeatedCall::Stream(id) => match self.ingress.log.recall_run(id).await {
                 Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.restore_for_client(stream).await),
                 // It is there and not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
@@ -370,8 +370,8 @@ impl Search<'_> {
     /// The same where there is no stream of it in the store.
     async fn find_without_stream(&self, run: Run) -> Next {
         match self.ingress.log.kept_answer(run.stream).await {
-            Ok(Some(Known::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
-            Ok(Some(Known::Failed(failure))) => return Next::Answer(EarlierCall::Refused(failure)),
+            Ok(Some(RepeatedCall::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
+            Ok(Some(RepeatedCall::Failed(failure))) => return Next::Answer(EarlierCall::Refused(failure)),
             Ok(_) => {}
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         }

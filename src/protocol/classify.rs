@@ -1,7 +1,7 @@
-//! What a request on the endpoint asks of the proxy.
+//! Classification of requests on the endpoint.
 //!
-//! Owned here: the one decision between forwarding a request as it is and taking part in it. Absent: whether the stream or
-//! session it names exists, which only the log knows.
+//! Owned here: the one decision between forwarding a request as it is and handling it. Absent: the existence of the stream or session
+//! that it names, which only the log knows.
 
 use http::{HeaderMap, Method};
 
@@ -11,28 +11,28 @@ use super::headers::{self, Era, ProtocolVersion, names};
 use super::ids::EventId;
 use super::jsonrpc::{self, Body, Message, PeekError, RequestId};
 
-/// Methods whose answer the client must see with its own status: nothing is committed before it.
+/// Methods whose response must reach the client with its own status: nothing is committed before it.
 const OPENING: [&str; 2] = ["initialize", "server/discover"];
 /// The modern request whose stream never pauses its upstream: notifications for as long as the client listens.
 const LISTEN: &str = "subscriptions/listen";
 
-/// How many messages an array may have where nothing else is configured. Clients of the only revision that has arrays send a handful.
+/// Default limit for the messages of an array. Clients of the only revision that has arrays send a handful.
 pub const BATCH_MAX: usize = 100;
 
-/// What becomes of a request.
+/// The handling of a request.
 #[derive(Debug)]
 pub enum Route {
-    /// It is none of ours: proxied as it is.
+    /// Proxied as it is.
     Forward,
     /// A POST that carries requests: a request stream.
     Call(Call),
-    /// A POST of responses and notifications only: the client's answers.
+    /// A POST of responses and notifications alone: the client's responses.
     Answers(Vec<Message>),
-    /// A POST with a request of a dialect, which the proxy answers.
+    /// A POST with a request of a dialect, which the proxy handles itself.
     Dialect(Dialect),
-    /// A GET that comes back to a stream.
+    /// A GET that resumes a stream.
     Resume(EventId),
-    /// A GET that wants the session's standalone stream.
+    /// A GET for the session's standalone stream.
     Standalone,
     /// The end of a session.
     Delete,
@@ -43,41 +43,41 @@ pub enum Route {
 /// The facts about a POST that carries requests.
 #[derive(Debug)]
 pub struct Call {
-    /// The ids it owes responses for, in order.
+    /// The ids of its requests, in order.
     pub ids: Vec<RequestId>,
-    /// Whether it came as an array.
-    pub batch: bool,
-    /// The revision it says it speaks: its own word, else its session's, else the default.
+    /// True if it is an array.
+    pub is_batch: bool,
+    /// The protocol revision: that of the request, else that of its session, else the default.
     pub version: ProtocolVersion,
-    /// `initialize`, alone or in a batch.
-    pub initializes: bool,
-    /// It begins a session or discovers the server.
-    pub opens: bool,
-    /// It is `subscriptions/listen`.
-    pub listens: bool,
-    /// It is `tools/call`.
-    pub calls_tool: bool,
-    /// It is `tools/list`.
-    pub lists_tools: bool,
+    /// True if it holds `initialize`, alone or in a batch.
+    pub has_initialize: bool,
+    /// True if it opens a session or discovers the server.
+    pub is_opening: bool,
+    /// True if it holds `subscriptions/listen`.
+    pub has_listen: bool,
+    /// True if it holds `tools/call`.
+    pub has_tool_call: bool,
+    /// True if it holds `tools/list`.
+    pub has_tool_list: bool,
 }
 
-/// A request that the proxy answers itself.
+/// A request that the proxy handles itself.
 #[derive(Debug)]
 pub struct Dialect {
-    /// Its id.
+    /// The request's id.
     pub id: RequestId,
-    /// What it asks for.
+    /// The dialect's method.
     pub method: dialect::Method,
 }
 
 impl Call {
-    /// Its era.
+    /// Returns the era of the protocol revision.
     pub fn era(&self) -> Era {
         self.version.era()
     }
 }
 
-/// Routes a GET, DELETE or other body-less request by its head alone.
+/// Classifies a GET, DELETE or other request without a body, by its head.
 pub fn head(method: &Method, headers: &HeaderMap) -> Route {
     match *method {
         Method::GET => get(headers),
@@ -93,15 +93,15 @@ fn get(headers: &HeaderMap) -> Route {
             None => Route::Refuse(ErrorCode::BadRequest),
         };
     }
-    match said_era(headers) {
+    match era_of(headers) {
         // Only a GET that names SSE opens a standalone stream; a browser's does not.
         Era::Legacy if headers::names_sse(headers) => Route::Standalone,
         Era::Legacy | Era::Modern => Route::Forward,
     }
 }
 
-/// The era a head speaks: the first where it names no revision, the newest where it names one that cannot be read.
-fn said_era(headers: &HeaderMap) -> Era {
+/// Returns the era of a head: legacy if it names no revision, and modern if it names one that cannot be read.
+fn era_of(headers: &HeaderMap) -> Era {
     match ProtocolVersion::from_headers(headers) {
         Some(version) => version.era(),
         None if headers.contains_key(names::MCP_PROTOCOL_VERSION) => Era::Modern,
@@ -109,16 +109,16 @@ fn said_era(headers: &HeaderMap) -> Era {
     }
 }
 
-/// Routes a POST by its head and JSON body. `session_version` is the revision of its session's record, `spoken` the dialects that
-/// the proxy speaks, `longest` how many messages an array may have.
+/// Classifies a POST by its head and JSON body. `session_version` is the revision of its session's record, `enabled` are the dialects of
+/// the proxy, and `batch_max` limits the messages of an array.
 pub fn post(
     headers: &HeaderMap,
     body: &[u8],
     session_version: Option<&ProtocolVersion>,
-    spoken: Declared,
-    longest: usize,
+    enabled: Declared,
+    batch_max: usize,
 ) -> Route {
-    let messages = match jsonrpc::peek_up_to(body, longest) {
+    let messages = match jsonrpc::peek_up_to(body, batch_max) {
         Ok(messages) => messages,
         Err(PeekError::TooLong) => return Route::Refuse(ErrorCode::BatchTooLong),
         Err(PeekError::NotJson) => return Route::Refuse(ErrorCode::NotJson),
@@ -126,7 +126,7 @@ pub fn post(
             return Route::Refuse(ErrorCode::BadRequest);
         }
     };
-    if let Some(route) = dialect(messages.messages(), spoken) {
+    if let Some(route) = dialect(messages.messages(), enabled) {
         return route;
     }
     let ids = request_ids(messages.messages());
@@ -143,10 +143,10 @@ pub fn post(
     }
 }
 
-/// A message of a dialect: alone and with an id, or not at all.
-fn dialect(messages: &[Message], spoken: Declared) -> Option<Route> {
+/// Returns the route of a POST that holds a message of a dialect. Such a message must be alone and have an id.
+fn dialect(messages: &[Message], enabled: Declared) -> Option<Route> {
     let method = messages.iter().find_map(|message| match message {
-        Message::Request { method, .. } | Message::Notification { method } => dialect::Method::parse(method, spoken),
+        Message::Request { method, .. } | Message::Notification { method } => dialect::Method::parse(method, enabled),
         Message::Response { .. } => None,
     })?;
     Some(match messages {
@@ -165,13 +165,13 @@ fn call(messages: &Body, ids: Vec<RequestId>, version: ProtocolVersion) -> Call 
     };
     Call {
         ids,
-        batch: matches!(messages, Body::Batch(_)),
+        is_batch: matches!(messages, Body::Batch(_)),
         version,
-        initializes: has("initialize"),
-        opens: OPENING.iter().any(|method| has(method)),
-        listens: has(LISTEN),
-        calls_tool: has("tools/call"),
-        lists_tools: has("tools/list"),
+        has_initialize: has("initialize"),
+        is_opening: OPENING.iter().any(|method| has(method)),
+        has_listen: has(LISTEN),
+        has_tool_call: has("tools/call"),
+        has_tool_list: has("tools/list"),
     }
 }
 
@@ -183,7 +183,7 @@ fn request_ids(messages: &[Message]) -> Vec<RequestId> {
     ids.collect()
 }
 
-/// The revision of a request; `None` where it says two different ones.
+/// Returns the protocol revision of a request, or `None` if header and `_meta` name different ones.
 fn version(headers: &HeaderMap, body: &[u8], session: Option<&ProtocolVersion>) -> Option<ProtocolVersion> {
     let header = ProtocolVersion::from_headers(headers);
     let Some(meta) = jsonrpc::meta_protocol_version(body) else {

@@ -1,7 +1,7 @@
-//! The client of a request, and the headers that proxies describe it by.
+//! The client of a request, and the headers with which proxies describe it.
 //!
-//! Anybody can write `X-Forwarded-For`, so it counts only as far as its writers are trusted: from the right, over trusted addresses, to
-//! the first that is not trusted. Everything here is pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and
+//! Any sender can write `X-Forwarded-For`, so it counts only as far as its writers are trusted: from the right, over trusted addresses, to
+//! the first that is not trusted. All functions are pure. Absent: `Forwarded`, which is passed on or dropped and never read; hosts and
 //! schemes, which are in the request itself.
 
 use std::net::{IpAddr, SocketAddr};
@@ -11,14 +11,14 @@ use std::sync::Arc;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use ipnet::{IpNet, Ipv4Net};
 
-/// The addresses a request has come by, the oldest first.
+/// Header with the addresses that a request has passed, the oldest first.
 pub const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
 
-/// The networks of trusted proxies: their word on other addresses is believed.
+/// The networks of trusted proxies, whose statements about other addresses count.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Trust(Arc<[IpNet]>);
 
-/// A network, or a single address as the network that holds nothing else.
+/// A network, or a single address as a network of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Network(IpNet);
 
@@ -37,8 +37,8 @@ impl From<Network> for IpNet {
     }
 }
 
-/// Whether proxies describe the client in this header: `Forwarded`, `X-Forwarded` and `X-Forwarded-` anything, `X-Real-IP`. Servers
-/// that read headers as CGI variables do not tell `_` from `-`, so neither does this.
+/// Returns true if proxies describe the client in this header: `Forwarded`, `X-Forwarded`, `X-Forwarded-*` or `X-Real-IP`. Servers that
+/// read headers as CGI variables do not distinguish `_` from `-`, and neither does this function.
 pub fn describes_client(name: &HeaderName) -> bool {
     const X_FORWARDED: &[u8] = b"x-forwarded";
     let is = |name: &[u8], known: &[u8]| {
@@ -55,43 +55,43 @@ pub fn describes_client(name: &HeaderName) -> bool {
     }
 }
 
-/// Who sent a request.
+/// The sender of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Client {
-    /// The nearest address that nobody trusted vouches for another by; never IPv4 written as IPv6.
+    /// The nearest address that is not trusted, or the farthest trusted one; never IPv4 written as IPv6.
     pub address: IpAddr,
-    /// What is sent on as [`X_FORWARDED_FOR`]: what the peer sent if it is trusted, and the peer.
+    /// The value of [`X_FORWARDED_FOR`] for the upstream: the value from the peer if it is trusted, and the peer.
     pub forwarded_for: HeaderValue,
-    /// Whether the peer is trusted. Else what it sent in headers that [`describes_client`] names is dropped.
+    /// True if the peer is trusted. Otherwise the headers that [`describes_client`] names are dropped.
     pub is_behind_trusted: bool,
 }
 
 impl Trust {
-    /// Trusts `networks`. One of IPv4 addresses that are written as IPv6 holds the IPv4 addresses.
+    /// Trusts `networks`. A network of IPv4 addresses written as IPv6 contains the IPv4 addresses.
     pub fn new(networks: impl IntoIterator<Item = IpNet>) -> Self {
         Self(networks.into_iter().map(canonical).collect())
     }
 
-    /// Whether `address` is in one of the networks.
-    pub fn holds(&self, address: IpAddr) -> bool {
+    /// Returns true if `address` is in one of the networks.
+    pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(&address))
     }
 
-    /// The address that a request with `headers` comes from, over a connection from `peer`: as [`Client::address`].
+    /// Returns the [`Client::address`] of a request with `headers` over a connection from `peer`.
     pub fn address(&self, peer: IpAddr, headers: &HeaderMap) -> IpAddr {
         let peer = peer.to_canonical();
-        if !self.holds(peer) {
+        if !self.contains(peer) {
             return peer;
         }
         let lists = headers.get_all(X_FORWARDED_FOR).iter().map(HeaderValue::as_bytes);
         self.farthest(peer, lists.rev().flat_map(|list| list.rsplit(|byte| *byte == b',')))
     }
 
-    /// Who sent a request with `headers` over a connection from `peer`.
+    /// Returns the sender of a request with `headers` over a connection from `peer`.
     pub fn client(&self, peer: IpAddr, headers: &HeaderMap) -> Client {
         let peer = peer.to_canonical();
-        if !self.holds(peer) {
+        if !self.contains(peer) {
             return Client {
                 address: peer,
                 forwarded_for: value(peer.to_string().as_bytes()),
@@ -109,15 +109,15 @@ impl Trust {
         }
     }
 
-    /// Walks `entries`, the newest first, from the trusted `peer` to the first address that is not trusted, or to the last one before
-    /// something that is none.
+    /// Walks `entries`, the newest first, from the trusted `peer` to the first address that is not trusted, or to the last one before an
+    /// entry that is no address.
     fn farthest<'a>(&self, peer: IpAddr, entries: impl Iterator<Item = &'a [u8]>) -> IpAddr {
         let mut farthest = peer;
-        // RFC 9110 §5.6.1.2: an empty element of a list is nothing.
+        // RFC 9110 §5.6.1.2: an empty element of a list is ignored.
         for entry in entries.map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty()) {
             let Some(address) = address(entry) else { return farthest };
             farthest = address;
-            if !self.holds(address) {
+            if !self.contains(address) {
                 return farthest;
             }
         }
@@ -125,7 +125,7 @@ impl Trust {
     }
 }
 
-/// With or without a port, which some proxies add.
+/// Parses an address, with or without a port, which some proxies add.
 fn address(entry: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(entry).ok()?;
     let bracketed = || text.strip_prefix('[')?.strip_suffix(']')?.parse().ok().map(IpAddr::V6);
@@ -144,7 +144,7 @@ fn canonical(network: IpNet) -> IpNet {
 }
 
 fn value(bytes: &[u8]) -> HeaderValue {
-    HeaderValue::from_bytes(bytes).expect("values of headers and addresses, joined, are a value")
+    HeaderValue::from_bytes(bytes).expect("header values and addresses, joined, are a header value")
 }
 
 #[cfg(test)]
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_that_is_not_trusted_is_the_client_whatever_it_says() {
+    fn a_peer_that_is_not_trusted_is_the_client() {
         for lists in [&[][..], &["10.1.1.1"], &["7.7.7.7", "10.0.0.2"], &["garbage"]] {
             let client = client("8.8.8.8", lists);
             assert_eq!(client.address.to_string(), "8.8.8.8");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn ports_are_read_over() {
+    fn ports_are_skipped() {
         for (entry, address) in
             [("7.7.7.7:50000", "7.7.7.7"), ("[2001:db8::1]:50000", "2001:db8::1"), ("[2001:db8::1]", "2001:db8::1")]
         {
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn every_header_that_describes_a_client_is_known_however_it_is_written() {
+    fn headers_that_describe_a_client_are_known_in_every_spelling() {
         for name in [
             "Forwarded",
             "X-Forwarded",
@@ -279,17 +279,17 @@ mod tests {
     #[test]
     fn a_network_may_be_a_single_address() {
         let trust = |text: &str| text.parse::<Network>().map(|network| Trust::new([network.into()]));
-        let holds = |text: &str, address: &str| trust(text).unwrap().holds(address.parse().unwrap());
-        assert!(holds("127.0.0.1", "127.0.0.1") && !holds("127.0.0.1", "127.0.0.2"));
-        assert!(holds("::1", "::1") && !holds("::1", "::2"));
-        assert!(holds("::ffff:10.0.0.1", "10.0.0.1") && holds("10.0.0.0/8", "::ffff:10.9.9.9"));
+        let contains = |text: &str, address: &str| trust(text).unwrap().contains(address.parse().unwrap());
+        assert!(contains("127.0.0.1", "127.0.0.1") && !contains("127.0.0.1", "127.0.0.2"));
+        assert!(contains("::1", "::1") && !contains("::1", "::2"));
+        assert!(contains("::ffff:10.0.0.1", "10.0.0.1") && contains("10.0.0.0/8", "::ffff:10.9.9.9"));
         for text in ["", "10.0.0.0/33", "localhost", "10.0.0.1:80", "10.0.0.0/8,127.0.0.1"] {
             assert!(trust(text).is_err(), "{text}");
         }
     }
 
     #[test]
-    fn nobody_is_trusted_by_default() {
+    fn no_peer_is_trusted_by_default() {
         let mut headers = HeaderMap::new();
         headers.insert(X_FORWARDED_FOR, HeaderValue::from_static("7.7.7.7"));
         let client = Trust::default().client("127.0.0.1".parse().unwrap(), &headers);

@@ -1,7 +1,7 @@
-//! What replicas that share a store say to each other: one JSON message each.
+//! Messages between replicas that share a store, in JSON.
 //!
-//! Owned here: the words, and nothing of when they are said (`cluster`). A replica of another version may say what is not known here:
-//! that is no error, and passed over.
+//! Owned here: the wire form. Absent: the time of sending, which the cluster decides. A replica of another version may send a message that
+//! is unknown here: it is skipped, and is no error.
 
 use std::net::IpAddr;
 
@@ -14,148 +14,148 @@ use super::certificate::CertificateNames;
 use super::error::Failure;
 use super::ids::{AttachId, Owner, Seq, StreamId};
 
-/// One message.
+/// One message. The names of its variants and fields are on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Message {
-    /// To the writer of a stream: who reads it at another replica, said when it changes and again while somebody does.
+    /// To the writer of a stream: its reader at another replica. Sent on each change, and again while the stream is read.
     Reader(Reader),
-    /// To a replica where a stream is read: a newer reader is somewhere else.
+    /// To a replica with a reader of the stream: a newer reader is at another replica.
     Displaced {
         /// The stream.
         stream: StreamId,
-        /// Who is not its reader any more.
+        /// The displaced reader.
         attach: AttachId,
     },
-    /// To the writer of a stream: how far it is there, which may be further than in the store.
+    /// To the writer of a stream: asks for its tail, which may be ahead of the store.
     Where {
-        /// Who wants to know.
+        /// The replica that asks.
         from: Owner,
-        /// What the answer is to be called.
+        /// The number of the reply.
         number: u64,
         /// The stream.
         stream: StreamId,
     },
-    /// How far a stream is that was asked for.
+    /// The reply to [`Message::Where`].
     There {
-        /// What the question was called.
+        /// The number from the question.
         number: u64,
-        /// The last event; `None`: there is no such stream.
+        /// The last event, or `None` if there is no such stream.
         upto: Option<Seq>,
     },
-    /// To the replica that runs a call: a client has sent it again, elsewhere.
+    /// To the replica that runs a call: a client has repeated it at another replica.
     Repeated {
-        /// Who waits for the answer.
+        /// The replica that waits for the reply.
         from: Owner,
-        /// What the answer is to be called.
+        /// The number of the reply.
         number: u64,
         /// The fingerprint of the call.
         call: Base64,
-        /// What the record of the call says that its stream would be called.
+        /// The id of the call's stream by its claim record.
         #[serde(default)]
         run: Option<StreamId>,
-        /// The fingerprint of its body, where the client names it by a key.
+        /// The fingerprint of the call's body, or `None` if it has no `Idempotency-Key`.
         body: Option<Base64>,
     },
-    /// What a call that was sent again comes back to.
+    /// The reply to [`Message::Repeated`].
     Known {
-        /// What the question was called.
+        /// The number from the question.
         number: u64,
-        /// The answer.
-        known: Known,
+        /// The state of the call.
+        known: RepeatedCall,
     },
-    /// A client's request that may concern something at that replica.
+    /// A client's request that may concern a stream or session of that replica.
     Request {
-        /// Who waits for the answer.
+        /// The replica that waits for the reply.
         from: Owner,
-        /// What the answer is to be called.
+        /// The number of the reply.
         number: u64,
         /// The request.
-        request: Handed,
+        request: HttpMessage,
     },
-    /// What became of a request.
+    /// The reply to [`Message::Request`].
     Reply {
-        /// What it was called.
+        /// The number of the request.
         number: u64,
-        /// `None`: it concerns nothing there.
-        reply: Option<Handed>,
+        /// The HTTP response, or `None` if the request concerns nothing there.
+        reply: Option<HttpMessage>,
     },
 }
 
-/// What a replica knows of a call that was sent again.
+/// The state of a repeated call at the replica that ran it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Known {
-    /// Nothing.
+pub enum RepeatedCall {
+    /// No such call is known.
     Nothing,
-    /// A call that nobody comes back to any more: this is another one.
+    /// The earlier call was released: the repeated one is a new call.
     Another,
-    /// Its key was used with another body.
+    /// The key was used with another body.
     OtherBody,
-    /// It runs, and there is no word of its answer yet: to be asked again.
+    /// The call runs without a response yet: ask again.
     Waiting,
-    /// The answer is this stream.
+    /// The response is this stream.
     Stream(StreamId),
-    /// The answer that passed.
-    Answer(Handed),
-    /// It failed before there was an answer.
+    /// The response passed as it is.
+    Answer(HttpMessage),
+    /// The call failed before it had a response.
     Failed(Failure),
 }
 
-/// A reader of a stream, as its writer must know of it.
+/// The reader of a stream at another replica, for the writer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reader {
     /// The stream.
     pub stream: StreamId,
-    /// Where it reads.
+    /// The replica of the reader.
     pub from: Owner,
-    /// The reader; `None` once there is none.
+    /// The reader, or `None` if there is none any more.
     pub attach: Option<AttachId>,
-    /// The last event that was written to it.
+    /// The last event that was written to the reader.
     pub written: Seq,
-    /// The last event that a client confirmed there.
+    /// The last event that a client confirmed at that replica.
     pub confirmed: Seq,
-    /// A client has come back to the stream there.
+    /// True if a client has resumed the stream at that replica.
     pub returned: bool,
-    /// How often somebody asked for the stream there, read or not: more than before restarts its timers.
+    /// Number of requests for the stream at that replica, with or without a read. An increase restarts the stream's timers.
     pub touches: u64,
 }
 
-/// The head and the body of an HTTP message: a request and who made it, or an answer.
+/// The head and the body of an HTTP request, with its sender, or of an HTTP response.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handed {
-    /// `METHOD target`, or a status.
+pub struct HttpMessage {
+    /// `METHOD target`, or the status of a response.
     pub line: String,
-    /// Of a request: who is at the other end of its connection.
+    /// Peer address of the connection of a request.
     pub peer: IpAddr,
-    /// Of a request: whether that connection is encrypted.
+    /// True if the connection of a request is encrypted.
     pub is_secure: bool,
-    /// Of a request: the names in the certificate that its client showed there.
+    /// Names in the client certificate of a request, or `None` without one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub certificate: Option<CertificateNames>,
-    /// Names and values.
+    /// Header names and values.
     pub headers: Vec<(String, Base64)>,
     /// The whole body.
     pub body: Base64,
-    /// Whose request it is among those it is handed to.
+    /// The replica that answers a request, among those that get it.
     #[serde(default)]
     pub to: Recipient,
 }
 
-/// Which of the replicas that a request is handed to answers it.
+/// The replica that answers a forwarded request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Recipient {
-    /// One that it may concern.
+    /// Any replica that the request may concern.
     #[default]
     Any,
-    /// The one that runs the call, or has the question, that it names.
+    /// The replica that runs the call, or has the server→client request, that it names.
     Concerned,
-    /// The one where its session was opened.
+    /// The replica that opened its session.
     Home,
-    /// Each: its session has ended, and its server has been told.
+    /// Every replica: the session has ended, and its server knows.
     SessionOver,
 }
 
-impl Handed {
-    /// An answer.
+impl HttpMessage {
+    /// Returns the message of an HTTP response.
     pub fn answer(status: StatusCode, headers: &HeaderMap, body: Vec<u8>) -> Self {
         let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
         Self {
@@ -170,7 +170,7 @@ impl Handed {
     }
 }
 
-/// Bytes as text.
+/// Bytes that are base64 on the wire.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub struct Base64(pub Vec<u8>);
@@ -190,12 +190,12 @@ impl TryFrom<String> for Base64 {
 }
 
 impl Message {
-    /// Its bytes.
+    /// Returns the message's bytes.
     pub fn encode(&self) -> Vec<u8> {
-        serde_json::to_vec(self).expect("messages have no maps with keys that are no text")
+        serde_json::to_vec(self).expect("messages have no maps with keys other than text")
     }
 
-    /// Reads one; `None` for what is none that is known.
+    /// Reads a message. Returns `None` if it is malformed or unknown.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         serde_json::from_slice(bytes).ok()
     }
@@ -207,8 +207,8 @@ mod tests {
     use crate::protocol::error::ErrorCode;
 
     #[test]
-    fn a_message_comes_back_as_it_was_and_an_unknown_one_is_none() {
-        let request = Handed {
+    fn messages_round_trip_and_unknown_ones_are_skipped() {
+        let request = HttpMessage {
             line: "POST /mcp".to_owned(),
             peer: std::net::Ipv6Addr::LOCALHOST.into(),
             is_secure: true,
@@ -230,8 +230,8 @@ mod tests {
                 run: Some(stream),
                 body: None,
             },
-            Message::Known { number: 4, known: Known::Stream(stream) },
-            Message::Known { number: 5, known: Known::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },
+            Message::Known { number: 4, known: RepeatedCall::Stream(stream) },
+            Message::Known { number: 5, known: RepeatedCall::Failed(Failure::after_send(ErrorCode::UpstreamBroke)) },
             Message::Request { from: Owner(7), number: u64::MAX, request: request.clone() },
             Message::Reply { number: 1, reply: Some(request) },
         ] {

@@ -1,79 +1,79 @@
-//! Which replica a request belongs to, for all that it says itself.
+//! The replica that owns a request, as the request itself names it.
 //!
-//! A stream is at the replica that made it, and a session at the one whose server opened it; both are in what a client sends back.
-//! Nothing of it is believed: a request goes to whoever it names, and what it may have is decided there. Absent: which replicas
-//! there are, and what becomes of a request whose owner is gone.
+//! A stream belongs to the replica that created it, and a session to the one whose server opened it; clients send both back. Nothing here
+//! is verified: a request goes to the replica that it names, and that one decides about access. Absent: the list of replicas, and requests
+//! whose owner is gone.
 
 use http::{HeaderMap, Uri};
 
 use super::dialect::Params;
-use super::dialect::resume_tokens::Said;
+use super::dialect::resume_tokens::TokenField;
 use super::headers::{SessionId, names};
 use super::ids::{EventId, Owner, ResumeToken};
 use super::jsonrpc;
 use super::stream_url;
 
-/// Where a sidecar says who it is, and a balancer asks.
+/// Path under which a sidecar identifies itself to a balancer.
 pub const WELL_KNOWN: &str = "/.well-known/mcp-resume";
-/// Between the owner of a session and the name that its server gave it.
+/// Separator between the owner of a session and the session id of its server.
 const WRAPPED: char = '~';
-/// How every member that names a resume token is called, so that a body without it need not be read.
+/// Name of every member with a resume token. A body without it need not be parsed.
 const TOKEN: &[u8] = b"resumeToken";
 
-/// The replica that a request names, in the order in which this is looked for: by the event ID it has last, by its stream's URL, by a
-/// resume token in `body`, by its session. `body` is what is known of it, and may be cut off: then it names nothing.
+/// Returns the replica that a request names: by its `Last-Event-ID`, else its stream URL, else a resume token in `body`, else its session.
+/// `body` may be incomplete and then names none.
 pub fn named(headers: &HeaderMap, target: &Uri, body: &[u8]) -> Option<Owner> {
     of_head(headers, target).or_else(|| of_body(body)).or_else(|| of_session(headers))
 }
 
-/// The one that `Last-Event-ID` names, else the stream URL.
+/// Returns the replica that `Last-Event-ID` names, else the one of the stream URL.
 pub fn of_head(headers: &HeaderMap, target: &Uri) -> Option<Owner> {
     let last_event_id = headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()));
     last_event_id.or_else(|| stream_url::named(target)).and_then(|id| id.unverified_owner())
 }
 
-/// The one that a resume token in a POST's body names: the first that there is.
+/// Returns the replica that the first resume token in a POST's body names.
 pub fn of_body(body: &[u8]) -> Option<Owner> {
     memchr::memmem::find(body, TOKEN)?;
     jsonrpc::find_message(body, |message| {
         let message = message.as_bytes();
-        let in_call = || match Said::of(message, "tools/call") {
-            Said::Token(token) => token,
-            Said::Null | Said::Nothing => None,
+        let in_call = || match TokenField::of(message, "tools/call") {
+            TokenField::Token(token) => token,
+            TokenField::Null | TokenField::Absent => None,
         };
         let token = Params::of(message).resume_token.or_else(in_call)?;
         ResumeToken::parse(&token)?.handle().unverified_owner()
     })
 }
 
-/// The one that the name of the session begins with, where replicas write themselves into it.
+/// Returns the replica at the beginning of the session id in `headers`, if replicas wrap session ids.
 pub fn of_session(headers: &HeaderMap) -> Option<Owner> {
     of_name(&SessionId::from_headers(headers)?)
 }
 
-/// The same of a session's name.
+/// Returns the replica at the beginning of a session id.
 pub fn of_name(session: &SessionId) -> Option<Owner> {
     split(session).map(|(owner, _)| owner)
 }
 
-/// The name of a session as clients see it: its owner and what its server calls it. `None` where it would be too long for a header.
+/// Returns the session id that clients see: its owner and the server's session id. Returns `None` if it would be too long for a header.
 pub fn wrap(owner: Owner, session: &SessionId) -> Option<SessionId> {
     SessionId::parse(&format!("{owner}{WRAPPED}{}", session.as_str()))
 }
 
-/// The owner in a session's name, and what its server calls it; `None` where it has no owner.
+/// Returns the owner in a session id and the server's session id, or `None` if there is no owner in it.
 pub fn unwrap(session: &SessionId) -> Option<(Owner, SessionId)> {
     let (owner, name) = split(session)?;
     Some((owner, SessionId::parse(name)?))
 }
 
-/// What its server calls a session that clients call `name`, where that says `owner`.
+/// Returns the server's session id in `name`, or `None` if `name` does not begin with `owner`.
 pub fn strip(owner: Owner, name: &str) -> Option<&str> {
-    let (said, name) = name.split_once(WRAPPED)?;
-    (Owner::parse(said) == Some(owner) && !name.is_empty()).then_some(name)
+    let (prefix, name) = name.split_once(WRAPPED)?;
+    if Owner::parse(prefix) == Some(owner) && !name.is_empty() { Some(name) } else { None }
 }
 
-/// Nothing is left of the name where only an owner is there: that is none.
+/// Splits a session id into owner and server's session id. An id with an owner alone is not wrapped.
 fn split(session: &SessionId) -> Option<(Owner, &str)> {
     let (owner, name) = session.as_str().split_once(WRAPPED)?;
     if name.is_empty() { None } else { Some((Owner::parse(owner)?, name)) }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_of_what_names_an_owner_counts() {
+    fn the_first_name_of_an_owner_counts() {
         let id = ("last-event-id", format!("{}.7", handle(1).as_str()));
         let url = format!("/mcp?a=b&mcp-stream={}", handle(2).as_str());
         let body = format!(r#"{{"id":1,"method":"requests/resume","params":{{"resumeToken":"{}"}}}}"#, token(3));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_found_wherever_a_dialect_has_it() {
+    fn a_token_is_found_at_the_place_of_each_dialect() {
         let token = token(0xfe);
         let call = |params: &str| format!(r#"{{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{params}}}"#);
         let other = call(r#"{"name":"a"}"#);
@@ -135,7 +135,7 @@ mod tests {
         let params = call(&format!(r#"{{"resumeToken":"{token}"}}"#));
         for body in [arguments.clone(), params, format!("[{other},{arguments}]")] {
             assert_eq!(of_body(body.as_bytes()), Some(Owner(0xfe)), "{body}");
-            // What was cut off names nothing, and breaks nothing.
+            // An incomplete body names none.
             for end in 0..body.len() {
                 assert_eq!(of_body(&body.as_bytes()[..end]), None);
             }

@@ -1,8 +1,8 @@
 //! The wire form of the stream URL, [SEP-1335]: a `Link` with a target on the endpoint that names one stream.
 //!
-//! The target is a reference relative to the request that is answered, `?<its own query>&mcp-stream=<handle>`, so that it holds
-//! behind whatever ends TLS or rewrites paths in front. It opens what an event ID opens, and so it is taken out of a request
-//! before anybody else sees that. Absent: whether the stream exists, and may be had by this caller.
+//! The target is a reference relative to the request's own, `?<its own query>&mcp-stream=<handle>`, so that it stays valid behind proxies
+//! that end TLS or rewrite paths. It grants the same access as an event ID, so the parameter is removed from a request before other
+//! code sees it. Absent: the existence of the stream, and the caller's right to it.
 //!
 //! [SEP-1335]: https://github.com/modelcontextprotocol/modelcontextprotocol/issues/1335
 
@@ -18,16 +18,16 @@ const PARAMETER: &str = "mcp-stream";
 /// The relation of the link.
 const RELATION: &str = "stream";
 
-/// What the parameter says.
+/// The value of the parameter.
 #[derive(Clone, Debug)]
 pub enum Named {
-    /// This stream, from its first event on; not yet believed.
+    /// This stream, from its first event on; not yet verified.
     Stream(EventId),
-    /// Nothing of our format, or several streams.
+    /// A value of another format, or several streams.
     Malformed,
 }
 
-/// Takes the parameter out of a request's target; `None` where there is none.
+/// Removes the parameter from a request's target and returns its value, or `None` if there is none.
 pub fn take(target: &mut Uri) -> Option<Named> {
     let query = target.query()?;
     if !query.contains(PARAMETER) {
@@ -49,7 +49,7 @@ pub fn take(target: &mut Uri) -> Option<Named> {
     Some(named)
 }
 
-/// The target from which [`take`] takes this handle's stream.
+/// Returns the target from which [`take`] takes this handle's stream.
 pub fn with(target: &Uri, handle: &str) -> String {
     match target.query() {
         Some(query) => format!("{}?{query}&{PARAMETER}={handle}", target.path()),
@@ -57,7 +57,7 @@ pub fn with(target: &Uri, handle: &str) -> String {
     }
 }
 
-/// The stream that a request's target names; `None` as well where it names several, or none of our format.
+/// Returns the stream that a request's target names, or `None` if it names none, several, or one of another format.
 pub fn named(target: &Uri) -> Option<EventId> {
     match take(&mut target.clone())? {
         Named::Stream(id) => Some(id),
@@ -65,8 +65,8 @@ pub fn named(target: &Uri) -> Option<EventId> {
     }
 }
 
-/// Says in a head by which URL the stream can be resumed, for the answer to a request with this query (without our parameter). A
-/// link of this relation that is there is replaced, others stay; and no page tells another the URL.
+/// Adds the link to the stream to the response head of a request with this query (without the parameter). A link of this relation is
+/// replaced, and others stay. The referrer policy keeps pages from disclosing the URL.
 pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
     let own = query.filter(|query| !query.is_empty()).map(|query| format!("{query}&")).unwrap_or_default();
     let target = format!("{own}{PARAMETER}={}", handle.as_str());
@@ -86,10 +86,10 @@ pub fn put(headers: &mut HeaderMap, query: Option<&str>, handle: &Handle) {
 
 fn value_of(parameter: &str) -> Option<&str> {
     let (name, value) = parameter.split_once('=').unwrap_or((parameter, ""));
-    (name == PARAMETER).then_some(value)
+    if name == PARAMETER { Some(value) } else { None }
 }
 
-/// What a query may hold by habit, but a link target between angle brackets must not.
+/// Escapes bytes that queries hold in practice, and that a link target between angle brackets must not.
 fn escaped(query: &str) -> String {
     let mut escaped = String::with_capacity(query.len());
     for byte in query.bytes() {
@@ -103,21 +103,21 @@ fn escaped(query: &str) -> String {
     escaped
 }
 
-/// Whether a link ([RFC 8288 §3]) has our relation, alone or among others; its first `rel` counts.
+/// Returns true if a link ([RFC 8288 §3]) has this relation, alone or among others. The first `rel` counts.
 ///
 /// [RFC 8288 §3]: https://www.rfc-editor.org/rfc/rfc8288#section-3
 fn is_stream(link: &[u8]) -> bool {
     let relations = split(link, b';').skip(1).find_map(|parameter| {
         let at = parameter.iter().position(|byte| *byte == b'=')?;
         let is_rel = parameter[..at].trim_ascii().eq_ignore_ascii_case(b"rel");
-        is_rel.then(|| parameter[at + 1..].trim_ascii())
+        if is_rel { Some(parameter[at + 1..].trim_ascii()) } else { None }
     });
     let unquoted = relations.unwrap_or_default();
     let unquoted = unquoted.strip_prefix(b"\"").and_then(|rest| rest.strip_suffix(b"\"")).unwrap_or(unquoted);
     unquoted.split(u8::is_ascii_whitespace).any(|relation| relation.eq_ignore_ascii_case(RELATION.as_bytes()))
 }
 
-/// The trimmed, non-empty parts between separators that stand neither in `<…>` nor in a quoted string.
+/// Splits `text` at separators outside `<…>` and quoted strings, into trimmed, non-empty parts.
 fn split(text: &[u8], separator: u8) -> impl Iterator<Item = &[u8]> {
     let (mut in_target, mut in_quotes, mut is_escaped) = (false, false, false);
     let separates = move |byte: &u8| {
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_put_is_taken_again() {
+    fn a_link_can_be_taken_again() {
         for query in [None, Some(""), Some("a=1&b"), Some("a=\u{e9}")] {
             let links = links(&[], query);
             let target = links[0].strip_prefix('<').and_then(|link| link.strip_suffix(">; rel=\"stream\"")).unwrap();
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn other_parameters_stay_and_ours_goes_in_any_case() {
+    fn other_parameters_stay_and_the_stream_is_removed_even_if_malformed() {
         let handle = handle();
         let of = |query: &str| {
             let mut uri: Uri = format!("http://h/mcp?{query}").parse().unwrap();
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_of_the_servers_is_replaced_and_others_stay() {
+    fn a_link_of_the_server_with_this_relation_is_replaced_and_others_stay() {
         let ours = format!("<?mcp-stream={}>; rel=\"stream\"", handle().as_str());
         let lines = [
             r#"</a,b>; rel=next; title="x, rel=stream", </theirs>; REL=Stream"#,
@@ -207,7 +207,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn of_any_links_one_leads_to_a_stream(lines in prop::collection::vec(r#"[<>";,=\\ a]{0,12}(; ?rel="?stream"?)?"#, 0..4)) {
+        fn exactly_one_link_leads_to_a_stream(lines in prop::collection::vec(r#"[<>";,=\\ a]{0,12}(; ?rel="?stream"?)?"#, 0..4)) {
             let mut headers = HeaderMap::new();
             for line in &lines {
                 headers.append(LINK, line.trim().parse().unwrap());

@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, Response};
 use super::{Credentials, ResponseBody, Upstream};
 use crate::config::ResumeTokens;
 use crate::event_log::{EventLog, Opened};
-use crate::protocol::dialect::resume_tokens::Listed;
+use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::headers::{self, SessionId};
 use crate::protocol::ids::IssuedSession;
 use crate::protocol::jsonrpc;
@@ -69,7 +69,7 @@ impl ResponseObserver {
             self.note_initialized(&message, log, credentials);
         }
         let Some(tokens) = &self.tools else { return message };
-        let Listed { tools, edited } = Listed::of(&message, |name| tokens.tools.contains(name));
+        let ToolList { tools, edited } = ToolList::of(&message, |name| tokens.tools.contains(name));
         upstream.observed().note_tools(tools);
         edited.map_or(message, Bytes::from)
     }

@@ -10,7 +10,7 @@ use http::request::Parts;
 use super::body::collect;
 use super::{Forwarded, Upstream, synthetic};
 use crate::config::ResumeTokens;
-use crate::protocol::dialect::resume_tokens::Listed;
+use crate::protocol::dialect::resume_tokens::ToolList;
 use crate::protocol::{headers, jsonrpc, sse};
 use crate::random;
 
@@ -58,7 +58,7 @@ impl Upstream {
         let body = collect(answer.into_body(), PAGE_MAX).await.ok()?;
         let messages = if is_sse { events(&body) } else { vec![body] };
         messages.iter().find_map(|message| {
-            let Listed { tools, .. } = Listed::of(message, |name| tokens.tools.contains(name));
+            let ToolList { tools, .. } = ToolList::of(message, |name| tokens.tools.contains(name));
             self.observed().note_tools(tools);
             jsonrpc::member(message, &["result", "nextCursor"]).filter(|cursor| *cursor != "null").map(str::to_owned)
         })

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::identity::ownership::Binding;
+use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;
-use crate::protocol::dialect::resume_tokens::Sameness;
 use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Policy, Snapshot, SnapshotDigest};
@@ -37,7 +37,7 @@ pub(in crate::event_log) struct About {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slicing {
     /// Which calls may carry it on.
-    pub sameness: Sameness,
+    pub sameness: CallDigest,
     /// What its result looks like.
     pub form: Form,
     /// How long a slice is.

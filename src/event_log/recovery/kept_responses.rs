@@ -17,7 +17,7 @@ use crate::event_log::backing::{Backing, LOOK_AGAIN};
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
-use crate::protocol::cluster::{Handed, Known};
+use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
 use crate::store::{Error, Standing};
@@ -59,7 +59,7 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn kept_answer(&self, run: StreamId) -> Result<Option<Known>, Error> {
+    pub async fn kept_answer(&self, run: StreamId) -> Result<Option<RepeatedCall>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         let record = backing.store.get(&key(run)).wait().await?;
         Ok(record.and_then(|record| match serde_json::from_slice(&record) {
@@ -103,23 +103,27 @@ impl Late {
 }
 
 /// What `head` is for somebody who sends the call again elsewhere.
-pub(in crate::event_log) fn known_by(stream: StreamId, head: &Head) -> Known {
+pub(in crate::event_log) fn known_by(stream: StreamId, head: &Head) -> RepeatedCall {
     match head {
-        Head::Waiting => Known::Waiting,
-        Head::Stream(..) | Head::Committed | Head::TakenOver => Known::Stream(stream),
-        Head::Failed(failure) => Known::Failed(*failure),
+        Head::Waiting => RepeatedCall::Waiting,
+        Head::Stream(..) | Head::Committed | Head::TakenOver => RepeatedCall::Stream(stream),
+        Head::Failed(failure) => RepeatedCall::Failed(*failure),
         Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= ANSWER_MAX) {
-            Some(body) => Known::Answer(Handed::answer(plain.status, &plain.headers, body.to_vec())),
+            Some(body) => RepeatedCall::Answer(HttpMessage::answer(plain.status, &plain.headers, body.to_vec())),
             // As for a retry here that comes second: the first one has it.
-            None => Known::Failed(Failure::after_send(ErrorCode::StreamLost)),
+            None => RepeatedCall::Failed(Failure::after_send(ErrorCode::StreamLost)),
         },
     }
 }
 
 fn record_of(stream: &Stream, head: &Head) -> Option<(Bytes, Duration)> {
     let known = match known_by(stream.id(), head) {
-        known @ (Known::Answer(_) | Known::Failed(_)) => known,
-        Known::Nothing | Known::Another | Known::OtherBody | Known::Waiting | Known::Stream(_) => return None,
+        known @ (RepeatedCall::Answer(_) | RepeatedCall::Failed(_)) => known,
+        RepeatedCall::Nothing
+        | RepeatedCall::Another
+        | RepeatedCall::OtherBody
+        | RepeatedCall::Waiting
+        | RepeatedCall::Stream(_) => return None,
     };
     let record = serde_json::to_vec(&known).expect("a record has no maps with keys that are no text");
     Some((record.into(), stream.look(|machine| machine.policy().retention)))

@@ -19,7 +19,7 @@ use crate::event_log::backing::claim::{
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::log::EventLog;
 use crate::event_log::recovery::kept_responses;
-use crate::protocol::cluster::{Base64, Known};
+use crate::protocol::cluster::{Base64, RepeatedCall};
 use crate::protocol::ids::StreamId;
 use crate::store::Error;
 
@@ -130,25 +130,25 @@ impl EventLog {
 
     /// Returns what this replica knows of a call that was sent again at another one, where `run` is what its record names, and `body` is
     /// there if it has a key. Waits for a word of its answer, and not for long.
-    pub async fn known(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> Known {
-        let Some(call) = Fingerprint::from_wire(call) else { return Known::Nothing };
+    pub async fn known(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
+        let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
         // One that was claimed a moment ago may not be registered yet.
         drop(self.retries().registering(call).await);
         let Some(stream) = self.retries().find(&call) else {
             let is_released = run.is_some_and(|run| self.has_released(run));
-            return if is_released { Known::Another } else { Known::Nothing };
+            return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };
         stream.wait_for_detach().await;
         if !stream.may_return(body.is_some()) {
-            return Known::Another;
+            return RepeatedCall::Another;
         }
         if stream.body() != body.and_then(Fingerprint::from_wire) {
-            return Known::OtherBody;
+            return RepeatedCall::OtherBody;
         }
         stream.touch();
         match tokio::time::timeout(HEAD_WAIT, stream.head()).await {
             Ok(head) => kept_responses::known_by(stream.id(), &head),
-            Err(_) => Known::Waiting,
+            Err(_) => RepeatedCall::Waiting,
         }
     }
 

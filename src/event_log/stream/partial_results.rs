@@ -141,7 +141,7 @@ mod tests {
 
     use super::*;
     use crate::clock;
-    use crate::protocol::dialect::resume_tokens::{Form, Sameness};
+    use crate::protocol::dialect::resume_tokens::{CallDigest, Form};
     use crate::protocol::ids::{Keyring, Owner, StoreEpoch, StreamId, StreamKind};
 
     fn names(id: u64) -> Names {
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_first_slice_and_the_latest_are_kept() {
-        let sameness = Sameness::of(b"{}", "m").unwrap();
+        let sameness = CallDigest::of(b"{}", "m").unwrap();
         let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(1), first: names(0) };
         let slices = Slices::new(slicing);
         let now = clock::now();

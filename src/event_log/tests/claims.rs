@@ -4,7 +4,7 @@ use super::sharing::finish;
 use super::*;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::{Claim, Claimed, Match};
-use crate::protocol::cluster::Known;
+use crate::protocol::cluster::RepeatedCall;
 use crate::protocol::error::{ErrorCode, Failure};
 
 const CLAIM: Claim = Claim { retention: RETENTION, body: None };
@@ -21,9 +21,9 @@ async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
     store.set_deaf(false);
     let Claimed::Before(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else { panic!("the store has it") };
     assert!(one.has_released(run.stream));
-    assert_eq!(one.known(&call.to_wire(), Some(run.stream), None).await, Known::Another, "it never ran");
+    assert_eq!(one.known(&call.to_wire(), Some(run.stream), None).await, RepeatedCall::Another, "it never ran");
     let other = StreamId::from_bytes([1; 12]);
-    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, Known::Nothing, "no replica knows that one");
+    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, RepeatedCall::Nothing, "no replica knows that one");
     tokio::time::sleep(Duration::from_secs(1)).await;
     let claimed = two.claim(&call, CLAIM, false).await.unwrap();
     assert!(matches!(claimed, Claimed::Here(_)), "{claimed:?}");
@@ -75,7 +75,7 @@ async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
     assert!(log.kept_answer(stream.id()).await.unwrap().is_none());
     tokio::time::sleep(Duration::from_secs(1)).await;
     let kept = log.kept_answer(stream.id()).await.unwrap();
-    assert!(matches!(kept, Some(Known::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
+    assert!(matches!(kept, Some(RepeatedCall::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
     tokio::time::sleep(RETENTION * 3 / 4 + Duration::from_secs(2)).await;
     assert!(log.kept_answer(stream.id()).await.unwrap().is_none(), "and no longer than any other");
 }

@@ -1,7 +1,7 @@
 //! Events larger than a piece: they go out in parts, and no more of them is held for a connection than one part.
 
 use super::*;
-use crate::protocol::dialect::resume_tokens::{Form, Names, Sameness};
+use crate::protocol::dialect::resume_tokens::{CallDigest, Form, Names};
 use crate::protocol::stream::Ending;
 
 const PIECE: usize = 16 * 1024;
@@ -149,7 +149,7 @@ fn a_piece_counts_until_it_is_dropped() {
 fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
     let log = log_with(None);
     let names = |id: &str| Names { id: RequestId::Number(id.into()), progress: None };
-    let sameness = Sameness::of(b"{}", "m").unwrap();
+    let sameness = CallDigest::of(b"{}", "m").unwrap();
     let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names("1") };
     let part = log.admit(&share(&log, 0), 0).unwrap();
     let stream = log.create(Spec { slicing: Some(slicing), ..spec() }, part);

@@ -1,8 +1,8 @@
-//! The wire forms of the resumption proposals whose messages are JSON-RPC: [SEP-975], resumable requests, and [#899], resumable
-//! streams; those of resume tokens in a module of their own.
+//! The wire forms of the resumption proposals with JSON-RPC messages: [SEP-975], resumable requests, and [#899], resumable streams. Resume
+//! tokens have a module of their own.
 //!
-//! Owned here: the names, what is read of a request, what is written. Absent: which stream is meant and what it holds (the event
-//! log), and the proposals that speak by headers and URLs.
+//! Owned here: the names, the parsed parameters of requests, and the written messages. Absent: the streams and their events (the event
+//! log), and the proposals that use headers and URLs.
 //!
 //! [SEP-975]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/925
 //! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
@@ -16,12 +16,12 @@ use serde_json::{Value, json};
 
 use super::jsonrpc::{self, RequestId};
 
-/// What a client declares in `initialize` to get resume policies.
+/// Capability in `initialize` of a client that understands resume policies.
 const RESUMABLE_REQUESTS: &str = "resumableRequests";
-/// What a client declares in `initialize` to get streams.
+/// Capability in `initialize` of a client that understands streams.
 const RESUMABLE_STREAMS: &str = "streams";
 
-/// The dialects a client has declared, or a proxy speaks.
+/// A set of dialects: those that a client has declared, or that the proxy speaks.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Declared {
     /// SEP-975.
@@ -31,10 +31,10 @@ pub struct Declared {
 }
 
 impl Declared {
-    /// All of them.
+    /// All dialects.
     pub const ALL: Self = Self { resumable_requests: true, resumable_streams: true };
 
-    /// What an `initialize` declares.
+    /// Returns the dialects that an `initialize` declares.
     pub fn of_initialize(body: &[u8]) -> Self {
         let has = |path| jsonrpc::member(body, path).is_some_and(|value| !matches!(value, "null" | "false"));
         Self {
@@ -43,9 +43,9 @@ impl Declared {
         }
     }
 
-    /// An `initialize` without what it declares of these: the client shall see one policy, and that is the proxy's. `None` where
-    /// there is nothing to take out; every other byte stays.
-    pub fn taken_out_of(self, body: &[u8]) -> Option<Vec<u8>> {
+    /// Returns an `initialize` without its declarations of these dialects, so that the client sees one policy, the proxy's. Returns `None` if
+    /// it declares none of them. Every other byte stays.
+    pub fn remove_from(self, body: &[u8]) -> Option<Vec<u8>> {
         let names: Vec<&str> =
             [(self.resumable_requests, RESUMABLE_REQUESTS), (self.resumable_streams, RESUMABLE_STREAMS)]
                 .into_iter()
@@ -54,21 +54,21 @@ impl Declared {
         jsonrpc::without_members(body, &["params", "capabilities"], &names)
     }
 
-    /// Those of both.
-    pub fn and(self, other: Self) -> Self {
+    /// Returns the dialects that are in both sets.
+    pub fn intersection(self, other: Self) -> Self {
         Self {
             resumable_requests: self.resumable_requests && other.resumable_requests,
             resumable_streams: self.resumable_streams && other.resumable_streams,
         }
     }
 
-    /// Whether there is any.
+    /// Returns true if the set is not empty.
     pub fn is_any(self) -> bool {
         self.resumable_requests || self.resumable_streams
     }
 }
 
-/// A request that the proxy answers itself.
+/// A request that the proxy handles itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Method {
     /// `requests/resume`
@@ -82,31 +82,31 @@ pub enum Method {
 }
 
 impl Method {
-    /// The method of that name, if it belongs to a dialect of `spoken`.
-    pub fn parse(name: &str, spoken: Declared) -> Option<Self> {
+    /// Returns the method of that name, or `None` if it belongs to no dialect of `enabled`.
+    pub fn parse(name: &str, enabled: Declared) -> Option<Self> {
         match name {
-            "requests/resume" => Some(Self::ResumeRequest).filter(|_| spoken.resumable_requests),
-            "requests/getStatus" => Some(Self::GetRequestStatus).filter(|_| spoken.resumable_requests),
-            "stream/resume" => Some(Self::ResumeStream).filter(|_| spoken.resumable_streams),
-            "stream/poll" => Some(Self::PollStream).filter(|_| spoken.resumable_streams),
+            "requests/resume" if enabled.resumable_requests => Some(Self::ResumeRequest),
+            "requests/getStatus" if enabled.resumable_requests => Some(Self::GetRequestStatus),
+            "stream/resume" if enabled.resumable_streams => Some(Self::ResumeStream),
+            "stream/poll" if enabled.resumable_streams => Some(Self::PollStream),
             _ => None,
         }
     }
 }
 
-/// What such a request names; what it lacks or has in another type is `None`.
+/// Parameters of such a request. A parameter that is absent or has another type is `None`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Params {
-    /// The token that the proxy gave.
+    /// The resume token.
     pub resume_token: Option<String>,
-    /// The request whose status is wanted.
+    /// The request whose status is requested.
     pub request_id: Option<RequestId>,
-    /// The stream.
+    /// The stream's id.
     pub stream_id: Option<String>,
 }
 
 impl Params {
-    /// Of this request.
+    /// Parses the parameters of a request.
     pub fn of(body: &[u8]) -> Self {
         let text = |path| jsonrpc::member(body, path).and_then(|value| serde_json::from_str(value).ok());
         Self {
@@ -117,41 +117,42 @@ impl Params {
     }
 }
 
-/// How long a client may wait before it comes back, in whole seconds; what is `None` is not said.
+/// Limits for the time before a client reconnects, in whole seconds. A limit that is `None` is not written.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Waits {
-    /// At least.
+    /// Lower limit.
     pub min: Option<u64>,
-    /// At most.
+    /// Upper limit.
     pub max: Option<u64>,
 }
 
 impl Waits {
-    /// `min` of zero and `max` of never are not said. Less than a second is a second: zero would mean something else.
+    /// Creates limits in seconds. A `min` of zero and a `max` of never are not written. Less than a second becomes a second, because zero
+    /// would have another meaning.
     pub fn new(min: Duration, max: Option<Duration>) -> Self {
         let secs = |wait: Duration| wait.as_secs().max(1);
-        Self { min: Some(min).filter(|min| !min.is_zero()).map(secs), max: max.map(secs) }
+        Self { min: if min.is_zero() { None } else { Some(secs(min)) }, max: max.map(secs) }
     }
 }
 
-/// Where a stream stands, for one who asks.
+/// The status of a stream for its client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Status {
-    /// No response is owed any more.
+    /// True if no response is owed any more.
     pub is_completed: bool,
-    /// A response was a JSON-RPC error.
+    /// True if a response was a JSON-RPC error.
     pub has_failed: bool,
-    /// Messages that were not confirmed; announcements of the dialects' own are none.
+    /// Number of unconfirmed messages, without announcements of the dialects.
     pub pending: u64,
-    /// A request of the server's waits for its answer.
+    /// True if a server→client request is unanswered.
     pub awaits_input: bool,
-    /// One of those was not confirmed either.
+    /// True if an unanswered server→client request is unconfirmed too.
     pub has_request: bool,
-    /// The error was not confirmed.
+    /// True if the error is unconfirmed.
     pub has_error: bool,
 }
 
-/// SEP-975: how `request` may be resumed.
+/// Writes the resume policy of `request` (SEP-975).
 pub fn resume_policy(request: &RequestId, token: &str, waits: Waits) -> Vec<u8> {
     let mut params = json!({ "requestId": value(request), "resumeToken": token });
     put(&mut params, "minWait", waits.min);
@@ -159,7 +160,7 @@ pub fn resume_policy(request: &RequestId, token: &str, waits: Waits) -> Vec<u8> 
     notification("notifications/requests/resumePolicy", params)
 }
 
-/// #899: how the stream that answers `request` (`None`: that answers none) may be resumed.
+/// Writes the announcement of the stream for `request`, or of a standalone stream if it is `None` (#899).
 pub fn stream_create(stream: &str, token: &str, request: Option<&RequestId>, waits: Waits) -> Vec<u8> {
     let mut interval = json!({});
     put(&mut interval, "min", waits.min);
@@ -171,12 +172,12 @@ pub fn stream_create(stream: &str, token: &str, request: Option<&RequestId>, wai
     notification("notifications/stream/create", params)
 }
 
-/// #899: nothing more comes on the stream.
+/// Writes the end of a stream (#899).
 pub fn stream_end(stream: &str) -> Vec<u8> {
     notification("notifications/stream/end", json!({ "streamId": stream }))
 }
 
-/// SEP-975: the answer to `requests/getStatus` with this id.
+/// Writes the response to `requests/getStatus` (SEP-975).
 pub fn request_status(id: &RequestId, request: &RequestId, status: Status) -> Vec<u8> {
     let word = match (status.is_completed, status.has_failed) {
         (false, _) => "processing",
@@ -192,7 +193,7 @@ pub fn request_status(id: &RequestId, request: &RequestId, status: Status) -> Ve
     response(id, &result)
 }
 
-/// #899: the answer to `stream/poll` with this id.
+/// Writes the response to `stream/poll` (#899).
 pub fn stream_status(id: &RequestId, stream: &str, status: Status) -> Vec<u8> {
     let result = json!({
         "streamId": stream,
@@ -204,7 +205,7 @@ pub fn stream_status(id: &RequestId, stream: &str, status: Status) -> Vec<u8> {
     response(id, &result)
 }
 
-/// #899: the answer to `stream/resume` itself, behind all that was resumed.
+/// Writes the response to `stream/resume`, which follows the resumed messages (#899).
 pub fn resumed(id: &RequestId) -> Vec<u8> {
     response(id, &json!({}))
 }
@@ -219,12 +220,12 @@ fn notification(method: &str, params: Value) -> Vec<u8> {
     json!({ "jsonrpc": "2.0", "method": method, "params": params }).to_string().into_bytes()
 }
 
-/// The id byte for byte as its client wrote it.
+/// Writes a response with the id byte for byte as its client wrote it.
 fn response(id: &RequestId, result: &Value) -> Vec<u8> {
     format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, id.to_json()).into_bytes()
 }
 
-/// A number too large for JSON in this library would be another one.
+/// Returns an id as a value. A number that the JSON library cannot represent exactly becomes text.
 fn value(id: &RequestId) -> Value {
     serde_json::from_str(&id.to_json()).unwrap_or_else(|_| Value::from(id.to_json()))
 }
@@ -236,27 +237,27 @@ mod tests {
     const ID: fn() -> RequestId = || RequestId::Number("7".into());
 
     #[test]
-    fn what_a_client_declares_is_read_and_taken_out() {
+    fn declared_dialects_are_parsed_and_removed() {
         let body =
             br#"{"id":1,"params":{"capabilities":{"sampling":{},"streams":{"a":1}, "resumableRequests":{}},"x":"y"}}"#;
         let declared = Declared::of_initialize(body);
         assert_eq!(declared, Declared { resumable_requests: true, resumable_streams: true });
         let streams = Declared { resumable_requests: false, ..declared };
         assert_eq!(
-            streams.taken_out_of(body).unwrap(),
+            streams.remove_from(body).unwrap(),
             br#"{"id":1,"params":{"capabilities":{"sampling":{},"resumableRequests":{}},"x":"y"}}"#
         );
         assert_eq!(
-            declared.taken_out_of(body).unwrap(),
+            declared.remove_from(body).unwrap(),
             br#"{"id":1,"params":{"capabilities":{"sampling":{}},"x":"y"}}"#
         );
         let none = br#"{"id":1,"params":{"capabilities":{"streams":null}}}"#;
         assert_eq!(Declared::of_initialize(none), Declared::default());
-        assert_eq!(declared.taken_out_of(br#"{"params":{"capabilities":[]}}"#), None);
+        assert_eq!(declared.remove_from(br#"{"params":{"capabilities":[]}}"#), None);
     }
 
     #[test]
-    fn only_methods_of_spoken_dialects_are_ours() {
+    fn only_methods_of_enabled_dialects_are_handled() {
         let both = Declared { resumable_requests: true, resumable_streams: true };
         let requests = Declared { resumable_streams: false, ..both };
         assert_eq!(Method::parse("stream/poll", both), Some(Method::PollStream));
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn params_of_another_type_are_not_there() {
+    fn params_of_another_type_are_none() {
         let params = Params::of(br#"{"params":{"resumeToken":"a\u0062","requestId":1.0,"streamId":3}}"#);
         let request_id = Some(RequestId::Number("1.0".into()));
         assert_eq!(params, Params { resume_token: Some("ab".into()), request_id, stream_id: None });
@@ -282,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn announcements_name_what_the_documents_want() {
+    fn announcements_have_the_documented_members() {
         let waits = Waits { min: Some(1), max: Some(600) };
         let policy: Value = serde_json::from_slice(&resume_policy(&ID(), "t", waits)).unwrap();
         assert_eq!(
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_says_how_it_ended_and_what_is_left() {
+    fn a_status_has_the_outcome_and_the_pending_messages() {
         let running = Status {
             is_completed: false,
             has_failed: true,

@@ -1,8 +1,8 @@
-//! The wire form of resume tokens, [#1003]: a call that takes too long is answered with a token in place of its result, and goes on
-//! where the same call comes again with it.
+//! The wire form of resume tokens, [#1003]: a call that takes too long gets an interim result with a token, and goes on when the client
+//! repeats it with the token.
 //!
-//! Owned here: what is read of such a call, when two calls are the same, the interim result, what becomes of a message of the first
-//! call that another one carries on, and what `tools/list` says of it. Bytes that need not change stay.
+//! Owned here: the token of a call, the equality of calls, the interim result, the renaming of messages from the first call to the one that
+//! continues it, and the parameter in `tools/list`. Bytes that need not change stay.
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
 
@@ -17,16 +17,16 @@ use sha2::{Digest, Sha256};
 
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 
-/// The method whose arguments may hold the token as well: a model fills in those alone.
+/// The method whose arguments may hold the token too, because a model fills in only those.
 pub const CALLS_TOOL: &str = "tools/call";
 
 const TOKEN: &str = "resumeToken";
 const META: &str = "_meta";
 const ARGUMENTS: &str = "arguments";
-/// How long a token is good for, in seconds, in the `_meta` of an interim result.
+/// Member with the validity of a token in seconds, in the `_meta` of an interim result.
 const TTL: &str = "io.github.mcp-resume/ttl";
 
-/// Methods of the protocol's own whose results must hold more than an interim result can, or that wait for nothing.
+/// Methods of the protocol that never get an interim result: their results need more members, or they do not wait.
 const WHOLE: [&str; 14] = [
     "initialize",
     "ping",
@@ -44,31 +44,31 @@ const WHOLE: [&str; 14] = [
     "tools/list",
 ];
 
-/// Whether `method` may be answered in slices by its name alone: tools are named one by one.
+/// Returns true if `method` may be answered in slices by its name alone. Tools are configured one by one.
 pub fn may_be_sliced(method: &str) -> bool {
     let is_dialect = ["requests/", "stream/", "notifications/"].iter().any(|prefix| method.starts_with(prefix));
     !method.is_empty() && !is_dialect && !WHOLE.contains(&method)
 }
 
-/// What a call says in the place of its token.
+/// The field of a call that may hold a token.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Said {
-    /// There is none.
-    Nothing,
-    /// Null, which is as good as none and is not for the server.
+pub enum TokenField {
+    /// No field.
+    Absent,
+    /// Null, which counts as no token and is not sent to the server.
     Null,
-    /// A token; `None` where it is no text.
+    /// A token, or `None` if the value is not text.
     Token(Option<String>),
 }
 
-impl Said {
-    /// Of a call of `method`.
+impl TokenField {
+    /// Parses the field of a call of `method`.
     pub fn of(body: &[u8], method: &str) -> Self {
-        let arguments = (method == CALLS_TOOL).then(|| jsonrpc::member(body, &["params", ARGUMENTS, TOKEN])).flatten();
+        let arguments = if method == CALLS_TOOL { jsonrpc::member(body, &["params", ARGUMENTS, TOKEN]) } else { None };
         let given = [jsonrpc::member(body, &["params", TOKEN]), arguments];
         let mut given = given.into_iter().flatten().peekable();
         if given.peek().is_none() {
-            return Self::Nothing;
+            return Self::Absent;
         }
         match given.find(|value| *value != "null") {
             None => Self::Null,
@@ -77,25 +77,25 @@ impl Said {
     }
 }
 
-/// A call of `method` as the server gets it.
+/// Returns a call of `method` without tokens, for the server.
 pub fn without_token(body: &[u8], method: &str) -> Vec<u8> {
     let without = |body: &[u8], path| jsonrpc::without_members(body, path, &[TOKEN]);
     let body = without(body, &["params"]).unwrap_or_else(|| body.to_vec());
-    let edited = (method == CALLS_TOOL).then(|| without(&body, &["params", ARGUMENTS])).flatten();
+    let edited = if method == CALLS_TOOL { without(&body, &["params", ARGUMENTS]) } else { None };
     edited.unwrap_or(body)
 }
 
-/// The token under which a call wants to hear of its progress.
+/// Returns the `progressToken` of a call.
 pub fn progress_token(body: &[u8]) -> Option<RequestId> {
     jsonrpc::member(body, &["params", META, "progressToken"]).and_then(RequestId::from_json)
 }
 
-/// What makes two calls the same: method and parameters, compared as JSON values, without tokens and `_meta`.
+/// Digest of a call's method and parameters. Parameters are compared as JSON values, without tokens and `_meta`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct Sameness([u8; 32]);
+pub struct CallDigest([u8; 32]);
 
-impl Sameness {
-    /// Of a call of `method`; `None` where its parameters cannot be read.
+impl CallDigest {
+    /// Returns the digest of a call of `method`, or `None` if its parameters cannot be parsed.
     pub fn of(body: &[u8], method: &str) -> Option<Self> {
         let place = if method == CALLS_TOOL { Place::ToolParams } else { Place::Params };
         let params = match jsonrpc::member(body, &["params"]) {
@@ -113,7 +113,7 @@ impl Sameness {
     }
 }
 
-/// What the result of a method holds besides.
+/// The required member of a method's result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub enum Form {
     /// `content`
@@ -122,12 +122,12 @@ pub enum Form {
     Contents,
     /// `messages`
     Messages,
-    /// Nothing that is known.
+    /// No known member.
     Bare,
 }
 
 impl Form {
-    /// That of `method`.
+    /// Returns the form of `method`.
     pub fn of(method: &str) -> Self {
         match method {
             CALLS_TOOL => Self::Content,
@@ -138,7 +138,7 @@ impl Form {
     }
 }
 
-/// The answer to a call with this id that is still running: it may be continued by `token` for so many seconds.
+/// Writes the interim result of a running call: it may be continued with `token` for `ttl` seconds.
 pub fn interim_result(id: &RequestId, form: Form, token: &str, ttl: Option<u64>) -> Vec<u8> {
     let mut result = json!({ "nextResumeToken": token });
     match form {
@@ -153,27 +153,27 @@ pub fn interim_result(id: &RequestId, form: Form, token: &str, ttl: Option<u64>)
     super::response(id, &result)
 }
 
-/// What a client calls its request, and the progress of it.
+/// The names that a client gave to its request and its progress.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Names {
     /// The request's id.
     pub id: RequestId,
-    /// The `progressToken`, where it wants to hear of its progress.
+    /// The `progressToken`, or `None` if the client wants no progress.
     pub progress: Option<RequestId>,
 }
 
-/// A message under other names.
+/// The result of renaming a message.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Renaming {
-    /// It says nothing of either.
+    /// The message holds neither name.
     Same,
-    /// The places of the names, in their order, with what stands there then. Every other byte is as it was.
+    /// The ranges of the names, in order, with their replacements. Every other byte stays.
     Changed(Vec<(Range<usize>, String)>),
-    /// Progress of which nobody wants to hear.
+    /// Progress that the client does not want.
     Unwanted,
 }
 
-/// What the answer to the call named `from`, and the news of it, are to a client that calls it `to`.
+/// Renames the response to the call `from`, and its progress, for a client whose call has the names `to`.
 pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
     let Ok(body) = jsonrpc::peek(data) else { return Renaming::Same };
     let mut splices = Vec::new();
@@ -197,17 +197,17 @@ pub fn rename(data: &[u8], from: &Names, to: &Names) -> Renaming {
             Message::Response { .. } | Message::Notification { .. } | Message::Request { .. } => {}
         }
     }
-    match splices.is_empty() {
-        true if unwanted == body.messages().len() => Renaming::Unwanted,
-        true => Renaming::Same,
-        false => {
-            splices.sort_by_key(|(place, _)| place.start);
-            Renaming::Changed(splices)
-        }
+    if !splices.is_empty() {
+        splices.sort_by_key(|(range, _)| range.start);
+        Renaming::Changed(splices)
+    } else if unwanted == body.messages().len() {
+        Renaming::Unwanted
+    } else {
+        Renaming::Same
     }
 }
 
-/// The cancels of `body` under other ids: each request of `renamed` is called by what stands behind it. One walk, however many there are.
+/// Renames the cancelled requests in `body` by `renamed`. Returns `None` if nothing changes. Walks the body once.
 pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -> Option<Vec<u8>> {
     let Ok(peeked) = jsonrpc::peek(body) else { return None };
     let mut splices = Vec::new();
@@ -218,7 +218,7 @@ pub fn rename_cancelled(body: &[u8], renamed: &HashMap<&RequestId, RequestId>) -
             splices.extend(replaced(body, text, &["params", "requestId"], to));
         }
     }
-    (!splices.is_empty()).then(|| jsonrpc::splice(body, splices))
+    if splices.is_empty() { None } else { Some(jsonrpc::splice(body, splices)) }
 }
 
 fn replaced(whole: &[u8], text: &str, path: &'static [&'static str], by: &RequestId) -> Option<(Range<usize>, String)> {
@@ -226,17 +226,17 @@ fn replaced(whole: &[u8], text: &str, path: &'static [&'static str], by: &Reques
     Some((jsonrpc::span(whole, value), by.to_json()))
 }
 
-/// What an answer to `tools/list` says of the tools that are asked about.
+/// The configured tools in a response to `tools/list`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Listed {
-    /// Each with whether its result has a schema.
+pub struct ToolList {
+    /// The tools by name, each with true if its result has a schema.
     pub tools: Vec<(String, bool)>,
-    /// The answer with a `resumeToken` among the parameters of those that have no such schema, where there is one that lacks it.
+    /// The response with a `resumeToken` parameter for each tool without a result schema, or `None` if no tool lacks it.
     pub edited: Option<Vec<u8>>,
 }
 
-impl Listed {
-    /// Of the tools that `is_ours` picks.
+impl ToolList {
+    /// Parses a response, for the tools that `is_ours` selects.
     pub fn of(data: &[u8], is_ours: impl Fn(&str) -> bool) -> Self {
         let mut listed = Self::default();
         let mut splices = Vec::new();
@@ -256,12 +256,14 @@ impl Listed {
         if !is_json {
             return Self::default();
         }
-        listed.edited = (!splices.is_empty()).then(|| jsonrpc::splice(data, splices));
+        if !splices.is_empty() {
+            listed.edited = Some(jsonrpc::splice(data, splices));
+        }
         listed
     }
 }
 
-/// Where the parameter is to stand in the schema of `tool`, unless it does.
+/// Returns the insertion of the parameter into the schema of `tool`, or `None` if the schema has it.
 fn declared(whole: &[u8], tool: &str) -> Option<(Range<usize>, String)> {
     let description =
         "To go on with a call that was answered with a nextResumeToken: that token. Leave it out otherwise.";
@@ -278,7 +280,7 @@ fn declared(whole: &[u8], tool: &str) -> Option<(Range<usize>, String)> {
     Some((at..at, format!("{text}{comma}")))
 }
 
-/// Where in a call's parameters a value stands, as far as it matters.
+/// The place of a value in a call's parameters, as far as the digest depends on it.
 #[derive(Clone, Copy)]
 enum Place {
     Params,
@@ -298,7 +300,7 @@ impl Place {
     }
 }
 
-/// A value as bytes that are the same for equal values: members in the order of their names, numbers by their value.
+/// Canonical bytes of a value, the same for equal values: members are ordered by name, and numbers written by value.
 struct Canonical(Place);
 
 impl<'de> DeserializeSeed<'de> for Canonical {
@@ -359,10 +361,12 @@ impl<'de> Visitor<'de> for Canonical {
                 continue;
             };
             let value = map.next_value_seed(Canonical(place))?;
-            // A token may have been all there was.
-            let is_none = matches!(place, Place::Arguments) && value == b"{}";
-            let before = if is_none { members.remove(&name) } else { members.insert(name, value) };
-            drop(before);
+            // Arguments that held a token alone count as no arguments.
+            if matches!(place, Place::Arguments) && value == b"{}" {
+                members.remove(&name);
+            } else {
+                members.insert(name, value);
+            }
         }
         let mut bytes = b"{".to_vec();
         for (name, value) in members {
@@ -408,21 +412,21 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_read_where_it_may_stand_and_taken_out_there() {
+    fn a_token_is_parsed_and_removed_at_its_places() {
         let both = call(r#"{ "name":"t", "arguments":{"a": 1,"resumeToken":null}, "resumeToken":"x\u0079" }"#);
-        assert_eq!(Said::of(&both, CALLS_TOOL), Said::Token(Some("xy".into())));
+        assert_eq!(TokenField::of(&both, CALLS_TOOL), TokenField::Token(Some("xy".into())));
         let arguments = call(r#"{"arguments":{"resumeToken":"z"}}"#);
-        assert_eq!(Said::of(&arguments, CALLS_TOOL), Said::Token(Some("z".into())));
-        assert_eq!(Said::of(&arguments, "prompts/get"), Said::Nothing, "an argument like any other");
-        assert_eq!(Said::of(&call(r#"{"resumeToken":3}"#), "m"), Said::Token(None));
-        assert_eq!(Said::of(&call(r#"{"resumeToken":null}"#), "m"), Said::Null);
+        assert_eq!(TokenField::of(&arguments, CALLS_TOOL), TokenField::Token(Some("z".into())));
+        assert_eq!(TokenField::of(&arguments, "prompts/get"), TokenField::Absent, "an argument like any other");
+        assert_eq!(TokenField::of(&call(r#"{"resumeToken":3}"#), "m"), TokenField::Token(None));
+        assert_eq!(TokenField::of(&call(r#"{"resumeToken":null}"#), "m"), TokenField::Null);
         assert_eq!(without_token(&both, CALLS_TOOL), call(r#"{"name":"t","arguments":{"a":1}}"#));
         assert_eq!(without_token(&call("{}"), CALLS_TOOL), call("{}"));
     }
 
     #[test]
-    fn calls_are_the_same_by_value() {
-        let of = |params: &str, method| Sameness::of(&call(params), method).unwrap();
+    fn calls_are_compared_by_value() {
+        let of = |params: &str, method| CallDigest::of(&call(params), method).unwrap();
         let first = of(r#"{"name":"t","arguments":{"a":1,"b":[1.0,"x"]}}"#, CALLS_TOOL);
         let again = r#"{"_meta":{"progressToken":2},"arguments":{"b":[1,"\u0078"],"resumeToken":"r","a":1e0},
                         "resumeToken":"r","name":"t"}"#;
@@ -442,10 +446,10 @@ mod tests {
             of(r#"{"name":"t"}"#, CALLS_TOOL),
             of(r#"{"name":"t","arguments":{"resumeToken":"r"}}"#, CALLS_TOOL)
         );
-        let none = Sameness::of(br#"{"method":"m"}"#, "m");
+        let none = CallDigest::of(br#"{"method":"m"}"#, "m");
         assert_eq!(none, Some(of(r#"{"resumeToken":"r"}"#, "m")));
         let deep = format!(r#"{{"a":{}{}}}"#, "[".repeat(500), "]".repeat(500));
-        assert_eq!(Sameness::of(&call(&deep), "m"), None);
+        assert_eq!(CallDigest::of(&call(&deep), "m"), None);
     }
 
     #[test]
@@ -488,7 +492,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cancel_goes_up_under_the_first_id() {
+    fn a_cancel_is_renamed_to_the_first_id() {
         let cancel =
             |id| format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{ "requestId":{id} }}}}"#);
         let (one, two) = (number("1"), number("2"));
@@ -501,12 +505,12 @@ mod tests {
     }
 
     #[test]
-    fn a_list_says_which_tools_take_a_token() {
+    fn a_tool_list_is_parsed_and_edited() {
         let data = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[ {"name":"a","inputSchema":{"type":"object","properties":{ }}},
             {"name":"b","inputSchema":{"type":"object"}}, {"name":"c","outputSchema":{},"inputSchema":{"type":"object"}},
             {"name":"d","inputSchema":{"properties":{"x":{}}}}, {"name":"other","inputSchema":{}},
             {"name":"e","inputSchema":{"properties":{"resumeToken":{}}}}, {"name":"f"} ],"nextCursor":"n"}}"#;
-        let listed = Listed::of(data.as_bytes(), |name| name != "other");
+        let listed = ToolList::of(data.as_bytes(), |name| name != "other");
         let structured: Vec<_> = listed.tools.iter().map(|(name, has)| (name.as_str(), *has)).collect();
         assert_eq!(structured, [("a", false), ("b", false), ("c", true), ("d", false), ("e", false), ("f", false)]);
         let edited = String::from_utf8(listed.edited.unwrap()).unwrap();
@@ -520,11 +524,11 @@ mod tests {
             .replace(&format!(r#""properties":{{{parameter}}},"#), "")
             .replace(&format!("{parameter},"), "");
         assert_eq!(back, data, "every other byte stays");
-        assert_eq!(Listed::of(br#"{"error":{}}"#, |_| true), Listed::default());
+        assert_eq!(ToolList::of(br#"{"error":{}}"#, |_| true), ToolList::default());
     }
 
     #[test]
-    fn only_what_an_interim_result_can_stand_for_is_sliced() {
+    fn only_methods_with_interim_results_are_sliced() {
         assert!(["resources/read", "prompts/get", "acme/report"].into_iter().all(may_be_sliced));
         let never = ["initialize", "tools/call", "tools/list", "requests/resume", "stream/poll", ""];
         assert!(!never.into_iter().any(may_be_sliced));
@@ -534,8 +538,8 @@ mod tests {
         #[test]
         fn arbitrary_bytes_never_panic(data in any::<Vec<u8>>()) {
             let (from, to) = (names("1", Some("7")), names("2", Some("8")));
-            let _ = (rename(&data, &from, &to), Listed::of(&data, |_| true), Said::of(&data, CALLS_TOOL));
-            let _ = (Sameness::of(&data, CALLS_TOOL), without_token(&data, CALLS_TOOL));
+            let _ = (rename(&data, &from, &to), ToolList::of(&data, |_| true), TokenField::of(&data, CALLS_TOOL));
+            let _ = (CallDigest::of(&data, CALLS_TOOL), without_token(&data, CALLS_TOOL));
         }
     }
 }

@@ -120,7 +120,7 @@ impl Machine {
         if self.is_sealed() { None } else { self.server_requests.outstanding_since(id) }
     }
 
-    /// Returns the end of retention: `retention` after the seal and the last reader, whichever is later. Returns `None` while the stream is
+    /// Returns the end of retention: `retention` after the seal and the last reader, the later of both. Returns `None` while the stream is
     /// unsealed or being read. A response that passed has no seal, and counts from its last reader.
     pub fn readable_until(&self) -> Option<Instant> {
         if self.reader.is_attached() {

@@ -352,14 +352,14 @@ impl Machine {
         self.server_requests.unanswer(id);
     }
 
-    /// The response must begin now, whatever the upstream does: an id is about to be written. Returns false if it cannot, because the
+    /// The response must begin now, with or without a head of the upstream: an id is about to be written. Returns false if it cannot, because the
     /// upstream's response passes as it is.
     pub fn handle_commit(&mut self) -> bool {
         self.open(true);
         self.phase != Phase::Passed
     }
 
-    /// Ends the stream whatever its upstream does, with the error `code` for each owed response: its session was deleted, or the process
+    /// Ends the stream regardless of its upstream, with the error `code` for each owed response: its session was deleted, or the process
     /// ends. The server is told to stop the requests of a deleted session.
     pub fn handle_expire(&mut self, code: ErrorCode, now: Instant) {
         if code == ErrorCode::Abandoned {

@@ -21,7 +21,7 @@ pub struct Policy {
     /// True if the client can resume without an event ID, because it sent an `Idempotency-Key`.
     #[serde(rename = "keyed")]
     pub has_idempotency_key: bool,
-    /// Time for which a sealed stream stays readable after its seal and its last reader, whichever is later.
+    /// Time for which a sealed stream stays readable after its seal and its last reader, the later of both.
     pub retention: Duration,
     /// Limit for the upstream call.
     pub call_timeout: Option<Duration>,

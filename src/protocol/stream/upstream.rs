@@ -128,6 +128,7 @@ impl Upstream {
         is_refused
     }
 
+    /// Returns the pause before the next attempt: the latest `retry`, doubled with each attempt since the last response.
     fn back_off(&mut self) -> Duration {
         let first = self.retry.max(STANDALONE_PAUSE_MIN);
         let pause = first.saturating_mul(1 << self.attempts.min(16)).min(BACKOFF_MAX.max(first));

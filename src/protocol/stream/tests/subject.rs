@@ -19,7 +19,7 @@ use crate::store::{Appended, WriterEpoch};
 pub(super) enum Input {
     StreamHead,
     PlainHead,
-    /// The response has to begin, whatever the upstream does.
+    /// The response has to begin, with or without a head of the upstream.
     Commit,
     /// `messages` is for the model, which reads no JSON.
     Event {

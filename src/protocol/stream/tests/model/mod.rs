@@ -28,7 +28,7 @@ struct Event {
     bytes: Vec<u8>,
     place: Place,
     gone: bool,
-    /// Its server→client requests, each with true if it was answered.
+    /// The server→client requests in it, each with true if it was answered.
     requests: Vec<(u8, bool)>,
     /// True if it holds server→client requests alone.
     is_requests_only: bool,
