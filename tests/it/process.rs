@@ -95,7 +95,7 @@ async fn a_health_check_gets_the_balancers_own_response() {
     ask::drain(admin).await.expect("drained");
     let health = ask::health(admin, Probe::Ready).await.expect("an answer");
     assert_eq!(health, Health { is_good: false, text: "draining".to_owned() });
-    assert!(ask::health(admin, Probe::Live).await.expect("an answer").good, "it drains, and runs");
+    assert!(ask::health(admin, Probe::Live).await.expect("an answer").is_good, "it drains, and runs");
 }
 
 #[tokio::test]
