@@ -383,12 +383,12 @@ mod tests {
         for expected in 1..=3 {
             tokio::time::advance(Duration::from_millis(1)).await;
             let since = clock::now();
-            let asking = (0..100).map(|_| {
+            let rechecks = (0..100).map(|_| {
                 let health = health.clone();
                 tokio::spawn(async move { health.recheck(since).await })
             });
-            for asked in asking.collect::<Vec<_>>() {
-                asked.await.unwrap();
+            for recheck in rechecks.collect::<Vec<_>>() {
+                recheck.await.unwrap();
             }
             assert!(rounds().contains(&format!("rounds_total {expected}\n")), "{}", rounds());
         }

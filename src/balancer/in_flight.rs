@@ -28,7 +28,7 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// Counts a request at `entry`; `down` is cancelled when that goes down.
+    /// Counts a request at `backend`; `down` is cancelled when that goes down.
     pub(super) fn new(backend: Arc<Backend>, down: CancellationToken) -> Self {
         backend.in_flight.fetch_add(1, Ordering::Relaxed);
         Self { backend, down }

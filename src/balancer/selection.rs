@@ -181,7 +181,7 @@ mod tests {
         Replica { load, ..replica(number, Ready) }
     }
 
-    fn behind(number: u16, condition: Condition) -> Replica {
+    fn low_priority(number: u16, condition: Condition) -> Replica {
         Replica { priority: 1, ..replica(number, condition) }
     }
 
@@ -199,21 +199,21 @@ mod tests {
     fn a_request_with_an_owner_goes_to_the_owner() {
         let of = |condition| vec![loaded(1, 0), Replica { condition, load: 99, ..replica(2, Ready) }];
         let disk = |condition| vec![replica(1, Ready), Replica { store: StoreScope::Replica, ..replica(2, condition) }];
-        let least = Replica { weight: 0.01, load: 9, ..behind(2, Ready) };
-        let two_of_a_name = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
+        let least = Replica { weight: 0.01, load: 9, ..low_priority(2, Ready) };
+        let duplicates = vec![Replica { owner: Owner(1), ..replica(3, Ready) }, replica(1, Ready)];
         let redis = |two| vec![shared(1, Closing), shared(2, two), shared(3, Ready)];
         for (what, owner, has_rechecked, replicas, expected) in [
             ("loaded", 2, false, of(Ready), "owner 2"),
-            ("behind, and of no weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
-            ("requests broke", 2, false, of(Ejected), "owner 2"),
+            ("lower priority and weight", 2, false, vec![replica(1, Ready), least], "owner 2"),
+            ("ejected", 2, false, of(Ejected), "owner 2"),
             ("draining", 2, false, of(Closing), "owner 2"),
-            ("one that does not answer is not waited for", 2, false, of(Down), "any 1"),
+            ("down: no recheck", 2, false, of(Down), "any 1"),
             ("no replica of that owner", 7, false, of(Ready), "recheck"),
-            ("gone with its memory: the honest answer", 2, true, of(Down), "any 1"),
-            ("never heard of: the honest answer", 7, true, of(Ready), "any 1"),
-            ("gone with its disk: it may come back", 2, true, disk(Down), "nowhere"),
-            ("gone, and any has its store; best one that stays", 2, true, redis(Down), "any 3"),
-            ("two of one name: every balancer decides alike", 1, false, two_of_a_name, "owner 1"),
+            ("down with a store in memory: any replica responds", 2, true, of(Down), "any 1"),
+            ("unknown owner: any replica responds", 7, true, of(Ready), "any 1"),
+            ("down with a store on disk: it may come back", 2, true, disk(Down), "nowhere"),
+            ("down with a shared store: one that is not closing", 2, true, redis(Down), "any 3"),
+            ("two replicas of one owner: always the same", 1, false, duplicates, "owner 1"),
             ("no replicas", 2, true, vec![], "nowhere"),
             ("all down", 2, true, vec![replica(1, Down)], "nowhere"),
         ] {
@@ -227,25 +227,40 @@ mod tests {
         let new = Replica { weight: 0.1, ..loaded(2, 0) };
         for (what, replicas, tried, expected) in [
             ("fewest requests", vec![loaded(1, 3), loaded(2, 2), loaded(3, 3)], vec![], "owner 2"),
-            ("one that is new counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
-            ("but gets some", vec![loaded(1, 30), new], vec![], "owner 2"),
+            ("a new replica counts as loaded", vec![loaded(1, 3), new.clone()], vec![], "owner 1"),
+            ("a new replica gets some calls", vec![loaded(1, 30), new], vec![], "owner 2"),
             (
-                "one of less weight counts as loaded",
+                "a lower weight counts as load",
                 vec![loaded(1, 3), Replica { weight: 0.5, ..loaded(2, 2) }],
                 vec![],
                 "owner 1",
             ),
-            ("until it has its part", vec![loaded(1, 4), Replica { weight: 0.5, ..loaded(2, 1) }], vec![], "owner 2"),
-            ("one behind waits", vec![behind(1, Ready), loaded(2, 99)], vec![], "owner 2"),
-            ("until none before it is ready", vec![behind(1, Ready), replica(2, Closing)], vec![], "owner 1"),
-            ("or breaks", vec![behind(1, Ready), replica(2, Ejected)], vec![], "owner 1"),
-            ("or was tried", vec![behind(1, Ready), replica(2, Ready)], vec![2], "owner 1"),
-            ("the same for those that break", vec![behind(1, Ejected), replica(2, Ejected)], vec![], "owner 2"),
-            ("not where it was tried", vec![loaded(1, 0), loaded(2, 9)], vec![1], "owner 2"),
-            ("not one that drains", vec![replica(1, Closing), loaded(2, 9)], vec![], "owner 2"),
-            ("not one that breaks", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),
-            ("but better than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "owner 1"),
-            ("never one that drains", vec![replica(1, Closing), replica(2, Down)], vec![], "nowhere"),
+            (
+                "a lower weight gets its share",
+                vec![loaded(1, 4), Replica { weight: 0.5, ..loaded(2, 1) }],
+                vec![],
+                "owner 2",
+            ),
+            ("a lower priority waits", vec![low_priority(1, Ready), loaded(2, 99)], vec![], "owner 2"),
+            (
+                "until none of a higher priority is ready",
+                vec![low_priority(1, Ready), replica(2, Closing)],
+                vec![],
+                "owner 1",
+            ),
+            ("or it is ejected", vec![low_priority(1, Ready), replica(2, Ejected)], vec![], "owner 1"),
+            ("or it was tried", vec![low_priority(1, Ready), replica(2, Ready)], vec![2], "owner 1"),
+            (
+                "priorities hold among ejected ones",
+                vec![low_priority(1, Ejected), replica(2, Ejected)],
+                vec![],
+                "owner 2",
+            ),
+            ("no replica twice", vec![loaded(1, 0), loaded(2, 9)], vec![1], "owner 2"),
+            ("no closing one", vec![replica(1, Closing), loaded(2, 9)], vec![], "owner 2"),
+            ("no ejected one", vec![replica(1, Ejected), loaded(2, 9)], vec![], "owner 2"),
+            ("an ejected one rather than none", vec![replica(1, Ejected), replica(2, Down)], vec![], "owner 1"),
+            ("never a closing one", vec![replica(1, Closing), replica(2, Down)], vec![], "nowhere"),
             ("no replicas", vec![], vec![], "nowhere"),
         ] {
             let tried: Vec<_> = tried.into_iter().map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();

@@ -365,11 +365,12 @@ fn default_hosts_and_origins_depend_on_the_address() {
     assert_eq!(public.listen.allowed_origins, AllowedOrigins::OwnHost);
     assert_eq!(public.admin.allowed_hosts, AllowedHosts::Any);
 
-    let said = of("127.0.0.1:1", "allowed_hosts = ['a.example', '*.b.example:1']\nallowed_origins = ['https://c']");
+    let configured =
+        of("127.0.0.1:1", "allowed_hosts = ['a.example', '*.b.example:1']\nallowed_origins = ['https://c']");
     let hosts = vec!["a.example".parse().unwrap(), "*.b.example:1".parse().unwrap()];
-    assert_eq!(said.listen.allowed_hosts, AllowedHosts::Listed(hosts.clone()));
-    assert_eq!(said.admin.allowed_hosts, AllowedHosts::LoopbackAnd(hosts));
-    assert_eq!(said.listen.allowed_origins, AllowedOrigins::Listed(vec!["https://c".parse().unwrap()]));
+    assert_eq!(configured.listen.allowed_hosts, AllowedHosts::Listed(hosts.clone()));
+    assert_eq!(configured.admin.allowed_hosts, AllowedHosts::LoopbackAnd(hosts));
+    assert_eq!(configured.listen.allowed_origins, AllowedOrigins::Listed(vec!["https://c".parse().unwrap()]));
     let all = of("127.0.0.1:1", "allowed_hosts = ['a', '*']\nallowed_origins = ['null', '*']");
     assert_eq!((all.listen.allowed_hosts, all.listen.allowed_origins), (AllowedHosts::Any, AllowedOrigins::Any));
     let nobody = of("127.0.0.1:1", "allowed_origins = []");
@@ -414,7 +415,7 @@ fn debug_shows_no_query() {
 
 #[test]
 fn a_key_above_the_sections_is_reported_with_its_section() {
-    for (file, said) in [
+    for (file, problem) in [
         ("heartbeat_secs = 5", "c.toml:1: heartbeat_secs: is a key of [delivery]: write it below a line [delivery]"),
         (
             "url = 'http://h'",
@@ -426,7 +427,7 @@ fn a_key_above_the_sections_is_reported_with_its_section() {
         ),
         ("stray = 1", "c.toml:1: stray: must be a section, as in [section]"),
     ] {
-        assert_eq!(lines(from_file(file)), [said]);
+        assert_eq!(lines(from_file(file)), [problem]);
     }
 }
 
@@ -452,8 +453,9 @@ fn an_upstream_that_is_a_listener_of_the_proxy_is_refused() {
         Config::load(None, [], flags)
     };
     let own = lines(load("http://localhost:8080/mcp", "127.0.0.1:8080"));
-    let said = "leads back to this proxy, which listens on 127.0.0.1:8080 (listen.address): give the MCP server's URL";
-    assert_eq!(own, [format!("--upstream: {said}")]);
+    let problem =
+        "leads back to this proxy, which listens on 127.0.0.1:8080 (listen.address): give the MCP server's URL";
+    assert_eq!(own, [format!("--upstream: {problem}")]);
     let admin = lines(load("http://127.0.0.1:9464/mcp", "127.0.0.1:8080"));
     assert!(matches!(&admin[..], [line] if line.contains("(admin.address)")), "{admin:?}");
     assert!(load("http://127.0.0.1:3000/mcp", "0.0.0.0:8080").is_ok());
@@ -470,8 +472,11 @@ fn a_drain_that_would_end_before_its_delay_is_refused() {
         "drain_delay_secs = 9\ndrain_timeout_secs = 8",
         "drain_delay_secs = 1\ndrain_timeout_secs = 0",
     ] {
-        let said = lines(from_file(&format!("[replica]\n{file}")));
-        assert!(matches!(&said[..], [line] if line.starts_with("c.toml:2: replica.drain_delay_secs: ")), "{said:?}");
-        assert!(said[0].contains("give a shorter delay or a longer timeout"), "{said:?}");
+        let problems = lines(from_file(&format!("[replica]\n{file}")));
+        assert!(
+            matches!(&problems[..], [line] if line.starts_with("c.toml:2: replica.drain_delay_secs: ")),
+            "{problems:?}"
+        );
+        assert!(problems[0].contains("give a shorter delay or a longer timeout"), "{problems:?}");
     }
 }

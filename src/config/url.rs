@@ -95,8 +95,8 @@ impl UpstreamUrl {
         host.parse::<IpAddr>().is_ok_and(|host| {
             let is_here = host.is_loopback() || host.is_unspecified();
             // A listener on [::] accepts IPv4 as well, unless the system says otherwise.
-            let is_heard = listens.is_unspecified() && (listens.is_ipv6() || host.is_ipv4());
-            host == listens || (is_here && is_heard) || (host.is_unspecified() && listens.is_loopback())
+            let accepts_family = listens.is_unspecified() && (listens.is_ipv6() || host.is_ipv4());
+            host == listens || (is_here && accepts_family) || (host.is_unspecified() && listens.is_loopback())
         })
     }
 

@@ -198,7 +198,7 @@ mod tests {
 
     /// Answers as the last label but one demands: `there` has one more A record with each query.
     async fn serve(socket: UdpSocket) {
-        let (mut packet, mut asked) = ([0; 512], 0);
+        let (mut packet, mut queries) = ([0; 512], 0);
         loop {
             let (read, from) = socket.recv_from(&mut packet).await.unwrap();
             let mut message = Message::from_vec(&packet[..read]).unwrap();
@@ -208,8 +208,8 @@ mod tests {
                 "broken" => message.metadata.response_code = ResponseCode::ServFail,
                 "gone" => message.metadata.response_code = ResponseCode::NXDomain,
                 "there" if query.query_type() == RecordType::A => {
-                    asked += 1;
-                    for last in 1..=asked {
+                    queries += 1;
+                    for last in 1..=queries {
                         let data = RData::from(IpAddr::from([10, 0, 0, last]));
                         message.add_answer(hickory_resolver::proto::rr::Record::from_rdata(
                             query.name().clone(),

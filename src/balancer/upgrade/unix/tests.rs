@@ -237,7 +237,7 @@ async fn a_successor_with_another_protocol_changes_nothing() {
 
 #[tokio::test]
 async fn a_predecessor_with_another_protocol_hands_over_nothing() {
-    for (said, is_expected) in [
+    for (message, is_expected) in [
         ("mcp-resume listeners 2\n\n", true),
         ("mcp-resume listeners 1\n127.0.0.1:80\n\n", true),
         ("mcp-resume listeners 1\nhere\n\n", true),
@@ -247,10 +247,10 @@ async fn a_predecessor_with_another_protocol_hands_over_nothing() {
     ] {
         let dir = Dir::new();
         let socket = UnixListener::bind(dir.socket()).unwrap();
-        let other = thread::spawn(move || socket.accept().unwrap().0.write_all(said.as_bytes()));
+        let other = thread::spawn(move || socket.accept().unwrap().0.write_all(message.as_bytes()));
         let taken = take_from(&dir.socket()).await;
-        assert_eq!(matches!(taken, Err(Error::Protocol(_))), is_expected, "{said}: {taken:?}");
-        assert_eq!(matches!(taken, Err(Error::Io(_))), !is_expected, "{said}: {taken:?}");
+        assert_eq!(matches!(taken, Err(Error::Protocol(_))), is_expected, "{message}: {taken:?}");
+        assert_eq!(matches!(taken, Err(Error::Io(_))), !is_expected, "{message}: {taken:?}");
         other.join().unwrap().unwrap();
     }
 }
