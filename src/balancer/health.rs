@@ -293,6 +293,7 @@ mod tests {
     use std::future::pending;
 
     use super::super::discovery::{LookupError, Query, Record, RecordKind, Sources};
+    use super::super::in_flight::InFlight;
     use super::super::table::Policy;
     use super::*;
     use crate::config::BalanceTls;
@@ -338,7 +339,7 @@ mod tests {
         health.discover().await;
         let backend = table.find(address).unwrap();
         backend.record_report(well(7));
-        let down = backend.begin_request();
+        let down = InFlight::begin(&backend);
         let began = clock::now();
         let running = tokio::spawn(async move { health.run().await });
         down.down().cancelled().await;

@@ -28,10 +28,11 @@ pub struct InFlight {
 }
 
 impl InFlight {
-    /// Counts a request at `backend`; `down` is cancelled when that goes down.
-    pub(super) fn new(backend: Arc<Backend>, down: CancellationToken) -> Self {
+    /// Counts a request at the backend until the returned value is dropped.
+    pub fn begin(backend: &Arc<Backend>) -> Self {
+        let down = backend.down();
         backend.in_flight.fetch_add(1, Ordering::Relaxed);
-        Self { backend, down }
+        Self { backend: backend.clone(), down }
     }
 
     /// Cancelled when the backend goes down.

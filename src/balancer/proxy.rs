@@ -314,7 +314,7 @@ impl ProxyHttp for Phases {
         let Some((backend, sent_owner)) = backend else {
             return Err(Self::fail(request, Failure::before_run(ErrorCode::NoReplica)));
         };
-        (request.in_flight, request.sent_owner) = (Some(backend.begin_request()), sent_owner);
+        (request.in_flight, request.sent_owner) = (Some(InFlight::begin(&backend)), sent_owner);
         Ok(Box::new(self.peers.peer_for(&backend)))
     }
 

@@ -14,7 +14,6 @@ use tokio_util::sync::CancellationToken;
 use tracing::{error, info, warn};
 
 use super::discovery::PriorityAndWeight;
-use super::in_flight::InFlight;
 use super::selection::{Condition, Replica, StoreScope};
 use crate::clock;
 use crate::protocol::ids::Owner;
@@ -277,9 +276,9 @@ impl Backend {
         self.lock().is_up
     }
 
-    /// Counts a request at the backend until the returned value is dropped.
-    pub fn begin_request(self: &Arc<Self>) -> InFlight {
-        InFlight::new(self.clone(), self.lock().down.clone())
+    /// Returns a token that is cancelled when the backend goes down.
+    pub(super) fn down(&self) -> CancellationToken {
+        self.lock().down.clone()
     }
 
     /// Returns the number of requests in flight.
@@ -321,6 +320,7 @@ impl Backend {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::balancer::in_flight::InFlight;
 
     const POLICY: Policy =
         Policy { eject_after: 3, eject: Duration::from_secs(10), slow_start: Some(Duration::from_secs(10)) };
@@ -363,7 +363,7 @@ mod tests {
         one.mark_down();
         assert_eq!(table.unknown(), [address(2)], "a backend that went down has reported");
         one.record_report(report(7, "a"));
-        let in_flight = one.begin_request();
+        let in_flight = InFlight::begin(&one);
         set(&table, &[1, 3]);
         assert!(Arc::ptr_eq(&table.find(address(1)).unwrap(), &one) && table.find(address(2)).is_none());
         assert_eq!(table.replicas()[0].load, 1);
@@ -431,7 +431,7 @@ mod tests {
         let backend = table.find(address(1)).unwrap();
         backend.record_report(report(7, "a"));
         let load = || backend.replica(clock::now()).unwrap().load;
-        let in_flight = backend.begin_request();
+        let in_flight = InFlight::begin(&backend);
         backend.record_error_response();
         drop(in_flight);
         assert_eq!((backend.load(), load()), (0, 1));
@@ -467,7 +467,7 @@ mod tests {
         let (one, two) = (table.find(address(1)).unwrap(), table.find(address(2)).unwrap());
         one.record_report(report(1, "a"));
         two.record_report(report(2, "b"));
-        let (through_one, through_two) = (one.begin_request(), two.begin_request());
+        let (through_one, through_two) = (InFlight::begin(&one), InFlight::begin(&two));
         one.mark_down();
         through_one.down().cancelled().await;
         assert!(tokio::time::timeout(Duration::from_secs(60), through_two.down().cancelled()).await.is_err());
@@ -475,7 +475,7 @@ mod tests {
         assert!((0..9).all(|_| !one.record_transport_failure()), "failures of a backend that is down do not count");
         one.record_report(report(1, "a"));
         assert_eq!(condition(&one), Some(Condition::Ready));
-        let again = one.begin_request();
+        let again = InFlight::begin(&one);
         assert!(tokio::time::timeout(Duration::from_secs(60), again.down().cancelled()).await.is_err());
     }
 

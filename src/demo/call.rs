@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::client::{Client, Error, Event};
+use super::client::{Client, Error};
+use super::event::Event;
 use super::relay::Relay;
 
 /// Number up to which the tool counts.

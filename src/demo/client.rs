@@ -5,7 +5,6 @@
 //! did not expect is an error.
 
 use std::net::SocketAddr;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -17,6 +16,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
 use tokio::net::TcpStream;
 
+use super::event::{Event, next_event};
 use super::server::SESSION_HEADER;
 use super::transcript::Transcript;
 
@@ -159,17 +159,6 @@ fn expect<B>(response: &Response<B>, status: StatusCode, request: &str) -> Resul
     Err(Error::Unexpected { request: request.to_owned(), status: response.status() })
 }
 
-/// One event as it came.
-#[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Event {
-    /// Event ID, if the event has one.
-    pub(super) id: Option<String>,
-    /// Reconnect delay, if the event has one.
-    pub(super) retry: Option<Duration>,
-    /// Payload; empty if the event only sets an id.
-    pub(super) data: String,
-}
-
 /// The events of one response.
 pub(super) struct EventStream {
     body: Incoming,
@@ -194,46 +183,5 @@ impl EventStream {
                 None => return Ok(None),
             }
         }
-    }
-}
-
-/// Takes the first whole event from `unread`; comments alone are none.
-fn next_event(unread: &mut Vec<u8>) -> Option<Event> {
-    loop {
-        let end = unread.windows(2).position(|pair| pair == b"\n\n")?;
-        let lines: Vec<u8> = unread.drain(..end + 2).collect();
-        let mut event = None::<Event>;
-        for line in String::from_utf8_lossy(&lines).lines() {
-            let (field, value) = line.split_once(':').unwrap_or((line, ""));
-            let value = value.strip_prefix(' ').unwrap_or(value);
-            match field {
-                "id" => event.get_or_insert_default().id = Some(value.to_owned()),
-                "retry" => event.get_or_insert_default().retry = value.parse().ok().map(Duration::from_millis),
-                "data" => event.get_or_insert_default().data.push_str(value),
-                _ => {}
-            }
-        }
-        if event.is_some() {
-            return event;
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn events_are_read_whole_and_comments_skipped() {
-        let mut unread = [
-            &b": hello\n\nid: a.0\nretry: 250\ndata:\n\n"[..],
-            b"event: message\nid: a.1\ndata: {}\n\nid: a.2\ndata: {",
-        ]
-        .concat();
-        let retry = Some(Duration::from_millis(250));
-        assert_eq!(next_event(&mut unread), Some(Event { id: Some("a.0".into()), retry, data: String::new() }));
-        assert_eq!(next_event(&mut unread), Some(Event { id: Some("a.1".into()), retry: None, data: "{}".into() }));
-        assert_eq!(next_event(&mut unread), None);
-        assert_eq!(unread, b"id: a.2\ndata: {", "half an event waits for its other half");
     }
 }

@@ -11,6 +11,7 @@
 
 mod call;
 mod client;
+mod event;
 mod relay;
 mod server;
 mod transcript;

@@ -5,7 +5,7 @@
 use std::io::{self, IsTerminal, Write};
 use std::time::Instant;
 
-use super::client::Event;
+use super::event::Event;
 use super::server::SESSION_HEADER;
 use crate::clock;
 use hyper::Response;

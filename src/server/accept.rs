@@ -13,8 +13,9 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tracing::warn;
 
-use super::connection::{Ending, Handler, NewConnection, Peer, serve_plain, serve_tls};
+use super::connection::{serve_plain, serve_tls};
 use super::connection_limit::{ConnectionLimit, refuse};
+use super::handler::{Ending, Handler, NewConnection, Peer};
 use super::http1;
 use super::metrics::Metrics;
 use super::prefixed_io::PrefixedIo;

@@ -6,6 +6,7 @@
 mod accept;
 mod connection;
 mod connection_limit;
+mod handler;
 mod http1;
 mod http2;
 pub mod listener;
@@ -17,8 +18,8 @@ mod workers;
 use std::time::Duration;
 
 pub use accept::{Accept, ListenerConfig, Protocols, serve};
-pub use connection::{ConnectionState, Handler, Peer};
 pub use connection_limit::{ConnectionLimit, ConnectionPermit};
+pub use handler::{ConnectionState, Handler, Peer};
 pub use metrics::Metrics;
 pub use workers::{Accepted, distribute, start_worker};
 

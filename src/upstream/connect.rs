@@ -202,7 +202,15 @@ impl Connector {
 
     /// Returns whether the server can be reached, after a connection attempt if the last check is old enough.
     pub(super) async fn reachability(&self) -> Reachability {
-        self.reach.ask(self).await
+        let connector = self.clone();
+        let check = |known| async move {
+            // The first connection tests TLS as well. After that, a handshake a second would be a burden.
+            let _ = match known {
+                Reachability::Unknown => connector.connect().await.map(drop),
+                Reachability::Accepting | Reachability::Lost => connector.open().await.map(drop),
+            };
+        };
+        self.reach.ask(check).await
     }
 
     /// Opens a connection without TLS, and notes the outcome for readiness.

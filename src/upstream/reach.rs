@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::connect::Connector;
 use crate::clock;
 use crate::sync;
 
@@ -59,22 +58,21 @@ impl Reach {
         Self { address, unready_after, state: Mutex::default(), checked: Arc::default() }
     }
 
-    /// Returns the judgement after a check with `connector`, or after the last one if that began less than a second ago. Waits half
-    /// a second at most; a check that takes longer goes on.
-    pub(super) async fn ask(self: &Arc<Self>, connector: &Connector) -> Reachability {
+    /// Returns the judgement after `check`, which makes a connection and notes its outcome. Returns the last judgement if the last check
+    /// began less than a second ago. Waits half a second at most; a check that takes longer goes on.
+    pub(super) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
         if let Ok(mut checked) = self.checked.clone().try_lock_owned() {
             let now = clock::now();
             if checked.is_some_and(|began| now.saturating_duration_since(began) < CHECK_INTERVAL) {
                 return self.standing();
             }
             *checked = Some(now);
-            let (reach, connector) = (self.clone(), connector.clone());
+            let checking = check(self.standing());
             tokio::spawn(async move {
-                // The first connection tests TLS as well. After that, a handshake a second would be a burden.
-                match reach.standing() {
-                    Reachability::Unknown => drop(connector.connect().await),
-                    Reachability::Accepting | Reachability::Lost => drop(connector.open().await),
-                }
+                checking.await;
                 drop(checked);
             });
         }
@@ -143,6 +141,7 @@ mod tests {
     use super::super::connect::{Dial, Dialing, Transport};
     use super::*;
     use crate::config::Config;
+    use crate::upstream::connect::Connector;
 
     #[derive(Clone, Copy)]
     enum Manner {

@@ -18,7 +18,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tracing::{debug, info};
 
 use super::HEAD_TIMEOUT;
-use super::connection::{ConnectionState, Handler, NewConnection};
+use super::handler::{ConnectionState, Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use send_timeout::SendTimeout;
 

@@ -8,7 +8,7 @@ use std::task::{Context, Poll};
 use std::time::Instant;
 
 use crate::clock::{self, Alarm};
-use crate::server::connection::ConnectionState;
+use crate::server::handler::ConnectionState;
 use crate::server::{SEND_TIMEOUT, TAKEN_OVER_TIMEOUT};
 
 /// Send timeout of one connection.

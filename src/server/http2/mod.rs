@@ -27,7 +27,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tracing::debug;
 
 use super::HEAD_TIMEOUT;
-use super::connection::{Handler, NewConnection};
+use super::handler::{Handler, NewConnection};
 use super::prefixed_io::PrefixedIo;
 use crate::body::BoxBody;
 use crate::clock::Alarm;

@@ -13,7 +13,7 @@ use tracing::debug;
 use super::open_requests::{BLOCKED, Blocked, OpenRequests};
 use crate::clock::{self, Alarm};
 use crate::server::TAKEN_OVER_TIMEOUT;
-use crate::server::connection::ConnectionState;
+use crate::server::handler::ConnectionState;
 
 /// Runs each response of a connection in a task of its own.
 pub(super) struct ResponseTasks<C> {

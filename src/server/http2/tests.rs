@@ -18,7 +18,7 @@ use super::*;
 use crate::body::{BoxError, Incoming, whole};
 use crate::clock;
 use crate::server::SEND_TIMEOUT;
-use crate::server::connection::{Ending, Peer};
+use crate::server::handler::{Ending, Peer};
 
 /// A SETTINGS frame without settings.
 const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use ::redis::{Cmd, Value};
 
-use super::command::{Answer, Failure, settle};
+use super::failure::{Answer, Failure, settle};
 use super::keys::{Names, Order};
 use super::{entry, number, said_last, scripts};
 use crate::protocol::ids::{Seq, StreamId};

@@ -15,7 +15,8 @@ use tokio_rustls::rustls::crypto::ring;
 
 use super::Options;
 use super::address::{Address, Kind};
-use super::command::{Failure, ask, cmd};
+use super::command::{ask, cmd};
+use super::failure::Failure;
 
 /// Tries of one command in a Cluster: its slot may have moved, or be about to.
 const CLUSTER_TRIES: u32 = 4;

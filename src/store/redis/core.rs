@@ -7,7 +7,8 @@ use ::redis::{Cmd, Value};
 use tokio::sync::{Notify, mpsc, watch};
 
 use super::append::Append;
-use super::command::{Call, Failure, Note, Told, Work, cmd};
+use super::command::{Call, Note, Told, Work, cmd};
+use super::failure::Failure;
 use super::generation::{self, hex};
 use super::keys::{Names, Order, order};
 use super::pubsub::Followers;

@@ -5,7 +5,8 @@ use std::time::Duration;
 use ::redis::Value;
 use ::redis::aio::ConnectionLike;
 
-use super::command::{Failure, ask, cmd};
+use super::command::{ask, cmd};
+use super::failure::Failure;
 use crate::clock;
 use crate::protocol::ids::StoreEpoch;
 use crate::random;

@@ -35,6 +35,7 @@ mod connector;
 mod coordination;
 mod core;
 mod entry;
+mod failure;
 mod generation;
 mod keys;
 mod pubsub;
@@ -53,10 +54,11 @@ use tracing::{debug, warn};
 
 pub use self::address::UrlError;
 use self::append::Append;
-use self::command::{Answer, Note, ask, cmd};
+use self::command::{Note, ask, cmd};
 use self::connector::{Connector, Link};
 use self::core::{Core, odd};
 use self::entry::{Cut, Taken};
+use self::failure::Answer;
 use self::generation::Unusable;
 use self::keys::{Names, order};
 #[cfg(doc)]
@@ -193,7 +195,7 @@ impl Redis {
     }
 
     async fn open(connector: Arc<Connector>, names: Names, owner: Owner, wait: Duration) -> Result<Opened, OpenError> {
-        let unreachable = |failure: command::Failure| match failure.breaks() {
+        let unreachable = |failure: failure::Failure| match failure.breaks() {
             true => OpenError::Unreachable(failure.to_string()),
             false => OpenError::Refused(failure.to_string()),
         };

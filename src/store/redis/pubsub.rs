@@ -12,9 +12,9 @@ use dashmap::DashMap;
 use tokio::sync::{Notify, mpsc};
 use tracing::{debug, warn};
 
-use super::command::Failure;
 use super::connector::Connector;
 use super::core::Core;
+use super::failure::Failure;
 use super::keys;
 use super::scripts;
 use crate::clock;

@@ -11,8 +11,9 @@ use tokio::task::JoinSet;
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
 use crate::store::Standing;
-use crate::store::redis::command::{Answer, Call, Work, ask, cmd};
+use crate::store::redis::command::{Call, Work, ask, cmd};
 use crate::store::redis::core::Core;
+use crate::store::redis::failure::Answer;
 use crate::store::redis::keys::Order;
 
 /// Most calls held here at once; the others wait in their channel.

@@ -10,9 +10,10 @@ use ::redis::aio::ConnectionLike;
 use tokio::sync::mpsc;
 use tracing::{error, info, warn};
 
-use super::command::{Call, Failure, ask, cmd};
+use super::command::{Call, ask, cmd};
 use super::connector::{Connector, Link};
 use super::core::Core;
+use super::failure::Failure;
 use super::generation::{self, Unusable};
 use super::pubsub::HEARTBEAT;
 use crate::backoff::Backoff;
