@@ -30,7 +30,7 @@ pub use identity::ownership::Binding;
 pub use identity::principal::{Principal, Principals, Shown, Subject};
 pub use log::{EventLog, new_attach};
 pub use metrics::Metrics;
-pub use quota::{Allowance, Bounds, Carried, Holding, Part, Share, Sharer, Shares};
+pub use quota::{Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation};
 pub use recovery::restore::Unreachable;
 pub use recovery::sessions::session_group;
 pub use retry_index::{Match, Registering, Registration, Retries};

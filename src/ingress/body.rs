@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use hyper::body::{Body, Frame};
 
 use crate::clock::{self, Alarm};
-use crate::event_log::{Holding, Share};
+use crate::event_log::{Quota, Reservation};
 use crate::protocol::error::ErrorCode;
 
 /// A refused body is read on for so long, so that its sender gets to read the refusal before the connection closes.
@@ -36,8 +36,8 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
     mut body: B,
     limit: usize,
-    share: &Arc<Share>,
-    make_room: impl Fn(&Holding) -> Result<(), ErrorCode>,
+    quota: &Arc<Quota>,
+    evict_for: impl Fn(&Reservation) -> Result<(), ErrorCode>,
 ) -> Result<Bytes, ErrorCode> {
     if body.size_hint().lower() > limit as u64 {
         // Whoever waits for `100 Continue` has sent nothing yet.
@@ -48,12 +48,12 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     }
     let expected = headers.get(CONTENT_LENGTH).map_or(0, |_| body.size_hint().lower() as usize);
     let mut whole = BytesMut::new();
-    let mut held: Option<Holding> = None;
+    let mut held: Option<Reservation> = None;
     let mut pace = Pace::default();
     while let Some(frame) = pace.next(&mut body, whole.len()).await? {
         let Ok(data) = frame.map_err(|_| ErrorCode::BadRequest)?.into_data() else { continue };
         if whole.is_empty() && data.len() == expected {
-            let _held = if body.is_end_stream() { None } else { Some(share.hold(expected)) };
+            let _held = if body.is_end_stream() { None } else { Some(quota.reserve(expected)) };
             return wait_for_end(&mut body, &mut pace, expected).await.map(|()| data);
         }
         if whole.len() + data.len() > limit {
@@ -61,9 +61,9 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
             return Err(ErrorCode::BodyTooLarge);
         }
         whole.extend_from_slice(&data);
-        let held = held.get_or_insert_with(|| share.hold(0));
+        let held = held.get_or_insert_with(|| quota.reserve(0));
         held.set(whole.capacity());
-        if let Err(code) = make_room(held) {
+        if let Err(code) = evict_for(held) {
             linger(body, limit).await;
             return Err(code);
         }
@@ -149,7 +149,7 @@ mod tests {
 
     use super::*;
     use crate::event_log::Metrics;
-    use crate::event_log::{Allowance, Sharer, Shares};
+    use crate::event_log::{QuotaKey, QuotaLimits, Quotas};
     use crate::metrics::Registrar;
 
     const LIMIT: usize = 100_000;
@@ -182,8 +182,8 @@ mod tests {
         }
     }
 
-    fn share() -> Arc<Share> {
-        let allowance = Allowance {
+    fn quota() -> Arc<Quota> {
+        let allowance = QuotaLimits {
             max_bytes: 80_000,
             max_bytes_total: 1 << 20,
             max_streams: 1,
@@ -192,8 +192,8 @@ mod tests {
             delivered_retention: Duration::ZERO,
             max_sessions: 1,
         };
-        let shares = Shares::new(allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()));
-        shares.of(Sharer::Known([0; 16]), clock::now())
+        let quotas = Quotas::new(allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()));
+        quotas.of(QuotaKey::Known([0; 16]), clock::now())
     }
 
     /// Reads what is sent; how it ended, how long that took, and the most that was held meanwhile.
@@ -201,20 +201,20 @@ mod tests {
         send: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>),
     ) -> (Result<Bytes, ErrorCode>, Duration, usize) {
         let (sender, receiver) = mpsc::unbounded_channel();
-        let share = share();
+        let quota = quota();
         let most = std::cell::Cell::new(0);
-        let make_room = |holding: &Holding| {
-            most.set(most.get().max(holding.share().bytes()));
-            if holding.share().is_over() { Err(ErrorCode::ShareFull) } else { Ok(()) }
+        let evict_for = |reservation: &Reservation| {
+            most.set(most.get().max(reservation.quota().bytes()));
+            if reservation.quota().is_exceeded() { Err(ErrorCode::ShareFull) } else { Ok(()) }
         };
         let began = clock::now();
         let headers = HeaderMap::new();
         let reading = async {
-            let read = read(&headers, Sent(receiver), LIMIT, &share, make_room).await;
+            let read = read(&headers, Sent(receiver), LIMIT, &quota, evict_for).await;
             (read, clock::now() - began)
         };
         let ((read, took), ()) = tokio::join!(reading, send(sender));
-        assert_eq!(share.bytes(), 0, "nothing is held any more");
+        assert_eq!(quota.bytes(), 0, "nothing is held any more");
         (read, took, most.get())
     }
 
@@ -235,15 +235,15 @@ mod tests {
     async fn a_body_is_whole_when_its_end_has_come_whatever_its_length_was_said_to_be() {
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, 5.into())]);
         let (sender, receiver) = mpsc::unbounded_channel();
-        let share = share();
-        let mut reading = pin!(read(&headers, Promised(Sent(receiver), 5), LIMIT, &share, |_| Ok(())));
+        let quota = quota();
+        let mut reading = pin!(read(&headers, Promised(Sent(receiver), 5), LIMIT, &quota, |_| Ok(())));
         sender.send("12345".into()).unwrap();
         let mut cx = Context::from_waker(Waker::noop());
         assert!(reading.as_mut().poll(&mut cx).is_pending(), "its end has not come");
-        assert_eq!(share.bytes(), 5);
+        assert_eq!(quota.bytes(), 5);
         drop(sender);
         assert_eq!(reading.await.unwrap(), "12345");
-        assert_eq!(share.bytes(), 0);
+        assert_eq!(quota.bytes(), 0);
     }
 
     #[tokio::test(start_paused = true)]

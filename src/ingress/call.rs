@@ -152,7 +152,7 @@ impl Ingress {
 
     /// Waits behind the POSTs that are held.
     async fn wait_turn(&self, context: &mut RequestContext, session: &Session) -> Result<(), ErrorCode> {
-        self.log.make_room(context.reserve())?;
+        self.log.evict_for(context.reserve())?;
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
@@ -241,13 +241,13 @@ impl Ingress {
             return self.rejoin(request);
         }
         let request_bytes = head_bytes(&request.context.parts) + request.body.len();
-        let part = self.log.admit(&request.context.share, request_bytes);
+        let reservation = self.log.admit(&request.context.quota, request_bytes);
         let (hold, _registering) = place.map(|PendingClaim { hold, registering }| (hold, registering)).unzip();
         let create = || {
-            let (spec, part) = (self.spec(request), part?);
+            let (spec, reservation) = (self.spec(request), reservation?);
             Ok(match &hold {
-                Some(hold) => self.log.create_as(hold.stream(), spec, part),
-                None => self.log.create(spec, part),
+                Some(hold) => self.log.create_as(hold.stream(), spec, reservation),
+                None => self.log.create(spec, reservation),
             })
         };
         let Some(fingerprint) = fingerprint else {

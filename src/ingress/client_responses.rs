@@ -21,7 +21,7 @@ use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, res
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{Carried, Place, QueuedTurn, Session, Sessions, Stream, Turn, stream_owing};
+use crate::event_log::{Place, QueuedTurn, Session, Sessions, Stream, Turn, UploadReservation, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
@@ -53,7 +53,7 @@ pub(super) struct Delivery {
     /// The requests it cancels.
     pub(super) cancelled: Vec<RequestId>,
     /// Bytes of its sender's share that it takes.
-    pub(super) carried: Carried,
+    pub(super) carried: UploadReservation,
     /// Its place among those of the session, once it may be sent.
     pub(super) place: Option<Place>,
     /// What the upstream judges it by.
@@ -171,8 +171,8 @@ impl Ingress {
     }
 
     /// Bytes of its sender's share that a POST takes while it is on its way up.
-    pub(super) fn carry(&self, context: &RequestContext, body: usize) -> Carried {
-        context.share.carry(head_bytes(&context.parts) + body)
+    pub(super) fn carry(&self, context: &RequestContext, body: usize) -> UploadReservation {
+        context.quota.reserve_upload(head_bytes(&context.parts) + body)
     }
 
     /// The place of a POST among those of its session, and room for it: nothing is sent without.
@@ -182,9 +182,9 @@ impl Ingress {
     pub(super) async fn place(
         &self,
         session: Option<&Arc<Session>>,
-        carried: &Carried,
+        carried: &UploadReservation,
     ) -> Result<Option<Place>, ErrorCode> {
-        self.log.make_room_for(carried)?;
+        self.log.evict_for_upload(carried)?;
         let Some(session) = session else { return Ok(None) };
         let most = self.config.limits.held_posts_per_session;
         session.take_place(most, self.config.upstream.connect_timeout).await.map(Some)
@@ -211,7 +211,7 @@ impl Ingress {
         self.await_cancelled(&delivery).await;
         let mut attempt = Attempt { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
         if let Some(queued) = queued {
-            if let Err(code) = self.log.make_room(delivery.carried.holding()) {
+            if let Err(code) = self.log.evict_for(delivery.carried.reservation()) {
                 return attempt.fail(Failure::before_run(code));
             }
             attempt.acknowledge();
@@ -224,7 +224,7 @@ impl Ingress {
                 Ok(response) => return attempt.finish(response),
                 Err(failure) if failure.may_have_run => return attempt.fail(failure),
                 Err(failure) if !delivery.is_wanted(until) => return attempt.fail(failure),
-                Err(_) if let Err(code) = self.log.make_room(delivery.carried.holding()) => {
+                Err(_) if let Err(code) = self.log.evict_for(delivery.carried.reservation()) => {
                     return attempt.fail(Failure::before_run(code));
                 }
                 Err(_) => {
@@ -338,7 +338,7 @@ impl Attempt<'_> {
             return Ok(());
         }
         if self.reply.is_some() {
-            self.ingress.log.make_room(self.delivery.carried.holding())?;
+            self.ingress.log.evict_for(self.delivery.carried.reservation())?;
         }
         if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
             self.turn = Some(session.clone().take_turn().await);

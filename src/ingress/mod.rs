@@ -39,7 +39,9 @@ use crate::cluster::Replicas;
 use crate::config::{Config, Prime};
 use crate::delivery::Plan;
 use crate::dialect;
-use crate::event_log::{Attachment, Binding, EventLog, Holding, Opened, Principals, Session, Share, Sharer, Shown};
+use crate::event_log::{
+    Attachment, Binding, EventLog, Opened, Principals, Quota, QuotaKey, Reservation, Session, Shown,
+};
 use crate::lifecycle::drain::Drain;
 use crate::lifecycle::readiness::Readiness;
 use crate::protocol::classify::{self, Route};
@@ -92,11 +94,11 @@ struct RequestContext {
     session_kind: SessionKind,
     sender: Sender,
     /// Quota that the sender's requests count against.
-    share: Arc<Share>,
+    quota: Arc<Quota>,
     /// Bytes of the body, once it was read whole.
     body_bytes: usize,
     /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
-    reservation: Option<Holding>,
+    reservation: Option<Reservation>,
     connection: Arc<Connection>,
 }
 
@@ -150,9 +152,9 @@ impl RequestContext {
     }
 
     /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
-    fn reserve(&mut self) -> &Holding {
-        let Self { parts, body_bytes, share, reservation, .. } = self;
-        reservation.get_or_insert_with(|| share.hold(head_bytes(parts) + *body_bytes))
+    fn reserve(&mut self) -> &Reservation {
+        let Self { parts, body_bytes, quota, reservation, .. } = self;
+        reservation.get_or_insert_with(|| quota.reserve(head_bytes(parts) + *body_bytes))
     }
 
     /// True if the proxy issued the session.
@@ -373,8 +375,8 @@ impl Ingress {
         };
         let is_open = session.as_ref().is_some_and(|session| session.version().is_some());
         let address = connection.client(&parts.headers);
-        let sharer = Sharer::of(&principal, is_proven, id.as_ref().filter(|_| is_open), address);
-        let share = self.log.share(sharer);
+        let key = QuotaKey::of(&principal, is_proven, id.as_ref().filter(|_| is_open), address);
+        let quota = self.log.quota(key);
         Box::new(RequestContext {
             parts,
             binding: Binding { principal, subject, session: id },
@@ -382,7 +384,7 @@ impl Ingress {
             session,
             session_kind,
             sender: if is_marked { Sender::Balancer } else { Sender::Client },
-            share,
+            quota,
             body_bytes: 0,
             reservation: None,
             connection,
@@ -413,9 +415,9 @@ impl Ingress {
 
     /// The whole body, which counts from then on.
     async fn read(&self, context: &mut RequestContext, body: Incoming) -> Result<Bytes, ErrorCode> {
-        let make_room = |holding: &Holding| self.log.make_room(holding);
+        let evict_for = |reservation: &Reservation| self.log.evict_for(reservation);
         let limit = self.config.limits.body_bytes;
-        let body = body::read(&context.parts.headers, body, limit, &context.share, make_room).await?;
+        let body = body::read(&context.parts.headers, body, limit, &context.quota, evict_for).await?;
         context.body_bytes = body.len();
         context.reserve();
         Ok(body)

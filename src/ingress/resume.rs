@@ -72,10 +72,10 @@ impl Ingress {
     /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
     /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
     pub(super) async fn wait_for_resume_turn(&self, context: &mut RequestContext) {
-        if !context.share.resumes_at_once() {
+        if !context.quota.try_resume() {
             context.reserve();
             self.metrics.observe_delayed_resume();
-            context.share.resume_in_turn().await;
+            context.quota.wait_for_resume().await;
         }
     }
 
@@ -251,8 +251,8 @@ impl Ingress {
         if self.replicas.is_some() {
             Box::pin(self.join_session(context)).await;
         }
-        let part = match self.log.admit_standalone(&context.share, head_bytes(&context.parts)) {
-            Ok(part) => part,
+        let reservation = match self.log.admit_standalone(&context.quota, head_bytes(&context.parts)) {
+            Ok(reservation) => reservation,
             Err(code) => return self.refuse(code),
         };
         let spec = Spec {
@@ -264,7 +264,7 @@ impl Ingress {
             body: None,
             slicing: None,
         };
-        let stream = self.log.create(spec, part);
+        let stream = self.log.create(spec, reservation);
         if let Some(living) = self.log.sessions().set_standalone(id, &context.binding.principal, &stream) {
             let (cursor, preface) = match preface {
                 Some(told) => (living.look(|machine| machine.trimmed()), Some(told)),

@@ -128,9 +128,9 @@ impl Ingress {
             return Ok(false);
         }
         // The request waits for the upstream; one without a body is nowhere else counted meanwhile.
-        let head = context.reservation.is_none().then(|| context.share.hold(head_bytes(&context.parts)));
+        let head = context.reservation.is_none().then(|| context.quota.reserve(head_bytes(&context.parts)));
         if let Some(held) = head.as_ref().or(context.reservation.as_ref()) {
-            self.log.make_room(held).map_err(Unproven::Unavailable)?;
+            self.log.evict_for(held).map_err(Unproven::Unavailable)?;
         }
         let tokens = self.upstream.observed().tokens();
         let used = (context.binding.principal, context.binding.session.clone());

@@ -158,7 +158,7 @@ impl Drain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::event_log::{Allowance, Bounds, Identity, Metrics};
+    use crate::event_log::{Identity, Metrics, QuotaLimits, TailLimits};
     use crate::metrics::Registrar;
     use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 
@@ -167,7 +167,7 @@ mod tests {
 
     fn drain() -> Arc<Drain> {
         let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
-        let allowance = Allowance {
+        let allowance = QuotaLimits {
             max_bytes: 1 << 20,
             max_bytes_total: 1 << 20,
             max_streams: 10,
@@ -176,7 +176,7 @@ mod tests {
             delivered_retention: Duration::from_secs(60),
             max_sessions: 10,
         };
-        let bounds = Bounds { max_bytes: 1 << 20, max_events: 10 };
+        let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10 };
         let log =
             EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None);
         Arc::new(Drain::new(Arc::new(log), TIMES, None))

@@ -30,7 +30,7 @@ use store_setup::StoreSetup;
 
 use crate::cluster::Replicas;
 use crate::config::{Config, Mode, PrincipalSource};
-use crate::event_log::{Allowance, Bounds, EventLog, Principals};
+use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
 use crate::ingress::{self, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::random;
@@ -256,8 +256,8 @@ async fn serve_data(
 fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Ingress {
     let StoreSetup { identity, principal_key, backing } = setup;
     let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
-    let bounds = Bounds { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
-    let allowance = Allowance {
+    let bounds = TailLimits { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
+    let allowance = QuotaLimits {
         max_bytes: config.streams.max_bytes_per_principal,
         max_bytes_total: config.streams.max_bytes_total,
         max_streams: config.limits.streams_per_principal,

@@ -33,7 +33,7 @@ pub(super) async fn keep(
                 kept.extend_from_slice(&data);
                 writer.note_arriving(kept.capacity());
                 if kept.len() <= limit {
-                    writer.wait_for_room().await;
+                    writer.wait_for_capacity().await;
                 }
             }
             Err(_) => {}

@@ -13,7 +13,7 @@ use tracing::{Instrument, debug};
 use super::{Template, Upstream, synthetic};
 use crate::backoff::Backoff;
 use crate::clock;
-use crate::event_log::{Holding, Stream};
+use crate::event_log::{Reservation, Stream};
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
@@ -37,7 +37,7 @@ pub(super) struct Refusals {
 struct Queue {
     waiting: VecDeque<RequestId>,
     bytes: usize,
-    held: Holding,
+    held: Reservation,
     /// True if a task is running that sends them.
     is_sent: bool,
 }
@@ -57,7 +57,7 @@ impl Queue {
 impl Refusals {
     /// Creates the empty queue of a stream's call.
     pub(super) fn new(upstream: Arc<Upstream>, stream: Arc<Stream>, call: Arc<Template>) -> Arc<Self> {
-        let held = stream.share().hold(0);
+        let held = stream.quota().reserve(0);
         let queue = Mutex::new(Queue { waiting: VecDeque::new(), bytes: 0, held, is_sent: false });
         Arc::new(Self { upstream, stream, call, queue })
     }

@@ -4,7 +4,8 @@ use bytes::Bytes;
 use http_body::Body as _;
 use mcp_resume::delivery::{self, Follow, Plan, Receipt, Receipts, Start};
 use mcp_resume::event_log::{
-    Allowance, Attachment, Binding, Bounds, EventLog, Identity, Principal, Sharer, Spec, Stream, Writer, new_attach,
+    Attachment, Binding, EventLog, Identity, Principal, QuotaKey, QuotaLimits, Spec, Stream, TailLimits, Writer,
+    new_attach,
 };
 use mcp_resume::protocol::error::ErrorCode;
 use mcp_resume::protocol::headers::Era;
@@ -100,9 +101,9 @@ impl Proxy {
 
     /// A stream whose upstream has begun to respond, and its writer.
     fn open(&self) -> Result<(Arc<Stream>, Writer)> {
-        let share = self.log.share(Sharer::Known([1; 16]));
-        let part = self.log.admit(&share, 0).map_err(ErrorCode::label)?;
-        let stream = self.log.create(spec(), part);
+        let quota = self.log.quota(QuotaKey::Known([1; 16]));
+        let reservation = self.log.admit(&quota, 0).map_err(ErrorCode::label)?;
+        let stream = self.log.create(spec(), reservation);
         let writer = self.log.writer(&stream);
         tell(&writer, |machine, _| machine.handle_stream_head())?;
         Ok((stream, writer))
@@ -115,8 +116,8 @@ impl Proxy {
 }
 
 /// Limits that no operation here reaches.
-const BOUNDS: Bounds = Bounds { max_bytes: 1 << 30, max_events: 1 << 20 };
-const ALLOWANCE: Allowance = Allowance {
+const BOUNDS: TailLimits = TailLimits { max_bytes: 1 << 30, max_events: 1 << 20 };
+const ALLOWANCE: QuotaLimits = QuotaLimits {
     max_bytes: 1 << 30,
     max_bytes_total: 1 << 31,
     max_streams: 2 * MOST,

@@ -13,11 +13,11 @@ pub const READER_HOLD: Duration = Duration::from_secs(15);
 /// The readers elsewhere.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct Readers {
-    known: Mutex<HashMap<StreamId, Vec<Known>>>,
+    known: Mutex<HashMap<StreamId, Vec<RemoteReader>>>,
 }
 
 #[derive(Debug)]
-pub(in crate::event_log) struct Known {
+pub(in crate::event_log) struct RemoteReader {
     pub(in crate::event_log) from: Owner,
     pub(in crate::event_log) attach: AttachId,
     pub(in crate::event_log) reads: bool,
@@ -29,7 +29,7 @@ pub(in crate::event_log) struct Known {
 pub type Displaced = (Owner, StreamId, AttachId);
 
 impl Readers {
-    pub(in crate::event_log) fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<Known>>> {
+    pub(in crate::event_log) fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<RemoteReader>>> {
         sync::lock(&self.known)
     }
 }

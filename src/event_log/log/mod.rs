@@ -16,14 +16,16 @@ use crate::event_log::backing::reader_table::Readers;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
 use crate::event_log::metrics::Metrics;
-use crate::event_log::quota::{Allowance, Bounds, Carried, Holding, Part, Share, Sharer, Shares};
+use crate::event_log::quota::{
+    Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
+};
 use crate::event_log::retry_index::Retries;
 use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
 use crate::event_log::sweeper::Sweeper;
 use crate::event_log::writer::Writer;
-use crate::event_log::writer::stream_table::{Known, Room};
+use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, EventId, IssuedSession, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId};
@@ -31,7 +33,7 @@ use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::{Shared, Standing};
 
-/// Bounds the answers that are written to the store at a time once it takes them again.
+/// TailLimits the answers that are written to the store at a time once it takes them again.
 pub(in crate::event_log) const LATE_AT_ONCE: usize = 16;
 /// How often a drain looks whether answers were fetched.
 const FETCH_LOOK: Duration = Duration::from_millis(50);
@@ -39,9 +41,9 @@ const FETCH_LOOK: Duration = Duration::from_millis(50);
 /// All streams of this process.
 pub struct EventLog {
     pub(in crate::event_log) identity: Arc<Identity>,
-    pub(in crate::event_log) bounds: Bounds,
+    pub(in crate::event_log) bounds: TailLimits,
     pub(in crate::event_log) backing: Option<Arc<Backing>>,
-    pub(in crate::event_log) room: Arc<Room>,
+    pub(in crate::event_log) streams: Arc<StreamTable>,
     pub(in crate::event_log) sessions: Sessions,
     pub(in crate::event_log) retries: Arc<Retries<Stream>>,
     pub(in crate::event_log) released: Arc<Released>,
@@ -58,8 +60,8 @@ impl EventLog {
     /// An empty log. `backing: None` is the memory store: the tail alone.
     pub fn new(
         identity: Identity,
-        bounds: Bounds,
-        allowance: Allowance,
+        bounds: TailLimits,
+        allowance: QuotaLimits,
         metrics: Arc<Metrics>,
         backing: Option<Backing>,
     ) -> Self {
@@ -67,7 +69,7 @@ impl EventLog {
             identity: Arc::new(identity),
             bounds,
             backing: backing.map(Arc::new),
-            room: Arc::new(Room::new(Shares::new(allowance, metrics.clone()))),
+            streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics.clone()))),
             sessions: Sessions::new(metrics, allowance.max_sessions),
             retries: Arc::default(),
             released: Arc::default(),
@@ -80,32 +82,32 @@ impl EventLog {
     }
 
     /// What `sharer` holds.
-    pub fn share(&self, sharer: Sharer) -> Arc<Share> {
-        self.room.shares.of(sharer, clock::now())
+    pub fn quota(&self, key: QuotaKey) -> Arc<Quota> {
+        self.streams.quotas.of(key, clock::now())
     }
 
-    /// Room for one more call of `share`, whose request has so many bytes. May forget streams that have arrived.
+    /// StreamTable for one more call of `share`, whose request has so many bytes. May forget streams that have arrived.
     ///
     /// # Errors
     /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`, where no call may
     /// begin without a store.
-    pub fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+    pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         if !self.takes_calls() {
             return Err(ErrorCode::StoreFailed);
         }
-        self.room.admit(share, request_bytes)
+        self.streams.admit(quota, request_bytes)
     }
 
-    /// Room for a session's standalone stream. That is no call: neither the bound of those that run nor that of those without a
+    /// StreamTable for a session's standalone stream. That is no call: neither the bound of those that run nor that of those without a
     /// client holds for it.
     ///
     /// # Errors
     /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
-    pub fn admit_standalone(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
+    pub fn admit_standalone(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         if !self.takes_calls() {
             return Err(ErrorCode::StoreFailed);
         }
-        self.room.admit_standalone(share, request_bytes)
+        self.streams.admit_standalone(quota, request_bytes)
     }
 
     /// Whether new calls may begin, for all that the store says.
@@ -122,44 +124,52 @@ impl EventLog {
         self.backing.as_ref().map_or(Standing::Ready, |backing| backing.store.standing())
     }
 
-    /// Room for what `holding` holds of a request, made where it can be.
+    /// StreamTable for what `holding` holds of a request, made where it can be.
     ///
     /// # Errors
     /// `ShareFull` or `ProxyFull`.
-    pub fn make_room(&self, holding: &Holding) -> Result<(), ErrorCode> {
-        self.room.require(holding.share())
+    pub fn evict_for(&self, reservation: &Reservation) -> Result<(), ErrorCode> {
+        self.streams.ensure_within_limits(reservation.quota())
     }
 
     /// The same for a POST without requests, where it needs any.
     ///
     /// # Errors
     /// As for [`Self::make_room`].
-    pub fn make_room_for(&self, carried: &Carried) -> Result<(), ErrorCode> {
-        if carried.needs_room() { self.make_room(carried.holding()) } else { Ok(()) }
+    pub fn evict_for_upload(&self, carried: &UploadReservation) -> Result<(), ErrorCode> {
+        if carried.needs_capacity() { self.evict_for(carried.reservation()) } else { Ok(()) }
     }
 
     /// A new stream, not yet found by anybody.
-    pub fn create(&self, spec: Spec, part: Part) -> Arc<Stream> {
-        self.create_as(StreamId::from_bytes(random::bytes()), spec, part)
+    pub fn create(&self, spec: Spec, reservation: StreamReservation) -> Arc<Stream> {
+        self.create_as(StreamId::from_bytes(random::bytes()), spec, reservation)
     }
 
     /// The same of one whose name is known already.
-    pub fn create_as(&self, id: StreamId, spec: Spec, part: Part) -> Arc<Stream> {
-        Arc::new(Stream::new(id, self.identity.clone(), self.bounds, self.backing.clone(), spec, part, clock::now()))
+    pub fn create_as(&self, id: StreamId, spec: Spec, reservation: StreamReservation) -> Arc<Stream> {
+        Arc::new(Stream::new(
+            id,
+            self.identity.clone(),
+            self.bounds,
+            self.backing.clone(),
+            spec,
+            reservation,
+            clock::now(),
+        ))
     }
 
     /// The one writer of a stream that [`Self::create`] made; asked for once.
     pub fn writer(&self, stream: &Arc<Stream>) -> Writer {
-        Writer::new(stream.clone(), self.room.clone())
+        Writer::new(stream.clone(), self.streams.clone())
     }
 
     /// Lets resumes find the stream, from its first id on.
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
-            self.room.insert(stream);
+            self.streams.insert(stream);
             // Where another replica has taken it before, or just now, it was not there to be left.
             if stream.has_moved() {
-                self.room.leave(stream);
+                self.streams.leave(stream);
             }
         }
     }
@@ -198,8 +208,8 @@ impl EventLog {
     fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
         let verified = id.verify(&self.identity.keys);
         let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
-        let is_admitted = |known: &Known| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
-        let is_callers = self.room.streams.get(&name).is_some_and(|known| is_admitted(known.value()));
+        let is_admitted = |known: &StreamEntry| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
+        let is_callers = self.streams.entries.get(&name).is_some_and(|known| is_admitted(known.value()));
         match (is_callers, verified) {
             (true, Some(verified)) => {
                 let stream = self.whole(name)?;
@@ -243,14 +253,14 @@ impl EventLog {
     /// Every stream that can be found, as an operator may see it, in no order.
     pub fn summaries(&self) -> Vec<Summary> {
         let now = clock::now();
-        self.room.streams.iter().map(|entry| entry.value().summary(now)).collect()
+        self.streams.entries.iter().map(|entry| entry.value().summary(now)).collect()
     }
 
     /// Returns how many streams that are over have an answer that a client may still come for; see [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
         let expects = |stream: &Stream| stream.look(|machine| machine.reader_expected_until(patience, now)).is_some();
-        self.room.streams.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
+        self.streams.entries.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
     }
 
     /// Waits until nobody can be expected to come for the answer of a stream that is over, if clients take at most `patience` to
@@ -264,22 +274,22 @@ impl EventLog {
     /// Asks every connection that reads now to end, so that its client finds the stream at another replica; see
     /// [`Stream::close_reader`].
     pub fn close_readers(&self, retry: Duration) {
-        self.room.all().iter().for_each(|stream| stream.close_reader(retry));
+        self.streams.all().iter().for_each(|stream| stream.close_reader(retry));
     }
 
     /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
     pub fn end_all(&self, code: ErrorCode) {
-        self.room.all().iter().for_each(|stream| stream.expire(code));
+        self.streams.all().iter().for_each(|stream| stream.expire(code));
     }
 
     /// How many streams can be found.
     pub fn len(&self) -> usize {
-        self.room.streams.len()
+        self.streams.entries.len()
     }
 
     /// Whether there is none.
     pub fn is_empty(&self) -> bool {
-        self.room.streams.is_empty()
+        self.streams.entries.is_empty()
     }
 
     /// Whether anything outlives this process.

@@ -9,7 +9,7 @@ use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::sweeper::Verdict;
-use crate::event_log::writer::stream_table::Known;
+use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;
 use crate::simulation::{self, Bug};
@@ -31,7 +31,7 @@ impl EventLog {
     /// Forgets the stream now.
     pub fn forget(&self, stream: &Arc<Stream>) {
         if stream.is_published() {
-            self.room.forget(stream);
+            self.streams.forget(stream);
         }
     }
 
@@ -53,16 +53,16 @@ impl EventLog {
 
     /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
     pub(in crate::event_log) fn shorten(&self, stream: &Arc<Stream>) {
-        if !stream.is_proven() || !self.room.has(stream) {
+        if !stream.is_proven() || !self.streams.has(stream) {
             return;
         }
         let now = clock::now();
         if let Some(stub) = stream.to_stub(now)
-            && self.room.replace(stream, stub.enter())
+            && self.streams.replace(stream, stub.enter())
         {
             // What has arrived is no call to come back to.
             stream.forget_retries();
-            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, stream.id());
+            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, stream.id());
         }
     }
 
@@ -70,10 +70,10 @@ impl EventLog {
     /// its retention begins anew.
     pub(in crate::event_log) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
         let now = clock::now();
-        let mut known = self.room.streams.get_mut(&id)?;
+        let mut known = self.streams.entries.get_mut(&id)?;
         let stub = match known.value_mut() {
-            Known::Stream(stream) => return Some(stream.clone()),
-            Known::Stub(stub) => stub,
+            StreamEntry::Stream(stream) => return Some(stream.clone()),
+            StreamEntry::Stub(stub) => stub,
         };
         stub.left_at = now;
         let answer = stub.answer.take();
@@ -82,23 +82,23 @@ impl EventLog {
             Arc::new(Stream::from_stub(stub, answer, self.identity.clone(), self.bounds, self.backing.clone()));
         stream.publish_first();
         if has_answer {
-            let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
+            let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
             drop(known);
             drop(stub);
             stream.note_delivered(crate::event_log::stream::delivery::Delivery::Proven);
-            self.sweeper.schedule(now + self.room.shares.whole().allowance.delivered_retention, id);
+            self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
         }
         Some(stream)
     }
 
     /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
     pub(in crate::event_log) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
-        let mut known = self.room.streams.get_mut(&id)?;
-        let Known::Stub(stub) = known.value_mut() else { return None };
+        let mut known = self.streams.entries.get_mut(&id)?;
+        let StreamEntry::Stub(stub) = known.value_mut() else { return None };
         let until = stub.readable_until();
         if until <= now || simulation::has(Bug::ForgetsTheLastReader) {
             drop(known);
-            drop(self.room.streams.remove_if(&id, |_, known| known.stream().is_none()));
+            drop(self.streams.entries.remove_if(&id, |_, known| known.stream().is_none()));
             return Some(Verdict::Gone);
         }
         // Its end is waited for since it was sealed.
@@ -119,12 +119,12 @@ impl EventLog {
         if simulation::has(Bug::KeepsForEver) {
             return Verdict::Until(None);
         }
-        let Some(stream) = self.room.get(id) else {
+        let Some(stream) = self.streams.get(id) else {
             return self.judge_stub(id, now).unwrap_or(Verdict::Gone);
         };
         match stream.kept_until() {
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
-                self.room.forget(&stream);
+                self.streams.forget(&stream);
                 Verdict::Gone
             }
             until => {
@@ -148,7 +148,7 @@ impl EventLog {
         loop {
             clock::sleep(SESSION_SWEEP).await;
             self.sessions.sweep(clock::now());
-            self.room.shares.sweep(clock::now());
+            self.streams.quotas.sweep(clock::now());
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What one principal holds of this process, and what all of them hold together.
 //!
 //! Owned here: the accounts that every bound per principal hangs on, and the verdict whether one is over. A stream has its
-//! principal's share at hand, so that an event costs two additions and no search. Invariants: what a [`Part`] or a [`Holding`]
+//! principal's share at hand, so that an event costs two additions and no search. Invariants: what a [`StreamReservation`] or a [`Reservation`]
 //! added is taken off when it is dropped, so that an account never drifts; memory is counted as it is taken, reserves and all.
 //! Absent: making room, which needs the streams (`writer/eviction.rs`), and the answer to whoever finds no room.
 //!
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 
 use dashmap::DashMap;
 use tokio::sync::Notify;
-pub use upload::Carried;
+pub use upload::UploadReservation;
 
 use crate::clock;
 use crate::event_log::identity::principal::Principal;
@@ -40,16 +40,16 @@ const RESERVE: usize = 8;
 const ARRIVING_FREE: usize = 64 * 1024;
 /// A call that has the turn and gets no further keeps it for so long: neither a server that stops within an event nor a client that takes
 /// nothing keeps the other calls of a full share waiting.
-const TURN_IDLE: Duration = Duration::from_secs(5);
+const OVERRUN_IDLE: Duration = Duration::from_secs(5);
 /// Resumes that may come at once, in seconds' worth of their rate: all clients of a site are cut together and come back
 /// together.
 const RESUME_BURST: Duration = Duration::from_secs(10);
-/// Shares that nobody uses are looked for once there are so many, and again at each doubling of those in use.
-const SHARES_MIN: usize = 1024;
+/// Quotas that nobody uses are looked for once there are so many, and again at each doubling of those in use.
+const QUOTAS_MIN: usize = 1024;
 
 /// The bounds of one stream's tail.
 #[derive(Clone, Copy, Debug)]
-pub struct Bounds {
+pub struct TailLimits {
     /// Bytes of memory.
     pub max_bytes: usize,
     /// Events.
@@ -58,7 +58,7 @@ pub struct Bounds {
 
 /// What one principal may hold, and all together.
 #[derive(Clone, Copy, Debug)]
-pub struct Allowance {
+pub struct QuotaLimits {
     /// Bytes of one principal.
     pub max_bytes: usize,
     /// Bytes of all.
@@ -77,7 +77,7 @@ pub struct Allowance {
 
 /// Whose share it is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Sharer {
+pub enum QuotaKey {
     /// A principal with a credential.
     Known([u8; 16]),
     /// An anonymous session that was opened here.
@@ -86,42 +86,42 @@ pub enum Sharer {
     Peer(IpAddr),
 }
 
-impl Sharer {
+impl QuotaKey {
     /// The share of a principal that `is_proven` is its own. Anybody can make up a credential: any other shares with those who show
     /// none. That is its session's share, if the session was opened here: anybody can make up the name of one. Else its address's; of
     /// IPv6 the network's, because a host has as many addresses as it likes.
     pub fn of(principal: &Principal, is_proven: bool, opened: Option<&SessionId>, address: IpAddr) -> Self {
         const HOST: u128 = u64::MAX as u128;
         match (principal, opened, address.to_canonical()) {
-            (Principal::Known(known), _, _) if is_proven => Sharer::Known(*known),
-            (_, Some(session), _) => Sharer::Session(session.clone()),
-            (_, None, IpAddr::V6(v6)) => Sharer::Peer(Ipv6Addr::from_bits(v6.to_bits() & !HOST).into()),
-            (_, None, v4) => Sharer::Peer(v4),
+            (Principal::Known(known), _, _) if is_proven => QuotaKey::Known(*known),
+            (_, Some(session), _) => QuotaKey::Session(session.clone()),
+            (_, None, IpAddr::V6(v6)) => QuotaKey::Peer(Ipv6Addr::from_bits(v6.to_bits() & !HOST).into()),
+            (_, None, v4) => QuotaKey::Peer(v4),
         }
     }
 }
 
 /// All shares.
-pub struct Shares {
-    whole: Arc<Whole>,
-    shares: DashMap<Sharer, Arc<Share>>,
+pub struct Quotas {
+    global: Arc<GlobalQuota>,
+    quotas: DashMap<QuotaKey, Arc<Quota>>,
     sweep_at: AtomicUsize,
 }
 
 /// What every share is a part of.
-pub(super) struct Whole {
-    pub(super) allowance: Allowance,
+pub(super) struct GlobalQuota {
+    pub(super) allowance: QuotaLimits,
     /// Its gauge of bytes is the account itself: there is no second one to differ from it.
     pub(super) metrics: Arc<Metrics>,
-    /// Shares that hold anything.
+    /// Quotas that hold anything.
     holders: AtomicUsize,
     /// That of the calls of all shares, where the process is full.
-    turn: Turn,
+    overrun: Overrun,
 }
 
 /// One principal's share.
-pub struct Share {
-    whole: Arc<Whole>,
+pub struct Quota {
+    global: Arc<GlobalQuota>,
     bytes: AtomicUsize,
     streams: AtomicUsize,
     detached: AtomicUsize,
@@ -135,30 +135,30 @@ pub struct Share {
     /// The stubs of a share, by when they became that: they go before all else.
     proven: Mutex<BTreeSet<(Instant, StreamId)>>,
     /// That of its calls, where it is full.
-    turn: Turn,
+    overrun: Overrun,
 }
 
 /// The right to read on with a large event although there is no room. One call has it at a time, until its client has taken the event:
-/// so what is full gets on, and is exceeded by one event, or by one more for each [`TURN_IDLE`] in which a client takes nothing.
+/// so what is full gets on, and is exceeded by one event, or by one more for each [`OVERRUN_IDLE`] in which a client takes nothing.
 #[derive(Default)]
-struct Turn {
-    held: Mutex<Held>,
+struct Overrun {
+    held: Mutex<OverrunState>,
     freed: Notify,
 }
 
 #[derive(Default)]
-struct Held {
+struct OverrunState {
     /// Counts the calls that had the turn, so that one that has lost it does not give back another one's.
     number: u64,
     /// When the call that has it got on last.
     progress_at: Option<Instant>,
 }
 
-impl Turn {
+impl Overrun {
     /// Takes the turn where no other call has it, or that call gets no further. Returns its number.
     fn take(&self, now: Instant) -> Option<u64> {
         let mut held = self.lock();
-        if held.progress_at.is_some_and(|at| now.saturating_duration_since(at) < TURN_IDLE) {
+        if held.progress_at.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_IDLE) {
             return None;
         }
         held.number += 1;
@@ -185,18 +185,18 @@ impl Turn {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Held> {
+    fn lock(&self) -> MutexGuard<'_, OverrunState> {
         sync::lock(&self.held)
     }
 }
 
 /// Why a stream that is over may go to make room. Those of the first row go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Row {
+pub(super) enum EvictionQueue {
     /// It has arrived.
     Delivered,
     /// The connection that carried it all ended in peace. Its client may lack the end: the stream goes last, and whole.
-    Parted,
+    Unconfirmed,
 }
 
 /// The streams of a share that are over and may go, by when each came into its row: the first to go.
@@ -205,69 +205,70 @@ struct Delivered {
     row: BTreeSet<(Instant, StreamId)>,
     /// Up to here they were shortened.
     shortened: Option<(Instant, StreamId)>,
-    parted: BTreeSet<(Instant, StreamId)>,
+    unconfirmed: BTreeSet<(Instant, StreamId)>,
 }
 
 impl Delivered {
-    fn row(&mut self, row: Row) -> &mut BTreeSet<(Instant, StreamId)> {
+    fn row(&mut self, row: EvictionQueue) -> &mut BTreeSet<(Instant, StreamId)> {
         match row {
-            Row::Delivered => &mut self.row,
-            Row::Parted => &mut self.parted,
+            EvictionQueue::Delivered => &mut self.row,
+            EvictionQueue::Unconfirmed => &mut self.unconfirmed,
         }
     }
 }
 
-impl fmt::Debug for Share {
+impl fmt::Debug for Quota {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Share").field("bytes", &self.bytes).field("streams", &self.streams).finish_non_exhaustive()
+        f.debug_struct("Quota").field("bytes", &self.bytes).field("streams", &self.streams).finish_non_exhaustive()
     }
 }
 
-impl Shares {
+impl Quotas {
     /// None yet.
-    pub fn new(allowance: Allowance, metrics: Arc<Metrics>) -> Self {
-        let whole = Arc::new(Whole { allowance, metrics, holders: AtomicUsize::new(0), turn: Turn::default() });
-        Self { whole, shares: DashMap::new(), sweep_at: AtomicUsize::new(SHARES_MIN) }
+    pub fn new(allowance: QuotaLimits, metrics: Arc<Metrics>) -> Self {
+        let global =
+            Arc::new(GlobalQuota { allowance, metrics, holders: AtomicUsize::new(0), overrun: Overrun::default() });
+        Self { global, quotas: DashMap::new(), sweep_at: AtomicUsize::new(QUOTAS_MIN) }
     }
 
     /// The share of `sharer`, an empty one if it has none yet.
-    pub fn of(&self, sharer: Sharer, now: Instant) -> Arc<Share> {
-        if let Some(share) = self.shares.get(&sharer) {
-            return share.clone();
+    pub fn of(&self, key: QuotaKey, now: Instant) -> Arc<Quota> {
+        if let Some(quota) = self.quotas.get(&key) {
+            return quota.clone();
         }
-        if self.shares.len() >= self.sweep_at.load(Ordering::Relaxed) {
+        if self.quotas.len() >= self.sweep_at.load(Ordering::Relaxed) {
             self.sweep(now);
         }
-        self.shares.entry(sharer).or_insert_with(|| Arc::new(Share::new(self.whole.clone()))).clone()
+        self.quotas.entry(key).or_insert_with(|| Arc::new(Quota::new(self.global.clone()))).clone()
     }
 
     /// Forgets the shares that nobody uses. Made-up names cost no more than twice what is in use.
     pub(super) fn sweep(&self, now: Instant) {
-        self.shares.retain(|_, share| Arc::strong_count(share) > 1 || share.owes_time(now));
-        self.sweep_at.store(self.shares.len().saturating_mul(2).max(SHARES_MIN), Ordering::Relaxed);
+        self.quotas.retain(|_, quota| Arc::strong_count(quota) > 1 || quota.owes_time(now));
+        self.sweep_at.store(self.quotas.len().saturating_mul(2).max(QUOTAS_MIN), Ordering::Relaxed);
     }
 
     /// How many are known.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.shares.len()
+        self.quotas.len()
     }
 
     /// Those that hold anything, the largest first.
-    pub(super) fn by_size(&self) -> Vec<Arc<Share>> {
-        let mut shares: Vec<(usize, Arc<Share>)> =
-            self.shares.iter().map(|share| (share.bytes(), share.value().clone())).collect();
-        shares.retain(|(bytes, _)| *bytes > 0);
-        shares.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
-        shares.into_iter().map(|(_, share)| share).collect()
+    pub(super) fn largest_first(&self) -> Vec<Arc<Quota>> {
+        let mut quotas: Vec<(usize, Arc<Quota>)> =
+            self.quotas.iter().map(|quota| (quota.bytes(), quota.value().clone())).collect();
+        quotas.retain(|(bytes, _)| *bytes > 0);
+        quotas.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        quotas.into_iter().map(|(_, quota)| quota).collect()
     }
 
-    pub(super) fn whole(&self) -> &Whole {
-        &self.whole
+    pub(super) fn global(&self) -> &GlobalQuota {
+        &self.global
     }
 }
 
-impl Whole {
+impl GlobalQuota {
     /// Bytes that must go before those who hold more than an even part of the reserve may hold more.
     pub(super) fn excess(&self) -> usize {
         self.metrics.held_bytes().saturating_sub(self.high())
@@ -278,15 +279,15 @@ impl Whole {
     }
 
     /// What everybody may hold, however full it is.
-    fn even_part(&self) -> usize {
+    fn fair_share(&self) -> usize {
         self.allowance.max_bytes_total / RESERVE / self.holders.load(Ordering::Relaxed).max(1)
     }
 }
 
-impl Share {
-    fn new(whole: Arc<Whole>) -> Self {
+impl Quota {
+    fn new(global: Arc<GlobalQuota>) -> Self {
         Self {
-            whole,
+            global,
             bytes: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             detached: AtomicUsize::new(0),
@@ -295,15 +296,15 @@ impl Share {
             resumes_queue: tokio::sync::Mutex::default(),
             delivered: Mutex::default(),
             proven: Mutex::default(),
-            turn: Turn::default(),
+            overrun: Overrun::default(),
         }
     }
 
     /// Resolves when a call that had the turn to read on has given it back.
-    pub(super) async fn turn_freed(&self) {
+    pub(super) async fn overrun_released(&self) {
         tokio::select! {
-            () = self.turn.freed.notified() => {}
-            () = self.whole.turn.freed.notified() => {}
+            () = self.overrun.freed.notified() => {}
+            () = self.global.overrun.freed.notified() => {}
         }
     }
 
@@ -323,61 +324,61 @@ impl Share {
     }
 
     /// Whether it must give something up before it may hold more.
-    pub fn is_over(&self) -> bool {
+    pub fn is_exceeded(&self) -> bool {
         self.excess() > 0
     }
 
     /// Bytes it must give up: what is above its own bound, or its part of what is above the total.
     pub(super) fn excess(&self) -> usize {
-        self.own_excess().max(self.excess_of_total())
+        self.own_excess().max(self.global_excess())
     }
 
     pub(super) fn own_excess(&self) -> usize {
-        self.bytes().saturating_sub(self.whole.allowance.max_bytes)
+        self.bytes().saturating_sub(self.global.allowance.max_bytes)
     }
 
-    pub(super) fn excess_of_total(&self) -> usize {
-        let excess = self.whole.excess();
-        if excess == 0 { 0 } else { excess.min(self.bytes().saturating_sub(self.whole.even_part())) }
+    pub(super) fn global_excess(&self) -> usize {
+        let excess = self.global.excess();
+        if excess == 0 { 0 } else { excess.min(self.bytes().saturating_sub(self.global.fair_share())) }
     }
 
     /// Whether it holds more than everybody may, however full the process is.
-    pub(super) fn holds_much(&self) -> bool {
-        self.bytes() > self.whole.even_part()
+    pub(super) fn exceeds_fair_share(&self) -> bool {
+        self.bytes() > self.global.fair_share()
     }
 
     /// Holds `bytes` of a request until they are known to belong to a stream.
-    pub fn hold(self: &Arc<Self>, bytes: usize) -> Holding {
-        let mut holding = Holding { share: self.clone(), bytes: 0 };
-        holding.set(bytes);
-        holding
+    pub fn reserve(self: &Arc<Self>, bytes: usize) -> Reservation {
+        let mut reservation = Reservation { quota: self.clone(), bytes: 0 };
+        reservation.set(bytes);
+        reservation
     }
 
     /// The account of one more stream, whose request has so many bytes. Its stream says when it is a call that runs.
-    pub(super) fn take_part(self: &Arc<Self>, request_bytes: usize) -> Part {
-        self.whole.metrics.observe_stream();
+    pub(super) fn reserve_stream(self: &Arc<Self>, request_bytes: usize) -> StreamReservation {
+        self.global.metrics.observe_stream();
         let base = STREAM_COST + request_bytes;
-        Part {
-            holding: self.hold(base),
+        StreamReservation {
+            reservation: self.reserve(base),
             base,
             asks: 0,
             events: 0,
             staged: 0,
             arriving: 0,
-            turn: None,
-            turn_of_whole: None,
+            overrun: None,
+            global_overrun: None,
             running: false,
             detached: false,
         }
     }
 
     /// Whether a resume may go on at once: none waits, and the rate allows one more. Counts it then.
-    pub fn resumes_at_once(&self) -> bool {
+    pub fn try_resume(&self) -> bool {
         self.resumes_queue.try_lock().is_ok() && self.count_resume(clock::now()).is_ok()
     }
 
     /// Waits until one more resume may go on, in the order of arrival, and counts it. Dropping the future before gives up its place.
-    pub async fn resume_in_turn(&self) {
+    pub async fn wait_for_resume(&self) {
         let _turn = self.resumes_queue.lock().await;
         while let Err(at) = self.count_resume(clock::now()) {
             clock::sleep_until(at).await;
@@ -389,7 +390,7 @@ impl Share {
     /// # Errors
     /// When one may.
     fn count_resume(&self, now: Instant) -> Result<(), Instant> {
-        let cost = Duration::from_secs(1) / self.whole.allowance.resumes_per_sec;
+        let cost = Duration::from_secs(1) / self.global.allowance.resumes_per_sec;
         let mut paid = sync::lock(&self.resumes_paid);
         let before = paid.map_or(now, |paid| paid.max(now));
         match before.checked_sub(RESUME_BURST).filter(|at| *at > now) {
@@ -406,39 +407,39 @@ impl Share {
         sync::lock(&self.resumes_paid).is_some_and(|paid| paid > now)
     }
 
-    pub(super) fn line_up(&self, (row, at): (Row, Instant), stream: StreamId) {
+    pub(super) fn enqueue(&self, (row, at): (EvictionQueue, Instant), stream: StreamId) {
         self.delivered().row(row).insert((at, stream));
     }
 
-    pub(super) fn step_out(&self, (row, at): (Row, Instant), stream: StreamId) {
+    pub(super) fn dequeue(&self, (row, at): (EvictionQueue, Instant), stream: StreamId) {
         self.delivered().row(row).remove(&(at, stream));
     }
 
     /// How many of its streams are in that row.
-    pub(super) fn row_len(&self, row: Row) -> usize {
+    pub(super) fn queue_len(&self, row: EvictionQueue) -> usize {
         self.delivered().row(row).len()
     }
 
     /// Takes the first stream out of that row, with the time it came there.
-    pub(super) fn take_first(&self, row: Row) -> Option<(Instant, StreamId)> {
+    pub(super) fn pop_first_of(&self, row: EvictionQueue) -> Option<(Instant, StreamId)> {
         self.delivered().row(row).pop_first()
     }
 
-    pub(super) fn note_proven(&self, at: Instant, stream: StreamId) {
+    pub(super) fn add_stub(&self, at: Instant, stream: StreamId) {
         self.proven().insert((at, stream));
     }
 
-    pub(super) fn forget_proven(&self, at: Instant, stream: StreamId) {
+    pub(super) fn remove_stub(&self, at: Instant, stream: StreamId) {
         self.proven().remove(&(at, stream));
     }
 
     /// Its oldest stub.
-    pub(super) fn take_proven(&self) -> Option<StreamId> {
+    pub(super) fn pop_stub(&self) -> Option<StreamId> {
         self.proven().pop_first().map(|(_, stream)| stream)
     }
 
     /// Its stream that was delivered first of those that this has not handed out yet. They stay in the row.
-    pub(super) fn next_to_shorten(&self) -> Option<StreamId> {
+    pub(super) fn next_to_trim(&self) -> Option<StreamId> {
         let mut delivered = self.delivered();
         let from = delivered.shortened.map_or(Bound::Unbounded, Bound::Excluded);
         let next = *delivered.row.range((from, Bound::Unbounded)).next()?;
@@ -447,17 +448,17 @@ impl Share {
     }
 
     /// One of its streams dropped so many events to make room, and keeps its upstream waiting or not.
-    pub(super) fn observe_fit(&self, trimmed: u64, pauses: bool) {
+    pub(super) fn observe_trim(&self, trimmed: u64, pauses: bool) {
         if trimmed > 0 {
-            self.whole.metrics.observe_trimmed(trimmed);
+            self.global.metrics.observe_trimmed(trimmed);
         }
         if pauses {
-            self.whole.metrics.observe_pause();
+            self.global.metrics.observe_pause();
         }
     }
 
-    pub(super) fn whole(&self) -> &Whole {
-        &self.whole
+    pub(super) fn global(&self) -> &GlobalQuota {
+        &self.global
     }
 
     fn proven(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
@@ -470,44 +471,44 @@ impl Share {
 
     fn add(&self, bytes: usize) {
         if self.bytes.fetch_add(bytes, Ordering::Relaxed) == 0 {
-            self.whole.holders.fetch_add(1, Ordering::Relaxed);
+            self.global.holders.fetch_add(1, Ordering::Relaxed);
         }
-        self.whole.metrics.observe_held(bytes);
+        self.global.metrics.observe_held(bytes);
     }
 
     fn take_off(&self, bytes: usize) {
         if self.bytes.fetch_sub(bytes, Ordering::Relaxed) == bytes {
-            self.whole.holders.fetch_sub(1, Ordering::Relaxed);
+            self.global.holders.fetch_sub(1, Ordering::Relaxed);
         }
-        self.whole.metrics.observe_released(bytes);
+        self.global.metrics.observe_released(bytes);
     }
 }
 
 /// Bytes held in somebody's name for as long as this lives.
 #[derive(Debug)]
-pub struct Holding {
-    share: Arc<Share>,
+pub struct Reservation {
+    quota: Arc<Quota>,
     bytes: usize,
 }
 
-impl Holding {
+impl Reservation {
     /// So many from now on.
     pub fn set(&mut self, bytes: usize) {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}
-            Some(more) => self.share.add(more),
-            None => self.share.take_off(self.bytes - bytes),
+            Some(more) => self.quota.add(more),
+            None => self.quota.take_off(self.bytes - bytes),
         }
         self.bytes = bytes;
     }
 
     /// Whose they are.
-    pub fn share(&self) -> &Arc<Share> {
-        &self.share
+    pub fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 }
 
-impl Drop for Holding {
+impl Drop for Reservation {
     fn drop(&mut self) {
         self.set(0);
     }
@@ -515,8 +516,8 @@ impl Drop for Holding {
 
 /// One stream's part of its principal's share: what it holds, whether it is a call that runs, and whether that has no client.
 #[derive(Debug)]
-pub struct Part {
-    holding: Holding,
+pub struct StreamReservation {
+    reservation: Reservation,
     /// What it holds beside its events.
     base: usize,
     /// What is remembered of the server's questions.
@@ -527,15 +528,15 @@ pub struct Part {
     /// What has come of an event that is not whole.
     arriving: usize,
     /// The number of its turn in its share, where it has taken one.
-    turn: Option<u64>,
-    turn_of_whole: Option<u64>,
+    overrun: Option<u64>,
+    global_overrun: Option<u64>,
     running: bool,
     detached: bool,
 }
 
-impl Part {
-    pub(super) fn share(&self) -> &Arc<Share> {
-        &self.holding.share
+impl StreamReservation {
+    pub(super) fn quota(&self) -> &Arc<Quota> {
+        &self.reservation.quota
     }
 
     /// Its events take so many bytes.
@@ -570,19 +571,19 @@ impl Part {
         if self.arriving <= ARRIVING_FREE {
             return false;
         }
-        let share = self.holding.share();
-        let waits = |turn: &Turn, number: &mut Option<u64>| {
-            if number.is_none_or(|number| !turn.touch(number, now)) {
-                *number = if may_take { turn.take(now) } else { None };
+        let quota = self.reservation.quota();
+        let waits = |overrun: &Overrun, number: &mut Option<u64>| {
+            if number.is_none_or(|number| !overrun.touch(number, now)) {
+                *number = if may_take { overrun.take(now) } else { None };
             }
             number.is_none()
         };
-        if share.own_excess() > 0 && waits(&share.turn, &mut self.turn) {
+        if quota.own_excess() > 0 && waits(&quota.overrun, &mut self.overrun) {
             // A call never waits for its share's turn with that of the process: the call that has its share's may wait for this one.
-            self.give_back_turn_of_whole();
+            self.release_global_overrun();
             return true;
         }
-        share.excess_of_total() > 0 && waits(&share.whole.turn, &mut self.turn_of_whole)
+        quota.global_excess() > 0 && waits(&quota.global.overrun, &mut self.global_overrun)
     }
 
     /// Returns whether a part of an event has come, and not all of it, or an event waits for the store: no client can have it.
@@ -592,34 +593,34 @@ impl Part {
 
     /// Keeps the turn that it has, although it gets no further: the store cannot be reached, and another call's event would wait there
     /// as well.
-    pub(super) fn keep_turn(&mut self, now: Instant) {
-        let share = self.holding.share();
-        let keep = |turn: &Turn, number: Option<u64>| number.is_some_and(|number| turn.touch(number, now));
-        keep(&share.turn, self.turn);
-        keep(&share.whole.turn, self.turn_of_whole);
+    pub(super) fn keep_overrun(&mut self, now: Instant) {
+        let quota = self.reservation.quota();
+        let keep = |overrun: &Overrun, number: Option<u64>| number.is_some_and(|number| overrun.touch(number, now));
+        keep(&quota.overrun, self.overrun);
+        keep(&quota.global.overrun, self.global_overrun);
     }
 
     /// Returns whether it has taken a turn.
-    pub(super) fn has_turn(&self) -> bool {
-        self.turn.is_some() || self.turn_of_whole.is_some()
+    pub(super) fn has_overrun(&self) -> bool {
+        self.overrun.is_some() || self.global_overrun.is_some()
     }
 
     /// Lets another call read on.
-    pub(super) fn give_turn_back(&mut self) {
-        if let Some(number) = self.turn.take() {
-            self.share().turn.free(number);
+    pub(super) fn release_overrun(&mut self) {
+        if let Some(number) = self.overrun.take() {
+            self.quota().overrun.free(number);
         }
-        self.give_back_turn_of_whole();
+        self.release_global_overrun();
     }
 
-    fn give_back_turn_of_whole(&mut self) {
-        if let Some(number) = self.turn_of_whole.take() {
-            self.share().whole.turn.free(number);
+    fn release_global_overrun(&mut self) {
+        if let Some(number) = self.global_overrun.take() {
+            self.quota().global.overrun.free(number);
         }
     }
 
     /// What is remembered of the server's questions takes so many bytes. Nothing to do for most events: they ask nothing.
-    pub(super) fn set_asks(&mut self, bytes: usize) {
+    pub(super) fn set_server_requests(&mut self, bytes: usize) {
         if bytes != self.asks {
             self.asks = bytes;
             self.count();
@@ -627,7 +628,7 @@ impl Part {
     }
 
     fn count(&mut self) {
-        self.holding.set(self.base + self.asks + self.events + self.staged + self.arriving);
+        self.reservation.set(self.base + self.asks + self.events + self.staged + self.arriving);
     }
 
     /// It keeps so many bytes beside its events, for a retry: of what was arriving.
@@ -650,7 +651,7 @@ impl Part {
             return;
         }
         self.running = running;
-        let streams = &self.share().streams;
+        let streams = &self.quota().streams;
         match running {
             true => streams.fetch_add(1, Ordering::Relaxed),
             false => streams.fetch_sub(1, Ordering::Relaxed),
@@ -663,20 +664,20 @@ impl Part {
             return;
         }
         self.detached = detached;
-        let share = self.share();
+        let quota = self.quota();
         match detached {
-            true => share.detached.fetch_add(1, Ordering::Relaxed),
-            false => share.detached.fetch_sub(1, Ordering::Relaxed),
+            true => quota.detached.fetch_add(1, Ordering::Relaxed),
+            false => quota.detached.fetch_sub(1, Ordering::Relaxed),
         };
-        share.whole.metrics.observe_detached(detached);
+        quota.global.metrics.observe_detached(detached);
     }
 }
 
-impl Drop for Part {
+impl Drop for StreamReservation {
     fn drop(&mut self) {
-        self.give_turn_back();
+        self.release_overrun();
         self.set_detached(false);
         self.set_running(false);
-        self.share().whole.metrics.observe_stream_end();
+        self.quota().global.metrics.observe_stream_end();
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use crate::event_log::quota::{Holding, Share};
+use crate::event_log::quota::{Quota, Reservation};
 
 /// Approximate cost of one beside its bytes: its task, and its part in a connection to the upstream.
 const COST: usize = 4096;
@@ -14,32 +14,32 @@ const FEW: usize = 16;
 
 /// A POST without requests on its way up: its bytes are held, and it is counted, for as long as this lives.
 #[derive(Debug)]
-pub struct Carried {
-    holding: Holding,
+pub struct UploadReservation {
+    reservation: Reservation,
 }
 
-impl Share {
+impl Quota {
     /// Holds `bytes` of a POST that goes up.
-    pub fn carry(self: &Arc<Self>, bytes: usize) -> Carried {
+    pub fn reserve_upload(self: &Arc<Self>, bytes: usize) -> UploadReservation {
         self.carried.fetch_add(1, Ordering::Relaxed);
-        Carried { holding: self.hold(COST + bytes) }
+        UploadReservation { reservation: self.reserve(COST + bytes) }
     }
 }
 
-impl Carried {
+impl UploadReservation {
     /// What it holds.
-    pub fn holding(&self) -> &Holding {
-        &self.holding
+    pub fn reservation(&self) -> &Reservation {
+        &self.reservation
     }
 
     /// Whether it goes up only where its share has room for it.
-    pub fn needs_room(&self) -> bool {
-        self.holding.bytes > SLIGHT || self.holding.share.carried.load(Ordering::Relaxed) > FEW
+    pub fn needs_capacity(&self) -> bool {
+        self.reservation.bytes > SLIGHT || self.reservation.quota.carried.load(Ordering::Relaxed) > FEW
     }
 }
 
-impl Drop for Carried {
+impl Drop for UploadReservation {
     fn drop(&mut self) {
-        self.holding.share.carried.fetch_sub(1, Ordering::Relaxed);
+        self.reservation.quota.carried.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -94,7 +94,7 @@ impl Mirror {
                 Err(error) => debug!(stream.id = %self.stream.id(), %error, "a mirror cannot look"),
             }
         }
-        log.room.forget(&self.stream);
+        log.streams.forget(&self.stream);
         // Somebody may have come in the meantime: it finds another one.
         self.stream.leave();
     }

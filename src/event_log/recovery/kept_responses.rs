@@ -36,7 +36,7 @@ impl EventLog {
             if backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await {
                 return;
             }
-            let held = stream.share().hold(key.len() + record.len());
+            let held = stream.quota().reserve(key.len() + record.len());
             let late = Late { key, record, until: clock::now() + keep };
             let (backing, turns) = (backing.clone(), self.late_answers.clone());
             tokio::spawn(async move {

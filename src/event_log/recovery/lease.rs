@@ -40,7 +40,7 @@ impl EventLog {
         }
         // Whose it is can be seen without the stream's lock.
         let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.begun_by()) && stream.is_elsewhere();
-        self.room.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
+        self.streams.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
     }
 
     /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.

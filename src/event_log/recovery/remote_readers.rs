@@ -7,7 +7,7 @@
 use std::time::Duration;
 
 use crate::clock;
-use crate::event_log::backing::reader_table::{Displaced, Known, READER_HOLD};
+use crate::event_log::backing::reader_table::{Displaced, READER_HOLD, RemoteReader};
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Reader;
@@ -19,7 +19,7 @@ const REMEMBERED: Duration = Duration::from_secs(60);
 impl EventLog {
     /// What another replica says of a reader there. Returns the readers that it displaces, or itself where it was displaced before.
     pub fn note_reader(&self, said: &Reader) -> Vec<Displaced> {
-        let Some(stream) = self.room.get(said.stream) else {
+        let Some(stream) = self.streams.get(said.stream) else {
             return Vec::new();
         };
         let now = clock::now();
@@ -48,7 +48,7 @@ impl EventLog {
                         other.heard = now;
                         displaced.push((other.from, said.stream, other.attach));
                     }
-                    known.push(Known { from: said.from, attach, reads: true, heard: now, touches: 0 });
+                    known.push(RemoteReader { from: said.from, attach, reads: true, heard: now, touches: 0 });
                     stream.attach_elsewhere(attach, said.written);
                 }
             }
@@ -76,7 +76,7 @@ impl EventLog {
         let mut displaced = Vec::new();
         let mut gone = Vec::new();
         self.readers.lock().retain(|id, known| {
-            let stream = self.room.get(*id);
+            let stream = self.streams.get(*id);
             for known in known.iter_mut().filter(|known| known.reads) {
                 let is_reader =
                     stream.as_ref().is_some_and(|stream| stream.look(|machine| machine.reader().is(known.attach)));
@@ -98,7 +98,7 @@ impl EventLog {
 
     /// The writer of a stream says that a reader here is not the newest.
     pub fn displace(&self, stream: StreamId, attach: AttachId) {
-        if let Some(stream) = self.room.get(stream) {
+        if let Some(stream) = self.streams.get(stream) {
             stream.detach_elsewhere(attach);
         }
     }

@@ -17,12 +17,12 @@ use crate::event_log::backing::schema::{About, State};
 use crate::event_log::backing::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
-use crate::event_log::quota::{Part, Sharer};
+use crate::event_log::quota::{QuotaKey, StreamReservation};
 use crate::event_log::recovery::follower::{Found, Mirror, PIECE};
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::remote::Restored;
 use crate::event_log::writer::Writer;
-use crate::event_log::writer::stream_table::Known;
+use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
 use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
@@ -65,7 +65,7 @@ impl EventLog {
     pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.recall_stream(&backing, id, LastEvent::default()).await?;
-        let found = self.room.get(id);
+        let found = self.streams.get(id);
         Ok(found.filter(|stream| !stream.has_moved()))
     }
 
@@ -77,7 +77,7 @@ impl EventLog {
     ) -> Result<(), Unreachable> {
         let seq = last.seq;
         let is_unreachable = backing.store.standing() == Standing::Unreachable;
-        let here = self.room.get(id);
+        let here = self.streams.get(id);
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
@@ -94,7 +94,7 @@ impl EventLog {
             }
             match self.look_whether_taken(backing, &here).await {
                 Ok(false) => return Ok(()),
-                Ok(true) => self.room.leave(&here),
+                Ok(true) => self.streams.leave(&here),
                 // Memory stands for a store that is out of reach.
                 Err(_) if is_unreachable && !backing.heard.is_in_doubt() => return Ok(()),
                 Err(_) => return Err(Unreachable),
@@ -102,8 +102,8 @@ impl EventLog {
         }
         if is_unreachable {
             // Only the store has what a stub lacks.
-            let has_rest = |known: &Known| matches!(known, Known::Stub(stub) if stub.has_after(seq));
-            let is_here = self.room.streams.get(&id).is_some_and(|known| has_rest(known.value()));
+            let has_rest = |known: &StreamEntry| matches!(known, StreamEntry::Stub(stub) if stub.has_after(seq));
+            let is_here = self.streams.entries.get(&id).is_some_and(|known| has_rest(known.value()));
             let stands = is_here && backing.on_unreachable == OnUnreachable::Degrade;
             return if stands { Ok(()) } else { Err(Unreachable) };
         }
@@ -134,7 +134,7 @@ impl EventLog {
     pub fn may_be_ahead(&self, id: &EventId) -> Option<(Owner, StreamId, Seq)> {
         let verified = id.verify(&self.identity.keys).filter(|verified| verified.owner != self.identity.owner)?;
         // The map's guard ends before the stream's lock is waited for.
-        let here = self.room.get(verified.stream);
+        let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
             !here.is_written_here() && here.look(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
         });
@@ -143,10 +143,10 @@ impl EventLog {
 
     /// The last event that a client may have of a stream of this process.
     pub fn written_upto(&self, id: StreamId) -> Option<Seq> {
-        let known = self.room.streams.get(&id)?;
+        let known = self.streams.entries.get(&id)?;
         let stream = match known.value() {
-            Known::Stream(stream) => stream.clone(),
-            Known::Stub(stub) => return Some(stub.tail),
+            StreamEntry::Stream(stream) => stream.clone(),
+            StreamEntry::Stub(stub) => return Some(stub.tail),
         };
         // The map's guard ends before the stream's lock is waited for.
         drop(known);
@@ -177,7 +177,7 @@ impl EventLog {
             return Err(Error::Unavailable("the end of the stream is still to be written".into()));
         }
         // Of two that restore it at once, one is enough.
-        if !self.room.insert_first(&stream) {
+        if !self.streams.insert_first(&stream) {
             return Ok(());
         }
         stream.publish_first();
@@ -219,20 +219,20 @@ impl EventLog {
         // What is not here is not gone there.
         let recorded = Recorded { is_created: true, upto: tail, trimmed: tail, ..Recorded::default() };
         let restored = Restored { id, about, state, epoch: stored.epoch, tail, recorded };
-        let part = self.part_of_restored(&restored.about);
-        Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), part, clock::now()))
+        let reservation = self.reservation_of_restored(&restored.about);
+        Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), reservation, clock::now()))
     }
 
     /// It counts as its principal's, whoever asks for it. Nothing is refused: it is there, and somebody waits.
-    fn part_of_restored(&self, about: &About) -> Part {
-        let sharer = match (&about.binding.principal, &about.binding.session) {
-            (Principal::Known(known), _) => Sharer::Known(*known),
-            (Principal::Anonymous | Principal::AnonymousAt(_), Some(session)) => Sharer::Session(session.clone()),
+    fn reservation_of_restored(&self, about: &About) -> StreamReservation {
+        let key = match (&about.binding.principal, &about.binding.session) {
+            (Principal::Known(known), _) => QuotaKey::Known(*known),
+            (Principal::Anonymous | Principal::AnonymousAt(_), Some(session)) => QuotaKey::Session(session.clone()),
             (Principal::Anonymous | Principal::AnonymousAt(_), None) => {
-                Sharer::Peer(std::net::Ipv4Addr::UNSPECIFIED.into())
+                QuotaKey::Peer(std::net::Ipv4Addr::UNSPECIFIED.into())
             }
         };
-        self.share(sharer).take_part(0)
+        self.quota(key).reserve_stream(0)
     }
 
     /// Takes the stream from a writer that is gone, and ends it with an error for whatever it owes. Nothing where it has ended.
@@ -274,7 +274,7 @@ impl EventLog {
         };
         stream.note_adopted(stored.tail);
         self.read_responses(backing, &stream, &stored).await?;
-        let writer = Writer::new(Arc::new(stream), self.room.clone());
+        let writer = Writer::new(Arc::new(stream), self.streams.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
         let metrics = backing.metrics.clone();
         // Others may have set about it as well: the store takes one seal.
@@ -362,7 +362,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return Ok(()) };
         for (_, stream) in self.open_here() {
             if self.look_whether_taken(backing, &stream).await? {
-                self.room.leave(&stream);
+                self.streams.leave(&stream);
             }
         }
         Ok(())
@@ -388,7 +388,7 @@ impl EventLog {
 
     /// The streams that can be found, are not over, and are written here.
     fn open_here(&self) -> Vec<(StreamId, Arc<Stream>)> {
-        let open = self.room.all().into_iter().filter(|stream| stream.is_written_here());
+        let open = self.streams.all().into_iter().filter(|stream| stream.is_written_here());
         open.map(|stream| (stream.id(), stream)).collect()
     }
 

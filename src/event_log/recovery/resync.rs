@@ -82,6 +82,6 @@ impl EventLog {
 
     /// The streams that can be found, and that no other replica wrote.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
-        self.room.all().into_iter().filter(|stream| !stream.is_mirror())
+        self.streams.all().into_iter().filter(|stream| !stream.is_mirror())
     }
 }

@@ -526,7 +526,7 @@ impl Sessions {
             stays
         });
         self.row().leave(gone);
-        // Room that was made for what was in use goes with it.
+        // StreamTable that was made for what was in use goes with it.
         let left = self.census.unopened.load(Ordering::Relaxed);
         let most = unopened_max(self.most);
         self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);

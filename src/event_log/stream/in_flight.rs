@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use bytes::{Bytes, BytesMut};
 
-use crate::event_log::quota::{Holding, Share};
+use crate::event_log::quota::{Quota, Reservation};
 
 /// The responses of a stream, copied for connections that take no stream.
 #[derive(Debug)]
@@ -16,7 +16,7 @@ pub(in crate::event_log) struct Copied {
     pub(in crate::event_log) answered: usize,
     pub(in crate::event_log) responses: usize,
     pub(in crate::event_log) bytes: Vec<u8>,
-    pub(in crate::event_log) _held: Holding,
+    pub(in crate::event_log) _held: Reservation,
 }
 
 impl Copied {
@@ -39,7 +39,7 @@ const COUNTED: usize = 4 * 1024;
 
 struct InFlight {
     bytes: BytesMut,
-    _held: Holding,
+    _held: Reservation,
 }
 
 impl AsRef<[u8]> for InFlight {
@@ -49,10 +49,10 @@ impl AsRef<[u8]> for InFlight {
 }
 
 /// Returns `bytes` as a piece of a body. A large piece counts in `share` until it is dropped.
-pub(in crate::event_log) fn counted(share: &Arc<Share>, bytes: BytesMut) -> Bytes {
+pub(in crate::event_log) fn counted(quota: &Arc<Quota>, bytes: BytesMut) -> Bytes {
     if bytes.len() < COUNTED {
         return bytes.freeze();
     }
-    let held = share.hold(bytes.capacity());
+    let held = quota.reserve(bytes.capacity());
     Bytes::from_owner(InFlight { bytes, _held: held })
 }

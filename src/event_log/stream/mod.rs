@@ -34,7 +34,7 @@ use crate::event_log::backing::schema::Slicing;
 use crate::event_log::backing::{Backing, Staged};
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::quota::{Bounds, Part, Share};
+use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::partial_results::Slices;
 use crate::event_log::stream::response_head::Head;
@@ -75,7 +75,7 @@ pub(super) struct Advanced<R> {
     /// What is to be brought into the store.
     pub(super) staged: Option<Staged>,
     /// It wants room.
-    pub(super) short: bool,
+    pub(super) needs_eviction: bool,
 }
 
 /// One stream. Cheap to share; lives until its retention ends and its last user is gone.
@@ -93,7 +93,7 @@ pub struct Stream {
     /// The last event of a writer that is gone, where another one ended the stream.
     adopted_after: OnceLock<Seq>,
     binding: Binding,
-    pub(super) bounds: Bounds,
+    pub(super) bounds: TailLimits,
     /// What to make of a client that may be asked to poll.
     polls: bool,
     /// The body of the POST that began it, where a retry may name it by a key. Boxed, because few have one.
@@ -102,7 +102,7 @@ pub struct Stream {
     /// `None`: it is not read in slices.
     slices: Option<Box<Slices>>,
     /// Its principal's.
-    share: Arc<Share>,
+    quota: Arc<Quota>,
     sent: SetOnce<()>,
     published: AtomicBool,
     /// `None`: memory is the store.
@@ -122,14 +122,14 @@ impl Stream {
     pub(super) fn new(
         id: StreamId,
         identity: Arc<Identity>,
-        bounds: Bounds,
+        bounds: TailLimits,
         backing: Option<Arc<Backing>>,
         spec: Spec,
-        part: Part,
+        reservation: StreamReservation,
         now: Instant,
     ) -> Self {
-        let share = part.share().clone();
-        let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), part);
+        let quota = reservation.quota().clone();
+        let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), reservation);
         inner.recorded = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
         let origin = (identity.owner, epoch);
@@ -149,7 +149,7 @@ impl Stream {
             body: spec.body.map(Box::new),
             registrations: Mutex::default(),
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
-            share,
+            quota,
             sent: SetOnce::new(),
             published: AtomicBool::new(false),
             backing,
@@ -200,7 +200,7 @@ impl Stream {
     /// Where it stands, for a client that asks without reading: its timers begin anew.
     pub fn status(&self, after: Option<Seq>) -> Status {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         inner.machine.handle_touch(clock::now());
         let status = inner.machine.status(after);
         drop(inner);
@@ -212,7 +212,7 @@ impl Stream {
     /// goes on.
     pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         inner.machine.handle_reconnect(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
             inner.let_go(cursor);
@@ -242,7 +242,7 @@ impl Stream {
     /// Somebody asks for it without reading.
     pub(super) fn touch(&self) {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         inner.machine.handle_touch(clock::now());
         drop(inner);
         self.pump.notify_one();
@@ -312,7 +312,7 @@ impl Stream {
     pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
         let was_full = inner.machine.is_paused();
         inner.machine.handle_written(last, clock::now());
-        inner.settle_turn();
+        inner.settle_overrun();
         if was_full {
             inner.fit(self.bounds);
             self.pump.notify_one();
@@ -341,7 +341,7 @@ impl Stream {
 
     fn take_return(&self, tell: impl FnOnce(&mut Machine, Instant)) {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         tell(&mut inner.machine, clock::now());
         inner.fit_paused(self.bounds);
         drop(inner);
@@ -362,8 +362,8 @@ impl Stream {
     }
 
     /// What it takes of its principal's share.
-    pub(crate) fn share(&self) -> &Arc<Share> {
-        &self.share
+    pub(crate) fn quota(&self) -> &Arc<Quota> {
+        &self.quota
     }
 
     /// Looks again whether there is room, after some may have been made.
@@ -452,9 +452,9 @@ impl Stream {
                 None
             }
         };
-        let short = inner.is_short();
+        let needs_eviction = inner.needs_eviction();
         self.publish(inner, stored);
-        Advanced { result, staged, short }
+        Advanced { result, staged, needs_eviction }
     }
 
     /// Settles the head and wakes the reader where there is something for it.
@@ -465,7 +465,7 @@ impl Stream {
             let epoch = inner.epoch;
             inner.tail.seal(epoch);
             let events = inner.tail.byte_len();
-            inner.part.forget_request(events);
+            inner.reservation.forget_request(events);
         }
         inner.note_presence();
         if (stored && !simulation::has(Bug::LosesTheWakeUp)) || settled || sealed {
@@ -482,8 +482,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some(place) = inner.lined_up {
-            self.share.step_out(place, self.id);
+        if let Some(place) = inner.queued {
+            self.quota.dequeue(place, self.id);
         }
     }
 }

@@ -99,7 +99,7 @@ impl Stream {
     /// The same before there is a pump, which begins with looking anyway.
     pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         inner.machine.handle_attach(attach, cursor, clock::now());
         inner.note_presence();
         inner.fit_paused(self.bounds);
@@ -198,7 +198,7 @@ impl Attachment {
 
     /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
-        in_flight::counted(self.stream.share(), bytes)
+        in_flight::counted(self.stream.quota(), bytes)
     }
 
     /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail. An event larger

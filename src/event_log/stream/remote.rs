@@ -11,7 +11,7 @@ use crate::clock;
 use crate::event_log::backing::schema::{About, State};
 use crate::event_log::backing::{Backing, Level, Recorded};
 use crate::event_log::identity::Identity;
-use crate::event_log::quota::{Bounds, Part};
+use crate::event_log::quota::{StreamReservation, TailLimits};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Spec, Stream};
 use crate::protocol::cluster::Reader;
@@ -38,9 +38,9 @@ impl Stream {
     pub(in crate::event_log) fn restored(
         restored: Restored,
         identity: Arc<Identity>,
-        bounds: Bounds,
+        bounds: TailLimits,
         backing: Arc<Backing>,
-        part: Part,
+        reservation: StreamReservation,
         now: Instant,
     ) -> Self {
         let Restored { id, about, state, epoch, tail, recorded } = restored;
@@ -53,7 +53,7 @@ impl Stream {
             body: about.body,
             slicing: about.slicing,
         };
-        let mut stream = Self::new(id, identity, bounds, Some(backing), spec, part, now);
+        let mut stream = Self::new(id, identity, bounds, Some(backing), spec, reservation, now);
         stream.origin = (about.owner, about.epoch);
         let (machine, slices, secret) = match state {
             Some(State { machine, slices, secret, adopted_after }) => {
@@ -68,7 +68,7 @@ impl Stream {
         {
             let inner = stream.inner.get_mut().unwrap_or_else(std::sync::PoisonError::into_inner);
             *inner.machine = Machine::restore(about.policy, about.ids, machine, tail, tail, now);
-            inner.part.set_asks(inner.machine.server_requests().byte_len());
+            inner.reservation.set_server_requests(inner.machine.server_requests().byte_len());
             inner.tail = Tail::starting_at(tail);
             inner.tail.set_epoch(epoch);
             inner.epoch = epoch;
@@ -201,7 +201,7 @@ impl Stream {
         inner.tail = Tail::starting_at(upto);
         inner.machine.handle_remote_progress(None, upto, upto);
         let events = inner.tail.byte_len();
-        inner.part.set_events(events);
+        inner.reservation.set_events(events);
         self.publish(inner, true);
     }
 
@@ -213,7 +213,7 @@ impl Stream {
         let (machine, slices) = state.map(|state| (state.machine, state.slices)).unzip();
         inner.machine.handle_remote_progress(machine, tail, Seq(0));
         let asks = inner.machine.server_requests().byte_len();
-        inner.part.set_asks(asks);
+        inner.reservation.set_server_requests(asks);
         if stored.sealed {
             inner.machine.handle_remote_seal(clock::now());
         }
@@ -227,7 +227,7 @@ impl Stream {
     /// A connection of another replica reads it now. Whoever did before ends.
     pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
-        self.note_wanted(&mut inner);
+        self.note_requested(&mut inner);
         inner.machine.handle_attach(attach, written, clock::now());
         inner.is_read_elsewhere = true;
         inner.note_presence();
@@ -241,7 +241,7 @@ impl Stream {
         let mut inner = self.lock();
         let written = written.min(inner.machine.tail());
         inner.machine.handle_written(written, clock::now());
-        inner.settle_turn();
+        inner.settle_overrun();
         inner.fit_paused(self.bounds);
         drop(inner);
         self.pump.notify_one();

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use crate::clock;
-use crate::event_log::quota::Row;
+use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::delivery::Delivery;
 use crate::event_log::stream::state::Inner;
@@ -15,14 +15,14 @@ impl Stream {
         let now = clock::now();
         let mut inner = self.lock();
         inner.machine.handle_delivered();
-        inner.delivered.note(delivery, now + self.share().whole().allowance.delivered_retention);
+        inner.delivered.note(delivery, now + self.quota().global().allowance.delivered_retention);
         let stays = match inner.machine.phase() {
             Phase::Sealed { .. } => true,
             Phase::Passed => inner.machine.policy().has_idempotency_key || inner.delivered.is_doubted(now),
             Phase::Waiting | Phase::Open => false,
         };
-        if stays && inner.lined_up.is_none_or(|(row, _)| row == Row::Parted) {
-            self.line_up(&mut inner, Row::Delivered, now);
+        if stays && inner.queued.is_none_or(|(row, _)| row == EvictionQueue::Unconfirmed) {
+            self.enqueue(&mut inner, EvictionQueue::Delivered, now);
         }
     }
 
@@ -53,43 +53,43 @@ impl Stream {
         inner.machine.handle_graceful_close();
         let is_over =
             matches!(inner.machine.phase(), Phase::Sealed { .. }) && inner.machine.reader().has_closed_gracefully();
-        if is_over && inner.lined_up.is_none() {
-            self.line_up(&mut inner, Row::Parted, clock::now());
+        if is_over && inner.queued.is_none() {
+            self.enqueue(&mut inner, EvictionQueue::Unconfirmed, clock::now());
         }
     }
 
     /// Puts it at the end of that row, and out of any other.
-    pub(in crate::event_log) fn line_up(&self, inner: &mut Inner, row: Row, at: Instant) {
-        if let Some(before) = inner.lined_up.replace((row, at)) {
-            self.share.step_out(before, self.id);
+    pub(in crate::event_log) fn enqueue(&self, inner: &mut Inner, row: EvictionQueue, at: Instant) {
+        if let Some(before) = inner.queued.replace((row, at)) {
+            self.quota.dequeue(before, self.id);
         }
-        self.share.line_up((row, at), self.id);
+        self.quota.enqueue((row, at), self.id);
     }
 
     /// A client asks for it: one that left in peace lacks the end after all.
-    pub(in crate::event_log) fn note_wanted(&self, inner: &mut Inner) {
-        if let Some(place) = inner.lined_up.take_if(|(row, _)| *row == Row::Parted) {
-            self.share.step_out(place, self.id);
+    pub(in crate::event_log) fn note_requested(&self, inner: &mut Inner) {
+        if let Some(place) = inner.queued.take_if(|(row, _)| *row == EvictionQueue::Unconfirmed) {
+            self.quota.dequeue(place, self.id);
         }
     }
 
     /// Gives up every event to make room. False when it has left its row since it was taken out as the first, and when a connection reads
     /// it, and then it is the last in the row again.
-    pub(in crate::event_log) fn evict(&self, row: Row, since: Instant, now: Instant) -> bool {
+    pub(in crate::event_log) fn evict(&self, row: EvictionQueue, since: Instant, now: Instant) -> bool {
         let mut inner = self.lock();
-        if inner.lined_up != Some((row, since)) {
+        if inner.queued != Some((row, since)) {
             return false;
         }
         if inner.machine.reader().is_attached() {
-            self.line_up(&mut inner, row, now);
+            self.enqueue(&mut inner, row, now);
             return false;
         }
-        inner.lined_up = None;
+        inner.queued = None;
         let last = inner.tail.last();
         inner.tail.trim(last);
         inner.machine.handle_trimmed(last);
         let left = inner.tail.byte_len();
-        inner.part.set_events(left);
+        inner.reservation.set_events(left);
         true
     }
 
@@ -104,7 +104,7 @@ impl Stream {
         let spare = inner.tail.byte_len().saturating_sub(keep);
         inner.tail.trim_to_free(spare, inner.machine.reader().written());
         inner.machine.handle_trimmed(inner.tail.trimmed());
-        inner.part.set_events(inner.tail.byte_len());
-        self.share.observe_fit(inner.tail.trimmed().0 - before.0, false);
+        inner.reservation.set_events(inner.tail.byte_len());
+        self.quota.observe_trim(inner.tail.trimmed().0 - before.0, false);
     }
 }

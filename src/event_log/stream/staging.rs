@@ -53,7 +53,7 @@ impl Stream {
     pub(in crate::event_log) fn stage(&self, inner: &mut Inner) -> Option<Staged> {
         let batch = inner.machine.poll_batch();
         if let Some(batch) = &batch {
-            inner.part.set_staged(batch.byte_len());
+            inner.reservation.set_staged(batch.byte_len());
         }
         let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
         let recorded = inner.recorded.as_ref()?;
@@ -83,14 +83,14 @@ impl Stream {
             inner.accept(batch, self.bounds, clock::now());
         }
         let staged = self.stage(&mut inner);
-        let short = inner.is_short();
+        let needs_eviction = inner.needs_eviction();
         self.publish(inner, !batch.is_empty());
-        Advanced { result: (), staged, short }
+        Advanced { result: (), staged, needs_eviction }
     }
 
     /// Its batch waits for a store that cannot be reached.
-    pub(in crate::event_log) fn keep_turn(&self) {
-        self.lock().part.keep_turn(clock::now());
+    pub(in crate::event_log) fn keep_overrun(&self) {
+        self.lock().reservation.keep_overrun(clock::now());
     }
 
     /// Another writer has the stream: nobody reads any more of it here. Its readers end, to find it where it is now. False where that
@@ -99,7 +99,7 @@ impl Stream {
         let mut inner = self.lock();
         let is_news = !std::mem::replace(&mut inner.moved, true);
         inner.machine.handle_refused(clock::now());
-        inner.part.set_staged(0);
+        inner.reservation.set_staged(0);
         inner.wake();
         self.publish(inner, false);
         self.leave_holds();

@@ -8,7 +8,7 @@ use bytes::BytesMut;
 
 use crate::clock;
 use crate::event_log::backing::Recorded;
-use crate::event_log::quota::{Bounds, Part, Row};
+use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::in_flight::Copied;
 use crate::event_log::stream::partial_results::{Edits, Slice, Told};
@@ -58,13 +58,13 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) moved: bool,
     pub(in crate::event_log) head: Head,
     /// What it takes of its principal's share.
-    pub(in crate::event_log) part: Part,
+    pub(in crate::event_log) reservation: StreamReservation,
     /// The rest of an event waits for room.
     pub(in crate::event_log) is_held_up: bool,
     /// How certain it is that its last message has arrived.
     pub(in crate::event_log) delivered: Delivered,
     /// Its place among those that may go to make room, once it is over.
-    pub(in crate::event_log) lined_up: Option<(Row, Instant)>,
+    pub(in crate::event_log) queued: Option<(EvictionQueue, Instant)>,
     /// The one reader's task: waiting for the head, or at the tail.
     pub(in crate::event_log) reader: Option<Waker>,
     /// When the first event was stored that the reader, then waiting at the tail, has not taken yet.
@@ -76,7 +76,7 @@ pub(in crate::event_log) struct Inner {
 }
 
 impl Inner {
-    pub(in crate::event_log) fn new(machine: Box<Machine>, part: Part) -> Self {
+    pub(in crate::event_log) fn new(machine: Box<Machine>, reservation: StreamReservation) -> Self {
         Self {
             machine,
             tail: Tail::new(),
@@ -87,10 +87,10 @@ impl Inner {
             closing: None,
             moved: false,
             head: Head::Waiting,
-            part,
+            reservation,
             is_held_up: false,
             delivered: Delivered::default(),
-            lined_up: None,
+            queued: None,
             reader: None,
             stored_at: None,
             watchers: Vec::new(),
@@ -151,47 +151,48 @@ impl Inner {
 
     /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,
     /// and the upstream waits only for as long as there is something that nobody has read: a stream that is read flows on.
-    pub(in crate::event_log) fn fit(&mut self, bounds: Bounds) {
+    pub(in crate::event_log) fn fit(&mut self, bounds: TailLimits) {
         let before = self.tail.trimmed();
         let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
-        self.part.set_events(self.tail.byte_len());
-        self.give_up_front();
+        self.reservation.set_events(self.tail.byte_len());
+        self.trim_front_for_quota();
         self.machine.handle_trimmed(self.tail.trimmed());
         let has_unread = self.machine.tail() > self.machine.releasable();
         let was_paused = self.machine.is_paused();
-        let waits_for_reader = !fits || (has_unread && self.part.share().is_over());
+        let waits_for_reader = !fits || (has_unread && self.reservation.quota().is_exceeded());
         let now = clock::now();
         self.is_held_up = match waits_for_reader && self.machine.policy().can_pause {
             true => false,
-            false => self.part.must_wait(self.may_take_turn(), now),
+            false => self.reservation.must_wait(self.may_overrun(), now),
         };
-        self.settle_turn();
+        self.settle_overrun();
         self.machine.handle_full(waits_for_reader || self.is_held_up, now);
-        if self.is_held_up && self.may_take_turn() {
+        if self.is_held_up && self.may_overrun() {
             // Its client has all that there is: the call waits for others, and does not fail for that.
             self.machine.handle_partial_write(now);
         }
         let trimmed = self.tail.trimmed().0 - before.0;
-        self.part.share().observe_fit(trimmed, self.machine.is_paused() && !was_paused);
+        self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
     }
 
     /// Returns whether a large event may be read although the share is full: a client waits for it and has all that precedes it, or what
     /// no client reads of the stream is dropped.
-    fn may_take_turn(&self) -> bool {
+    fn may_overrun(&self) -> bool {
         let reader = self.machine.reader();
         let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
         self.drops_unread() || (reader.is_attached() && has_all)
     }
 
     /// Gives a turn back once the client has taken the event that it was taken for, or does not read any more.
-    pub(in crate::event_log) fn settle_turn(&mut self) {
-        if !self.part.has_turn() {
+    pub(in crate::event_log) fn settle_overrun(&mut self) {
+        if !self.reservation.has_overrun() {
             return;
         }
         let reader = self.machine.reader();
-        let is_taken = !self.part.is_arriving() && (self.drops_unread() || self.machine.tail() <= reader.releasable());
+        let is_taken =
+            !self.reservation.is_arriving() && (self.drops_unread() || self.machine.tail() <= reader.releasable());
         if is_taken || !(reader.is_attached() || self.drops_unread()) {
-            self.part.give_turn_back();
+            self.reservation.release_overrun();
         }
     }
 
@@ -201,17 +202,17 @@ impl Inner {
     }
 
     /// What a full share takes of this stream.
-    fn give_up_front(&mut self) {
-        let excess = self.part.share().excess();
+    fn trim_front_for_quota(&mut self) {
+        let excess = self.reservation.quota().excess();
         if excess == 0 {
             return;
         }
         self.tail.trim_to_free(excess, self.machine.reader().releasable());
-        self.part.set_events(self.tail.byte_len());
+        self.reservation.set_events(self.tail.byte_len());
         if !self.machine.policy().can_pause {
             let spare = self.tail.byte_len().saturating_sub(KEPT_UNREAD);
-            self.tail.trim_to_free(self.part.share().excess().min(spare), self.unwanted());
-            self.part.set_events(self.tail.byte_len());
+            self.tail.trim_to_free(self.reservation.quota().excess().min(spare), self.unwanted());
+            self.reservation.set_events(self.tail.byte_len());
         }
     }
 
@@ -231,28 +232,28 @@ impl Inner {
         }
         self.tail.trim(upto);
         self.machine.handle_trimmed(upto);
-        self.part.set_events(self.tail.byte_len());
+        self.reservation.set_events(self.tail.byte_len());
     }
 
     /// What may go depends on who reads: after a change of readers there may be room.
-    pub(in crate::event_log) fn fit_paused(&mut self, bounds: Bounds) {
+    pub(in crate::event_log) fn fit_paused(&mut self, bounds: TailLimits) {
         if self.machine.is_paused() {
             self.fit(bounds);
         }
     }
 
     /// Takes what the store has accepted. Where the share is full, room is to be made elsewhere first: see [`Self::is_short`].
-    pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
+    pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "the pump is the only writer");
         self.machine.handle_stored(now);
-        self.part.set_asks(self.machine.server_requests().byte_len());
+        self.reservation.set_server_requests(self.machine.server_requests().byte_len());
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
-        self.part.set_stored(self.tail.byte_len());
-        if !self.part.share().is_over() {
+        self.reservation.set_stored(self.tail.byte_len());
+        if !self.reservation.quota().is_exceeded() {
             self.fit(bounds);
         }
     }
@@ -263,7 +264,7 @@ impl Inner {
     }
 
     /// Takes what the store has of another writer.
-    pub(in crate::event_log) fn mirror(&mut self, batch: &Batch, bounds: Bounds, now: Instant) {
+    pub(in crate::event_log) fn mirror(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
@@ -271,15 +272,15 @@ impl Inner {
         if self.reader.is_some() && self.stored_at.is_none() {
             self.stored_at = Some(now);
         }
-        self.part.set_events(self.tail.byte_len());
-        if !self.part.share().is_over() {
+        self.reservation.set_events(self.tail.byte_len());
+        if !self.reservation.quota().is_exceeded() {
             self.fit(bounds);
         }
     }
 
     /// Whether it wants room that may be had elsewhere, or now.
-    pub(in crate::event_log) fn is_short(&self) -> bool {
-        self.machine.is_paused() || self.is_held_up || self.part.share().is_over()
+    pub(in crate::event_log) fn needs_eviction(&self) -> bool {
+        self.machine.is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
     }
 
     /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another
@@ -287,9 +288,9 @@ impl Inner {
     pub(in crate::event_log) fn note_presence(&mut self) {
         let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_mirror;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
-        self.part.set_running(runs);
-        self.part.set_detached(runs && !self.machine.reader().is_attached());
-        self.settle_turn();
+        self.reservation.set_running(runs);
+        self.reservation.set_detached(runs && !self.machine.reader().is_attached());
+        self.settle_overrun();
     }
 
     /// A commit or an end while the head is outstanding decides the head.

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use crate::event_log::backing::Backing;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::quota::{Bounds, Holding, Share};
+use crate::event_log::quota::{Quota, Reservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::state::Inner;
@@ -35,7 +35,7 @@ const STUB_COST: usize = 512;
 #[derive(Debug)]
 pub(in crate::event_log) struct Stub {
     pub(in crate::event_log) id: StreamId,
-    pub(in crate::event_log) holding: Holding,
+    pub(in crate::event_log) reservation: Reservation,
     /// Its place in the row of its share.
     pub(in crate::event_log) proven_at: Instant,
     pub(in crate::event_log) binding: Binding,
@@ -72,19 +72,19 @@ impl Kept {
 }
 
 impl Stub {
-    /// Counts it. [`Room::replace`](crate::event_log::writer::eviction::Room::replace) puts it in the row of those that go first.
+    /// Counts it. [`StreamTable::replace`](crate::event_log::writer::eviction::StreamTable::replace) puts it in the row of those that go first.
     pub(in crate::event_log) fn enter(mut self) -> Box<Self> {
         self.count();
-        self.share().whole().metrics.observe_stream();
+        self.quota().global().metrics.observe_stream();
         Box::new(self)
     }
 
-    pub(in crate::event_log) fn share(&self) -> &Arc<Share> {
-        self.holding.share()
+    pub(in crate::event_log) fn quota(&self) -> &Arc<Quota> {
+        self.reservation.quota()
     }
 
     fn count(&mut self) {
-        self.holding.set(STUB_COST + self.answer.as_ref().map_or(0, |kept| kept.byte_len()));
+        self.reservation.set(STUB_COST + self.answer.as_ref().map_or(0, |kept| kept.byte_len()));
     }
 
     /// Whether it has all that a client lacks which has everything up to `cursor`.
@@ -99,7 +99,7 @@ impl Stub {
 
     /// Drops the answer if its time is over; whether it did.
     pub(in crate::event_log) fn drop_answer(&mut self, now: Instant) -> bool {
-        let is_due = now >= self.proven_at + self.share().whole().allowance.delivered_retention;
+        let is_due = now >= self.proven_at + self.quota().global().allowance.delivered_retention;
         let drops = is_due && self.answer.take().is_some();
         self.count();
         drops
@@ -129,8 +129,8 @@ impl Stub {
 
 impl Drop for Stub {
     fn drop(&mut self) {
-        self.share().forget_proven(self.proven_at, self.id);
-        self.share().whole().metrics.observe_stream_end();
+        self.quota().remove_stub(self.proven_at, self.id);
+        self.quota().global().metrics.observe_stream_end();
     }
 }
 
@@ -154,7 +154,7 @@ impl Stream {
         let answer = (!kept.is_empty()).then(|| Box::new(Kept { name, snapshot, secret, tail: kept }));
         Some(Stub {
             id: self.id,
-            holding: self.share.hold(0),
+            reservation: self.quota.reserve(0),
             proven_at: now,
             binding: self.binding.clone(),
             origin: self.origin,
@@ -177,7 +177,7 @@ impl Stream {
         stub: &Stub,
         answer: Option<Box<Kept>>,
         identity: Arc<Identity>,
-        bounds: Bounds,
+        bounds: TailLimits,
         backing: Option<Arc<Backing>>,
     ) -> Self {
         let policy = Policy::of_ended(stub.era, stub.retention, stub.pauses);
@@ -191,8 +191,8 @@ impl Stream {
             slicing: None,
         };
         let is_stored = backing.is_some();
-        let part = stub.share().take_part(0);
-        let mut stream = Self::new(stub.id, identity, bounds, backing, spec, part, stub.created);
+        let reservation = stub.quota().reserve_stream(0);
+        let mut stream = Self::new(stub.id, identity, bounds, backing, spec, reservation, stub.created);
         stream.origin = stub.origin;
         let (snapshot, tail) = match answer.map(|answer| *answer) {
             Some(Kept { name, snapshot, secret, tail }) => {
@@ -208,7 +208,7 @@ impl Stream {
         let inner = stream.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
         *inner.machine =
             Machine::ended(policy, snapshot, end, (stub.left_at, stub.connections), (stub.tail, tail.trimmed()));
-        inner.part.forget_request(tail.byte_len());
+        inner.reservation.forget_request(tail.byte_len());
         inner.tail = tail;
         inner.head = Head::Committed;
         inner.delivered = Delivered::proven();

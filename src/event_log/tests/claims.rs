@@ -51,8 +51,8 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
 async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, Claim, Arc<Stream>) {
     let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), Claim { body, ..CLAIM });
     let Claimed::Here(hold) = log.claim(&call, claim, false).await.unwrap() else { panic!("it is claimed already") };
-    let part = log.admit(&share(log, 0), 0).unwrap();
-    let stream = log.create_as(hold.stream(), Spec { body, ..spec() }, part);
+    let reservation = log.admit(&quota(log, 0), 0).unwrap();
+    let stream = log.create_as(hold.stream(), Spec { body, ..spec() }, reservation);
     let registered = log.retries().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
     stream.keep_registration(registration.under(Some(hold)));
@@ -176,8 +176,8 @@ async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one
         arrive(&log, &stream).await;
         let id = stream.id();
         assert_eq!((log.len(), log.retries().len()), (1, 1));
-        let much = share(&log, 0).hold(allowance().max_bytes + 1);
-        assert!(log.make_room(&much).is_err());
+        let much = quota(&log, 0).reserve(allowance().max_bytes + 1);
+        assert!(log.evict_for(&much).is_err());
         assert_eq!((log.len(), log.retries().len()), (0, 0), "its last user is still here");
         tokio::time::sleep(Duration::from_secs(1)).await;
         match log.claim(&call, claim, true).await.unwrap() {
@@ -194,19 +194,19 @@ async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
     let (_, _, stream) = keyed(&log).await;
     let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));
     log.keep_answer(&stream, &failed).await;
-    let before = share(&log, 0).bytes();
+    let before = quota(&log, 0).bytes();
     store.set_away(true);
     log.keep_answer(&stream, &failed).await;
-    assert!(share(&log, 0).bytes() > before, "it waits");
+    assert!(quota(&log, 0).bytes() > before, "it waits");
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(share(&log, 0).bytes(), before);
+    assert_eq!(quota(&log, 0).bytes(), before);
     store.set_away(true);
     // More of them than look for the store at a time.
     for _ in 0..100 {
         log.keep_answer(&stream, &failed).await;
     }
-    assert!(share(&log, 0).bytes() > before);
+    assert!(quota(&log, 0).bytes() > before);
     tokio::time::sleep(RETENTION + Duration::from_secs(1)).await;
-    assert_eq!(share(&log, 0).bytes(), before, "the time of all of them is over");
+    assert_eq!(quota(&log, 0).bytes(), before, "the time of all of them is over");
 }

@@ -89,9 +89,9 @@ fn an_event_that_goes_while_an_older_reader_is_given_it_cuts_that_reader_off() {
 #[test]
 fn a_stream_that_never_pauses_stays_within_its_bounds_and_cuts_off_a_reader_that_is_too_slow() {
     let log = log_with(None);
-    let part = log.admit(&share(&log, 0), 0).unwrap();
+    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
     let policy = Policy { can_pause: false, ..spec().policy };
-    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec() }, part);
+    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec() }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     ready(writer.update(says(&large())));
@@ -134,7 +134,7 @@ fn a_piece_counts_until_it_is_dropped() {
     let log = log_with(None);
     let (stream, _writer) = open(&log);
     let client = Client::attach(&stream, Seq(0));
-    let mine = share(&log, 0);
+    let mine = quota(&log, 0);
     let before = mine.bytes();
     let piece = client.attachment.counted(BytesMut::from(&vec![b'x'; PIECE][..]));
     assert_eq!(mine.bytes() - before, PIECE);
@@ -151,8 +151,8 @@ fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
     let names = |id: &str| Names { id: RequestId::Number(id.into()), progress: None };
     let sameness = CallDigest::of(b"{}", "m").unwrap();
     let slicing = Slicing { sameness, form: Form::Bare, length: Duration::from_secs(60), first: names("1") };
-    let part = log.admit(&share(&log, 0), 0).unwrap();
-    let stream = log.create(Spec { slicing: Some(slicing), ..spec() }, part);
+    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
+    let stream = log.create(Spec { slicing: Some(slicing), ..spec() }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     let text = "x".repeat(LARGE);
@@ -168,9 +168,9 @@ fn a_large_event_under_another_name_goes_out_in_pieces_and_is_not_copied() {
     let slice = stream.begin_slice(names("22222"));
     let attachment = stream.attach(new_attach(), Seq(0)).under(slice);
     let mut client = Client { attachment, cursor: Seq(0), text: BytesMut::new(), bell: Arc::default() };
-    let before = share(&log, 0).bytes();
+    let before = quota(&log, 0).bytes();
     begin_event(&mut client);
-    assert_eq!(share(&log, 0).bytes(), before);
+    assert_eq!(quota(&log, 0).bytes(), before);
     assert!(read_pieces(&mut client).is_pending());
     let mut whole = String::new();
     for (seq, message) in (1..).zip(response("22222")) {
@@ -187,12 +187,12 @@ fn connections_that_take_no_stream_share_one_copy_of_the_response() {
     let (stream, writer) = open(&log);
     let response = format!(r#"{{"jsonrpc":"2.0","id":1,"result":{{"text":"{}"}}}}"#, "x".repeat(LARGE));
     ready(writer.update(says(&response)));
-    let before = share(&log, 0).bytes();
+    let before = quota(&log, 0).bytes();
     let bodies: Vec<_> = (0..30).map(|_| stream.collect().unwrap().body).collect();
     assert!(bodies.iter().all(|body| *body == response));
-    let more = share(&log, 0).bytes() - before;
+    let more = quota(&log, 0).bytes() - before;
     assert!((LARGE..LARGE + 1000).contains(&more), "{more} bytes");
     drop(bodies);
-    assert_eq!(share(&log, 0).bytes(), before);
+    assert_eq!(quota(&log, 0).bytes(), before);
     assert_eq!(stream.collect().unwrap().body, response, "a new copy");
 }

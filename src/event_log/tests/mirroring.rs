@@ -230,7 +230,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     let (left, _) = open(&one.log);
     for stream in [&kept, &asked, &left] {
         one.log.publish_once(stream);
-        Writer::new(stream.clone(), one.log.room.clone()).update(says(&note(0))).await;
+        Writer::new(stream.clone(), one.log.streams.clone()).update(says(&note(0))).await;
     }
     let mut client = Client::attach(&kept, Seq(1));
     one.kill();

@@ -50,7 +50,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         displacing: Arc::default(),
         metrics: metrics.clone(),
     });
-    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
+    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
 }
 
 /// That of a replica which shares its store.
@@ -67,12 +67,12 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
         metrics: metrics.clone(),
     };
     let identity = Identity { owner, epoch: StoreEpoch(1), keys };
-    EventLog::new(identity, Bounds { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
+    EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
 }
 
 /// More than the tests hold that are not about it.
-fn allowance() -> Allowance {
-    Allowance {
+fn allowance() -> QuotaLimits {
+    QuotaLimits {
         max_bytes: 1 << 26,
         max_bytes_total: 1 << 28,
         max_streams: 1000,
@@ -84,14 +84,14 @@ fn allowance() -> Allowance {
 }
 
 /// Returns the quota of a caller.
-fn share(log: &EventLog, caller: u8) -> Arc<Share> {
-    log.share(Sharer::Known([caller; 16]))
+fn quota(log: &EventLog, caller: u8) -> Arc<Quota> {
+    log.quota(QuotaKey::Known([caller; 16]))
 }
 
 /// A stream of that caller.
 fn create(log: &EventLog, caller: u8) -> Arc<Stream> {
-    let part = log.admit(&share(log, caller), 0).unwrap();
-    log.create(spec(), part)
+    let reservation = log.admit(&quota(log, caller), 0).unwrap();
+    log.create(spec(), reservation)
 }
 
 fn id() -> RequestId {

@@ -97,8 +97,8 @@ fn open(log: &EventLog, text: &str) {
 
 fn log_for(sessions: usize) -> EventLog {
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
-    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
-    let allowance = Allowance { max_sessions: sessions, ..allowance() };
+    let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
+    let allowance = QuotaLimits { max_sessions: sessions, ..allowance() };
     EventLog::new(identity, bounds, allowance, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
 }
 

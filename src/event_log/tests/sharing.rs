@@ -5,8 +5,8 @@ use super::*;
 use crate::protocol::stream::Ending;
 
 /// Small enough to fill.
-pub(super) fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
-    let mut tight = Allowance {
+pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
+    let mut tight = QuotaLimits {
         max_bytes: 40_000,
         max_bytes_total: 1 << 28,
         max_streams: 1000,
@@ -17,7 +17,7 @@ pub(super) fn tight(change: impl FnOnce(&mut Allowance)) -> EventLog {
     };
     change(&mut tight);
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
-    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
+    let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
     EventLog::new(identity, bounds, tight, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
 }
 
@@ -34,8 +34,8 @@ pub(super) fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
 fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     let spec = spec();
     let policy = Policy { kind: StreamKind::Standalone, can_pause: false, ..spec.policy };
-    let part = log.admit_standalone(&share(log, caller), 0).unwrap();
-    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, part);
+    let reservation = log.admit_standalone(&quota(log, caller), 0).unwrap();
+    let stream = log.create(Spec { policy, ids: Vec::new(), ..spec }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     (stream, writer)
@@ -69,7 +69,7 @@ pub(super) fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
 }
 
 pub(super) fn is_kept(log: &EventLog, stream: &Stream) -> bool {
-    log.room.get(stream.id()).is_some()
+    log.streams.get(stream.id()).is_some()
 }
 
 fn is_paused(writer: &Writer) -> bool {
@@ -79,7 +79,7 @@ fn is_paused(writer: &Writer) -> bool {
 #[tokio::test(start_paused = true)]
 async fn what_is_held_is_counted_and_given_back() {
     let log = tight(|_| ());
-    let mine = share(&log, 1);
+    let mine = quota(&log, 1);
     {
         let (stream, writer) = open_of(&log, 1);
         assert_eq!((mine.streams(), mine.detached()), (1, 1), "it has no reader yet");
@@ -88,7 +88,7 @@ async fn what_is_held_is_counted_and_given_back() {
         let before = mine.bytes();
         write(&writer, 10_000);
         assert!((10_000..20_000).contains(&(mine.bytes() - before)), "{} bytes", mine.bytes() - before);
-        assert_eq!(log.room.shares.whole().metrics.held_bytes(), mine.bytes());
+        assert_eq!(log.streams.quotas.global().metrics.held_bytes(), mine.bytes());
         drop(client);
         assert_eq!(mine.detached(), 1);
         finish(&log, &stream, &writer);
@@ -96,7 +96,7 @@ async fn what_is_held_is_counted_and_given_back() {
         log.forget(&stream);
     }
     assert_eq!((mine.streams(), mine.detached(), mine.bytes()), (0, 0, 0));
-    assert_eq!(log.room.shares.whole().metrics.held_bytes(), 0);
+    assert_eq!(log.streams.quotas.global().metrics.held_bytes(), 0);
 }
 
 #[tokio::test(start_paused = true)]
@@ -114,7 +114,7 @@ async fn streams_that_have_arrived_go_first_and_the_oldest_of_them_first() {
     let mut client = Client::attach(&stream, Seq(0));
     write(&writer, 12_000);
     assert_eq!(client.read_all(), Poll::Pending);
-    assert!(share(&log, 1).bytes() <= 44_000);
+    assert!(quota(&log, 1).bytes() <= 44_000);
     assert_eq!(left(), [false, true, true]);
     while left() == [false, true, true] {
         write(&writer, 1000);
@@ -132,7 +132,7 @@ async fn streams_that_have_just_arrived_give_up_all_but_their_end() {
     write(&old_writer, 900_000);
     deliver(&log, &old, &old_writer);
     let (_, writer) = open_of(&log, 1);
-    let before = share(&log, 1).bytes();
+    let before = quota(&log, 1).bytes();
     write(&writer, 1_500_000 - before + 100_000);
     assert!(is_kept(&log, &old));
     assert!(!is_paused(&writer));
@@ -197,10 +197,10 @@ async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
     let (unread, unread_writer) = open_of(&log, 1);
     write(&unread_writer, 45_000);
     finish(&log, &unread, &unread_writer);
-    assert!(share(&log, 1).is_over());
+    assert!(quota(&log, 1).is_exceeded());
     let (stream, writer) = {
-        let part = share(&log, 1).take_part(0);
-        let stream = log.create(spec(), part);
+        let reservation = quota(&log, 1).reserve_stream(0);
+        let stream = log.create(spec(), reservation);
         let writer = log.writer(&stream);
         ready(writer.update(|machine, _| machine.handle_stream_head()));
         (stream, writer)
@@ -213,7 +213,7 @@ async fn a_stream_that_is_read_flows_on_for_ever_in_a_full_share() {
         let read = client.read(usize::MAX);
         assert!(matches!(read, Poll::Ready(ReadOutcome::Events { last: Seq(last), written: 1, .. }) if last == n));
     }
-    assert!(share(&log, 1).bytes() < 60_000, "what was read is gone");
+    assert!(quota(&log, 1).bytes() < 60_000, "what was read is gone");
     // A client that resumes it receives the error.
     let mut late = Client::attach(&stream, Seq(0));
     assert!(matches!(late.read(usize::MAX), Poll::Ready(ReadOutcome::Trimmed(_))));
@@ -260,12 +260,12 @@ async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     let spec = spec();
     let policy = Policy { can_pause: false, should_refuse_requests: true, ..spec.policy };
     let ids = vec![RequestId::Number("1".into()), RequestId::Number("2".into())];
-    let part = log.admit(&share(&log, 1), 0).unwrap();
-    let stream = log.create(Spec { policy, ids, batch: true, ..spec }, part);
+    let reservation = log.admit(&quota(&log, 1), 0).unwrap();
+    let stream = log.create(Spec { policy, ids, batch: true, ..spec }, reservation);
     let writer = log.writer(&stream);
     ready(writer.update(|machine, _| machine.handle_stream_head()));
     write(&writer, 200_000);
-    assert!(share(&log, 1).bytes() < 100_000, "a message that is no response has no reader");
+    assert!(quota(&log, 1).bytes() < 100_000, "a message that is no response has no reader");
     ready(writer.update(says(RESPONSE)));
     write(&writer, 200_000);
     assert!(!is_paused(&writer));
@@ -375,7 +375,7 @@ async fn one_callers_excess_is_no_other_callers() {
     let (_, hog) = open_of(&log, 1);
     write(&hog, 45_000);
     assert!(is_paused(&hog));
-    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::ShareFull));
+    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::ShareFull));
     let (stream, writer) = open_of(&log, 2);
     let mut client = Client::attach(&stream, Seq(0));
     write(&writer, 25_000);
@@ -400,7 +400,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
     assert!(!is_paused(&running), "that was room enough");
     write(&running, 60_000);
     assert!(is_paused(&running));
-    assert_eq!(log.admit(&share(&log, 2), 0).err(), Some(ErrorCode::ProxyFull));
+    assert_eq!(log.admit(&quota(&log, 2), 0).err(), Some(ErrorCode::ProxyFull));
     // Who holds little has the reserve.
     let (stream, small) = open_of(&log, 3);
     write(&small, 3000);
@@ -415,14 +415,14 @@ async fn calls_beyond_the_bound_are_refused_until_one_is_over() {
     let log = tight(|allowance| allowance.max_streams = 2);
     let (first, first_writer) = open_of(&log, 1);
     let (_second, _writer) = open_of(&log, 1);
-    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::TooManyStreams));
-    assert_eq!(share(&log, 1).streams(), 2, "a refusal takes no place");
-    assert!(log.admit(&share(&log, 2), 0).is_ok());
+    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::TooManyStreams));
+    assert_eq!(quota(&log, 1).streams(), 2, "a refusal takes no place");
+    assert!(log.admit(&quota(&log, 2), 0).is_ok());
     finish(&log, &first, &first_writer);
     assert!(is_kept(&log, &first), "it counts no more, and stays");
-    let part = log.admit(&share(&log, 1), 0).unwrap();
-    assert_eq!(share(&log, 1).streams(), 2);
-    drop(part);
+    let reservation = log.admit(&quota(&log, 1), 0).unwrap();
+    assert_eq!(quota(&log, 1).streams(), 2);
+    drop(reservation);
 }
 
 #[tokio::test(start_paused = true)]
@@ -438,7 +438,7 @@ async fn finished_streams_refuse_no_call_delivered_or_not() {
             _ => deliver(&log, &stream, &writer),
         }
     }
-    assert_eq!(share(&log, 1).streams(), 0);
+    assert_eq!(quota(&log, 1).streams(), 0);
     assert_eq!(log.len(), 100);
 }
 
@@ -448,7 +448,7 @@ async fn a_standalone_stream_is_no_call() {
         allowance.max_streams = 1;
         allowance.max_detached = 1;
     });
-    let mine = share(&log, 1);
+    let mine = quota(&log, 1);
     let kept: Vec<_> = (0..3).map(|_| standalone_of(&log, 1)).collect();
     assert_eq!((mine.streams(), mine.detached()), (0, 0));
     let (_stream, _writer) = open_of(&log, 1);
@@ -462,48 +462,48 @@ async fn detached_calls_keep_new_ones_out_until_a_client_resumes() {
     let log = tight(|allowance| allowance.max_detached = 2);
     let (stream, _writer) = open_of(&log, 1);
     let (_other, _other_writer) = open_of(&log, 1);
-    assert_eq!(log.admit(&share(&log, 1), 0).err(), Some(ErrorCode::TooManyDetached));
-    assert!(log.admit(&share(&log, 2), 0).is_ok());
+    assert_eq!(log.admit(&quota(&log, 1), 0).err(), Some(ErrorCode::TooManyDetached));
+    assert!(log.admit(&quota(&log, 2), 0).is_ok());
     let _client = Client::attach(&stream, Seq(0));
-    assert!(log.admit(&share(&log, 1), 0).is_ok());
+    assert!(log.admit(&quota(&log, 1), 0).is_ok());
 }
 
 #[tokio::test(start_paused = true)]
 async fn resumes_beyond_the_rate_wait_in_a_row() {
     let log = tight(|_| ());
-    let mine = share(&log, 1);
+    let mine = quota(&log, 1);
     // Ten seconds' worth at once.
-    assert!((0..=1000).all(|_| mine.resumes_at_once()));
+    assert!((0..=1000).all(|_| mine.try_resume()));
     let began = clock::now();
     let wait = async || {
-        assert!(!mine.resumes_at_once(), "those that wait come first");
-        mine.resume_in_turn().await;
+        assert!(!mine.try_resume(), "those that wait come first");
+        mine.wait_for_resume().await;
         clock::now() - began
     };
     let (first, second, third) = tokio::join!(wait(), wait(), wait());
     for (waited, expected) in [(first, 10), (second, 20), (third, 30)] {
         assert!((expected..expected + 5).contains(&waited.as_millis()), "{waited:?} for {expected} ms");
     }
-    assert!(share(&log, 2).resumes_at_once());
+    assert!(quota(&log, 2).try_resume());
     tokio::time::sleep(Duration::from_secs(60)).await;
-    assert!(mine.resumes_at_once());
+    assert!(mine.try_resume());
 }
 
 #[tokio::test(start_paused = true)]
 async fn resumes_whose_clients_leave_cost_the_others_no_time() {
     let log = tight(|_| ());
-    let mine = share(&log, 1);
-    while mine.resumes_at_once() {}
+    let mine = quota(&log, 1);
+    while mine.try_resume() {}
     let began = clock::now();
-    let mut leaving: Vec<_> = (0..45_000).map(|_| Box::pin(mine.resume_in_turn())).collect();
+    let mut leaving: Vec<_> = (0..45_000).map(|_| Box::pin(mine.wait_for_resume())).collect();
     for waiting in &mut leaving {
         assert!(poll_once(waiting).is_pending());
     }
-    let mut staying = Box::pin(mine.resume_in_turn());
+    let mut staying = Box::pin(mine.wait_for_resume());
     assert!(poll_once(&mut staying).is_pending());
     drop(leaving);
     staying.await;
-    mine.resume_in_turn().await;
+    mine.wait_for_resume().await;
     let waited = clock::now() - began;
     assert!(waited < Duration::from_millis(30), "{waited:?}");
 }
@@ -515,31 +515,31 @@ fn poll_once(future: &mut (impl Future<Output = ()> + Unpin)) -> Poll<()> {
 #[tokio::test(start_paused = true)]
 async fn unused_quotas_are_forgotten() {
     let log = tight(|_| ());
-    let kept = share(&log, 1);
-    let _held = kept.hold(10);
+    let kept = quota(&log, 1);
+    let _held = kept.reserve(10);
     for n in 0..20_000_u32 {
-        let sharer = Sharer::Peer(std::net::Ipv4Addr::from_bits(n).into());
-        drop(log.share(sharer));
+        let key = QuotaKey::Peer(std::net::Ipv4Addr::from_bits(n).into());
+        drop(log.quota(key));
     }
-    assert!(log.room.shares.len() < 3000, "{}", log.room.shares.len());
-    assert!(Arc::ptr_eq(&kept, &share(&log, 1)));
+    assert!(log.streams.quotas.len() < 3000, "{}", log.streams.quotas.len());
+    assert!(Arc::ptr_eq(&kept, &quota(&log, 1)));
 }
 
 #[test]
 fn a_sharer_without_a_credential_is_its_session_else_its_network() {
     let session = crate::protocol::headers::SessionId::parse("s").unwrap();
     let peer = |text: &str| text.parse().unwrap();
-    let anonymous = |opened, address| Sharer::of(&Principal::Anonymous, true, opened, peer(address));
-    assert_eq!(anonymous(Some(&session), "192.0.2.1"), Sharer::Session(session.clone()));
-    assert_eq!(anonymous(None, "192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
-    assert_eq!(anonymous(None, "::ffff:192.0.2.1"), Sharer::Peer(peer("192.0.2.1")));
+    let anonymous = |opened, address| QuotaKey::of(&Principal::Anonymous, true, opened, peer(address));
+    assert_eq!(anonymous(Some(&session), "192.0.2.1"), QuotaKey::Session(session.clone()));
+    assert_eq!(anonymous(None, "192.0.2.1"), QuotaKey::Peer(peer("192.0.2.1")));
+    assert_eq!(anonymous(None, "::ffff:192.0.2.1"), QuotaKey::Peer(peer("192.0.2.1")));
     assert_eq!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8::ffff:1"));
     assert_ne!(anonymous(None, "2001:db8::1"), anonymous(None, "2001:db8:0:1::1"));
     let known = Principal::Known([1; 16]);
-    assert_eq!(Sharer::of(&known, true, Some(&session), peer("192.0.2.1")), Sharer::Known([1; 16]));
+    assert_eq!(QuotaKey::of(&known, true, Some(&session), peer("192.0.2.1")), QuotaKey::Known([1; 16]));
     // A credential that may be made up counts as none, and so does a query.
     for (principal, is_proven) in [(known, false), (Principal::AnonymousAt([2; 16]), true)] {
-        let of = |opened| Sharer::of(&principal, is_proven, opened, peer("192.0.2.1"));
+        let of = |opened| QuotaKey::of(&principal, is_proven, opened, peer("192.0.2.1"));
         assert_eq!(
             (of(Some(&session)), of(None)),
             (anonymous(Some(&session), "192.0.2.1"), anonymous(None, "192.0.2.1"))
@@ -559,9 +559,9 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
         displacing: Arc::default(),
         metrics: metrics.clone(),
     };
-    let small = Allowance { max_bytes: 40_000, max_bytes_total: 1 << 24, ..allowance() };
+    let small = QuotaLimits { max_bytes: 40_000, max_bytes_total: 1 << 24, ..allowance() };
     let identity = Identity { owner: Owner(1), epoch: StoreEpoch(1), keys: Keyring::new([7; 32], Vec::new()) };
-    let bounds = Bounds { max_bytes: 1 << 20, max_events: 10_000 };
+    let bounds = TailLimits { max_bytes: 1 << 20, max_events: 10_000 };
     EventLog::new(identity, bounds, small, metrics, Some(backing))
 }
 
@@ -571,7 +571,7 @@ async fn large_events_that_wait_for_the_store_are_counted_and_come_one_by_one() 
     let log = tight_before(&store);
     let calls: Vec<_> = (0..12).map(|_| open_of(&log, 1)).collect();
     let mut clients: Vec<_> = calls.iter().map(|(stream, _)| Client::attach(stream, Seq(0))).collect();
-    let held = || share(&log, 1).bytes();
+    let held = || quota(&log, 1).bytes();
     let (before, event) = (held(), large());
     assert!(begins_large_event(&calls[0].1));
     calls[0].1.note_arriving(0);
@@ -626,8 +626,8 @@ async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() 
     };
     let [(client, writer), (_other, other)] = [begin(), begin()];
     [&writer, &other].into_iter().for_each(|writer| writer.note_arriving(80_000));
-    ready(writer.wait_for_room());
-    let mut waiting = ByHand::new(other.wait_for_room());
+    ready(writer.wait_for_capacity());
+    let mut waiting = ByHand::new(other.wait_for_capacity());
     assert!(waiting.poll().is_pending());
     drop(client);
     assert_eq!(waiting.bell.rings(), 1);
@@ -636,7 +636,7 @@ async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() 
 
 /// Ends the stream after so many bytes. Its client reads all of it and closes its connection, so that the delivery is
 /// unproven.
-fn part(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
+fn reservation(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
     write(writer, bytes);
     finish(log, stream, writer);
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
@@ -647,7 +647,7 @@ fn part(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
 async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_it() {
     let log = tight(|_| ());
     let (left, left_writer) = open_of(&log, 1);
-    part(&log, &left, &left_writer, 10_000);
+    reservation(&log, &left, &left_writer, 10_000);
     left.note_return(Some(Seq(3)));
     let mut back = Client::attach(&left, Seq(3));
     assert!(matches!(back.read(2000), Poll::Ready(ReadOutcome::Events { .. })));
@@ -672,7 +672,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
 async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_arrived() {
     let log = tight(|allowance| allowance.max_bytes = 1_500_000);
     let (left, left_writer) = open_of(&log, 1);
-    part(&log, &left, &left_writer, 700_000);
+    reservation(&log, &left, &left_writer, 700_000);
     tokio::time::advance(Duration::from_secs(5)).await;
     let (arrived, arrived_writer) = open_of(&log, 1);
     write(&arrived_writer, 10_000);
@@ -690,10 +690,10 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
     assert!(!is_paused(&writer));
     // Once it has arrived it is one of the others.
     let (known, known_writer) = open_of(&log, 1);
-    part(&log, &known, &known_writer, 10_000);
+    reservation(&log, &known, &known_writer, 10_000);
     log.note_delivered(&known, Delivery::Likely);
     let (later, later_writer) = open_of(&log, 1);
-    part(&log, &later, &later_writer, 10_000);
+    reservation(&log, &later, &later_writer, 10_000);
     while is_kept(&log, &known) {
         write(&writer, 1000);
     }
@@ -741,10 +741,10 @@ fn a_full_process_takes_nearly_all_calls_that_come_at_once() {
         });
         let (log, refused) = (&log, &AtomicUsize::new(0));
         let admit = move |caller| {
-            let share = share(log, caller);
+            let quota = quota(log, caller);
             for tries in 0..10_000 {
-                match log.admit(&share, 0) {
-                    Ok(part) => return log.create(spec(), part),
+                match log.admit(&quota, 0) {
+                    Ok(reservation) => return log.create(spec(), reservation),
                     Err(code) => assert_eq!(code, ErrorCode::ProxyFull),
                 }
                 refused.fetch_add(usize::from(tries == 0), Ordering::Relaxed);

@@ -5,7 +5,7 @@ use super::retention::{cursor_of, settle, sweeping};
 use super::sharing::{finish, is_kept, open_of, tight, write};
 use super::*;
 use crate::event_log::stream::stub::Stub;
-use crate::event_log::writer::stream_table::Known;
+use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::Place;
 
@@ -32,7 +32,7 @@ fn place(log: &EventLog, id: &EventId) -> Option<Place> {
 }
 
 fn stubs(log: &EventLog) -> usize {
-    log.room.streams.iter().filter(|entry| matches!(entry.value(), Known::Stub(_))).count()
+    log.streams.entries.iter().filter(|entry| matches!(entry.value(), StreamEntry::Stub(_))).count()
 }
 
 #[tokio::test(start_paused = true)]
@@ -62,7 +62,7 @@ async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
     tokio::time::advance(RETENTION * 2).await;
     settle().await;
     assert!(log.is_empty());
-    assert_eq!(share(&log, 0).bytes(), 0);
+    assert_eq!(quota(&log, 0).bytes(), 0);
     sweeper.abort();
 }
 
@@ -72,10 +72,10 @@ async fn the_last_response_goes_when_its_time_is_over() {
     let sweeper = sweeping(&log);
     let ids = proven(&log, 0, 3);
     settle().await;
-    let before = share(&log, 0).bytes();
+    let before = quota(&log, 0).bytes();
     tokio::time::advance(Duration::from_secs(31)).await;
     settle().await;
-    assert!(share(&log, 0).bytes() <= 512 && share(&log, 0).bytes() < before);
+    assert!(quota(&log, 0).bytes() <= 512 && quota(&log, 0).bytes() < before);
     assert_eq!(place(&log, &ids[3]), Some(Place::Lost));
     assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
     assert_eq!(stubs(&log), 1, "it stays what it is");
@@ -143,10 +143,11 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     log.note_delivered(&stream, Delivery::Proven);
     drop((stream, writer));
     assert_eq!(stubs(&log), 1);
-    assert!(share(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", share(&log, 0).bytes());
+    assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
     // A stub in its box, the name of its session, its place in a map that has just grown, and in the lists by time.
     const ALLOCATION: usize = 16;
-    let places = 2 * (size_of::<(StreamId, Known)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;
+    let places =
+        2 * (size_of::<(StreamId, StreamEntry)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;
     let session = 16 + 36 + ALLOCATION;
     assert!(size_of::<Stub>() + ALLOCATION + session + places <= 512, "{} bytes", size_of::<Stub>());
 }
@@ -161,13 +162,13 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
         drop(proven(&log, 1, 1));
     }
     assert!(log.len() > 50, "{} are kept", log.len());
-    assert!(share(&log, 1).bytes() <= 100_000);
+    assert!(quota(&log, 1).bytes() <= 100_000);
     // What arrived without a proof does not either.
     for _ in 0..2000 {
         let stream = ended(&log, 1, 1);
         log.note_delivered(&stream, Delivery::Likely);
     }
-    assert!(share(&log, 1).bytes() <= 100_000);
+    assert!(quota(&log, 1).bytes() <= 100_000);
 }
 
 #[tokio::test(start_paused = true)]
@@ -203,9 +204,9 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     let likely = ended(&log, 0, 1);
     log.note_delivered(&likely, Delivery::Likely);
     // May be asked for by its key.
-    let part = log.admit(&share(&log, 0), 0).unwrap();
+    let reservation = log.admit(&quota(&log, 0), 0).unwrap();
     let policy = Policy { has_idempotency_key: true, ..spec().policy };
-    let keyed = log.create(Spec { policy, ..spec() }, part);
+    let keyed = log.create(Spec { policy, ..spec() }, reservation);
     let keyed_writer = log.writer(&keyed);
     ready(keyed_writer.update(|machine, _| machine.handle_stream_head()));
     log.publish_once(&keyed);
@@ -253,7 +254,7 @@ async fn a_stub_is_in_the_row_of_what_goes_first_once_it_is_in_the_map_and_not_b
     stream.note_delivered(Delivery::Proven);
     let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
     // Another thread makes room now.
-    assert_eq!(share(&log, 0).take_proven(), None);
-    assert!(log.room.replace(&stream, stub));
-    assert_eq!(share(&log, 0).take_proven(), Some(stream.id()));
+    assert_eq!(quota(&log, 0).pop_stub(), None);
+    assert!(log.streams.replace(&stream, stub));
+    assert_eq!(quota(&log, 0).pop_stub(), Some(stream.id()));
 }

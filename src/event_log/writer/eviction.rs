@@ -1,6 +1,6 @@
 //! The streams that can be found, and making room among them when a bound is reached.
 //!
-//! Room is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
+//! StreamTable is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
 //! from those streams, the oldest first in each case. They are those of the principal that is over its share, or, where the process
 //! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`stream/state.rs`).
 //! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
@@ -10,9 +10,9 @@ use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use crate::clock;
-use crate::event_log::quota::largest::Search;
-use crate::event_log::quota::{Part, Row, Share};
-use crate::event_log::writer::stream_table::Room;
+use crate::event_log::quota::largest::LargestQuotas;
+use crate::event_log::quota::{EvictionQueue, Quota, StreamReservation};
+use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::error::ErrorCode;
 use crate::sync;
 
@@ -28,60 +28,64 @@ const SPARE: usize = 16;
 /// Once all of the largest shares have given what they had, a call that is to be refused looks at so many of them once more.
 const LOOKS: usize = 64;
 
-impl Room {
-    /// Room for one more call of `share`, whose request has so many bytes.
-    pub(in crate::event_log) fn admit(&self, share: &Arc<Share>, request_bytes: usize) -> Result<Part, ErrorCode> {
-        let allowance = &share.whole().allowance;
-        if share.detached() >= allowance.max_detached {
+impl StreamTable {
+    /// StreamTable for one more call of `share`, whose request has so many bytes.
+    pub(in crate::event_log) fn admit(
+        &self,
+        quota: &Arc<Quota>,
+        request_bytes: usize,
+    ) -> Result<StreamReservation, ErrorCode> {
+        let allowance = &quota.global().allowance;
+        if quota.detached() >= allowance.max_detached {
             return Err(ErrorCode::TooManyDetached);
         }
-        self.require(share)?;
+        self.ensure_within_limits(quota)?;
         // Counted before it is compared: two at once do not both get the last place.
-        let mut part = share.take_part(request_bytes);
-        part.set_running(true);
-        if share.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(part) }
+        let mut reservation = quota.reserve_stream(request_bytes);
+        reservation.set_running(true);
+        if quota.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(reservation) }
     }
 
-    /// Room for a session's standalone stream, whose request has so many bytes. It is no call: only bytes bound it.
+    /// StreamTable for a session's standalone stream, whose request has so many bytes. It is no call: only bytes bound it.
     pub(in crate::event_log) fn admit_standalone(
         &self,
-        share: &Arc<Share>,
+        quota: &Arc<Quota>,
         request_bytes: usize,
-    ) -> Result<Part, ErrorCode> {
-        self.require(share)?;
-        Ok(share.take_part(request_bytes))
+    ) -> Result<StreamReservation, ErrorCode> {
+        self.ensure_within_limits(quota)?;
+        Ok(quota.reserve_stream(request_bytes))
     }
 
-    /// Room for whatever `share` holds already. An error says that nothing could be given up: other calls may take the room as fast as
+    /// StreamTable for whatever `share` holds already. An error says that nothing could be given up: other calls may take the room as fast as
     /// this one makes it.
-    pub(in crate::event_log) fn require(&self, share: &Share) -> Result<(), ErrorCode> {
+    pub(in crate::event_log) fn ensure_within_limits(&self, quota: &Quota) -> Result<(), ErrorCode> {
         let now = clock::now();
-        if !self.make_own(share, now) {
+        if !self.evict_own(quota, now) {
             return Err(ErrorCode::ShareFull);
         }
         // This share may have come to hold much since it was found out who does.
-        let has_room = self.make_of_total(share, now, LOOKS) || self.free_while(share, now, Share::excess_of_total);
-        if has_room { Ok(()) } else { Err(ErrorCode::ProxyFull) }
+        let has_capacity = self.evict_globally(quota, now, LOOKS) || self.evict_while(quota, now, Quota::global_excess);
+        if has_capacity { Ok(()) } else { Err(ErrorCode::ProxyFull) }
     }
 
     /// Makes what room there is for `share`. Not to be called under a stream's lock.
-    pub(in crate::event_log) fn make(&self, share: &Share) {
+    pub(in crate::event_log) fn evict(&self, quota: &Quota) {
         let now = clock::now();
-        self.make_own(share, now);
-        self.make_of_total(share, now, 0);
+        self.evict_own(quota, now);
+        self.evict_globally(quota, now, 0);
     }
 
     /// Makes room within the bound of `share`; false where there is nothing left to give up.
-    fn make_own(&self, share: &Share, now: Instant) -> bool {
-        self.free_while(share, now, Share::own_excess)
+    fn evict_own(&self, quota: &Quota, now: Instant) -> bool {
+        self.evict_while(quota, now, Quota::own_excess)
     }
 
     /// Has `share` give up as long as it exceeds what it may hold; false where it does and there is nothing left.
-    fn free_while(&self, share: &Share, now: Instant, excess: impl Fn(&Share) -> usize) -> bool {
-        while excess(share) > 0 {
-            if !self.free_some(share, now) {
+    fn evict_while(&self, quota: &Quota, now: Instant, excess: impl Fn(&Quota) -> usize) -> bool {
+        while excess(quota) > 0 {
+            if !self.evict_step(quota, now) {
                 // Who took the last of it meanwhile has made the room.
-                return excess(share) == 0;
+                return excess(quota) == 0;
             }
         }
         true
@@ -89,20 +93,20 @@ impl Room {
 
     /// Makes room for `share` in the process, from whoever holds most; false where they have nothing left to give up. Once they have all been
     /// seen to, it looks `again` at so many.
-    fn make_of_total(&self, share: &Share, now: Instant, again: usize) -> bool {
+    fn evict_globally(&self, quota: &Quota, now: Instant, again: usize) -> bool {
         let mut looks = 0;
-        while share.excess_of_total() > 0 {
-            let search = self.listed(now);
-            let (turn, giver) = (search.turn, search.giver());
-            if search.is_through() {
-                if looks >= again.min(search.shares.len()) {
-                    return share.excess_of_total() == 0;
+        while quota.global_excess() > 0 {
+            let largest = self.largest_quotas(now);
+            let (turn, largest_quota) = (largest.turn, largest.current());
+            if largest.is_through() {
+                if looks >= again.min(largest.quotas.len()) {
+                    return quota.global_excess() == 0;
                 }
                 looks += 1;
             }
-            drop(search);
-            if giver.is_none_or(|giver| !self.take_from(&giver, now)) {
-                self.lock_search().pass(turn);
+            drop(largest);
+            if largest_quota.is_none_or(|largest_quota| !self.evict_from(&largest_quota, now)) {
+                self.lock_largest().pass(turn);
             } else {
                 looks = 0;
             }
@@ -111,50 +115,50 @@ impl Room {
     }
 
     /// From whom to take, found out anew where that was a while ago.
-    fn listed(&self, now: Instant) -> MutexGuard<'_, Search> {
-        let mut search = self.lock_search();
-        if search.is_old(now) {
-            drop(search);
-            let shares = self.shares.by_size();
-            let shares = shares.iter().filter(|share| share.holds_much()).map(Arc::downgrade).collect();
-            search = self.lock_search();
+    fn largest_quotas(&self, now: Instant) -> MutexGuard<'_, LargestQuotas> {
+        let mut largest = self.lock_largest();
+        if largest.is_old(now) {
+            drop(largest);
+            let quotas = self.quotas.largest_first();
+            let quotas = quotas.iter().filter(|quota| quota.exceeds_fair_share()).map(Arc::downgrade).collect();
+            largest = self.lock_largest();
             // Another thread may have been faster.
-            if search.is_old(now) {
-                *search = Search { shares, turn: 0, until: Some(now + SEARCH_PAUSE) };
+            if largest.is_old(now) {
+                *largest = LargestQuotas { quotas, turn: 0, until: Some(now + SEARCH_PAUSE) };
             }
         }
-        search
+        largest
     }
 
     /// Takes some steps, from one share; false where it has nothing left to give up.
-    fn take_from(&self, share: &Share, now: Instant) -> bool {
-        let whole = self.shares.whole();
-        let mut wanted = whole.excess() + whole.allowance.max_bytes_total / SPARE;
+    fn evict_from(&self, quota: &Quota, now: Instant) -> bool {
+        let global = self.quotas.global();
+        let mut wanted = global.excess() + global.allowance.max_bytes_total / SPARE;
         for _ in 0..STEPS {
-            if wanted == 0 || !share.holds_much() {
+            if wanted == 0 || !quota.exceeds_fair_share() {
                 return true;
             }
-            let before = share.bytes();
-            if !self.free_some(share, now) {
+            let before = quota.bytes();
+            if !self.evict_step(quota, now) {
                 return false;
             }
-            wanted = wanted.saturating_sub(before.saturating_sub(share.bytes()));
+            wanted = wanted.saturating_sub(before.saturating_sub(quota.bytes()));
         }
         true
     }
 
-    fn lock_search(&self) -> MutexGuard<'_, Search> {
-        sync::lock(&self.search)
+    fn lock_largest(&self) -> MutexGuard<'_, LargestQuotas> {
+        sync::lock(&self.largest)
     }
 
     /// One step; false when there is none left.
-    fn free_some(&self, share: &Share, now: Instant) -> bool {
-        self.evict_stub(share) || self.shorten_one(share) || self.evict_one(share, now)
+    fn evict_step(&self, quota: &Quota, now: Instant) -> bool {
+        self.evict_stub(quota) || self.trim_one(quota) || self.evict_one_stream(quota, now)
     }
 
     /// Takes from a stream of `share` that arrived what no client can be missing; false when all have been seen to.
-    fn shorten_one(&self, share: &Share) -> bool {
-        let Some(id) = share.next_to_shorten() else { return false };
+    fn trim_one(&self, quota: &Quota) -> bool {
+        let Some(id) = quota.next_to_trim() else { return false };
         if let Some(stream) = self.get(id) {
             stream.shorten(KEPT_DELIVERED);
         }
@@ -162,10 +166,10 @@ impl Room {
     }
 
     /// Forgets the oldest stub of `share`; false when it has none.
-    fn evict_stub(&self, share: &Share) -> bool {
-        while let Some(id) = share.take_proven() {
-            if self.streams.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
-                share.whole().metrics.observe_eviction();
+    fn evict_stub(&self, quota: &Quota) -> bool {
+        while let Some(id) = quota.pop_stub() {
+            if self.entries.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
+                quota.global().metrics.observe_eviction();
                 return true;
             }
         }
@@ -174,14 +178,15 @@ impl Room {
 
     /// Forgets the stream of `share` that arrived first, else the one whose client left first; false when there is none but those that are
     /// read.
-    fn evict_one(&self, share: &Share, now: Instant) -> bool {
-        self.evict_first(share, Row::Delivered, now) || self.evict_first(share, Row::Parted, now)
+    fn evict_one_stream(&self, quota: &Quota, now: Instant) -> bool {
+        self.evict_first(quota, EvictionQueue::Delivered, now)
+            || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
     }
 
-    fn evict_first(&self, share: &Share, row: Row, now: Instant) -> bool {
+    fn evict_first(&self, quota: &Quota, row: EvictionQueue, now: Instant) -> bool {
         // One that is read goes to the end of the row: each is looked at once.
-        for _ in 0..share.row_len(row) {
-            let Some((since, id)) = share.take_first(row) else { return false };
+        for _ in 0..quota.queue_len(row) {
+            let Some((since, id)) = quota.pop_first_of(row) else { return false };
             let Some(stream) = self.get(id) else { continue };
             if stream.evict(row, since, now) {
                 self.forget(&stream);
@@ -191,7 +196,7 @@ impl Room {
                 }
                 // Its last user may be far away: no retry is to find it meanwhile.
                 stream.forget_retries();
-                share.whole().metrics.observe_eviction();
+                quota.global().metrics.observe_eviction();
                 return true;
             }
         }

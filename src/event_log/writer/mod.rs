@@ -14,21 +14,21 @@ use crate::event_log::backing::{Backing, Fate, Staged};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Advanced, Stream, in_flight};
 use crate::event_log::writer::recorder::{Recorder, seal};
-use crate::event_log::writer::stream_table::Room;
+use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::stream::{Effect, Machine};
 
 /// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
-const LOOK_FOR_ROOM: Duration = Duration::from_millis(250);
+const CAPACITY_POLL: Duration = Duration::from_millis(250);
 
 /// The pump's side of a stream: the one writer. Not `Clone`, so that there is never a second.
 pub struct Writer {
     stream: Arc<Stream>,
-    room: Arc<Room>,
+    streams: Arc<StreamTable>,
 }
 
 impl Writer {
-    pub(in crate::event_log) fn new(stream: Arc<Stream>, room: Arc<Room>) -> Self {
-        Self { stream, room }
+    pub(in crate::event_log) fn new(stream: Arc<Stream>, streams: Arc<StreamTable>) -> Self {
+        Self { stream, streams }
     }
 
     /// The stream it writes.
@@ -39,15 +39,15 @@ impl Writer {
     /// Tells the machine what happened, stores what it staged, publishes the head it decided on, and wakes the reader: one
     /// state change and one wake-up however many events there are. Not to be dropped half way: the pump awaits it whole.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
-        let Advanced { result, staged, mut short } = self.stream.advance(tell);
+        let Advanced { result, staged, mut needs_eviction } = self.stream.advance(tell);
         if let Some(backing) = &self.stream.backing
             && (staged.is_some() || self.recorder(backing).can_catch_up())
         {
             // Boxed: without a store nothing of it is carried along.
-            short |= Box::pin(self.record(backing, staged.unwrap_or_default())).await;
+            needs_eviction |= Box::pin(self.record(backing, staged.unwrap_or_default())).await;
         }
-        if short {
-            self.room.make(self.stream.share());
+        if needs_eviction {
+            self.streams.evict(self.stream.quota());
             self.stream.fit();
         }
         result
@@ -61,13 +61,13 @@ impl Writer {
     async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
         loop {
             if self.recorder(backing).keep(&staged).await == Fate::Moved {
-                self.room.leave(&self.stream);
+                self.streams.leave(&self.stream);
                 return false;
             }
             let advanced = self.stream.accept(&staged.batch);
             match advanced.staged {
                 Some(next) => staged = next,
-                None => return advanced.short,
+                None => return advanced.needs_eviction,
             }
         }
     }
@@ -89,7 +89,7 @@ impl Writer {
     pub fn set_head(&self, head: Head) {
         let mut inner = self.stream.lock();
         if let Head::Plain(plain) = &head {
-            inner.part.keep_beside(plain.kept_body().map_or(0, Bytes::len));
+            inner.reservation.keep_beside(plain.kept_body().map_or(0, Bytes::len));
         }
         inner.head = head;
         inner.wake();
@@ -109,7 +109,7 @@ impl Writer {
         if !is_paused && !is_behind {
             return (deadline, true);
         }
-        let look = clock::now() + LOOK_FOR_ROOM;
+        let look = clock::now() + CAPACITY_POLL;
         (Some(deadline.map_or(look, |deadline| deadline.min(look))), !is_paused)
     }
 
@@ -123,19 +123,19 @@ impl Writer {
         tokio::select! {
             biased;
             () = changed => {}
-            () = self.stream.share().turn_freed() => {}
+            () = self.stream.quota().overrun_released() => {}
         }
     }
 
     /// Waits until what arrives may be read on with: there is room, or it is this call's turn. For an answer that passes, of which the
     /// store gets nothing. Dropping the future loses nothing.
-    pub async fn wait_for_room(&self) {
-        while !self.has_room() {
-            self.room.make(self.stream.share());
-            if self.has_room() {
+    pub async fn wait_for_capacity(&self) {
+        while !self.has_capacity() {
+            self.streams.evict(self.stream.quota());
+            if self.has_capacity() {
                 return;
             }
-            let look = clock::now() + LOOK_FOR_ROOM;
+            let look = clock::now() + CAPACITY_POLL;
             tokio::select! {
                 biased;
                 () = self.changed(false) => {}
@@ -144,7 +144,7 @@ impl Writer {
         }
     }
 
-    fn has_room(&self) -> bool {
+    fn has_capacity(&self) -> bool {
         let mut inner = self.stream.lock();
         inner.fit(self.stream.bounds);
         !inner.is_held_up
@@ -152,12 +152,12 @@ impl Writer {
 
     /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
-        in_flight::counted(self.stream.share(), bytes)
+        in_flight::counted(self.stream.quota(), bytes)
     }
 
     /// So many bytes have come of an event, or of an answer that becomes one, that is not whole. Counts from now on; whether there is room
     /// for the rest is decided with the next [`Self::update`].
     pub fn note_arriving(&self, bytes: usize) {
-        self.stream.lock().part.set_arriving(bytes);
+        self.stream.lock().reservation.set_arriving(bytes);
     }
 }

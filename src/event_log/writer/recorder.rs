@@ -120,7 +120,7 @@ impl Recorder<'_> {
                 self.stream.with_recorded(|recorded| recorded.is_behind = true);
                 return Fate::Kept;
             }
-            self.stream.keep_turn();
+            self.stream.keep_overrun();
             clock::sleep(LOOK_AGAIN).await;
         }
     }

@@ -7,28 +7,28 @@ use dashmap::DashMap;
 use tracing::warn;
 
 use crate::event_log::identity::ownership::Binding;
-use crate::event_log::quota::Shares;
-use crate::event_log::quota::largest::Search;
+use crate::event_log::quota::Quotas;
+use crate::event_log::quota::largest::LargestQuotas;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::stub::Stub;
 use crate::event_log::stream::summary::Summary;
 use crate::protocol::ids::StreamId;
 
 /// The streams that can be found, and what they take.
-pub(in crate::event_log) struct Room {
-    pub(in crate::event_log) streams: DashMap<StreamId, Known>,
-    pub(in crate::event_log) shares: Shares,
-    pub(in crate::event_log) search: Mutex<Search>,
+pub(in crate::event_log) struct StreamTable {
+    pub(in crate::event_log) entries: DashMap<StreamId, StreamEntry>,
+    pub(in crate::event_log) quotas: Quotas,
+    pub(in crate::event_log) largest: Mutex<LargestQuotas>,
 }
 
 /// A stream that can be found, whole or as a stub.
 #[derive(Debug)]
-pub(in crate::event_log) enum Known {
+pub(in crate::event_log) enum StreamEntry {
     Stream(Arc<Stream>),
     Stub(Box<Stub>),
 }
 
-impl Known {
+impl StreamEntry {
     pub(in crate::event_log) fn stream(&self) -> Option<&Arc<Stream>> {
         match self {
             Self::Stream(stream) => Some(stream),
@@ -55,38 +55,38 @@ impl Known {
     }
 }
 
-impl Room {
-    pub(in crate::event_log) fn new(shares: Shares) -> Self {
-        Self { streams: DashMap::new(), shares, search: Mutex::default() }
+impl StreamTable {
+    pub(in crate::event_log) fn new(quotas: Quotas) -> Self {
+        Self { entries: DashMap::new(), quotas, largest: Mutex::default() }
     }
 
     /// The stream of that name, unless only its stub is left.
     pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
-        self.streams.get(&id)?.stream().cloned()
+        self.entries.get(&id)?.stream().cloned()
     }
 
     /// Whether `stream` is the one of its name.
     pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
-        self.streams.get(&stream.id()).is_some_and(|known| known.is(stream))
+        self.entries.get(&stream.id()).is_some_and(|known| known.is(stream))
     }
 
     /// Every stream of which more is left than a stub.
     pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
-        self.streams.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
+        self.entries.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
     }
 
     /// Lets `stream` be found.
     pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
-        drop(self.streams.insert(stream.id(), Known::Stream(stream.clone())));
+        drop(self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone())));
     }
 
     /// The same unless a stream of that name is there already. Takes the place of a stub.
     pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
-        let mut known = self.streams.entry(stream.id()).or_insert_with(|| Known::Stream(stream.clone()));
+        let mut known = self.entries.entry(stream.id()).or_insert_with(|| StreamEntry::Stream(stream.clone()));
         if known.stream().is_some() {
             return known.is(stream);
         }
-        let stub = std::mem::replace(known.value_mut(), Known::Stream(stream.clone()));
+        let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
         drop(known);
         drop(stub);
         true
@@ -94,11 +94,11 @@ impl Room {
 
     /// Puts `stub` in the place of its stream; false where that is not there.
     pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
-        let Some(mut known) = self.streams.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
+        let Some(mut known) = self.entries.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
         // In the map before it is in the row: what is first there and is not found counts as gone.
-        let (at, share) = (stub.proven_at, stub.share().clone());
-        let before = std::mem::replace(known.value_mut(), Known::Stub(stub));
-        share.note_proven(at, stream.id());
+        let (at, quota) = (stub.proven_at, stub.quota().clone());
+        let before = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
+        quota.add_stub(at, stream.id());
         drop(known);
         drop(before);
         true
@@ -106,7 +106,7 @@ impl Room {
 
     /// Forgets `stream`, where it is the one of its name.
     pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
-        drop(self.streams.remove_if(&stream.id(), |_, known| known.is(stream)));
+        drop(self.entries.remove_if(&stream.id(), |_, known| known.is(stream)));
     }
 
     /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
@@ -115,7 +115,7 @@ impl Room {
         self.forget(stream);
         if stream.leave() {
             warn!(stream.id = %stream.id(), "another replica has taken the stream");
-            stream.share().whole().metrics.observe_fenced();
+            stream.quota().global().metrics.observe_fenced();
         }
         stream.pump.notify_one();
     }
