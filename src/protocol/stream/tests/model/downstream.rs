@@ -88,7 +88,7 @@ impl Model {
     pub(super) fn input_turn_at(&self) -> Option<u64> {
         let goes_on = self.has_log() && self.ending.is_none() && self.quiet_end_at().is_none();
         let waits = goes_on && self.setup.era == Era::Legacy && self.has_open_requests();
-        waits.then_some(self.quiet_since + self.setup.input_grace)
+        if waits { Some(self.quiet_since + self.setup.input_grace) } else { None }
     }
 
     pub(super) fn begin_turn(&mut self, cursor: u64, at: u64) -> bool {

@@ -65,7 +65,7 @@ impl Model {
     // ── time ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     pub(super) fn commit_at(&self) -> Option<u64> {
-        self.setup.commit_after.filter(|_| self.head.is_none() && self.ending.is_none())
+        if self.head.is_none() && self.ending.is_none() { self.setup.commit_after } else { None }
     }
 
     pub(super) fn reopen_at(&self) -> Option<u64> {
@@ -76,16 +76,19 @@ impl Model {
     }
 
     pub(super) fn quiet_end_at(&self) -> Option<u64> {
-        [self.linger_until, self.cancel_until].into_iter().flatten().min().filter(|_| self.ending.is_none())
+        if self.ending.is_some() {
+            return None;
+        }
+        [self.linger_until, self.cancel_until].into_iter().flatten().min()
     }
 
     pub(super) fn call_until(&self) -> Option<u64> {
         let counts = self.ending.is_none() && self.head != Some(Head::Passed) && !self.is_settled();
-        self.setup.call_timeout.filter(|_| counts)
+        if counts { self.setup.call_timeout } else { None }
     }
 
     pub(super) fn full_until(&self) -> Option<u64> {
-        self.full_since.filter(|_| self.setup.can_pause).map(|since| since + self.setup.full_wait)
+        if self.setup.can_pause { Some(self.full_since? + self.setup.full_wait) } else { None }
     }
 
     pub(super) fn abandon_at(&self) -> Option<u64> {

@@ -290,7 +290,11 @@ impl Model {
             deadline: self.deadline(),
             turn_at: self.input_turn_at(),
             last_turn: self.last_turn,
-            readable_until: over_since.filter(|_| self.attached.is_none()).map(|over| over + self.setup.retention),
+            readable_until: if self.attached.is_none() {
+                over_since.map(|over| over + self.setup.retention)
+            } else {
+                None
+            },
         }
     }
 }

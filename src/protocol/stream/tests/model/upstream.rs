@@ -104,7 +104,13 @@ impl Model {
                 Some(doubled.min(BACKOFF_MAX.max(first)))
             }
             Ending::Refused(_) => None,
-            Ending::Clean | Ending::Broken | Ending::Unavailable => resumable.then_some(self.upstream_retry),
+            Ending::Clean | Ending::Broken | Ending::Unavailable => {
+                if resumable {
+                    Some(self.upstream_retry)
+                } else {
+                    None
+                }
+            }
         };
         match pause {
             Some(pause) if !(self.is_request() && self.is_settled()) => self.call = Call::PausingUntil(at + pause),
