@@ -1,4 +1,4 @@
-//! HTTP bodies of either side: the boxed form in which they cross the proxy, bodies that arrive, bodies in memory.
+//! HTTP bodies of both sides: boxed bodies, received bodies, and bodies in memory.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -11,26 +11,26 @@ use http_body_util::{BodyExt, Full};
 
 /// Any error of a body.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
-/// A body on its way through the proxy.
+/// Body on its way through the proxy.
 pub type BoxBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// A body that is being received. Unlike hyper's it never calls an HTTP/2 body complete whose sender took it back: hyper ends
-/// one that was reset with `CANCEL` or `NO_ERROR` as if all of it had come.
+/// Body that is being received. Unlike hyper's, it never treats an HTTP/2 body that its sender reset as complete: hyper ends one
+/// that was reset with `CANCEL` or `NO_ERROR` as if all of it had arrived.
 #[derive(Debug)]
 pub struct Incoming<K = ()> {
     body: hyper::body::Incoming,
     is_http2: bool,
-    /// Dropped when the body is done with.
+    /// Guard that is dropped together with the body.
     _kept: K,
 }
 
-/// An HTTP/2 body that was reset before its end.
+/// Error of an HTTP/2 body that was reset before its end.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the body was reset before its end")]
 pub struct Reset;
 
 impl Incoming {
-    /// The body of a request.
+    /// Takes the body of a request.
     pub fn of_request(request: Request<hyper::body::Incoming>) -> Request<Self> {
         let version = request.version();
         request.map(|body| Self::new(body, version, ()))
@@ -38,7 +38,7 @@ impl Incoming {
 }
 
 impl<K> Incoming<K> {
-    /// The body of a response, which keeps `kept` as long as it lives.
+    /// Takes the body of a response. `kept` is dropped with the body.
     pub fn of_response(response: Response<hyper::body::Incoming>, kept: K) -> Response<Self> {
         let version = response.version();
         response.map(|body| Self::new(body, version, kept))

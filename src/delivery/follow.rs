@@ -1,4 +1,4 @@
-//! A response body that follows a stream: prime, replay to the tail, then whatever comes.
+//! Response body that follows a stream: prime, replay to the tail, then live events.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::{Bytes, BytesMut};
 use http_body::{Body, Frame};
-use tracing::info;
 
+use super::disconnect;
 use super::metrics::{Left, Metrics};
 use super::receipts::{Receipt, Receipts};
 use super::stream_lost::stream_lost_event;
@@ -20,46 +20,47 @@ use crate::protocol::sse;
 use crate::protocol::stream::Machine;
 use crate::simulation::{self, Bug};
 
-/// How one connection is served. Fixed when its response begins.
+/// Delivery plan of one connection. Fixed when its response begins.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Whether the response begins with an empty event that has an id; else with a comment.
-    pub primes: bool,
-    /// The `retry` to tell.
+    /// True if the response begins with an empty event that has an id. Otherwise it begins with a comment.
+    pub should_prime: bool,
+    /// `retry` for the client.
     pub retry: Duration,
-    /// A comment after so much silence.
+    /// Silence after which a comment is written.
     pub heartbeat: Duration,
-    /// The response ends after this long, for a client that comes back.
+    /// Time limit of the response, for a client that resumes.
     pub max_connection: Option<Duration>,
-    /// The response ends as soon as what is stored is written.
-    pub polls: bool,
-    /// The response ends when the log asks for it, for a client that comes back.
-    pub closes_when_asked: bool,
-    /// The response ends when it is the client's turn.
-    pub turns: bool,
-    /// The client is told that it lost events: by a comment, and by this message without a number unless it is empty.
+    /// True if the response ends as soon as the stored events are written.
+    pub should_poll: bool,
+    /// True if the response ends when the log asks for it, for a client that resumes.
+    pub can_close_when_asked: bool,
+    /// True if the response ends when it is the client's turn.
+    pub has_turns: bool,
+    /// Report of lost events: a comment, and this message without a number unless it is empty. `None` if none were lost.
     pub preface: Option<Vec<u8>>,
-    /// A message without a number behind the stream's last one: it belongs to this connection.
+    /// Message without a number behind the stream's last one. It belongs to this connection.
     pub closing: Option<Vec<u8>>,
-    /// The response ends with this where there is no result by then. Boxed, for nearly all have none.
+    /// Interim result, with which the response ends if there is no result by its time. Boxed, because nearly all connections have
+    /// none.
     pub interim: Option<Box<Interim>>,
 }
 
-/// What stands for a result that takes too long: a message without a number, which belongs to this connection.
+/// Interim result in place of one that takes too long: a message without a number, which belongs to this connection.
 #[derive(Clone, Debug)]
 pub struct Interim {
-    /// When it is due.
+    /// Time at which it is due.
     pub at: Instant,
     /// The message.
     pub message: Vec<u8>,
 }
 
-/// Where a connection begins.
+/// Position at which a connection begins.
 #[derive(Clone, Copy, Debug)]
 pub enum Start {
-    /// A stream's first connection.
+    /// First connection of a stream.
     First,
-    /// A later one: the client has everything up to here.
+    /// A later connection: the client has everything up to this event.
     After(Seq),
 }
 
@@ -72,17 +73,17 @@ pub struct Follow {
     plan: Plan,
     start: Option<Start>,
     cursor: Seq,
-    /// One piece of body takes up to about this much of what is ready.
+    /// Approximate size limit of a piece of the body.
     piece: usize,
-    /// Events of the piece that is being made.
+    /// Events of the piece in preparation.
     written: u64,
-    ended: bool,
-    /// The rest of an event that was begun is gone.
+    is_ended: bool,
+    /// True if the rest of a partly written event is lost.
     is_cut: bool,
-    /// An id was written on this connection: the client can be closed on.
+    /// True if an id was written on this connection: the client can resume after a close.
     has_id: bool,
     closes_at: Option<Instant>,
-    /// When it will be the client's turn, as far as is known.
+    /// Time of the client's turn, as far as is known.
     turn_at: Option<Instant>,
     last_write: Instant,
     alarm: Alarm,
@@ -115,9 +116,9 @@ impl Follow {
             cursor,
             piece,
             written: 0,
-            ended: false,
+            is_ended: false,
             is_cut: false,
-            has_id: plan.primes,
+            has_id: plan.should_prime,
             closes_at: plan.max_connection.map(|after| now + after),
             turn_at: None,
             last_write: now,
@@ -128,21 +129,21 @@ impl Follow {
         follow
     }
 
-    /// The same for a client that is closed on when it is its turn.
-    pub fn taking_turns(mut self, takes_turns: bool) -> Self {
-        self.plan.turns = takes_turns;
+    /// Ends the response at the client's turn, if it `takes_turns`.
+    pub fn with_turns(mut self, takes_turns: bool) -> Self {
+        self.plan.has_turns = takes_turns;
         self
     }
 
-    /// The stream, as this connection's event IDs name it.
+    /// Returns the stream's handle in this connection's event IDs.
     pub fn handle(&self) -> &Handle {
         self.attachment.handle()
     }
 
-    /// What every response begins with, in the same write as its head: without an id no client can come back.
+    /// Writes the beginning of a response, in the same write as its head: without an id no client can resume.
     fn write_start(&mut self, out: &mut BytesMut) {
         let Some(start) = self.start.take() else { return };
-        if self.plan.primes && !simulation::has(Bug::LeavesThePrimeOut) {
+        if self.plan.should_prime && !simulation::has(Bug::LeavesThePrimeOut) {
             let attach = match start {
                 Start::First => None,
                 Start::After(_) => Some(self.attachment.id()),
@@ -164,12 +165,14 @@ impl Follow {
         }
     }
 
-    /// Writes what is ready; pending when that is nothing and the connection goes on.
+    /// Writes the ready events. Pending if there are none and the connection goes on.
     fn poll_events(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         loop {
             match self.attachment.poll_read(cx, self.cursor, out, self.piece) {
                 Poll::Ready(ReadOutcome::Events { last, written, is_full, waited }) => {
-                    waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
+                    if let Some(waited) = waited {
+                        self.metrics.observe_live_event(waited);
+                    }
                     self.cursor = last;
                     self.written += written;
                     if !self.has_id && written > 0 {
@@ -181,7 +184,9 @@ impl Follow {
                     }
                 }
                 Poll::Ready(ReadOutcome::Part { waited }) => {
-                    waited.into_iter().for_each(|waited| self.metrics.observe_live_event(waited));
+                    if let Some(waited) = waited {
+                        self.metrics.observe_live_event(waited);
+                    }
                     return Poll::Ready(());
                 }
                 Poll::Ready(ReadOutcome::Cut) => {
@@ -211,8 +216,8 @@ impl Follow {
                     self.write_graceful_close(out, retry);
                     return Poll::Ready(());
                 }
-                Poll::Pending if self.plan.polls && self.has_id && !self.is_interim_due() => {
-                    self.ended = true;
+                Poll::Pending if self.plan.should_poll && self.has_id && !self.is_interim_due() => {
+                    self.is_ended = true;
                     return Poll::Ready(());
                 }
                 Poll::Pending => return Poll::Pending,
@@ -220,13 +225,13 @@ impl Follow {
         }
     }
 
-    /// The events after the cursor are gone. A stream that never pauses goes on behind the gap; a request's call has lost
-    /// what it cannot do without. True when the response is over.
+    /// Handles lost events after the cursor. A stream that never pauses continues behind the gap; a request's call has lost events
+    /// that it cannot do without. Returns true if the response is over.
     fn write_gap(&mut self, upto: Seq, out: &mut BytesMut) -> bool {
         let stream = self.attachment.stream();
         if stream.look(|machine| machine.policy().can_pause) {
             out.extend_from_slice(&stream_lost_event(self.attachment.handle()));
-            self.ended = true;
+            self.is_ended = true;
             return true;
         }
         self.cursor = upto;
@@ -235,7 +240,7 @@ impl Follow {
     }
 
     fn end(&mut self, out: &mut BytesMut) {
-        self.ended = true;
+        self.is_ended = true;
         if let Some(message) = self.plan.closing.take() {
             sse::encode_event(out, b"message", &message);
         }
@@ -245,43 +250,43 @@ impl Follow {
     }
 
     fn closing(&self) -> Option<Duration> {
-        if self.plan.closes_when_asked && self.has_id { self.attachment.closing() } else { None }
+        if self.plan.can_close_when_asked && self.has_id { self.attachment.closing() } else { None }
     }
 
     fn is_interim_due(&self) -> bool {
         self.plan.interim.as_ref().is_some_and(|interim| interim.at <= clock::now())
     }
 
-    /// The time for a result is over: true when the response ends without one.
+    /// Ends the response with the interim result if it is due. Returns true if it ended.
     fn end_with_interim(&mut self, out: &mut BytesMut) -> bool {
-        if self.ended || self.attachment.is_within_event() || !self.is_interim_due() {
+        if self.is_ended || self.attachment.is_within_event() || !self.is_interim_due() {
             return false;
         }
         let Some(interim) = self.plan.interim.take() else { return false };
         if self.attachment.stream().look(|machine| machine.owed_responses().is_settled()) {
-            // What it was waited for is on its way.
+            // The awaited result is on its way.
             self.set_alarm();
             return false;
         }
         sse::encode_event(out, b"message", &interim.message);
         self.receipts.wait_for_interim(&self.attachment, self.cursor);
-        self.ended = true;
+        self.is_ended = true;
         true
     }
 
-    /// This response ends gracefully, without an answer.
+    /// Ends the response gracefully, without a result.
     fn write_graceful_close(&mut self, out: &mut BytesMut, retry: Duration) {
-        self.ended = true;
-        if self.plan.primes {
+        self.is_ended = true;
+        if self.plan.should_prime {
             sse::encode_empty(out, None, Some(retry));
         } else {
             sse::encode_retry(out, retry);
         }
     }
 
-    /// At the tail: looks when it will be the client's turn.
+    /// Updates the time of the client's turn. Called at the tail.
     fn note_turn(&mut self) {
-        if self.plan.turns {
+        if self.plan.has_turns {
             let turn_at = self.attachment.stream().look(Machine::input_turn_at);
             if turn_at != self.turn_at {
                 self.turn_at = turn_at;
@@ -290,7 +295,7 @@ impl Follow {
         }
     }
 
-    /// Heartbeat, early close, and the client's turn.
+    /// Handles the heartbeat, an early close, and the client's turn.
     fn poll_alarm(&mut self, cx: &mut Context<'_>, out: &mut BytesMut) -> Poll<()> {
         while self.alarm.poll(cx).is_ready() {
             let now = clock::now();
@@ -298,10 +303,10 @@ impl Follow {
                 return Poll::Ready(());
             }
             if self.has_id && self.closes_at.is_some_and(|at| at <= now) {
-                self.ended = true;
+                self.is_ended = true;
                 return Poll::Ready(());
             }
-            if self.plan.turns && self.attachment.begin_turn(self.cursor) {
+            if self.plan.has_turns && self.attachment.begin_turn(self.cursor) {
                 self.write_graceful_close(out, self.plan.retry);
                 return Poll::Ready(());
             }
@@ -309,7 +314,8 @@ impl Follow {
                 sse::encode_comment(out, "");
                 self.last_write = now;
             }
-            self.turn_at = self.attachment.stream().look(Machine::input_turn_at).filter(|_| self.plan.turns);
+            self.turn_at =
+                if self.plan.has_turns { self.attachment.stream().look(Machine::input_turn_at) } else { None };
             self.set_alarm();
             if !out.is_empty() {
                 return Poll::Ready(());
@@ -320,29 +326,20 @@ impl Follow {
 
     fn set_alarm(&mut self) {
         let heartbeat = self.last_write + self.plan.heartbeat;
-        // Without an id the end waits for one; what brings it is written without the alarm.
-        let closes_at = self.closes_at.filter(|_| self.has_id);
+        // Without an id the end waits for one; the event that brings it is written without the alarm.
+        let closes_at = if self.has_id { self.closes_at } else { None };
         let interim = self.plan.interim.as_ref().map(|interim| interim.at);
         self.alarm.set([Some(heartbeat), closes_at, self.turn_at, interim].into_iter().flatten().min());
     }
 
-    /// A connection that breaks off before its stream is over shows in log and metrics.
-    fn observe_disconnect(&self) {
+    /// Reports a connection that ends before its stream, unless a newer connection reads the stream.
+    fn report_disconnect(&self) {
         let stream = self.attachment.stream();
-        let (current, primed) =
+        let (is_current, is_primed) =
             stream.look(|machine| (machine.reader().is(self.attachment.id()), machine.reader().is_primed()));
-        if current {
-            self.metrics.observe_disconnect(if primed { Left::Resumable } else { Left::Unresumable });
-            let name = stream.call_name();
-            info!(
-                stream.id = %stream.id(),
-                session = stream.binding().session_hash(),
-                method = name.map(|name| &*name.method),
-                tool = name.and_then(|name| name.tool.as_deref()),
-                cursor = self.cursor.0,
-                can_resume = primed,
-                "client disconnected"
-            );
+        if is_current {
+            let left = if is_primed { Left::Resumable } else { Left::Unresumable };
+            disconnect::report(&self.metrics, stream, left, Some(self.cursor), "client disconnected");
         }
     }
 }
@@ -353,18 +350,18 @@ impl Body for Follow {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let this = &mut *self;
-        // A stream that is never silent is closed on as well, once there is an id to come back with.
+        // A stream that is never silent is closed as well, once the client has an id to resume with.
         let is_due = this.has_id && this.closes_at.is_some_and(|at| at <= this.last_write);
-        this.ended |= is_due && !this.attachment.is_within_event();
-        if this.ended {
+        this.is_ended |= is_due && !this.attachment.is_within_event();
+        if this.is_ended {
             return Poll::Ready(None);
         }
         let mut out = BytesMut::new();
         this.write_start(&mut out);
         let ready = this.poll_events(cx, &mut out).is_ready() || !out.is_empty();
         if this.is_cut {
-            // What was begun must not look like an event: the response breaks off.
-            this.ended = true;
+            // A partly written event must not look like a complete one: the response breaks off.
+            this.is_ended = true;
             return Poll::Ready(Some(Err("an event was dropped while it was sent".into())));
         }
         let ready = this.end_with_interim(&mut out) || ready;
@@ -375,7 +372,7 @@ impl Body for Follow {
             }
         }
         if out.is_empty() {
-            return if this.ended { Poll::Ready(None) } else { Poll::Pending };
+            return if this.is_ended { Poll::Ready(None) } else { Poll::Pending };
         }
         this.last_write = clock::now();
         this.metrics.observe_delivery(std::mem::take(&mut this.written), out.len());
@@ -387,8 +384,8 @@ impl Drop for Follow {
     fn drop(&mut self) {
         self.metrics.observe_detach();
         self.receipts.end_reading(self.attachment.id());
-        if !self.ended {
-            self.observe_disconnect();
+        if !self.is_ended {
+            self.report_disconnect();
         }
     }
 }

@@ -1,9 +1,10 @@
 //! 5. From a cursor to a response body.
 //!
-//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats, closing early), knowing when
-//! a response has arrived, and the one event that tells of a lost stream. Absent: finding the stream (event log) and the
-//! response head (ingress).
+//! Owned here: following a stream on one connection (priming, replay, the live tail, heartbeats, closing early), proofs that a
+//! response has arrived, and the event that reports a lost stream. Absent: finding the stream (event log) and the response head
+//! (ingress).
 
+mod disconnect;
 mod follow;
 mod metrics;
 mod passthrough;

@@ -1,4 +1,4 @@
-//! An answer that passes while it still comes: nothing of it is kept.
+//! Response that passes through while it still arrives. Nothing of it is kept.
 
 use std::io;
 use std::pin::Pin;
@@ -15,21 +15,21 @@ use crate::event_log::{Binding, Stream};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::StreamId;
 
-/// The body of such an answer. Dropped before its end, it is a client that left with nothing to come back with, and shows in log
-/// and metrics; so does a server that breaks off.
+/// Body of a passthrough response. If it is dropped before its end, its client disconnected and cannot resume; that, and an
+/// upstream that breaks off, is reported to log and metrics.
 pub struct Passthrough {
     body: BoxBody,
-    /// For the log: the stream itself need not outlive its head.
+    /// Stream for the log: the stream itself need not outlive its head.
     stream: StreamId,
     binding: Binding,
     metrics: Arc<Metrics>,
-    ended: bool,
+    is_ended: bool,
 }
 
 impl Passthrough {
-    /// `body`, the answer of `stream`.
+    /// Wraps `body`, the response of `stream`.
     pub fn new(body: BoxBody, stream: &Stream, metrics: Arc<Metrics>) -> Self {
-        Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, ended: false }
+        Self { body, stream: stream.id(), binding: stream.binding().clone(), metrics, is_ended: false }
     }
 
     fn note_failure(&self, error: &BoxError) {
@@ -47,7 +47,7 @@ impl Body for Passthrough {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(cx));
-        self.ended = match &frame {
+        self.is_ended = match &frame {
             Some(Ok(_)) => self.body.is_end_stream(),
             Some(Err(error)) => {
                 self.note_failure(error);
@@ -69,7 +69,7 @@ impl Body for Passthrough {
 
 impl Drop for Passthrough {
     fn drop(&mut self) {
-        if !self.ended {
+        if !self.is_ended {
             self.metrics.observe_disconnect(Left::Unresumable);
             let session = self.binding.session_hash();
             info!(stream.id = %self.stream, session, can_resume = false, "client disconnected");

@@ -1,12 +1,12 @@
-//! Whether a response has arrived.
+//! Proofs that a response has arrived.
 //!
-//! "Written" is not "received": the kernel and hyper take a quarter of a megabyte for a client that reads nothing. A response
-//! counts as delivered when it ended and its connection then carried a request of the same caller begun after that, or stayed open
-//! without an error for two seconds.
+//! "Written" is not "received": the kernel and hyper buffer a quarter of a megabyte for a client that reads nothing. A response
+//! counts as delivered when it has ended and its connection then carried a later request of the same caller, or stayed open without
+//! an error for two seconds.
 //!
-//! How much that says depends on the connection. One whose peer is a trusted proxy, or that has carried several callers, may be a load
-//! balancer's, which takes a response whether or not its client is still there: what arrived on such a one is doubtful. On a
-//! connection of one caller alone a later POST that comes back to no stream proves that the client has read what precedes it.
+//! The certainty depends on the connection. One whose peer is a trusted proxy, or that has carried several callers, may belong to a
+//! load balancer, which takes a response even if its client has disconnected: a delivery on it is doubtful. On a connection of one
+//! caller alone, a later POST that resumes no stream proves that the client has read all earlier responses.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, Weak};
@@ -24,22 +24,23 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
 use crate::sync;
 
-/// A connection that is open so long after a response ended has delivered it.
+/// Time after the end of a response for which its connection must stay open to count it as delivered.
 const SETTLED: Duration = Duration::from_secs(2);
 
-/// So many streams of a connection wait for a proof that they have arrived.
+/// Limit of a connection's streams that wait for a proof of delivery.
 const SETTLED_MAX: usize = 16;
 
-/// A body is handed over in pieces of about this size, each when there is room for it, so that its end means more than its beginning.
+/// Approximate size of a piece of a body. Each is handed over when there is room for it, so that the body's end shows more than its
+/// beginning.
 const PIECE: usize = 64 * 1024;
 /// Size of a piece on HTTP/2, where hyper takes one of each response before the client has room for it.
 const PIECE_OF_MANY: usize = 16 * 1024;
 
-/// The responses of one connection that ended and are not known to have arrived.
+/// Ended responses of one connection that are not known to have arrived.
 #[derive(Default)]
 pub struct Receipts {
     state: Mutex<State>,
-    /// Readers whose bodies go out now, with their tasks: one at a time on HTTP/1.1, one task for each on HTTP/2.
+    /// Readers whose bodies are being written, with their tasks: one at a time on HTTP/1.1, one task for each on HTTP/2.
     reading: Mutex<Vec<Reading>>,
 }
 
@@ -52,10 +53,10 @@ struct Reading {
 #[derive(Default)]
 struct State {
     waiting: Vec<(Instant, Waiting)>,
-    /// Streams whose responses have arrived for all that is known, which a later request may prove: the latest of them.
+    /// Streams whose responses probably arrived, which a later request may prove. Only the latest are kept.
     settled: Vec<Weak<Stream>>,
     callers: Callers,
-    /// A request says nothing of another's response.
+    /// True on HTTP/2: a request shows nothing about another's response.
     is_multiplexed: bool,
 }
 
@@ -71,13 +72,13 @@ impl State {
     }
 }
 
-/// Whose requests a connection has carried.
+/// Callers of the requests on a connection.
 #[derive(Default)]
 enum Callers {
     #[default]
     Nobody,
     One(Principal, Option<SessionId>),
-    /// More than one, or a proxy's.
+    /// Several callers, or a proxy.
     Several,
 }
 
@@ -91,7 +92,7 @@ impl Callers {
         }
     }
 
-    /// How certain two quiet seconds make an arrival, or a later request of the same caller.
+    /// Returns the certainty of a delivery that two quiet seconds, or a later request of the same caller, show.
     fn by_silence(&self) -> Delivery {
         match self {
             Self::Nobody | Self::One(..) => Delivery::Likely,
@@ -99,8 +100,8 @@ impl Callers {
         }
     }
 
-    /// Whether what the caller does next can prove an arrival. Callers without a credential and a session look like one, however many
-    /// they are, and so do all those of one URL.
+    /// Returns true if the caller's next request can prove a delivery. Callers without a credential and a session look like one,
+    /// however many they are, and so do all those of one URL.
     fn can_prove(&self) -> bool {
         match self {
             Self::Nobody | Self::Several => false,
@@ -110,13 +111,13 @@ impl Callers {
 }
 
 impl Receipts {
-    /// Those of a connection whose peer may speak for many clients.
+    /// Creates the receipts of a connection whose peer may be a proxy of many clients.
     pub fn of_proxy() -> Self {
         Self { state: Mutex::new(State { callers: Callers::Several, ..State::default() }), reading: Mutex::default() }
     }
 
-    /// A request of `caller` began: what ended before it has arrived, as far as it is the same caller's. On HTTP/2
-    /// (`is_multiplexed`) it says nothing of other responses.
+    /// Notes that a request of `caller` began: earlier responses to the same caller have arrived. On HTTP/2 (`is_multiplexed`) it
+    /// shows nothing about other responses.
     pub fn note_request(&self, caller: &Binding, is_multiplexed: bool) {
         let mut state = self.lock();
         state.callers.see(caller);
@@ -134,25 +135,27 @@ impl Receipts {
         state.waiting = left;
         state.note_settled(&arrived);
         drop(state);
-        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm(delivery));
+        for (_, waiting) in arrived {
+            waiting.confirm(delivery);
+        }
     }
 
-    /// That request comes back to no stream: a client that goes on with something else has read what precedes it. Of one that comes
-    /// back nobody knows.
+    /// Notes that the request resumes no stream: a client that goes on with something else has read all earlier responses. A client
+    /// that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
         settled.iter().filter_map(Weak::upgrade).for_each(|stream| log.note_delivered(&stream, Delivery::Proven));
     }
 
-    /// The response to the connection's first request names the session that it opened, if it opened one: later requests in that are the
-    /// same caller's.
+    /// Notes the session that the response to the connection's first request opened, if any: later requests in it are the same
+    /// caller's.
     pub fn note_opened(&self, opened: impl FnOnce() -> Option<SessionId>) {
         if let Callers::One(_, session @ None) = &mut self.lock().callers {
             *session = opened();
         }
     }
 
-    /// The connection is still open at `now`.
+    /// Notes that the connection is still open at `now`.
     pub fn confirm_settled(&self, now: Instant) {
         let mut state = self.lock();
         let settled = state.waiting.partition_point(|(at, _)| now.saturating_duration_since(*at) >= SETTLED);
@@ -160,11 +163,14 @@ impl Receipts {
         let delivery = state.callers.by_silence();
         state.note_settled(&arrived);
         drop(state);
-        arrived.into_iter().for_each(|(_, waiting)| waiting.confirm(delivery));
+        for (_, waiting) in arrived {
+            waiting.confirm(delivery);
+        }
     }
 
-    /// The connection ended in peace: its client has taken what it was written, as far as anybody can tell. That decides what is
-    /// sent again before the next result and whether a drain waits for the client. A result is kept as long as there is room.
+    /// Notes that the connection ended without an error: as far as is known, its client has taken all that was written. That
+    /// decides which messages are sent again before the next result, and if a drain waits for the client. A result is kept as long
+    /// as there is room.
     pub fn confirm_interims(&self) {
         let waiting = std::mem::take(&mut self.lock().waiting);
         for (at, waiting) in waiting {
@@ -178,29 +184,29 @@ impl Receipts {
         }
     }
 
-    /// When the oldest will have settled.
+    /// Returns the time at which the oldest response counts as delivered.
     pub fn next_settled(&self) -> Option<Instant> {
         self.lock().waiting.first().map(|(at, _)| *at + SETTLED)
     }
 
-    /// The response of `attachment` ended with an interim result behind the event at `upto`.
+    /// Notes that the response of `attachment` ended with an interim result behind the event at `upto`.
     pub(super) fn wait_for_interim(&self, attachment: &Attachment, upto: Seq) {
         let (stream, attach) = (attachment.stream().clone(), attachment.id());
         stream.note_interim(attach, upto);
         self.wait_for(Waiting::Interim(InterimReceipt { stream, attach, has_arrived: false }));
     }
 
-    /// The response of `attachment` begins, in the task that writes it.
+    /// Notes that the response of `attachment` begins, in the task that writes it.
     pub(super) fn begin_reading(&self, attachment: &Attachment) {
         let (task, attach, stream) = (task::try_id(), attachment.id(), attachment.stream().clone());
         let mut all = self.lock_reading();
         all.retain(|reading| reading.task != task);
-        // Nearly all connections have one.
+        // Nearly all connections have one reader.
         all.reserve_exact(1);
         all.push(Reading { task, attach, stream });
     }
 
-    /// The response of `attach` is over.
+    /// Notes that the response of `attach` is over.
     pub(super) fn end_reading(&self, attach: AttachId) {
         self.lock_reading().retain(|reading| reading.attach != attach);
     }
@@ -233,7 +239,7 @@ impl Receipts {
     }
 }
 
-/// What a response ended with.
+/// End of a response.
 enum Waiting {
     Answer(Receipt),
     Interim(InterimReceipt),
@@ -247,14 +253,14 @@ impl Waiting {
         }
     }
 
-    /// Whether the response answered `caller`, in the same session.
+    /// Returns true if the response was for `caller`, in the same session.
     fn is_of(&self, caller: &Binding) -> bool {
         let (Self::Answer(Receipt { stream, .. }) | Self::Interim(InterimReceipt { stream, .. })) = self;
         let binding = stream.binding();
         binding.principal == caller.principal && binding.session == caller.session
     }
 
-    /// The stream whose last message the response carried.
+    /// Returns the stream whose last message the response carried.
     fn stream(&self) -> Option<&Arc<Stream>> {
         match self {
             Self::Answer(receipt) => Some(&receipt.stream),
@@ -263,7 +269,8 @@ impl Waiting {
     }
 }
 
-/// Tells the stream what became of an interim result. Dropped with its connection, unconfirmed, it may never have arrived.
+/// Notes the delivery of an interim result in its stream. If it is dropped with its connection, unconfirmed, the result may never
+/// have arrived.
 struct InterimReceipt {
     stream: Arc<Stream>,
     attach: AttachId,
@@ -276,26 +283,26 @@ impl Drop for InterimReceipt {
     }
 }
 
-/// The promise that a stream's answer is not forgotten before it arrived. Dropped unconfirmed, it leaves the answer for a
-/// retry until retention ends.
+/// Promise that a stream's response is not released before it arrived. Dropped unconfirmed, it leaves the response for a retry
+/// until retention ends.
 pub struct Receipt {
     log: Arc<EventLog>,
     stream: Arc<Stream>,
-    confirmed: bool,
+    is_confirmed: bool,
 }
 
 impl Receipt {
-    /// For the answer of `stream`.
+    /// Creates the receipt of the response of `stream`.
     pub fn new(log: Arc<EventLog>, stream: Arc<Stream>) -> Self {
-        Self { log, stream, confirmed: false }
+        Self { log, stream, is_confirmed: false }
     }
 
     fn confirm(mut self, delivery: Delivery) {
-        self.confirmed = true;
+        self.is_confirmed = true;
         self.log.note_delivered(&self.stream, delivery);
     }
 
-    /// The response ended on this connection: from here on it decides.
+    /// Notes that the response ended on this connection: from here on the connection decides.
     pub(super) fn ended(self, receipts: &Receipts) {
         receipts.wait_for(Waiting::Answer(self));
     }
@@ -303,28 +310,28 @@ impl Receipt {
 
 impl Drop for Receipt {
     fn drop(&mut self) {
-        if !self.confirmed && self.stream.is_answer_unclaimed() {
+        if !self.is_confirmed && self.stream.is_answer_unclaimed() {
             self.log.retain(&self.stream);
         }
     }
 }
 
-/// The body of an answer that is kept for a retry until it has arrived.
+/// Body of a response that is kept for a retry until it has arrived.
 pub struct Kept {
     bytes: Option<Bytes>,
-    /// Further pieces, the last first.
+    /// Further bodies, the last first.
     behind: Vec<Bytes>,
     piece: usize,
-    /// A large body goes out in copies of its pieces: a slice of it that hyper still has would keep the whole.
+    /// True for a body that is written in copies of its pieces: a slice of it that hyper still has would keep the whole.
     is_large: bool,
-    // Dropped in this order: a stream is detached before its receipt looks whether anybody took the answer.
+    // Dropped in this order: a stream is detached before its receipt checks if the response was claimed.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
     receipts: Arc<Receipts>,
 }
 
 impl Kept {
-    /// `bytes`, the answer of the stream that `attachment` holds.
+    /// Creates the body `bytes` of the stream that `attachment` reads.
     pub fn new(bytes: Bytes, attachment: Attachment, receipt: Receipt, receipts: Arc<Receipts>) -> Self {
         receipts.begin_reading(&attachment);
         let piece = receipts.piece();

@@ -1,4 +1,4 @@
-//! The answer to a well-formed event ID that leads nowhere: exactly one event.
+//! Response to a well-formed event ID without a stream: exactly one event.
 
 use bytes::{Bytes, BytesMut};
 
@@ -6,8 +6,8 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{self, EventId, Handle, Requests};
 use crate::protocol::sse;
 
-/// A JSON-RPC error for the request that the id's handle names, read unverified, under the id `<handle>.end`. Forged, foreign,
-/// unknown, expired and trimmed give the same bytes.
+/// Returns a JSON-RPC error for the request in the id's handle, read unverified, under the id `<handle>.end`. Forged, foreign,
+/// unknown, expired and trimmed ids give the same bytes.
 ///
 /// # Panics
 /// Never: a `BytesMut` grows as it is written to.
@@ -15,7 +15,7 @@ pub fn lost_event(id: &EventId) -> Bytes {
     lost(id.handle_text(), id.unverified_requests())
 }
 
-/// The same on a stream whose handle is our own.
+/// Returns the same event for a stream with this handle.
 pub(super) fn stream_lost_event(handle: &Handle) -> Bytes {
     let id = EventId::parse(format!("{}.0", handle.as_str()).as_bytes());
     lost(handle.as_str(), id.map_or(Requests::Unknown, |id| id.unverified_requests()))

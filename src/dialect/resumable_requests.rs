@@ -11,24 +11,30 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
-/// A policy for every request of the stream, before anything else. The standalone stream answers none and gets none.
+/// Announces the policy of every request of the stream, before anything else. The standalone stream has no requests and gets none.
 pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
     let token = stream.resume_token();
     frame.opening.extend(requests.iter().map(|request| dialect::resume_policy(request, &token, waits)));
 }
 
-/// `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, else after the last that was
-/// confirmed, up to the original response.
+/// Serves `requests/resume` under `id`, which must be that of the request: the messages after `cursor`, or after the last confirmed
+/// one, up to the original response.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, cursor: Option<Seq>) -> Option<Resumption> {
-    answers(&stream, id).then(|| Resumption::new(stream, cursor, None))
+    if !carries(&stream, id) {
+        return None;
+    }
+    Some(Resumption::new(stream, cursor, None))
 }
 
-/// `requests/getStatus` under `id`, of a client that has everything up to `cursor`. Fetches and confirms nothing.
+/// Serves `requests/getStatus` under `id` for a client that has everything up to `cursor`. Fetches and confirms nothing.
 pub fn status(stream: &Stream, id: &RequestId, request: &RequestId, cursor: Option<Seq>) -> Option<Vec<u8>> {
-    answers(stream, request).then(|| dialect::request_status(id, request, stream.status(cursor)))
+    if !carries(stream, request) {
+        return None;
+    }
+    Some(dialect::request_status(id, request, stream.status(cursor)))
 }
 
-fn answers(stream: &Stream, request: &RequestId) -> bool {
+fn carries(stream: &Stream, request: &RequestId) -> bool {
     stream.look(|machine| machine.owed_responses().ids().any(|id| id == request))
 }

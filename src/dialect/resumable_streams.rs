@@ -1,4 +1,4 @@
-//! Resumable streams, [#899]: streams that say when they begin and end, the standalone one included.
+//! Resumable streams, [#899]: streams that announce their beginning and end, the standalone one included.
 //!
 //! [#899]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/899
 
@@ -11,7 +11,7 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::Announcements;
 
-/// The stream's name and token first, its end last. A stream that answers several requests, or none, names none.
+/// Announces the stream's name and token first, and its end last. A stream of several requests, or of none, names none.
 pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits) {
     let requests: Vec<RequestId> = stream.look(|machine| machine.owed_responses().ids().cloned().collect());
     let request = match requests.as_slice() {
@@ -23,15 +23,21 @@ pub(super) fn announce(frame: &mut Announcements, stream: &Stream, waits: Waits)
     frame.closing = Some(dialect::stream_end(&name));
 }
 
-/// `stream/resume` under `id`: the messages after `cursor`, else after the last that was confirmed, up to the stream's end, and
+/// Serves `stream/resume` under `id`: the messages after `cursor`, or after the last confirmed one, up to the stream's end, and
 /// then this request's own empty result.
 pub fn resume(stream: Arc<Stream>, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Resumption> {
-    is_named(&stream, name).then(|| Resumption::new(stream, cursor, Some(dialect::resumed(id))))
+    if !is_named(&stream, name) {
+        return None;
+    }
+    Some(Resumption::new(stream, cursor, Some(dialect::resumed(id))))
 }
 
-/// `stream/poll` under `id`, of a client that has everything up to `cursor`. Fetches and confirms nothing.
+/// Serves `stream/poll` under `id` for a client that has everything up to `cursor`. Fetches and confirms nothing.
 pub fn poll(stream: &Stream, id: &RequestId, name: &str, cursor: Option<Seq>) -> Option<Vec<u8>> {
-    is_named(stream, name).then(|| dialect::stream_status(id, name, stream.status(cursor)))
+    if !is_named(stream, name) {
+        return None;
+    }
+    Some(dialect::stream_status(id, name, stream.status(cursor)))
 }
 
 fn is_named(stream: &Stream, name: &str) -> bool {

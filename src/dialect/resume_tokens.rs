@@ -1,4 +1,4 @@
-//! Resume tokens, [#1003]: a call that takes long is answered in slices, each but the last with a token for the next.
+//! Resume tokens, [#1003]: a long call gets its result in slices, each but the last with a token for the next.
 //!
 //! [#1003]: https://github.com/modelcontextprotocol/modelcontextprotocol/pull/1003
 
@@ -11,7 +11,7 @@ use crate::protocol::dialect::Waits;
 use crate::protocol::dialect::resume_tokens::{self, CallDigest, Names};
 use crate::protocol::ids::Seq;
 
-/// What a connection that reads `slice` ends with, if the real result is not there by then. `None` for streams that are not sliced.
+/// Returns the interim result of a connection that reads `slice`, or `None` for streams that are not sliced.
 pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     let form = stream.slicing()?.form;
     let max_wait = stream.look(|machine| machine.policy().max_wait);
@@ -20,8 +20,8 @@ pub fn interim(stream: &Stream, slice: &Slice) -> Option<Interim> {
     Some(Interim { at: slice.ends_at(), message })
 }
 
-/// The same call again, called `names` this time: it goes on behind what the client has by `cursor`, or by having got the interim
-/// result that the token was in. `None` where the call is another one, or was answered for good.
+/// Resumes a call that is sent again under `names`. It continues after `cursor`, or after the events confirmed by receipt of the
+/// interim result with the token. Returns `None` if the call is another one, or has its final result.
 pub fn resume(stream: Arc<Stream>, call: Option<CallDigest>, names: Names, cursor: Option<Seq>) -> Option<Resumption> {
     let is_same = stream.slicing().is_some_and(|slicing| Some(slicing.sameness) == call);
     let after = if is_same { stream.note_continued(cursor) } else { None }?;

@@ -12,73 +12,72 @@ use crate::protocol::ids::Seq;
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{ClientResponse, Place};
 
-/// Where a client comes back to.
+/// Result of a resumption by URL.
 #[derive(Debug)]
-pub enum Return {
-    /// There is something for it, or there may be.
-    To(Resumption),
-    /// It has everything: the stream is over, or waits for its answers.
+pub enum UrlResumption {
+    /// The stream has messages for the client, or may get them.
+    Open(Resumption),
+    /// The client has everything: the stream is over, or waits for client responses.
     AtEnd,
-    /// That place is gone.
+    /// The cursor cannot be located any more.
     Lost,
 }
 
-/// A client comes back by the URL with this handle. It has everything up to `cursor`; where it does not say, up to where its last turn
-/// began, else nothing. `takes_turns`: it is told so when it is its turn.
-pub fn come_back(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_turns: bool) -> Return {
+/// Resumes a stream by the URL with this handle, for a client that has everything up to `cursor`. Without a cursor the client has
+/// everything up to the beginning of its last turn, or nothing. A client that `takes_turns` is notified of its turn.
+pub fn resume(stream: &Arc<Stream>, handle: &str, cursor: Option<Seq>, takes_turns: bool) -> UrlResumption {
     let slice = stream.find_slice(handle);
     if slice.is_none() && stream.slicing().is_some() {
-        return Return::Lost;
+        return UrlResumption::Lost;
     }
     let (wanted, trimmed, place) = stream.look(|machine| {
         let wanted = cursor.or_else(|| machine.last_input_turn()).unwrap_or_default();
         (wanted, machine.trimmed(), machine.locate(wanted))
     });
     if cursor.is_some() && place == Place::Lost {
-        return Return::Lost;
+        return UrlResumption::Lost;
     }
     stream.note_return_by_url(cursor);
     if place == Place::AtEnd || (takes_turns && stream.begin_turn(wanted)) {
-        return Return::AtEnd;
+        return UrlResumption::AtEnd;
     }
     let after = wanted.max(trimmed);
-    Return::To(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None, slice })
+    UrlResumption::Open(Resumption { stream: stream.clone(), after, has_gap: wanted < trimmed, closing: None, slice })
 }
 
-/// What becomes of the answers that a client gives to a stream.
+/// Client responses for a stream, sorted by their next step.
 #[derive(Debug, Default)]
-pub struct Answers {
-    /// To be given to the upstream, in order; with the request of this stream that each answers for the first time, where there is
-    /// one.
-    pub given: Vec<(Bytes, Option<RequestId>)>,
-    /// Given before.
+pub struct SortedResponses {
+    /// Responses to forward to the upstream, in order. Each has the request of this stream that it answers for the first time, or `None`.
+    pub to_forward: Vec<(Bytes, Option<RequestId>)>,
+    /// Number of responses that were sent before.
     pub repeated: usize,
 }
 
-/// Notes the answers to requests of this stream, whatever others of the same ids there are elsewhere.
-pub fn note_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answers {
-    let mut noted = Answers::default();
+/// Notes the client responses to requests of this stream, even if other streams have requests with the same ids.
+pub fn note_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
+    let mut noted = SortedResponses::default();
     for (message, id) in answers {
         match stream.answer(&id) {
-            ClientResponse::First => noted.given.push((message, Some(id))),
-            // Not of this stream: the upstream's to judge.
-            ClientResponse::Unknown => noted.given.push((message, None)),
+            ClientResponse::First => noted.to_forward.push((message, Some(id))),
+            // Not of this stream: the upstream judges it.
+            ClientResponse::Unknown => noted.to_forward.push((message, None)),
             ClientResponse::Duplicate | ClientResponse::Late => noted.repeated += 1,
         }
     }
     noted
 }
 
-/// What [`note_answers`] would do. Changes nothing.
-pub fn look_at_answers(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> Answers {
-    let mut found = Answers::default();
+/// Returns the result of [`note_responses`] without a change.
+pub fn preview_responses(stream: &Stream, answers: Vec<(Bytes, RequestId)>) -> SortedResponses {
+    let mut found = SortedResponses::default();
     for (message, id) in answers {
         let (waits, is_known) = stream.look(|machine| {
             (machine.server_requests().outstanding_since(&id).is_some(), machine.server_requests().knows(&id))
         });
         match (waits, is_known) {
-            (true, _) => found.given.push((message, Some(id))),
-            (false, false) => found.given.push((message, None)),
+            (true, _) => found.to_forward.push((message, Some(id))),
+            (false, false) => found.to_forward.push((message, None)),
             (false, true) => found.repeated += 1,
         }
     }

@@ -489,8 +489,8 @@ impl Ingress {
         let version = Some(&reply.call.version);
         // A retry says nothing of whether its client would come back by GET.
         let plan = self.plan(&attachment, version, reply.session.as_deref(), false);
-        let turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
-        let plan = Plan { turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
+        let has_turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
+        let plan = Plan { has_turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
         let receipts = reply.connection.receipts().clone();
         let body =
             Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);

@@ -133,7 +133,7 @@ impl Ingress {
         let takes_turns =
             matches!(by, metrics::Dialect::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
         let body = self.follow_again(context, attachment, Start::After(after), preface, closing);
-        self.respond_with(None, context.parts.uri.query(), body.taking_turns(takes_turns))
+        self.respond_with(None, context.parts.uri.query(), body.with_turns(takes_turns))
     }
 
     fn refuse_dialect(&self, code: ErrorCode, request: &Dialect) -> Response<BoxBody> {

@@ -457,19 +457,19 @@ impl Ingress {
                 || session.is_some_and(|session| session.has_returned() || session.declared().is_any())
                 || stream.look(|machine| machine.reader().has_reconnected())
         };
-        let primes = delivery.prime == Prime::All || is_new_enough || returns();
+        let should_prime = delivery.prime == Prime::All || is_new_enough || returns();
         let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
         // Only a client that comes back may be closed on; all of them are primed, and so were told a `retry`.
         let comes_back = polls_by_revision || returns();
-        let polls = stream.polls() && comes_back;
+        let should_poll = stream.polls() && comes_back;
         Plan {
-            primes,
-            retry: if polls { delivery.poll_retry } else { delivery.retry },
+            should_prime,
+            retry: if should_poll { delivery.poll_retry } else { delivery.retry },
             heartbeat: delivery.heartbeat,
             max_connection: delivery.max_connection.filter(|_| comes_back),
-            polls,
-            closes_when_asked: comes_back,
-            turns: false,
+            should_poll,
+            can_close_when_asked: comes_back,
+            has_turns: false,
             preface: None,
             closing: None,
             interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),

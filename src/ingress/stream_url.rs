@@ -17,7 +17,7 @@ use crate::body::{BoxBody, Incoming};
 use crate::clock;
 use crate::config::Turns;
 use crate::delivery::{Follow, lost_event};
-use crate::dialect::stream_url::{self, Answers, Return};
+use crate::dialect::stream_url::{self, SortedResponses, UrlResumption};
 use crate::event_log::{Session, Stream};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
@@ -121,9 +121,9 @@ impl Ingress {
         let back = match &found {
             Some((stream, cursor)) => {
                 let cursor = Some(*cursor).filter(|_| wanted.has_cursor);
-                stream_url::come_back(stream, wanted.id.handle_text(), cursor, takes_turns)
+                stream_url::resume(stream, wanted.id.handle_text(), cursor, takes_turns)
             }
-            None => Return::Lost,
+            None => UrlResumption::Lost,
         };
         if let (Some(_), Some(session)) = (&found, &context.session) {
             session.note_return_by_url();
@@ -131,7 +131,7 @@ impl Ingress {
         // A session's own stream fails no request: its client gets what there is, or the next one.
         let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && given.is_none();
         match back {
-            Return::To(resumption) => {
+            UrlResumption::Open(resumption) => {
                 if let Some(given) = given {
                     let outcome = match resumption.stream.is_elsewhere() {
                         true => self.deliver_to_writer(&context, &wanted.id, &resumption.stream, given).await,
@@ -147,14 +147,14 @@ impl Ingress {
                 }
                 self.deliver_resumption(&context, Dialect::StreamUrl, resumption)
             }
-            Return::AtEnd
+            UrlResumption::AtEnd
                 if is_standalone && found.is_some_and(|(stream, _)| stream.look(|machine| machine.is_sealed())) =>
             {
                 self.standalone(context).await
             }
-            Return::AtEnd => self.at_end(Dialect::StreamUrl),
-            Return::Lost if is_standalone => self.standalone_lost(context, Dialect::StreamUrl).await,
-            Return::Lost => {
+            UrlResumption::AtEnd => self.at_end(Dialect::StreamUrl),
+            UrlResumption::Lost if is_standalone => self.standalone_lost(context, Dialect::StreamUrl).await,
+            UrlResumption::Lost => {
                 self.metrics.observe_resume(Dialect::StreamUrl, Resumed::Lost);
                 respond::stream(whole(lost_event(&wanted.id)).map_err(Into::into))
             }
@@ -172,9 +172,10 @@ impl Ingress {
         answers: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
         let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
-        let Answers { given, repeated } = match is_proven {
-            true => stream_url::note_answers(stream, answers),
-            false => stream_url::look_at_answers(stream, answers),
+        let SortedResponses { to_forward, repeated } = if is_proven {
+            stream_url::note_responses(stream, answers)
+        } else {
+            stream_url::preview_responses(stream, answers)
         };
         if repeated > 0 {
             self.metrics.observe_repeated_answer();
@@ -183,7 +184,7 @@ impl Ingress {
             let (stream, id) = (stream.clone(), id.clone().filter(|_| !is_proven));
             (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as OnAccepted)
         };
-        let deliveries = given.into_iter().map(|(message, id)| Delivery {
+        let deliveries = to_forward.into_iter().map(|(message, id)| Delivery {
             credentials: context.credentials,
             on_accepted: on_accepted(&id),
             carried: self.carry(context, message.len()),

@@ -62,7 +62,9 @@ impl Forwarded {
         if !received.has_scheme {
             lines.push(&X_FORWARDED_PROTO, &HeaderValue::from_static(self.scheme));
         }
-        if let Some(host) = host.filter(|_| !received.has_host) {
+        if let Some(host) = host
+            && !received.has_host
+        {
             lines.push(&X_FORWARDED_HOST, host);
         }
     }

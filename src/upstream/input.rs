@@ -14,10 +14,10 @@ use crate::protocol::stream::Ending;
 
 /// Present source of the upstream's bytes.
 pub(super) enum InputSource {
-    /// A request whose response head is awaited; `again` if it resumes a stream.
+    /// A request whose response head is awaited; `is_reopening` if it resumes a stream.
     Sending {
-        answer: Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Failure>> + Send>>,
-        again: bool,
+        response: Pin<Box<dyn Future<Output = Result<Response<ResponseBody>, Failure>> + Send>>,
+        is_reopening: bool,
     },
     Reading(Box<EventReader>),
     /// The body of a JSON response that becomes an event.
@@ -28,8 +28,8 @@ pub(super) enum InputSource {
 
 pub(super) enum UpstreamInput {
     Head {
-        answer: Result<Box<Response<ResponseBody>>, Failure>,
-        again: bool,
+        response: Result<Box<Response<ResponseBody>>, Failure>,
+        is_reopening: bool,
     },
     Piece(Bytes),
     End(Ending),
@@ -87,9 +87,9 @@ impl InputSource {
     /// Waits for the next input. Dropping the future loses nothing.
     pub(super) async fn next(&mut self) -> UpstreamInput {
         match self {
-            InputSource::Sending { answer, again } => {
-                let again = *again;
-                UpstreamInput::Head { answer: answer.await.map(Box::new), again }
+            InputSource::Sending { response, is_reopening } => {
+                let is_reopening = *is_reopening;
+                UpstreamInput::Head { response: response.await.map(Box::new), is_reopening }
             }
             InputSource::Reading(reader) => match reader.next().await {
                 Ok(piece) => UpstreamInput::Piece(piece),

@@ -250,7 +250,8 @@ impl Upstream {
         let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
         let client_host = request.headers().get(HOST);
         // Sessions of other paths are not the endpoint's.
-        let sessions = Some(&*self.sessions).filter(|_| self.config.url.is_endpoint(request.uri().path()));
+        let is_endpoint = self.config.url.is_endpoint(request.uri().path());
+        let sessions = if is_endpoint { Some(&*self.sessions) } else { None };
         let lines = self.address(headers::end_to_end(request.headers()), client_host, client, sessions);
         *request.headers_mut() = lines.to_map();
         *request.uri_mut() = self.uri(&path)?;
@@ -258,7 +259,9 @@ impl Upstream {
         let sending = pin!(self.clients.forward(request));
         let mut response = self.answer(sending, &SentFlag::always_sent()).await?;
         headers::remove_hop_by_hop(response.headers_mut());
-        sessions.into_iter().for_each(|sessions| sessions.wrap(response.headers_mut()));
+        if let Some(sessions) = sessions {
+            sessions.wrap(response.headers_mut());
+        }
         self.rewrite_location(response.headers_mut());
         Ok(response)
     }
@@ -283,10 +286,12 @@ impl Upstream {
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
             Ok(Err(error)) if error.is_unsent() || sent_flag.withdraw() => {
-                let code = match () {
-                    () if source_is_limit(&error) => ErrorCode::TooManyConnections,
-                    () if error.is_stuck() || source_is_timeout(&error) => ErrorCode::UpstreamTimeout,
-                    () => ErrorCode::Unreachable,
+                let code = if source_is_limit(&error) {
+                    ErrorCode::TooManyConnections
+                } else if error.is_stuck() || source_is_timeout(&error) {
+                    ErrorCode::UpstreamTimeout
+                } else {
+                    ErrorCode::Unreachable
                 };
                 return Err(Failure::before_run(code));
             }
@@ -365,16 +370,18 @@ impl Upstream {
         let location = location.to_str().ok()?;
         let uri: Uri = if location.starts_with("//") {
             format!("{}:{location}", self.config.url.scheme()).parse().ok()?
+        } else if names_host(location) {
+            return None;
         } else {
-            location.parse().ok().filter(|_| !names_host(location))?
+            location.parse().ok()?
         };
-        let ours = match uri.authority() {
+        let is_ours = match uri.authority() {
             Some(authority) => uri.scheme_str() == Some(self.config.url.scheme()) && self.is_own(authority),
             None => uri.path().starts_with('/'),
         };
         let path = uri.path_and_query()?.as_str();
         let root = if path.starts_with('/') { "" } else { "/" };
-        ours.then(|| format!("{root}{path}"))
+        if is_ours { Some(format!("{root}{path}")) } else { None }
     }
 }
 

@@ -31,13 +31,13 @@ pub(super) struct Reach {
 
 #[derive(Default)]
 struct State {
-    standing: Reachability,
+    reachability: Reachability,
     /// Last accepted connection.
     accepted: Option<Instant>,
     /// Beginning of the first attempt of those that failed since then.
     failing_since: Option<Instant>,
     /// True once the log has reported a server that was never reached.
-    has_told: bool,
+    has_reported: bool,
 }
 
 /// Judgement of a server's reachability.
@@ -67,17 +67,17 @@ impl Reach {
         if let Ok(mut checked) = self.checked.clone().try_lock_owned() {
             let now = clock::now();
             if checked.is_some_and(|began| now.saturating_duration_since(began) < CHECK_INTERVAL) {
-                return self.standing();
+                return self.reachability();
             }
             *checked = Some(now);
-            let checking = check(self.standing());
+            let checking = check(self.reachability());
             tokio::spawn(async move {
                 checking.await;
                 drop(checked);
             });
         }
         let _ = tokio::time::timeout(ANSWER_WITHIN, self.checked.lock()).await;
-        self.standing()
+        self.reachability()
     }
 
     /// Notes that the server accepted a connection. A connection alone does not make a never reached server reachable: TLS may
@@ -85,8 +85,8 @@ impl Reach {
     pub(super) fn note_accepted(&self) {
         let mut state = self.lock();
         (state.accepted, state.failing_since) = (Some(clock::now()), None);
-        if state.standing == Reachability::Lost {
-            state.standing = Reachability::Accepting;
+        if state.reachability == Reachability::Lost {
+            state.reachability = Reachability::Accepting;
             info!(upstream.addr = self.address, "the MCP server accepts connections again: ready");
         }
     }
@@ -94,8 +94,8 @@ impl Reach {
     /// Notes that a connection can be used: it was accepted, and any TLS handshake succeeded.
     pub(super) fn note_usable(&self) {
         let mut state = self.lock();
-        if state.standing == Reachability::Unknown {
-            state.standing = Reachability::Accepting;
+        if state.reachability == Reachability::Unknown {
+            state.reachability = Reachability::Accepting;
             info!(upstream.addr = self.address, "the MCP server accepts connections");
         }
     }
@@ -106,18 +106,18 @@ impl Reach {
         let accepted = state.accepted;
         let since = *state.failing_since.get_or_insert_with(|| accepted.map_or(began, |accepted| accepted.max(began)));
         let is_long = clock::now().saturating_duration_since(since) >= self.unready_after;
-        if state.standing == Reachability::Accepting && is_long {
-            state.standing = Reachability::Lost;
+        if state.reachability == Reachability::Accepting && is_long {
+            state.reachability = Reachability::Lost;
             let error = in_full(error);
             warn!(upstream.addr = self.address, error, "the MCP server accepts no connections: not ready");
         }
-        if state.standing == Reachability::Unknown && !std::mem::replace(&mut state.has_told, true) {
+        if state.reachability == Reachability::Unknown && !std::mem::replace(&mut state.has_reported, true) {
             warn!(upstream.addr = self.address, error = in_full(error), "the MCP server accepts no connections yet");
         }
     }
 
-    fn standing(&self) -> Reachability {
-        self.lock().standing
+    fn reachability(&self) -> Reachability {
+        self.lock().reachability
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -248,21 +248,21 @@ mod tests {
         assert_eq!(clock::now() - began, ANSWER_WITHIN);
         // The attempt takes `upstream.connect_timeout_ms`, and has then failed for as long.
         pass(Duration::from_secs(5)).await;
-        assert_eq!(connector.reach.standing(), Reachability::Lost);
+        assert_eq!(connector.reach.reachability(), Reachability::Lost);
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_attempts_of_calls_count_as_well() {
         let (server, connector) = Server::start();
         assert!(connector.connect().await.is_ok());
-        assert_eq!(connector.reach.standing(), Reachability::Accepting);
+        assert_eq!(connector.reach.reachability(), Reachability::Accepting);
         server.becomes(Manner::Refuses);
         assert!(connector.connect().await.is_err());
         pass(Duration::from_secs(5)).await;
         assert!(connector.connect().await.is_err());
-        assert_eq!(connector.reach.standing(), Reachability::Lost);
+        assert_eq!(connector.reach.reachability(), Reachability::Lost);
         server.becomes(Manner::Accepts);
         assert!(connector.connect().await.is_ok());
-        assert_eq!(connector.reach.standing(), Reachability::Accepting);
+        assert_eq!(connector.reach.reachability(), Reachability::Accepting);
     }
 }

@@ -39,7 +39,7 @@ struct Queue {
     bytes: usize,
     held: Reservation,
     /// True if a task is running that sends them.
-    is_sent: bool,
+    is_sending: bool,
 }
 
 impl Queue {
@@ -58,7 +58,7 @@ impl Refusals {
     /// Creates the empty queue of a stream's call.
     pub(super) fn new(upstream: Arc<Upstream>, stream: Arc<Stream>, call: Arc<Template>) -> Arc<Self> {
         let held = stream.quota().reserve(0);
-        let queue = Mutex::new(Queue { waiting: VecDeque::new(), bytes: 0, held, is_sent: false });
+        let queue = Mutex::new(Queue { waiting: VecDeque::new(), bytes: 0, held, is_sending: false });
         Arc::new(Self { upstream, stream, call, queue })
     }
 
@@ -71,7 +71,7 @@ impl Refusals {
         }
         queue.waiting.push_back(id);
         queue.set(bytes);
-        if !std::mem::replace(&mut queue.is_sent, true) {
+        if !std::mem::replace(&mut queue.is_sending, true) {
             tokio::spawn(self.clone().send_all().in_current_span());
         }
     }
@@ -95,7 +95,7 @@ impl Refusals {
             }
             None => {
                 queue.clear();
-                queue.is_sent = false;
+                queue.is_sending = false;
             }
         }
         next

@@ -91,7 +91,9 @@ impl Template {
     /// Removes the credentials other than `Authorization`: API keys, cookies and the query.
     pub(super) fn with_token_alone(self) -> Self {
         let mut headers = self.lines.to_map();
-        [headers::names::X_API_KEY, COOKIE].iter().for_each(|name| drop(headers.remove(name)));
+        for name in [headers::names::X_API_KEY, COOKIE] {
+            headers.remove(name);
+        }
         Self { lines: Lines::from(&headers), query: None, ..self }
     }
 

@@ -30,8 +30,10 @@ impl SessionNames {
 
     /// Returns the server's name of the session in a client's header, or `None` if the header passes unchanged.
     pub(super) fn unwrapped<'a>(&self, name: &HeaderName, value: &'a HeaderValue) -> Option<&'a [u8]> {
-        let owner = self.owner.filter(|_| *name == names::MCP_SESSION_ID)?;
-        routing::strip(owner, value.to_str().ok()?).map(str::as_bytes)
+        if *name != names::MCP_SESSION_ID {
+            return None;
+        }
+        routing::strip(self.owner?, value.to_str().ok()?).map(str::as_bytes)
     }
 
     /// Gives the session of a response its name for clients. A name that would become too long stays unchanged.
@@ -39,7 +41,9 @@ impl SessionNames {
         let Some(owner) = self.owner else { return };
         let Some(session) = SessionId::from_headers(headers) else { return };
         match routing::wrap(owner, &session).and_then(|wrapped| HeaderValue::from_str(wrapped.as_str()).ok()) {
-            Some(wrapped) => drop(headers.insert(names::MCP_SESSION_ID, wrapped)),
+            Some(wrapped) => {
+                headers.insert(names::MCP_SESSION_ID, wrapped);
+            }
             None if self.has_warned.swap(true, Ordering::Relaxed) => {}
             None => warn!(
                 bytes = session.as_str().len(),

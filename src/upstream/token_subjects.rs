@@ -100,7 +100,7 @@ impl TokenSubjects {
     pub fn probed(&self, used: &TokenUse, now: Instant) -> Option<bool> {
         let probed = self.probed.get(used)?;
         let (is_genuine, at) = *probed;
-        (now.saturating_duration_since(at) < PROBED_FOR).then_some(is_genuine)
+        if now.saturating_duration_since(at) < PROBED_FOR { Some(is_genuine) } else { None }
     }
 
     /// Begins a probe of a token, or returns the one in flight to wait for.

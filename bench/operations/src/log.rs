@@ -165,14 +165,14 @@ fn spec() -> Spec {
 
 fn plan() -> Plan {
     Plan {
-        primes: true,
+        should_prime: true,
         retry: Duration::from_secs(1),
         // No timer expires here, even if valgrind stretches a second.
         heartbeat: Duration::from_secs(3600),
         max_connection: None,
-        polls: false,
-        closes_when_asked: false,
-        turns: false,
+        should_poll: false,
+        can_close_when_asked: false,
+        has_turns: false,
         preface: None,
         closing: None,
         interim: None,

@@ -150,7 +150,9 @@ impl Clients {
             // Nothing else decides on the request while it is written: this task does both.
             let on_sent = || {
                 sent_flag.mark_sent();
-                sent.into_iter().for_each(|stream| stream.note_sent());
+                if let Some(stream) = sent {
+                    stream.note_sent();
+                }
             };
             match self.http1.send(request, on_sent).await {
                 Err(http1::Error::Http2) => {}

@@ -19,7 +19,7 @@ pub struct Body {
     /// Connection, or `None` once the body is complete or broken.
     wire: Option<Wire<Socket>>,
     /// True if the connection may carry another request.
-    keeps: bool,
+    is_reusable: bool,
     pool: Arc<Pool<Socket>>,
 }
 
@@ -33,15 +33,15 @@ impl std::fmt::Debug for Body {
 pub(super) struct Begun {
     content: Content,
     /// True if the connection may carry another request.
-    keeps: bool,
+    is_reusable: bool,
 }
 
 impl Begun {
     /// Creates the body of a response with this head. The bytes `behind` arrived with it.
     pub(super) fn new(head: &Head, behind: &[u8]) -> Result<Self, Error> {
         let mut content = Content { decoder: Decoder::new(head.framing), ready: BytesMut::new() };
-        let keeps = content.handle(behind)? && head.keeps;
-        Ok(Self { content, keeps })
+        let is_reusable = content.handle(behind)? && head.keeps;
+        Ok(Self { content, is_reusable })
     }
 }
 
@@ -63,8 +63,8 @@ impl Content {
 impl Body {
     /// Creates a body whose rest arrives on `wire`.
     pub(super) fn new(wire: Wire<Socket>, begun: Begun, pool: Arc<Pool<Socket>>) -> Self {
-        let Begun { content, keeps } = begun;
-        let mut body = Self { content, wire: Some(wire), keeps, pool };
+        let Begun { content, is_reusable } = begun;
+        let mut body = Self { content, wire: Some(wire), is_reusable, pool };
         body.settle();
         body
     }
@@ -75,20 +75,20 @@ impl Body {
             return;
         }
         if let Some(socket) = self.wire.take().and_then(Wire::into_idle)
-            && self.keeps
+            && self.is_reusable
         {
             self.pool.put(socket);
         }
     }
 
     fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
-        let Self { content, wire: Some(wire), keeps, .. } = self else {
+        let Self { content, wire: Some(wire), is_reusable, .. } = self else {
             return Poll::Ready(Err(Error::Short.into()));
         };
         match ready!(wire.poll_read(cx, |piece| content.handle(piece)))? {
-            Some(whole) => *keeps &= whole?,
+            Some(whole) => *is_reusable &= whole?,
             None => {
-                *keeps = false;
+                *is_reusable = false;
                 content.decoder.handle_eof()?;
             }
         }

@@ -90,7 +90,7 @@ pub(super) struct Wire<S> {
     socket: S,
     outgoing: Outgoing,
     /// True if the rest of the request could not be written. The server may have sent a response before it broke off.
-    is_deaf: bool,
+    is_broken: bool,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
@@ -100,7 +100,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     /// Returns the request if none of it left.
     pub(super) async fn begin(mut socket: S, mut outgoing: Outgoing) -> Result<Self, (Outgoing, io::Error)> {
         match poll_fn(|cx| outgoing.poll_write(&mut socket, FIRST_WRITE_MAX, cx)).await {
-            Ok(()) => Ok(Self { socket, outgoing, is_deaf: false }),
+            Ok(()) => Ok(Self { socket, outgoing, is_broken: false }),
             Err(error) => Err((outgoing, error)),
         }
     }
@@ -143,13 +143,13 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Wire<S> {
     }
 
     fn write_on(&mut self, cx: &mut Context<'_>) {
-        if !self.is_deaf && !self.outgoing.is_flushed {
-            self.is_deaf = matches!(self.outgoing.poll_leave(&mut self.socket, cx), Poll::Ready(Err(_)));
+        if !self.is_broken && !self.outgoing.is_flushed {
+            self.is_broken = matches!(self.outgoing.poll_leave(&mut self.socket, cx), Poll::Ready(Err(_)));
         }
     }
 
     /// Returns the connection for another request, or `None` if this request is not completely written.
     pub(super) fn into_idle(self) -> Option<S> {
-        (self.outgoing.is_flushed && !self.is_deaf).then_some(self.socket)
+        if self.outgoing.is_flushed && !self.is_broken { Some(self.socket) } else { None }
     }
 }

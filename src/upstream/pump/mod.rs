@@ -207,7 +207,9 @@ impl Pump {
                 Effect::Close => self.input = InputSource::Idle,
                 Effect::Reopen(last_id) => self.send(Arc::new(self.call.template.to_get(last_id.as_deref())), true),
                 Effect::AnnounceCancel(ids) if self.writer.stream().is_sent() => {
-                    ids.iter().for_each(|id| self.post_aside(synthetic::cancelled(id)));
+                    for id in &ids {
+                        self.post_aside(synthetic::cancelled(id));
+                    }
                 }
                 Effect::AnnounceCancel(_) => {}
                 Effect::RefuseServerRequest(id) => self.refuse_ask(id),
@@ -227,11 +229,11 @@ impl Pump {
         }
     }
 
-    fn send(&mut self, template: Arc<Template>, again: bool) {
+    fn send(&mut self, template: Arc<Template>, is_reopening: bool) {
         let upstream = self.upstream.clone();
         let stream = self.writer.stream().clone();
-        let answer = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
-        self.input = InputSource::Sending { answer, again };
+        let response = Box::pin(async move { upstream.send(&template, Some(&stream)).await });
+        self.input = InputSource::Sending { response, is_reopening };
     }
 
     /// Refuses a request of the server.
@@ -257,9 +259,13 @@ impl Pump {
 
     async fn take(&mut self, input: UpstreamInput) {
         match input {
-            UpstreamInput::Head { answer: Ok(response), again: false } => self.take_head(response).await,
-            UpstreamInput::Head { answer: Ok(response), again: true } => Box::pin(self.take_reopened(response)).await,
-            UpstreamInput::Head { answer: Err(failure), again } => self.take_failure(failure, again).await,
+            UpstreamInput::Head { response: Ok(response), is_reopening: false } => self.take_head(response).await,
+            UpstreamInput::Head { response: Ok(response), is_reopening: true } => {
+                Box::pin(self.take_reopened(response)).await
+            }
+            UpstreamInput::Head { response: Err(failure), is_reopening } => {
+                self.take_failure(failure, is_reopening).await
+            }
             UpstreamInput::Piece(piece) => self.take_piece(piece).await,
             UpstreamInput::End(ending) => self.end(ending).await,
             UpstreamInput::Grown(bytes) => self.take_growth(bytes).await,
@@ -318,14 +324,14 @@ impl Pump {
             .await;
     }
 
-    async fn take_failure(&mut self, failure: Failure, again: bool) {
+    async fn take_failure(&mut self, failure: Failure, is_reopening: bool) {
         self.input = InputSource::Idle;
-        if again {
+        if is_reopening {
             self.end(Ending::Unavailable).await;
-            return self.note_failure(failure.code, again);
+            return self.note_failure(failure.code, is_reopening);
         }
         let tellable = self.writer.update(|machine, now| machine.handle_failure(failure, now)).await;
-        self.note_failure(failure.code, again);
+        self.note_failure(failure.code, is_reopening);
         if tellable {
             // No tool ran: a retry is a new call.
             if !failure.may_have_run {
@@ -348,11 +354,11 @@ impl Pump {
     }
 
     /// Reports a failure, unless it ended the stream: that one is reported when the stream is sealed.
-    fn note_failure(&self, code: ErrorCode, again: bool) {
+    fn note_failure(&self, code: ErrorCode, is_reopening: bool) {
         let stream = self.writer.stream();
         if stream.look(|machine| machine.failure().is_none()) {
             self.metrics.errors.observe_upstream_failure(code);
-            info!(stream.id = %stream.id(), error = code.label(), again, "upstream call failed");
+            info!(stream.id = %stream.id(), error = code.label(), again = is_reopening, "upstream call failed");
         }
     }
 
