@@ -45,7 +45,7 @@ impl Metrics {
                 "Calls with a stream that ended while no client was there.",
             )?,
             abandoned: registrar
-                .counter("calls_abandoned_total", "Calls that ended because nobody came back in time.")?,
+                .counter("calls_abandoned_total", "Calls that ended because no client resumed them in time.")?,
             events: registrar.counter("upstream_events_total", "Events read from the upstream.")?,
             event_bytes: registrar.counter("upstream_event_bytes_total", "Bytes of their data.")?,
             head_seconds: registrar.histogram(
