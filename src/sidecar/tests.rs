@@ -13,7 +13,7 @@ use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 use crate::upstream::{Dialing, Wire};
 
 const LEASE: Duration = Duration::from_secs(15);

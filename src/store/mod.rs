@@ -1,6 +1,6 @@
 //! Where events rest below the live tail, and the contract every such place keeps.
 //!
-//! The live tail is in memory for every store ([`memory::Tail`]); a store makes batches durable and serves reads below the
+//! The live tail is in memory for every store ([`tail::Tail`]); a store makes batches durable and serves reads below the
 //! tail. The memory store is the tail alone: the event log holds no [`Store`] then, and pays nothing for the trait. Absent
 //! here: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC: what a stream is
 //! ([`Stored::about`]) and where it stands ([`Stored::state`]) are bytes here.
@@ -8,11 +8,13 @@
 mod completion;
 #[cfg(test)]
 pub(crate) mod contract;
+mod coordination;
 pub mod disk;
-pub mod memory;
 mod metrics;
 pub mod redis;
-mod shared;
+pub mod tail;
+#[cfg(test)]
+pub(crate) mod test_store;
 
 use std::any::Any;
 use std::future::Future;
@@ -21,8 +23,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+pub use coordination::{Renewal, Shared};
 pub use metrics::Metrics;
-pub use shared::{Renewal, Shared};
 
 use tokio::sync::Notify;
 

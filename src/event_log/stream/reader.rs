@@ -15,7 +15,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{self, AttachId, Handle, Seq};
 use crate::protocol::stream::{Phase, Place};
 use crate::simulation::{self, Bug};
-use crate::store::memory::ID_LINE;
+use crate::store::tail::ID_LINE;
 
 /// What a reader finds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

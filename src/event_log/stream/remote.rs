@@ -19,7 +19,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::{AttachId, Owner, Seq, StreamId};
 use crate::protocol::sse;
 use crate::protocol::stream::{Batch, Machine};
-use crate::store::memory::Tail;
+use crate::store::tail::Tail;
 use crate::store::{Stored, WriterEpoch};
 
 /// What a record says of a stream.

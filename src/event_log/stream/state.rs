@@ -15,7 +15,7 @@ use crate::event_log::stream::partial_results::{Edits, Slice, Told};
 use crate::event_log::stream::response_head::Head;
 use crate::protocol::ids::{self, AttachId, Handle, Seq, StreamKind};
 use crate::protocol::stream::{Batch, Machine, Phase};
-use crate::store::memory::{ID_LINE, Tail};
+use crate::store::tail::{ID_LINE, Tail};
 use crate::store::{Appended, WriterEpoch};
 
 /// A full share takes no more than this from a stream that never pauses: what its reader is about to be given.

@@ -24,7 +24,7 @@ use crate::protocol::ids::{Owner, Secret, Seq, StoreEpoch, StreamId, StreamKind}
 use crate::protocol::stream::Machine;
 use crate::protocol::stream::Policy;
 use crate::protocol::stream::{Outcome, Phase, Snapshot};
-use crate::store::memory::Tail;
+use crate::store::tail::Tail;
 use std::sync::PoisonError;
 
 /// What a stub takes without its answer, at most: itself, its session's name, and its places in the map, in its share's row and at the

@@ -8,7 +8,7 @@ use crate::protocol::cluster::Reader;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Batch, Place};
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 use crate::store::{Appended, Read, Renewal, Shared};
 
 const LEASE: Duration = Duration::from_secs(15);

@@ -33,7 +33,7 @@ use crate::protocol::ids::{self, Keyring, Owner, ResumeToken, Seq, StoreEpoch, S
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Machine, Policy};
 use crate::store::Store;
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 
 const RETENTION: Duration = Duration::from_secs(60);
 

@@ -4,7 +4,7 @@ use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Phase, Place};
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 
 /// A log before `store`, as a process of that name has it.
 fn process(store: &Arc<Memory>) -> Arc<EventLog> {

@@ -9,7 +9,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
 
 /// [`Memory`] behind a gate that lets one append through for each permit, and others that let seals and loads through unless they

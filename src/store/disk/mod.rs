@@ -17,9 +17,9 @@
 //! its place.
 
 mod access;
-mod agenda;
 mod database;
 mod directory;
+mod expiry;
 mod followers;
 mod index;
 mod inspect;

@@ -13,7 +13,7 @@ use mcp_resume::protocol::ids::{Owner, Seq, StreamId};
 use mcp_resume::protocol::stream::Batch;
 use mcp_resume::store::disk::{self, Disk, Fsync};
 use mcp_resume::store::redis::{self, Redis};
-use mcp_resume::store::{Appended, Store, memory::Tail};
+use mcp_resume::store::{Appended, Store, tail::Tail};
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 

@@ -11,7 +11,7 @@ use crate::protocol::ids::{AttachId, Seq};
 use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::sse;
 use crate::protocol::stream::{Batch, ClientResponse, Effect, Ending, Machine, Outcome, OwedResponse, Phase, Place};
-use crate::store::memory::Tail;
+use crate::store::tail::Tail;
 use crate::store::{Appended, WriterEpoch};
 
 /// An input of a stream, for the machine and for the model.

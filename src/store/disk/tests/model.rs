@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
 
 use super::*;
-use crate::store::memory::whole::Memory;
+use crate::store::test_store::Memory;
 
 #[derive(Clone, Debug)]
 enum Step {

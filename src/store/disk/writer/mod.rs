@@ -3,8 +3,8 @@
 //! A group is all calls that wait, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. A call is checked against what is in memory as the calls before it in the
 //! same group would leave it; nobody sees any of that before the group is committed.
 
-mod clean;
-mod group;
+mod compaction;
+mod group_commit;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{info, warn};
 
-use self::clean::Cleaner;
-use self::group::Group;
+use self::compaction::Cleaner;
+use self::group_commit::Group;
 use super::access::State;
-use super::agenda::{Agenda, Item};
 use super::database::{Database, Failure, Record, damaged};
 use super::directory::Directory;
+use super::expiry::{Agenda, Item};
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
 use crate::backoff::Backoff;

@@ -2,8 +2,8 @@ use std::collections::VecDeque;
 
 use proptest::prelude::*;
 
-use super::whole::Memory;
 use super::*;
+use crate::store::test_store::Memory;
 
 crate::store::contract::suite!(std::sync::Arc::new(Memory::default()));
 

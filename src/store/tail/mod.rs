@@ -6,8 +6,6 @@
 
 #[cfg(test)]
 mod tests;
-#[cfg(test)]
-pub(crate) mod whole;
 
 use std::collections::VecDeque;
 
