@@ -23,7 +23,7 @@ use crate::lifecycle::readiness::Readiness;
 use crate::protocol::access::AllowedHosts;
 use crate::protocol::error::ErrorCode;
 use crate::server::respond;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 use crate::upstream::{Reachability, Upstream};
 
 /// Content security policy: the live page loads its own parts and connects to its own origin.
@@ -82,7 +82,7 @@ impl Admin {
             "/metrics" => {
                 let readiness = self.readiness().await;
                 self.metrics.set_ready(readiness.takes_calls());
-                self.metrics.store.set_ready(self.log.store_standing() == Standing::Ready);
+                self.metrics.store.set_ready(self.log.store_health() == StoreHealth::Ready);
                 self.metrics.upstream.set_ready(self.upstream.reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
                 with_type(respond::status(StatusCode::OK), kind, self.metrics.render())

@@ -15,7 +15,7 @@ use tracing::{debug, error, info, warn};
 use crate::clock;
 use crate::event_log::{EventLog, Regained};
 use crate::protocol::ids::{Owner, StreamId};
-use crate::store::{Error, Renewal, Shared};
+use crate::store::{Coordination, Error, Renewal};
 
 /// Time after the expiry of a lease during which its replica counts as cut off and not as gone: it keeps the streams that no client asks for
 /// elsewhere, and may have streams that the store does not know.
@@ -27,7 +27,7 @@ pub(super) const PAUSE: Duration = Duration::from_millis(250);
 
 /// Keeps the lease, and ends the streams of replicas that are gone.
 pub(super) struct LeaseKeeper<'a> {
-    shared: &'a dyn Shared,
+    shared: &'a dyn Coordination,
     log: &'a Arc<EventLog>,
     lease: Duration,
     /// Another process holds the name of this replica.
@@ -61,7 +61,7 @@ impl Expiry {
 
 impl<'a> LeaseKeeper<'a> {
     pub(super) fn new(
-        shared: &'a dyn Shared,
+        shared: &'a dyn Coordination,
         log: &'a Arc<EventLog>,
         lease: Duration,
         is_name_taken: &'a AtomicBool,
@@ -72,7 +72,7 @@ impl<'a> LeaseKeeper<'a> {
     /// Renews the lease three times in its length, until dropped.
     pub(super) async fn run(mut self) {
         let mut reachable_since: Option<Instant> = None;
-        let mut losses = self.shared.regained();
+        let mut losses = self.shared.possible_losses();
         loop {
             let began = clock::boot();
             let renewed = self.shared.renew(self.lease).wait().await;
@@ -88,11 +88,11 @@ impl<'a> LeaseKeeper<'a> {
                     }
                     let since = *reachable_since.get_or_insert(now);
                     self.note_renewal(renewal).await;
-                    if renewal != Renewal::Taken {
+                    if renewal != Renewal::HeldByAnother {
                         // The lease counts from before the request: the store may have answered late.
                         self.log.note_heard(began + self.lease);
                     }
-                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::Taken {
+                    if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother {
                         self.sweep().await;
                     }
                     now + self.lease / 3
@@ -115,12 +115,12 @@ impl<'a> LeaseKeeper<'a> {
     }
 
     async fn note_renewal(&self, renewal: Renewal) {
-        let is_taken = renewal == Renewal::Taken;
+        let is_taken = renewal == Renewal::HeldByAnother;
         if is_taken != self.is_name_taken.swap(is_taken, Ordering::Relaxed) && is_taken {
             error!("another process that uses this store is called the same: this one serves nothing new");
         }
         // The lease had expired or is another's: other replicas may have ended streams of this one.
-        if renewal != Renewal::Held
+        if renewal != Renewal::Extended
             && let Err(error) = self.log.leave_taken().await
         {
             warn!(%error, "the store could not say which streams others have taken");
@@ -146,10 +146,10 @@ impl<'a> LeaseKeeper<'a> {
     async fn note_live_replicas(&mut self) -> Result<(), Error> {
         if self.others.may_be_lost {
             let seen: Vec<_> = self.others.seen.keys().copied().collect();
-            self.shared.expect(&seen, self.lease).wait().await?;
+            self.shared.grant_grace(&seen, self.lease).wait().await?;
             self.others.may_be_lost = false;
         }
-        let live = self.shared.living().wait().await?;
+        let live = self.shared.live_replicas().wait().await?;
         let now = clock::now();
         // Replicas seen before stay for a lease: the store may have lost them a moment ago, and the loss is not known yet.
         self.others.seen.retain(|_, at| now.saturating_duration_since(*at) < self.lease);
@@ -165,7 +165,7 @@ impl<'a> LeaseKeeper<'a> {
 
     /// Does every step that can be done, and returns the first error.
     async fn try_sweep(&mut self) -> Result<(), Error> {
-        let mut expired = self.shared.lapsed().wait().await?;
+        let mut expired = self.shared.expired_leases().wait().await?;
         // The contents are a while old: no replica has renewed its lease in them.
         if self.log.has_young_contents() {
             return Ok(());
@@ -192,7 +192,7 @@ impl<'a> LeaseKeeper<'a> {
         if over.is_empty() {
             return Ok(());
         }
-        let live = self.shared.living().wait().await?;
+        let live = self.shared.live_replicas().wait().await?;
         for owner in over {
             if live.contains(&owner) {
                 self.shared.remove(&cut_off_key(owner)).wait().await?;
@@ -225,7 +225,7 @@ impl<'a> LeaseKeeper<'a> {
         let open = self.shared.open_streams(owner).wait().await?;
         info!(owner = owner.0, streams = open.len(), "ending the streams of a replica that did not come back");
         adopt_all(self.log, open).await?;
-        self.shared.dismiss(owner).wait().await
+        self.shared.forget(owner).wait().await
     }
 }
 

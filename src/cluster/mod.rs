@@ -19,7 +19,7 @@ use crate::clock;
 use crate::event_log::{Displaced, EventLog, READER_HOLD};
 use crate::protocol::cluster::{HttpMessage, Message};
 use crate::protocol::ids::Owner;
-use crate::store::{Error, Renewal, Shared};
+use crate::store::{Coordination, Error, Renewal};
 use lease::{LeaseKeeper, PAUSE};
 
 /// Interval at which displaced readers are looked for, also without a message about one.
@@ -41,7 +41,7 @@ pub enum BeginError {
 
 /// This replica among those that share its store.
 pub struct Replicas {
-    shared: Arc<dyn Shared>,
+    shared: Arc<dyn Coordination>,
     log: Arc<EventLog>,
     lease: Duration,
     requests: Requests,
@@ -54,12 +54,16 @@ impl Replicas {
     ///
     /// # Errors
     /// If another living process has the name, or the store fails.
-    pub async fn begin(shared: Arc<dyn Shared>, log: Arc<EventLog>, lease: Duration) -> Result<Arc<Self>, BeginError> {
-        if shared.renew(lease).wait().await? == Renewal::Taken {
+    pub async fn begin(
+        shared: Arc<dyn Coordination>,
+        log: Arc<EventLog>,
+        lease: Duration,
+    ) -> Result<Arc<Self>, BeginError> {
+        if shared.renew(lease).wait().await? == Renewal::HeldByAnother {
             info!(?lease, "a process of this name was running a moment ago: waiting until it counts as gone");
             // A little longer, because the lease is renewed three times in its length.
             clock::sleep(lease + lease / 10).await;
-            if shared.renew(lease).wait().await? == Renewal::Taken {
+            if shared.renew(lease).wait().await? == Renewal::HeldByAnother {
                 return Err(BeginError::Taken(lease));
             }
         }
@@ -67,7 +71,7 @@ impl Replicas {
         if left > 0 {
             info!(streams = left, "ended what was left open when this replica last ran");
         }
-        log.note_contents(shared.epoch(), *shared.regained().borrow(), lease);
+        log.note_contents(shared.epoch(), *shared.possible_losses().borrow(), lease);
         let requests = Requests::new(shared.clone(), log.clone());
         Ok(Arc::new(Self { shared, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
     }
@@ -100,7 +104,7 @@ impl Replicas {
     /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
         self.log.leave_runs();
-        if let Err(error) = self.shared.give_up().wait().await {
+        if let Err(error) = self.shared.release().wait().await {
             warn!(%error, "the lease could not be given up: it lapses");
         }
     }

@@ -12,7 +12,7 @@ use super::lease::cut_off_key;
 use crate::event_log::{EventLog, Fingerprint, Run};
 use crate::protocol::cluster::{HttpMessage, Message, RepeatedCall};
 use crate::protocol::ids::{Owner, Seq, StreamId};
-use crate::store::{Error, Shared};
+use crate::store::{Coordination, Error};
 use crate::sync;
 
 /// Time after which the store drops a message that its replica has not received.
@@ -31,7 +31,7 @@ pub enum Absence {
 
 /// Requests to other replicas, and those that wait for their replies.
 pub struct Requests {
-    shared: Arc<dyn Shared>,
+    shared: Arc<dyn Coordination>,
     log: Arc<EventLog>,
     next_number: AtomicU64,
     forwarded: PendingReplies<Option<HttpMessage>>,
@@ -80,7 +80,7 @@ impl<T> Drop for Guard<'_, T> {
 }
 
 impl Requests {
-    pub(super) fn new(shared: Arc<dyn Shared>, log: Arc<EventLog>) -> Self {
+    pub(super) fn new(shared: Arc<dyn Coordination>, log: Arc<EventLog>) -> Self {
         // Random, so that replies to an earlier process of this name match no request of this one.
         let first = u64::from_be_bytes(crate::random::bytes());
         Self {
@@ -103,7 +103,7 @@ impl Requests {
         if members.is_empty() {
             return self.unless_recovering(members);
         }
-        let living = self.shared.living().wait().await?;
+        let living = self.shared.live_replicas().wait().await?;
         members.retain(|owner| living.contains(owner));
         Ok(members)
     }
@@ -130,7 +130,7 @@ impl Requests {
     /// # Errors
     /// If the store fails, or has only just lost its contents.
     pub async fn lives(&self, owner: Owner) -> Result<bool, Error> {
-        if self.shared.living().wait().await?.contains(&owner) {
+        if self.shared.live_replicas().wait().await?.contains(&owner) {
             return Ok(true);
         }
         self.unless_recovering(false)
@@ -153,7 +153,7 @@ impl Requests {
         if !self.lives(owner).await? {
             // After an outage of the store longer than a lease, an expired lease proves nothing. And a replica that is cut off from the store
             // may live, with streams that it has begun since.
-            let may_return = self.shared.lapsed().wait().await?.contains(&owner)
+            let may_return = self.shared.expired_leases().wait().await?.contains(&owner)
                 || self.shared.get(&cut_off_key(owner)).wait().await?.is_some();
             if may_return {
                 return Err(Error::Unavailable("its owner may come back".into()));
@@ -195,7 +195,7 @@ impl Requests {
     /// # Errors
     /// If the store fails.
     pub async fn absence(&self, owner: Owner) -> Result<Absence, Error> {
-        if !self.shared.lapsed().wait().await?.contains(&owner) {
+        if !self.shared.expired_leases().wait().await?.contains(&owner) {
             return Ok(Absence::Gone);
         }
         match self.shared.get(&cut_off_key(owner)).wait().await? {
@@ -218,7 +218,7 @@ impl Requests {
 }
 
 /// Sends a reply.
-pub(super) async fn reply(shared: &dyn Shared, to: Owner, reply: Message) {
+pub(super) async fn reply(shared: &dyn Coordination, to: Owner, reply: Message) {
     if let Err(error) = shared.send(to, &reply.encode(), MESSAGE_TTL).wait().await {
         debug!(%error, "the answer to another replica's request could not be brought there");
     }

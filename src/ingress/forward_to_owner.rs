@@ -29,7 +29,7 @@ use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::stream_url::{self, Named};
 use crate::server::Peer;
-use crate::store::{self, Standing};
+use crate::store::{self, StoreHealth};
 
 /// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -150,7 +150,7 @@ impl Ingress {
     /// # Errors
     /// With the store away a session of a server may be of the one here.
     fn owner_unknown(&self, context: &RequestContext) -> Result<Response<BoxBody>, OwnerUnknown> {
-        let has_lost = self.log.has_young_contents() || self.log.store_standing() == Standing::Ready;
+        let has_lost = self.log.has_young_contents() || self.log.store_health() == StoreHealth::Ready;
         if context.has_issued_session() || context.has_remote_session() || has_lost {
             return Ok(self.refuse(ErrorCode::StoreFailed));
         }

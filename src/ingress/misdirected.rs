@@ -16,7 +16,7 @@ use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::routing;
 use crate::protocol::stream_url::Named;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 
 /// Whether a balancer has sent the request here for what it names.
 pub(super) fn is_marked(headers: &HeaderMap) -> bool {
@@ -75,7 +75,7 @@ impl Ingress {
 
     /// Whether anything of other replicas can be had here.
     fn can_serve_others(&self) -> bool {
-        self.log.shared().is_some() && self.log.store_standing() != Standing::Unreachable
+        self.log.shared().is_some() && self.log.store_health() != StoreHealth::Unreachable
     }
 
     fn is_other_replica(&self, owner: Owner) -> bool {

@@ -25,7 +25,7 @@ use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Ru
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
-use crate::store::{Error, Standing};
+use crate::store::{Error, StoreHealth};
 
 /// A replica that has not answered for so long is asked again, if it lives.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -153,7 +153,7 @@ impl Ingress {
                 let is_accepted = self.upstream.observed().accepts(&request.context.credentials, clock::now());
                 self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
             }
-            None if self.log.store_standing() == Standing::Unreachable => Ok(None),
+            None if self.log.store_health() == StoreHealth::Unreachable => Ok(None),
             None => self.log.elder(subject).await,
         };
         let (previous, record) = match found {
@@ -305,15 +305,15 @@ impl Search<'_> {
     async fn claim(&self) -> Result<Claimed, EarlierCall> {
         let log = &self.ingress.log;
         let claim = Claim { retention: self.ingress.limits(self.request).retention, body: self.body };
-        let claimed = match log.store_standing() {
-            Standing::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.request)).await,
-            Standing::Full => match log.claim(&self.call, claim, true).await {
+        let claimed = match log.store_health() {
+            StoreHealth::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.request)).await,
+            StoreHealth::Full => match log.claim(&self.call, claim, true).await {
                 Ok(Claimed::Nowhere) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
                 }
                 there => there,
             },
-            Standing::Unreachable => return Err(EarlierCall::None(None)),
+            StoreHealth::Unreachable => return Err(EarlierCall::None(None)),
         };
         claimed.map_err(|error| self.ingress.without_store(&error, None))
     }

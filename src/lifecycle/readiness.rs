@@ -3,7 +3,7 @@
 use crate::cluster::Replicas;
 use crate::event_log::EventLog;
 use crate::lifecycle::drain::Drain;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 use crate::upstream::{Reachability, Upstream};
 
 /// Readiness for new calls, with the reason.
@@ -33,10 +33,10 @@ impl Readiness {
         if drain.has_begun() {
             return Self::Draining;
         }
-        match log.store_standing() {
-            Standing::Full => return Self::StoreFull,
-            Standing::Unreachable if !log.takes_calls() => return Self::StoreUnreachable,
-            Standing::Ready | Standing::Unreachable => {}
+        match log.store_health() {
+            StoreHealth::Full => return Self::StoreFull,
+            StoreHealth::Unreachable if !log.takes_calls() => return Self::StoreUnreachable,
+            StoreHealth::Ready | StoreHealth::Unreachable => {}
         }
         if replicas.is_some_and(Replicas::is_name_taken) {
             return Self::NameTaken;
@@ -46,9 +46,9 @@ impl Readiness {
             Reachability::Lost => return Self::UpstreamLost,
             Reachability::Accepting => {}
         }
-        match log.store_standing() {
-            Standing::Unreachable => Self::WithoutStore,
-            Standing::Ready | Standing::Full => Self::Ready,
+        match log.store_health() {
+            StoreHealth::Unreachable => Self::WithoutStore,
+            StoreHealth::Ready | StoreHealth::Full => Self::Ready,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 
-use super::{Appended, Error, Read, Standing, Store, Stored, WriterEpoch};
+use super::{Appended, Error, Read, Store, StoreHealth, Stored, WriterEpoch};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
@@ -383,7 +383,7 @@ pub(crate) async fn a_record_is_claimed_by_one(store: Arc<dyn Store>) {
 
 pub(crate) async fn a_record_is_held_and_forgotten_by_whose_it_is(store: Arc<dyn Store>) {
     let claim = async |value: &[u8]| store.claim(b"key", value, KEEP).wait().await.unwrap();
-    let hold = async |value: &[u8], keep| store.hold(b"key", value, keep).wait().await.unwrap();
+    let hold = async |value: &[u8], keep| store.expire_if_equal(b"key", value, keep).wait().await.unwrap();
     assert_eq!(claim(b"one").await, None);
     // Another one's is left alone, and kept no shorter.
     hold(b"two", None).await;
@@ -415,7 +415,7 @@ pub(crate) async fn a_record_that_is_not_kept_expires(store: Arc<dyn Store>) {
 }
 
 pub(crate) async fn a_store_at_rest_is_ready(store: Arc<dyn Store>) {
-    assert_eq!(store.standing(), Standing::Ready);
+    assert_eq!(store.health(), StoreHealth::Ready);
 }
 
 pub(crate) async fn a_read_keeps_to_its_limit(store: Arc<dyn Store>) {

@@ -12,11 +12,11 @@ use crate::protocol::ids::{Owner, StoreEpoch};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
     /// The lease was running and goes on: nobody has taken anything of this replica's.
-    Held,
+    Extended,
     /// There was none, or it had lapsed; it runs now. Others may have taken streams meanwhile.
-    Anew,
+    Acquired,
     /// Another living process has the lease of this replica's name. Nothing was changed.
-    Taken,
+    HeldByAnother,
 }
 
 /// A store that several replicas have in common. Each of them is one process with one [`Owner`].
@@ -24,7 +24,7 @@ pub enum Renewal {
 /// Leases: by the store's own clock, so that the replicas' clocks need not agree. Messages: kept until the replica they are for
 /// takes them, in the order of each sender, each taken once; lost with the store's contents, or when they are older than they were to
 /// be kept.
-pub trait Shared: Store {
+pub trait Coordination: Store {
     /// Which replica this is.
     fn owner(&self) -> Owner;
 
@@ -33,26 +33,26 @@ pub trait Shared: Store {
 
     /// How often the store came to where it may hold less than was written to it: it is reached again after it was not, or its contents
     /// are others. Counted before any call is answered from there.
-    fn regained(&self) -> watch::Receiver<u64>;
+    fn possible_losses(&self) -> watch::Receiver<u64>;
 
     /// Begins the lease of this replica, or prolongs it: it lapses `lease` from now.
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>>;
 
     /// Ends the lease of this replica at once: it leaves on purpose, and has nothing open.
-    fn give_up(&self) -> Pending<Result<(), Error>>;
+    fn release(&self) -> Pending<Result<(), Error>>;
 
     /// Begins a lease for each of these that has none, as if it had been heard of now: they lived before the store lost what it held, and
     /// one that died in that moment would lapse for nobody. Whoever has the name may renew it.
-    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
+    fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
 
     /// The replicas whose lease runs, this one included where its own does.
-    fn living(&self) -> Pending<Result<Vec<Owner>, Error>>;
+    fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
     /// The replicas that did not renew their lease in time, until they do or are dismissed.
-    fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>>;
+    fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
     /// Forgets a replica whose lease has lapsed: nothing of it is open any more. One that has renewed is left alone.
-    fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>>;
+    fn forget(&self, owner: Owner) -> Pending<Result<(), Error>>;
 
     /// Leaves a message for a replica, itself included, for `keep`.
     fn send(&self, to: Owner, message: &[u8], keep: Duration) -> Pending<Result<(), Error>>;

@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-pub use coordination::{Renewal, Shared};
+pub use coordination::{Coordination, Renewal};
 pub use metrics::Metrics;
 
 use tokio::sync::Notify;
@@ -86,7 +86,7 @@ pub struct Stored {
 
 /// Whether a store can take what is new. Cheap to ask: no call of the store is made for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Standing {
+pub enum StoreHealth {
     /// It can.
     Ready,
     /// It has no room.
@@ -139,12 +139,12 @@ impl<T> Pending<T> {
 }
 
 /// Hears of changes to one stream, until dropped.
-pub struct Following {
+pub struct ChangeSubscription {
     changed: Arc<Notify>,
     _registration: Box<dyn Any + Send + Sync>,
 }
 
-impl Following {
+impl ChangeSubscription {
     /// `changed` is told with [`Notify::notify_one`] of every change from now on; `registration` ends that when it is dropped.
     pub fn new(changed: Arc<Notify>, registration: impl Any + Send + Sync) -> Self {
         Self { changed, _registration: Box::new(registration) }
@@ -205,7 +205,7 @@ pub trait Store: Send + Sync + 'static {
 
     /// Hears of changes to the stream from the moment this is Ok; to be asked for before the stream is looked at. No error for a
     /// stream that does not exist.
-    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>>;
+    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>>;
 
     /// Drops the events up to `upto`; some of them may be read for a while yet. What is beyond the tail is left alone, and a
     /// writer that was fenced changes nothing.
@@ -232,11 +232,11 @@ pub trait Store: Send + Sync + 'static {
 
     /// Keeps a record for `keep` from now on if it is still `value`, or forgets it then where that is `None`. Nothing for any other
     /// record.
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
+    fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
 
     /// Forgets the record. Forgetting again is Ok.
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>>;
 
     /// Whether it can take what is new.
-    fn standing(&self) -> Standing;
+    fn health(&self) -> StoreHealth;
 }

@@ -18,7 +18,9 @@ use crate::clock;
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
-use crate::store::{Appended, Error, Following, Pending, Read, Renewal, Shared, Standing, Store, Stored, WriterEpoch};
+use crate::store::{
+    Appended, ChangeSubscription, Coordination, Error, Pending, Read, Renewal, Store, StoreHealth, Stored, WriterEpoch,
+};
 use crate::sync;
 
 /// So late.
@@ -305,11 +307,11 @@ impl Store for Memory {
         }
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
         let changed = Arc::new(Notify::new());
         self.followers.entry(stream).or_default().push(changed.clone());
         let registration = Registration { followers: self.followers.clone(), stream, changed: changed.clone() };
-        Pending::Ready(Ok(Following::new(changed, registration)))
+        Pending::Ready(Ok(ChangeSubscription::new(changed, registration)))
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
@@ -378,7 +380,7 @@ impl Store for Memory {
         Pending::Ready(self.reach().map(|()| self.record(key)))
     }
 
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+    fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
         let now = clock::now();
         Pending::Ready(self.reach().map(|()| {
             self.records.remove_if_mut(key, |_, record| {
@@ -395,12 +397,12 @@ impl Store for Memory {
         Pending::Ready(self.reach().map(|()| drop(self.records.remove(key))))
     }
 
-    fn standing(&self) -> Standing {
-        if self.reach().is_ok() { Standing::Ready } else { Standing::Unreachable }
+    fn health(&self) -> StoreHealth {
+        if self.reach().is_ok() { StoreHealth::Ready } else { StoreHealth::Unreachable }
     }
 }
 
-impl Shared for Memory {
+impl Coordination for Memory {
     fn owner(&self) -> Owner {
         self.owner
     }
@@ -409,7 +411,7 @@ impl Shared for Memory {
         StoreEpoch(1 + u32::try_from(*self.lost.borrow()).unwrap_or(u32::MAX - 1))
     }
 
-    fn regained(&self) -> watch::Receiver<u64> {
+    fn possible_losses(&self) -> watch::Receiver<u64> {
         self.lost.subscribe()
     }
 
@@ -418,41 +420,43 @@ impl Shared for Memory {
         Pending::Ready(self.reach().map(|()| {
             let before = self.leases.get(&self.owner).map(|entry| *entry.value());
             let renewal = match before {
-                Some((Some(holder), until)) if until > now && holder != self.incarnation => return Renewal::Taken,
-                Some((Some(_), until)) if until > now => Renewal::Held,
-                Some(_) | None => Renewal::Anew,
+                Some((Some(holder), until)) if until > now && holder != self.incarnation => {
+                    return Renewal::HeldByAnother;
+                }
+                Some((Some(_), until)) if until > now => Renewal::Extended,
+                Some(_) | None => Renewal::Acquired,
             };
             self.leases.insert(self.owner, (Some(self.incarnation), now + lease));
             renewal
         }))
     }
 
-    fn give_up(&self) -> Pending<Result<(), Error>> {
+    fn release(&self) -> Pending<Result<(), Error>> {
         Pending::Ready(self.reach().map(|()| {
             self.leases.remove(&self.owner);
         }))
     }
 
-    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
+    fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
         let until = clock::now() + lease;
         Pending::Ready(self.reach().map(|()| {
             owners.iter().for_each(|owner| drop(self.leases.entry(*owner).or_insert((None, until))));
         }))
     }
 
-    fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
+    fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let now = clock::now();
         let living = || self.leases.iter().filter(|entry| entry.1 > now).map(|entry| *entry.key()).collect();
         Pending::Ready(self.reach().map(|()| living()))
     }
 
-    fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>> {
+    fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let now = clock::now();
         let lapsed = || self.leases.iter().filter(|entry| entry.1 <= now).map(|entry| *entry.key()).collect();
         Pending::Ready(self.reach().map(|()| lapsed()))
     }
 
-    fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
+    fn forget(&self, owner: Owner) -> Pending<Result<(), Error>> {
         let now = clock::now();
         Pending::Ready(self.reach().map(|()| {
             self.leases.remove_if(&owner, |_, (_, until)| *until <= now);

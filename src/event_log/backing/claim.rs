@@ -156,7 +156,7 @@ impl Hold {
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
             // Nobody waits for the answer: what is not kept now is kept the next time.
-            self.records().for_each(|of| drop(self.store.hold(&of.key, &of.value, Some(self.keep()))));
+            self.records().for_each(|of| drop(self.store.expire_if_equal(&of.key, &of.value, Some(self.keep()))));
         }
     }
 
@@ -174,11 +174,11 @@ impl Hold {
     fn release(&self) {
         let records: Vec<_> = self.records().cloned().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return records.iter().for_each(|of| drop(self.store.hold(&of.key, &of.value, None)));
+            return records.iter().for_each(|of| drop(self.store.expire_if_equal(&of.key, &of.value, None)));
         };
         let stream = self.stream;
         self.released.lock().insert(stream);
-        let removing: Vec<_> = records.iter().map(|of| self.store.hold(&of.key, &of.value, None)).collect();
+        let removing: Vec<_> = records.iter().map(|of| self.store.expire_if_equal(&of.key, &of.value, None)).collect();
         let (store, released, until) = (self.store.clone(), self.released.clone(), clock::now() + self.keep());
         runtime.spawn(async move {
             for (record, removing) in records.iter().zip(removing) {
@@ -196,13 +196,13 @@ impl Record {
     async fn remove_for_sure(&self, store: &dyn Store, until: Instant) {
         while clock::now() < until {
             clock::sleep(LOOK_AGAIN).await;
-            if store.hold(&self.key, &self.value, None).wait().await.is_ok() {
+            if store.expire_if_equal(&self.key, &self.value, None).wait().await.is_ok() {
                 break;
             }
         }
         // A claim whose connection broke may take effect after that.
         clock::sleep(LOOK).await;
-        let _ = store.hold(&self.key, &self.value, None).wait().await;
+        let _ = store.expire_if_equal(&self.key, &self.value, None).wait().await;
     }
 }
 

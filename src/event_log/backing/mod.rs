@@ -22,7 +22,7 @@ use crate::event_log::backing::schema::StateMarks;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
-use crate::store::{Error, Pending, Shared, Store, Stored, WriterEpoch};
+use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
 
 /// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
 /// gone comes far earlier; this frees what nobody takes up.
@@ -36,7 +36,7 @@ pub struct Backing {
     /// The store.
     pub store: Arc<dyn Store>,
     /// The same, where other replicas use it too.
-    pub shared: Option<Arc<dyn Shared>>,
+    pub shared: Option<Arc<dyn Coordination>>,
     /// What is done without it.
     pub on_unreachable: OnUnreachable,
     /// Whether this replica counts as living for the others.
@@ -89,7 +89,7 @@ impl Backing {
 
     /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
     pub(in crate::event_log) fn is_young(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| self.contents.are_young(*shared.regained().borrow()))
+        self.shared.as_ref().is_some_and(|shared| self.contents.are_young(*shared.possible_losses().borrow()))
     }
 }
 

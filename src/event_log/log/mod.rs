@@ -31,7 +31,7 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, EventId, IssuedSession, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId};
 use crate::random;
 use crate::simulation::{self, Bug};
-use crate::store::{Shared, Standing};
+use crate::store::{Coordination, StoreHealth};
 
 /// TailLimits the answers that are written to the store at a time once it takes them again.
 pub(in crate::event_log) const LATE_AT_ONCE: usize = 16;
@@ -112,16 +112,16 @@ impl EventLog {
 
     /// Whether new calls may begin, for all that the store says.
     pub fn takes_calls(&self) -> bool {
-        self.backing.as_ref().is_none_or(|backing| match backing.store.standing() {
-            Standing::Ready => true,
-            Standing::Full => false,
-            Standing::Unreachable => backing.on_unreachable == OnUnreachable::Degrade,
+        self.backing.as_ref().is_none_or(|backing| match backing.store.health() {
+            StoreHealth::Ready => true,
+            StoreHealth::Full => false,
+            StoreHealth::Unreachable => backing.on_unreachable == OnUnreachable::Degrade,
         })
     }
 
     /// Whether the store can be reached, and takes what is new.
-    pub fn store_standing(&self) -> Standing {
-        self.backing.as_ref().map_or(Standing::Ready, |backing| backing.store.standing())
+    pub fn store_health(&self) -> StoreHealth {
+        self.backing.as_ref().map_or(StoreHealth::Ready, |backing| backing.store.health())
     }
 
     /// StreamTable for what `holding` holds of a request, made where it can be.
@@ -303,7 +303,7 @@ impl EventLog {
     }
 
     /// The store, where other replicas use it as well.
-    pub fn shared(&self) -> Option<Arc<dyn Shared>> {
+    pub fn shared(&self) -> Option<Arc<dyn Coordination>> {
         self.backing.as_ref()?.shared.clone()
     }
 

@@ -17,7 +17,7 @@ use crate::event_log::stream::Stream;
 use crate::protocol::cluster::{Message, Reader};
 use crate::protocol::ids::{Owner, Seq};
 use crate::protocol::stream::Batch;
-use crate::store::{Error, Following, Read, Stored};
+use crate::store::{ChangeSubscription, Error, Read, Stored};
 
 /// Events are taken from the store in pieces of about this size.
 pub(in crate::event_log) const PIECE: usize = 1024 * 1024;
@@ -53,7 +53,7 @@ impl Mirror {
     }
 
     /// Follows the store until the stream is over, or nobody wants it here any more.
-    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, following: Following) {
+    pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, following: ChangeSubscription) {
         let mut unread_since: Option<Instant> = None;
         loop {
             self.report().await;

@@ -20,7 +20,7 @@ use crate::event_log::stream::response_head::Head;
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
-use crate::store::{Error, Standing};
+use crate::store::{Error, StoreHealth};
 
 /// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
@@ -90,7 +90,7 @@ impl Late {
             if left.is_zero() {
                 return;
             }
-            let is_ready = backing.store.standing() == Standing::Ready;
+            let is_ready = backing.store.health() == StoreHealth::Ready;
             if is_ready && backing.store.put(&self.key, &self.record, left).wait().await.is_ok() {
                 return;
             }

@@ -47,7 +47,7 @@ impl EventLog {
     pub(in crate::event_log) async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         let was_noted = sync::lock(&self.lapsed).contains(&owner);
         match &backing.shared {
-            Some(shared) if was_noted => Ok(shared.lapsed().wait().await?.contains(&owner)),
+            Some(shared) if was_noted => Ok(shared.expired_leases().wait().await?.contains(&owner)),
             Some(_) | None => Ok(false),
         }
     }

@@ -76,7 +76,7 @@ impl EventLog {
                 return Ok(Some((elder, there)));
             }
             // An earlier one of the same token, on its way out: this one could not be claimed before.
-            hold.store.hold(&record.key, &there, None).wait().await?;
+            hold.store.expire_if_equal(&record.key, &there, None).wait().await?;
         }
     }
 
@@ -96,7 +96,7 @@ impl EventLog {
     /// When the store cannot be told.
     pub async fn disclaim_elder(&self, subject: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
-            Some(backing) => backing.store.hold(&elder_key(subject), record, None).wait().await,
+            Some(backing) => backing.store.expire_if_equal(&elder_key(subject), record, None).wait().await,
             None => Ok(()),
         }
     }
@@ -107,7 +107,7 @@ impl EventLog {
     /// When the store cannot be told.
     pub async fn disclaim(&self, call: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
-            Some(backing) => backing.store.hold(&key(call), record, None).wait().await,
+            Some(backing) => backing.store.expire_if_equal(&key(call), record, None).wait().await,
             None => Ok(()),
         }
     }
@@ -118,7 +118,7 @@ impl EventLog {
     /// When the store cannot be told.
     pub async fn keep_claim(&self, call: &Fingerprint, run: &Run, retention: Duration) -> Result<(), Error> {
         match &self.backing {
-            Some(backing) => backing.store.hold(&key(call), &written(run), Some(retention)).wait().await,
+            Some(backing) => backing.store.expire_if_equal(&key(call), &written(run), Some(retention)).wait().await,
             None => Ok(()),
         }
     }

@@ -25,7 +25,7 @@ use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
-use crate::store::{Error, Read, Standing, Stored, WriterEpoch};
+use crate::store::{Error, Read, StoreHealth, Stored, WriterEpoch};
 
 /// So long a client may wait for an event that the store was handed.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
@@ -76,7 +76,7 @@ impl EventLog {
         last: LastEvent,
     ) -> Result<(), Unreachable> {
         let seq = last.seq;
-        let is_unreachable = backing.store.standing() == Standing::Unreachable;
+        let is_unreachable = backing.store.health() == StoreHealth::Unreachable;
         let here = self.streams.get(id);
         if let Some(here) = here {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {

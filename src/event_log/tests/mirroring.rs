@@ -9,7 +9,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Batch, Place};
 use crate::store::test_store::Memory;
-use crate::store::{Appended, Read, Renewal, Shared};
+use crate::store::{Appended, Coordination, Read, Renewal};
 
 const LEASE: Duration = Duration::from_secs(15);
 
@@ -265,7 +265,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     tokio::time::sleep(Duration::from_secs(600)).await;
     settle().await;
     assert!(is_sealed(&store, &left).await);
-    assert_eq!(two.store.lapsed().wait().await.unwrap(), []);
+    assert_eq!(two.store.expired_leases().wait().await.unwrap(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -353,7 +353,7 @@ async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_th
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
-    assert_eq!(two.store.living().wait().await.unwrap(), []);
+    assert_eq!(two.store.live_replicas().wait().await.unwrap(), []);
     settle().await;
     let mut client = two.resume(&event_id(&stream, 0)).await;
     tokio::time::sleep(LEASE * 2).await;
@@ -373,7 +373,7 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
     assert!(client.read_all().is_pending());
     two.log.adopt(stream.id()).await.unwrap();
     // Its next renewal says that it was not heard of.
-    one.store.give_up().wait().await.unwrap();
+    one.store.release().wait().await.unwrap();
     tokio::time::sleep(LEASE).await;
     settle().await;
     assert!(matches!(client.read_all(), Poll::Ready(ReadOutcome::Moved(_))));
@@ -518,7 +518,7 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
     let log = Arc::new(log_of(Owner(1), twin.clone()));
     let shared = log.shared().unwrap();
     assert!(Replicas::begin(shared, log, LEASE).await.is_err());
-    assert_eq!(twin.renew(LEASE).wait().await.unwrap(), Renewal::Taken);
+    assert_eq!(twin.renew(LEASE).wait().await.unwrap(), Renewal::HeldByAnother);
 }
 
 #[tokio::test(start_paused = true)]
@@ -561,11 +561,11 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     // It says nothing to the store any more, and lives: in the outage of its network, say.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
-    assert_eq!(own.lapsed().wait().await.unwrap(), [Owner(1)]);
+    assert_eq!(own.expired_leases().wait().await.unwrap(), [Owner(1)]);
     assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::CutOff, "two has noted that");
     assert!(two.requests().position_at(Owner(1), stream).await.is_err(), "it may have the stream");
     tokio::time::sleep(LEASE * 60).await;
-    assert_eq!(own.lapsed().wait().await.unwrap(), []);
+    assert_eq!(own.expired_leases().wait().await.unwrap(), []);
     assert_eq!(two.requests().position_at(Owner(1), stream).await.unwrap(), None);
     assert_eq!(two.requests().absence(Owner(1)).await.unwrap(), Absence::Gone);
     running.abort();

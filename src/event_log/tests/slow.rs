@@ -10,7 +10,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::test_store::Memory;
-use crate::store::{Appended, Error, Following, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use crate::store::{Appended, ChangeSubscription, Error, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 
 /// [`Memory`] behind a gate that lets one append through for each permit, and others that let seals and loads through unless they
 /// are closed.
@@ -127,7 +127,7 @@ impl Store for Slow {
         self.behind.read(stream, after, max_bytes)
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
         self.behind.follow(stream)
     }
 
@@ -159,18 +159,18 @@ impl Store for Slow {
         self.behind.get(key)
     }
 
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
-        self.behind.hold(key, value, keep)
+    fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+        self.behind.expire_if_equal(key, value, keep)
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
         self.behind.remove(key)
     }
 
-    fn standing(&self) -> Standing {
+    fn health(&self) -> StoreHealth {
         match self.is_broken() {
-            true => Standing::Unreachable,
-            false => Standing::Ready,
+            true => StoreHealth::Unreachable,
+            false => StoreHealth::Ready,
         }
     }
 }

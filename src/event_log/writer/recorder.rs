@@ -14,7 +14,7 @@ use crate::event_log::backing::{Backing, Fate, KEEP_UNSEALED, LOOK_AGAIN, Record
 use crate::event_log::stream::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
-use crate::store::{Appended, Error, Standing, WriterEpoch};
+use crate::store::{Appended, Error, StoreHealth, WriterEpoch};
 
 /// One append of a stream that catches up.
 const CATCH_UP: usize = 256 * 1024;
@@ -128,7 +128,7 @@ impl Recorder<'_> {
     /// Whether the stream lacks something in the store that could be brought there now.
     pub(in crate::event_log) fn can_catch_up(&self) -> bool {
         self.stream.with_recorded(|recorded| recorded.is_behind && !recorded.is_local)
-            && self.backing.store.standing() == Standing::Ready
+            && self.backing.store.health() == StoreHealth::Ready
     }
 
     fn warn_once(&self, error: &Error, what: &str) {
@@ -141,7 +141,7 @@ impl Recorder<'_> {
     async fn try_keep(&self, staged: &Staged) -> Result<(), Trouble> {
         // Twice: what the store has may be another thing than was believed.
         for _ in 0..2 {
-            if self.backing.store.standing() == Standing::Unreachable {
+            if self.backing.store.health() == StoreHealth::Unreachable {
                 return match self.stream.with_recorded(|recorded| recorded.is_local) {
                     true => Ok(()),
                     false => Err(Error::Unavailable("it did not answer before".into()).into()),

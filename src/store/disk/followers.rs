@@ -6,7 +6,7 @@ use dashmap::DashMap;
 use tokio::sync::Notify;
 
 use crate::protocol::ids::StreamId;
-use crate::store::Following;
+use crate::store::ChangeSubscription;
 
 #[derive(Clone, Default)]
 pub(super) struct Followers(Arc<DashMap<StreamId, Vec<Arc<Notify>>>>);
@@ -29,10 +29,10 @@ impl Drop for Registration {
 }
 
 impl Followers {
-    pub(super) fn follow(&self, stream: StreamId) -> Following {
+    pub(super) fn follow(&self, stream: StreamId) -> ChangeSubscription {
         let changed = Arc::new(Notify::new());
         self.0.entry(stream).or_default().push(changed.clone());
-        Following::new(changed.clone(), Registration { followers: self.clone(), stream, changed })
+        ChangeSubscription::new(changed.clone(), Registration { followers: self.clone(), stream, changed })
     }
 
     pub(super) fn tell(&self, stream: StreamId) {

@@ -10,7 +10,7 @@ use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Contex
 use super::database::{Failure, damaged};
 use super::layout::{self, Place};
 use crate::protocol::ids::{Seq, StreamId};
-use crate::store::Standing;
+use crate::store::StoreHealth;
 
 /// Written by the writer alone, after the database has it; read by everybody.
 #[derive(Default)]
@@ -37,19 +37,19 @@ impl Index {
         }
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn health(&self) -> StoreHealth {
         match self.standing.load(Ordering::Relaxed) {
-            0 => Standing::Ready,
-            1 => Standing::Full,
-            _ => Standing::Unreachable,
+            0 => StoreHealth::Ready,
+            1 => StoreHealth::Full,
+            _ => StoreHealth::Unreachable,
         }
     }
 
-    pub(super) fn stand(&self, standing: Standing) {
+    pub(super) fn stand(&self, standing: StoreHealth) {
         let standing = match standing {
-            Standing::Ready => 0,
-            Standing::Full => 1,
-            Standing::Unreachable => 2,
+            StoreHealth::Ready => 0,
+            StoreHealth::Full => 1,
+            StoreHealth::Unreachable => 2,
         };
         self.standing.store(standing, Ordering::Relaxed);
     }

@@ -48,7 +48,7 @@ use self::index::Index;
 use self::reply::{Answer, Reply};
 use self::writer::{Act, Call, Writer};
 use super::completion::Completions;
-use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 use crate::clock;
 pub use crate::config::Fsync;
 use crate::protocol::ids::{Owner, Seq, StreamId};
@@ -381,7 +381,7 @@ impl Store for Disk {
         self.look(move |shared, database| shared.read(database, stream, after, max_bytes))
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
         Pending::Ready(Ok(self.shared.followers.follow(stream)))
     }
 
@@ -433,7 +433,7 @@ impl Store for Disk {
         })
     }
 
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+    fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
         let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), keep.map(millis));
         self.call(value.len(), |reply| Act::HoldRecord { key, value, keep, reply })
     }
@@ -443,8 +443,8 @@ impl Store for Disk {
         self.call(0, |reply| Act::Remove { key, reply })
     }
 
-    fn standing(&self) -> Standing {
-        self.shared.index.standing()
+    fn health(&self) -> StoreHealth {
+        self.shared.index.health()
     }
 }
 

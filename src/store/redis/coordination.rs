@@ -14,7 +14,7 @@ use super::pubsub::MAIL;
 use super::scripts::{self, Script};
 use super::{Redis, command, last, millis};
 use crate::protocol::ids::{Owner, StoreEpoch};
-use crate::store::{Error, Pending, Renewal, Shared, Standing};
+use crate::store::{Coordination, Error, Pending, Renewal, StoreHealth};
 use crate::sync;
 
 /// As many messages are taken at once at most.
@@ -46,7 +46,7 @@ impl Redis {
     }
 }
 
-impl Shared for Redis {
+impl Coordination for Redis {
     fn owner(&self) -> Owner {
         self.core.owner
     }
@@ -55,7 +55,7 @@ impl Shared for Redis {
         self.core.epoch()
     }
 
-    fn regained(&self) -> watch::Receiver<u64> {
+    fn possible_losses(&self) -> watch::Receiver<u64> {
         self.core.regained.subscribe()
     }
 
@@ -63,20 +63,20 @@ impl Shared for Redis {
         let mut cmd = self.lease(&scripts::RENEW, 2);
         cmd.arg(keys::of(self.core.owner)).arg(&self.core.incarnation).arg(millis(lease));
         self.lease_call(cmd, |answer| match answer {
-            Value::BulkString(word) if word == b"held" => Ok(Renewal::Held),
-            Value::BulkString(word) if word == b"anew" => Ok(Renewal::Anew),
-            Value::BulkString(word) if word == b"taken" => Ok(Renewal::Taken),
+            Value::BulkString(word) if word == b"held" => Ok(Renewal::Extended),
+            Value::BulkString(word) if word == b"anew" => Ok(Renewal::Acquired),
+            Value::BulkString(word) if word == b"taken" => Ok(Renewal::HeldByAnother),
             _ => Err(odd()),
         })
     }
 
-    fn give_up(&self) -> Pending<Result<(), Error>> {
+    fn release(&self) -> Pending<Result<(), Error>> {
         let mut cmd = self.lease(&scripts::GIVE_UP, 2);
         cmd.arg(keys::of(self.core.owner)).arg(&self.core.incarnation);
         self.lease_call(cmd, |_| Ok(()))
     }
 
-    fn expect(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
+    fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>> {
         let mut cmd = self.lease(&scripts::EXPECT, 1);
         cmd.arg(millis(lease));
         for owner in owners {
@@ -85,18 +85,18 @@ impl Shared for Redis {
         self.lease_call(cmd, |_| Ok(()))
     }
 
-    fn living(&self) -> Pending<Result<Vec<Owner>, Error>> {
+    fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>> {
         let own = self.core.owner;
         // Without our own, others may be missing as well.
         let is_nothing = move |living: &Vec<Owner>| !living.contains(&own);
         self.core.look(order("leases"), self.leases(true), |answers| owners(last(answers)), is_nothing)
     }
 
-    fn lapsed(&self) -> Pending<Result<Vec<Owner>, Error>> {
+    fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>> {
         self.lease_call(self.leases(false), owners)
     }
 
-    fn dismiss(&self, owner: Owner) -> Pending<Result<(), Error>> {
+    fn forget(&self, owner: Owner) -> Pending<Result<(), Error>> {
         let mut cmd = self.lease(&scripts::DISMISS, 3);
         cmd.arg(keys::of(owner));
         self.lease_call(cmd, |_| Ok(()))
@@ -123,7 +123,7 @@ impl Shared for Redis {
                     Ok(messages) if !messages.is_empty() => return Ok(messages),
                     Ok(_) => {}
                     // Once it is reached again, there may be messages.
-                    Err(Error::Unavailable(_)) if core.standing() == Standing::Unreachable => {}
+                    Err(Error::Unavailable(_)) if core.health() == StoreHealth::Unreachable => {}
                     Err(error) => return Err(error),
                 }
                 heard.await;

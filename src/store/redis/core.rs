@@ -15,7 +15,7 @@ use super::pubsub::Followers;
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
 use crate::store::completion::Completions;
-use crate::store::{Error, Keys, Pending, Standing};
+use crate::store::{Error, Keys, Pending, StoreHealth};
 
 /// Calls that wait to be sent. One that finds no place fails: Redis is far behind.
 const WAITING: usize = 16 * 1024;
@@ -63,22 +63,22 @@ impl Core {
             sent: AtomicU64::new(0),
             epoch: AtomicU32::new(keys.epoch.0),
             keys,
-            standing: AtomicU8::new(Standing::Ready as u8),
+            standing: AtomicU8::new(StoreHealth::Ready as u8),
             queue,
             completions: Completions::default(),
         };
         (core, calls)
     }
 
-    pub(super) fn standing(&self) -> Standing {
+    pub(super) fn health(&self) -> StoreHealth {
         match self.standing.load(Ordering::Relaxed) {
-            at if at == Standing::Ready as u8 => Standing::Ready,
-            at if at == Standing::Full as u8 => Standing::Full,
-            _ => Standing::Unreachable,
+            at if at == StoreHealth::Ready as u8 => StoreHealth::Ready,
+            at if at == StoreHealth::Full as u8 => StoreHealth::Full,
+            _ => StoreHealth::Unreachable,
         }
     }
 
-    pub(super) fn stand(&self, standing: Standing) {
+    pub(super) fn stand(&self, standing: StoreHealth) {
         self.standing.store(standing as u8, Ordering::Relaxed);
     }
 

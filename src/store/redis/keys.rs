@@ -49,7 +49,7 @@ impl Names {
         [self.prefix.as_bytes(), b"rec:", key].concat()
     }
 
-    /// A group of [`crate::store::Shared::join`].
+    /// A group of [`crate::store::Coordination::join`].
     pub(super) fn group(&self, group: &[u8]) -> Vec<u8> {
         [self.prefix.as_bytes(), b"group:", group].concat()
     }

@@ -4,14 +4,14 @@
 //! event), on one slot; each change of it is one script there, which checks the writer's epoch, the place and the seal, and begins
 //! the time it is kept anew. Most appends need none: `append.rs` says which. One connection serves every caller of the process: what
 //! waits goes out together, and a few such flights are under way at once. Another one hears what Redis publishes for this replica:
-//! followers and [`Shared::receive`] wait for that, and nothing is polled.
+//! followers and [`Coordination::receive`] wait for that, and nothing is polled.
 //!
 //! Durability: what a call returned Ok for is what Redis has taken, and survives what Redis survives: a crash of it as far as its
 //! append-only file goes (`appendfsync`), a failover as far as the replica had followed.
 //!
 //! [`Store::standing`] does not wait for calls: Redis is written to once a second, a connection that breaks says so, and another
 //! one is made until it works. While there is none, calls fail at once. A failover is the same to it. What Redis lost it does not
-//! get back from here, except its keys, under another epoch: [`Shared::regained`] tells who has the rest.
+//! get back from here, except its keys, under another epoch: [`Coordination::possible_losses`] tells who has the rest.
 //!
 //! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on any other. The user that the
 //! URL names needs the keys `~mr:*` and the channels `&mr:wake:*` (with the prefix that is set), and the commands
@@ -62,8 +62,8 @@ use self::failure::Answer;
 use self::generation::Unusable;
 use self::keys::{Names, order};
 #[cfg(doc)]
-use super::Shared;
-use super::{Appended, Error, Following, Keys, Pending, Read, Standing, Store, Stored, WriterEpoch};
+use super::Coordination;
+use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 use crate::config::KeyPair;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
@@ -121,7 +121,7 @@ impl Options {
 pub struct Opened {
     /// The store.
     pub store: Arc<Redis>,
-    /// Keys and epoch of its contents now; later epochs by [`Shared::epoch`].
+    /// Keys and epoch of its contents now; later epochs by [`Coordination::epoch`].
     pub keys: Keys,
 }
 
@@ -346,12 +346,12 @@ impl Store for Redis {
         self.core.look(stream, read, move |answers| events(last(answers), after, max_bytes), is_nothing)
     }
 
-    fn follow(&self, stream: StreamId) -> Pending<Result<Following, Error>> {
+    fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
         let (changed, registration) = self.core.followers.add(stream);
         let registering = pubsub::register(&self.core, stream);
         Pending::Later(Box::pin(async move {
             registering.wait().await?;
-            Ok(Following::new(changed, registration))
+            Ok(ChangeSubscription::new(changed, registration))
         }))
     }
 
@@ -411,7 +411,7 @@ impl Store for Redis {
         self.core.look(order(name), get, |answers| optional(last(answers)), Option::is_none)
     }
 
-    fn hold(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
+    fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
         let name = self.core.names.record(key);
         let mut hold = scripts::HOLD.call();
         hold.arg(&name).arg(value).arg(keep.map(millis).map_or_else(String::new, |keep| keep.to_string()));
@@ -424,8 +424,8 @@ impl Store for Redis {
         self.core.call(order(name), vec![remove], |_| Ok(()))
     }
 
-    fn standing(&self) -> Standing {
-        self.core.standing()
+    fn health(&self) -> StoreHealth {
+        self.core.health()
     }
 }
 

@@ -80,7 +80,7 @@ async fn a_full_store_takes_nothing_new_until_there_is_room() {
         tail += 1;
     }
     assert!(tail > 40, "{tail}");
-    assert_eq!(store.standing(), Standing::Full);
+    assert_eq!(store.health(), StoreHealth::Full);
     assert!(matches!(store.create(name(), b"", Seq(0), KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(store.put(b"key", b"", KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(append(tail).wait().await, Err(Error::Full(_))));
@@ -88,11 +88,11 @@ async fn a_full_store_takes_nothing_new_until_there_is_room() {
     assert_eq!(append(tail - 1).wait().await.unwrap(), Appended::Ok);
     // A little room is not enough.
     store.trim(lasting, WriterEpoch(0), Seq(1)).wait().await.unwrap();
-    assert_eq!(store.standing(), Standing::Full);
+    assert_eq!(store.health(), StoreHealth::Full);
     tokio::time::advance(Duration::from_secs(61)).await;
     // What has expired goes to make room.
     assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
-    assert_eq!(store.standing(), Standing::Ready);
+    assert_eq!(store.health(), StoreHealth::Ready);
     assert_eq!(store.seal(lasting, WriterEpoch(0), b"end", KEEP).wait().await.unwrap(), Appended::Ok);
     drop(store);
     let store = open_small(&directory, MAX);
@@ -106,7 +106,7 @@ async fn one_call_that_is_too_large_does_not_fill_the_store() {
     let stream = store.made(KEEP).await;
     let large = store.append(stream, WriterEpoch(0), Seq(0), &batch(0, &[&"x".repeat(2 << 20)]), None);
     assert!(matches!(large.wait().await, Err(Error::Full(_))));
-    assert_eq!(store.standing(), Standing::Ready);
+    assert_eq!(store.health(), StoreHealth::Ready);
     assert_eq!(store.appended(stream, 0, &["a"]).await, Appended::Ok);
 }
 
@@ -172,14 +172,14 @@ mod full_disk {
 
         fn check(&self, store: &Disk) {
             let attempts = store.shared.attempts.load(Ordering::Relaxed);
-            assert!(self.0.elapsed() < Duration::from_secs(300), "{:?} after {attempts} attempts", store.standing());
+            assert!(self.0.elapsed() < Duration::from_secs(300), "{:?} after {attempts} attempts", store.health());
         }
     }
 
     /// Waits until the store stands otherwise.
-    async fn leaves(store: &Disk, standing: Standing) {
+    async fn leaves(store: &Disk, standing: StoreHealth) {
         let patience = Patience::new();
-        while store.standing() == standing {
+        while store.health() == standing {
             patience.check(store);
             tokio::task::yield_now().await;
         }
@@ -231,7 +231,7 @@ mod full_disk {
         let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < attempts + 4 {
             patience.check(&store);
-            assert_eq!(store.standing(), Standing::Full);
+            assert_eq!(store.health(), StoreHealth::Full);
             let error = append(tail).wait().await.unwrap_err();
             assert!(matches!(error, Error::Full(_)), "{error}");
             // What is there is read on, while the database is opened again as well.
@@ -239,8 +239,8 @@ mod full_disk {
             assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"value"[..]));
         }
         fs::remove_file(&ballast).unwrap();
-        leaves(&store, Standing::Full).await;
-        assert_eq!(store.standing(), Standing::Ready);
+        leaves(&store, StoreHealth::Full).await;
+        assert_eq!(store.health(), StoreHealth::Ready);
         // Whether the call took effect that failed is open; the same one again is right either way.
         assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
         let expected = vec![&*text; tail as usize + 1];
@@ -276,7 +276,7 @@ mod full_disk {
         let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < 4 {
             patience.check(&store);
-            assert_eq!(store.standing(), Standing::Full);
+            assert_eq!(store.health(), StoreHealth::Full);
             let kept = store.keep(ended, 2 * KEEP).wait().await;
             assert!(matches!(kept, Err(Error::Full(_))), "{kept:?}");
             assert_eq!(store.all(ended).await, events(0, &["a"]));
@@ -285,7 +285,7 @@ mod full_disk {
             assert_eq!(store.get(b"other").wait().await.unwrap(), None);
         }
         fs::remove_file(rest).unwrap();
-        leaves(&store, Standing::Full).await;
+        leaves(&store, StoreHealth::Full).await;
         assert_eq!(store.appended(ran, 1, &["c"]).await, Appended::Ok);
         drop(store);
         assert_eq!(open().all(ran).await, events(0, &["b", "c"]));
@@ -316,11 +316,11 @@ mod full_disk {
         let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < attempts + 3 {
             patience.check(&store);
-            assert_eq!(store.standing(), Standing::Full);
+            assert_eq!(store.health(), StoreHealth::Full);
             tokio::task::yield_now().await;
         }
         tokio::time::advance(2 * BRIEF).await;
-        leaves(&store, Standing::Full).await;
+        leaves(&store, StoreHealth::Full).await;
         assert_eq!(store.appended(lasting, 1, &["b"]).await, Appended::Ok);
         assert_eq!(store.all(lasting).await, events(0, &["a", "b"]));
     }
@@ -344,10 +344,10 @@ mod full_disk {
         for after in 15..18 {
             assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
         }
-        leaves(&store, Standing::Ready).await;
-        assert_eq!(store.standing(), Standing::Full);
+        leaves(&store, StoreHealth::Ready).await;
+        assert_eq!(store.health(), StoreHealth::Full);
         fs::remove_file(rest).unwrap();
-        leaves(&store, Standing::Full).await;
+        leaves(&store, StoreHealth::Full).await;
         assert!(store.all(stream).await == events(0, &[&*text; 18]), "something was lost");
     }
 }

@@ -189,7 +189,7 @@ async fn everything_is_there_after_the_database_was_opened_again() {
     for full in [false, true] {
         fresh.store.fail(full).await;
         assert_filled(&fresh.store, &streams).await;
-        assert_eq!(fresh.store.standing(), Standing::Ready);
+        assert_eq!(fresh.store.health(), StoreHealth::Ready);
     }
     let tail = fresh.store.load(streams[0]).wait().await.unwrap().unwrap().tail;
     assert_eq!(fresh.store.appended(streams[0], tail.0, &["e"]).await, Appended::Ok);

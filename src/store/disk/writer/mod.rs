@@ -27,7 +27,7 @@ use super::{Fsync, Options, Shared, Sizes, now};
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
-use crate::store::{Appended, Standing, WriterEpoch};
+use crate::store::{Appended, StoreHealth, WriterEpoch};
 
 /// A group: large enough that a sync is shared by many, small enough that none waits long.
 const MAX_GROUP_BYTES: usize = 2 << 20;
@@ -306,7 +306,7 @@ impl Writer {
 
     /// Writes nothing more. Who reads goes on.
     fn stop(&mut self, failure: &Failure) {
-        self.shared.index.stand(if failure.full { Standing::Full } else { Standing::Unreachable });
+        self.shared.index.stand(if failure.full { StoreHealth::Full } else { StoreHealth::Unreachable });
         self.database = None;
     }
 
@@ -456,7 +456,7 @@ impl Writer {
     /// Says whether there is room, which once there was none is only when some is.
     fn show_room(&mut self) {
         self.room.full = self.room.full && self.room.live() > self.room.limit();
-        self.shared.index.stand(if self.room.full { Standing::Full } else { Standing::Ready });
+        self.shared.index.stand(if self.room.full { StoreHealth::Full } else { StoreHealth::Ready });
     }
 
     /// What is to be done between calls.

@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 use crate::store::redis::command::{Call, Work, ask, cmd};
 use crate::store::redis::core::Core;
 use crate::store::redis::failure::Answer;
@@ -113,9 +113,9 @@ fn make(core: &Core, tasks: &mut JoinSet<Done>, connection: &ClusterConnection, 
 
 fn note(core: &Core, answer: &Answer) -> Option<Failure> {
     match answer {
-        Err(Failure::Full(_)) => core.stand(Standing::Full),
+        Err(Failure::Full(_)) => core.stand(StoreHealth::Full),
         Err(failure) if failure.breaks() => {
-            core.stand(Standing::Unreachable);
+            core.stand(StoreHealth::Unreachable);
             return Some(failure.clone());
         }
         _ => {}

@@ -19,7 +19,7 @@ use super::pubsub::HEARTBEAT;
 use crate::backoff::Backoff;
 use crate::clock;
 use crate::random;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 
 /// Interval of the probes that Redis replies, accepts writes, and has its contents.
 const PROBE_EVERY: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub(super) async fn keep(core: Arc<Core>, connector: Arc<Connector>, mut link: L
             Link::Cluster(connection) => cluster::serve(&core, connection, &mut calls).await,
         };
         let Some(why) = why else { return };
-        core.stand(Standing::Unreachable);
+        core.stand(StoreHealth::Unreachable);
         warn!(%why, "the connection to Redis is lost");
         let Some(again) = reconnect(&core, &connector, &mut calls).await else { return };
         link = again;
@@ -131,8 +131,8 @@ async fn look_at_contents(core: &Core, connection: &mut impl ConnectionLike) -> 
 /// Sets the store's health by a probe's result. Returns a failure that ends the connection.
 fn judge(core: &Core, probed: Result<(), Failure>) -> Result<(), Failure> {
     match probed {
-        Ok(()) => core.stand(Standing::Ready),
-        Err(Failure::Full(_)) => core.stand(Standing::Full),
+        Ok(()) => core.stand(StoreHealth::Ready),
+        Err(Failure::Full(_)) => core.stand(StoreHealth::Full),
         Err(failure) if failure.breaks() => return Err(failure),
         Err(failure) => warn!(why = %failure, "Redis refuses what the store cannot do without"),
     }

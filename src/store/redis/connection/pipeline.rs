@@ -14,7 +14,7 @@ use tokio::task::unconstrained;
 use super::{Failure, PROBE_EVERY, judge, probe};
 use crate::clock;
 use crate::random;
-use crate::store::Standing;
+use crate::store::StoreHealth;
 use crate::store::completion::deliver;
 use crate::store::redis::append::Held;
 use crate::store::redis::command::{Call, Work, ask};
@@ -201,9 +201,9 @@ impl Line<'_> {
                 continue;
             };
             match &answer {
-                Err(Failure::Full(_)) => self.core.stand(Standing::Full),
+                Err(Failure::Full(_)) => self.core.stand(StoreHealth::Full),
                 Err(failure) if failure.breaks() => {
-                    self.core.stand(Standing::Unreachable);
+                    self.core.stand(StoreHealth::Unreachable);
                     broken = Some(failure.clone());
                 }
                 _ => {}

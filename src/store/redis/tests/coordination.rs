@@ -1,7 +1,7 @@
 //! Coordination through Redis: each clause of the contract on a server and on a Cluster.
 
 use super::*;
-use crate::store::{Renewal, Shared};
+use crate::store::{Coordination, Renewal};
 
 const LEASE: Duration = Duration::from_secs(600);
 /// A time that is over at once.
@@ -56,11 +56,11 @@ mod clause {
     }
 
     async fn living(store: &Redis) -> Vec<u32> {
-        sorted(store.living().wait().await.unwrap())
+        sorted(store.live_replicas().wait().await.unwrap())
     }
 
     async fn lapsed(store: &Redis) -> Vec<u32> {
-        sorted(store.lapsed().wait().await.unwrap())
+        sorted(store.expired_leases().wait().await.unwrap())
     }
 
     fn sorted(owners: Vec<Owner>) -> Vec<u32> {
@@ -74,15 +74,15 @@ mod clause {
     }
 
     pub(super) async fn a_lease_is_held_or_begins_anew_or_is_anothers(two: Two) {
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Held);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Acquired);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Extended);
         let double = connect(&two.options, 1).await;
-        assert_eq!(renew(&double, LEASE).await, Renewal::Taken);
-        assert_eq!(renew(&two.one, MOMENT).await, Renewal::Held);
+        assert_eq!(renew(&double, LEASE).await, Renewal::HeldByAnother);
+        assert_eq!(renew(&two.one, MOMENT).await, Renewal::Extended);
         until("the lease lapses", async || lapsed(&two.one).await == [1]).await;
-        assert_eq!(renew(&double, LEASE).await, Renewal::Anew);
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Taken);
-        assert_eq!(renew(&two.two, LEASE).await, Renewal::Anew);
+        assert_eq!(renew(&double, LEASE).await, Renewal::Acquired);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::HeldByAnother);
+        assert_eq!(renew(&two.two, LEASE).await, Renewal::Acquired);
     }
 
     pub(super) async fn a_replica_that_does_not_renew_lapses_until_it_is_dismissed(two: Two) {
@@ -90,52 +90,52 @@ mod clause {
         renew(&two.two, LEASE).await;
         until("the lease lapses", async || lapsed(&two.two).await == [1]).await;
         assert_eq!(living(&two.two).await, [2]);
-        two.two.dismiss(Owner(2)).wait().await.unwrap();
+        two.two.forget(Owner(2)).wait().await.unwrap();
         assert_eq!(living(&two.two).await, [2], "one that lives is not dismissed");
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
-        two.two.dismiss(Owner(1)).wait().await.unwrap();
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Acquired);
+        two.two.forget(Owner(1)).wait().await.unwrap();
         assert_eq!(living(&two.two).await, [1, 2], "nor one that has renewed");
         renew(&two.one, MOMENT).await;
         until("the lease lapses again", async || lapsed(&two.two).await == [1]).await;
         for _ in 0..2 {
-            two.two.dismiss(Owner(1)).wait().await.unwrap();
+            two.two.forget(Owner(1)).wait().await.unwrap();
             assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![2]));
         }
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Acquired);
     }
 
     pub(super) async fn one_that_is_expected_lapses_unless_it_is_heard_of(two: Two) {
         let expect = async |owners: &[u32], lease| {
             let owners: Vec<_> = owners.iter().copied().map(Owner).collect();
-            two.two.expect(&owners, lease).wait().await.unwrap();
+            two.two.grant_grace(&owners, lease).wait().await.unwrap();
         };
         renew(&two.two, LEASE).await;
         expect(&[], LEASE).await;
         expect(&[1, 2, 3], LEASE).await;
         assert_eq!(living(&two.two).await, [1, 2, 3]);
         // The incarnation that takes the name over holds the lease; the earlier one does not.
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Anew);
-        assert_eq!(renew(&two.one, LEASE).await, Renewal::Held);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Acquired);
+        assert_eq!(renew(&two.one, LEASE).await, Renewal::Extended);
         let double = connect(&two.options, 1).await;
         expect(&[1], LEASE).await;
-        assert_eq!(renew(&double, LEASE).await, Renewal::Taken);
+        assert_eq!(renew(&double, LEASE).await, Renewal::HeldByAnother);
         expect(&[4], MOMENT).await;
         expect(&[4], LEASE).await;
         until("it lapses", async || lapsed(&two.two).await == [4]).await;
-        two.two.dismiss(Owner(4)).wait().await.unwrap();
+        two.two.forget(Owner(4)).wait().await.unwrap();
         assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![1, 2, 3]));
     }
 
     pub(super) async fn a_replica_that_leaves_is_neither_living_nor_lapsed(two: Two) {
         renew(&two.one, LEASE).await;
         let double = connect(&two.options, 1).await;
-        double.give_up().wait().await.unwrap();
+        double.release().wait().await.unwrap();
         assert_eq!(living(&two.two).await, [1], "no replica releases another's lease");
         for _ in 0..2 {
-            two.one.give_up().wait().await.unwrap();
+            two.one.release().wait().await.unwrap();
             assert_eq!((lapsed(&two.two).await, living(&two.two).await), (vec![], vec![]));
         }
-        assert_eq!(renew(&double, LEASE).await, Renewal::Anew);
+        assert_eq!(renew(&double, LEASE).await, Renewal::Acquired);
     }
 
     pub(super) async fn messages_come_in_order_each_once(two: Two) {
@@ -185,7 +185,7 @@ mod clause {
         renew(&two.one, MOMENT).await;
         until("the lease lapses", async || lapsed(&two.two).await == [1]).await;
         assert_eq!(members(b"a").await, [1, 2]);
-        two.two.dismiss(Owner(1)).wait().await.unwrap();
+        two.two.forget(Owner(1)).wait().await.unwrap();
         assert_eq!(members(b"a").await, [2]);
         renew(&two.one, LEASE).await;
         assert_eq!(members(b"a").await, [2], "it has not joined since");

@@ -14,7 +14,7 @@ use super::{Opened, Options, Redis};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::random;
-use crate::store::{Appended, Error, Read, Standing, Store, WriterEpoch, contract};
+use crate::store::{Appended, Error, Read, Store, StoreHealth, WriterEpoch, contract};
 
 /// Long enough for every test.
 const KEEP: Duration = Duration::from_secs(600);
@@ -73,11 +73,11 @@ async fn count(store: &Redis, stream: StreamId, after: u64) -> usize {
 }
 
 async fn ready(store: &Redis) {
-    until("Redis is reached", async || store.standing() == Standing::Ready).await;
+    until("Redis is reached", async || store.health() == StoreHealth::Ready).await;
 }
 
 async fn unreachable(store: &Redis) {
-    until("Redis is not reached", async || store.standing() == Standing::Unreachable).await;
+    until("Redis is not reached", async || store.health() == StoreHealth::Unreachable).await;
 }
 
 /// A store, and what it is kept in.

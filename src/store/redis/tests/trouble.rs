@@ -1,7 +1,7 @@
 //! Redis goes, comes back, is empty, is full, is slow.
 
 use super::*;
-use crate::store::Shared;
+use crate::store::Coordination;
 
 const APPEND_ONLY: [&str; 6] = ["--save", "", "--appendonly", "yes", "--appendfsync", "always"];
 
@@ -83,7 +83,7 @@ async fn what_is_not_there_because_it_was_dropped_is_not_said_to_be_gone() {
             "its events" => store.read(stream, Seq(0), usize::MAX).wait().await.map(drop),
             "a record" => store.get(b"key").wait().await.map(drop),
             "a group" => store.members(b"group").wait().await.map(drop),
-            _ => store.living().wait().await.map(drop),
+            _ => store.live_replicas().wait().await.map(drop),
         };
         assert!(matches!(error, Err(Error::Unavailable(_))), "{looks_for}: {error:?}");
         until("there is another epoch", async || store.epoch() != before).await;
@@ -155,7 +155,7 @@ async fn a_full_server_refuses_what_is_new_and_lets_go_of_what_is_old() {
     admin.say("CONFIG SET maxmemory 1").await;
     let full = append(&store, stream, epoch, 3).await;
     assert!(matches!(full, Err(Error::Full(_))), "{full:?}");
-    assert_eq!(store.standing(), Standing::Full);
+    assert_eq!(store.health(), StoreHealth::Full);
     assert!(matches!(store.create(name(), b"", Seq(0), KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(store.put(b"key", b"value", KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(store.claim(b"key", b"value", KEEP).wait().await, Err(Error::Full(_))));
@@ -164,7 +164,7 @@ async fn a_full_server_refuses_what_is_new_and_lets_go_of_what_is_old() {
     assert_eq!(count(&store, stream, 2).await, 1);
     store.expire(stream).wait().await.unwrap();
     assert_eq!(store.load(stream).wait().await.unwrap(), None);
-    until("it is seen without a call", async || store.standing() == Standing::Full).await;
+    until("it is seen without a call", async || store.health() == StoreHealth::Full).await;
     admin.say("CONFIG SET maxmemory 0").await;
     ready(&store).await;
     create(&store).await;
@@ -179,7 +179,7 @@ async fn a_server_that_only_follows_another_is_not_written_to() {
     admin.say("REPLICAOF 127.0.0.1 1").await;
     let failed = append(&store, stream, epoch, 0).await;
     assert!(matches!(failed, Err(Error::Unavailable(_))), "{failed:?}");
-    assert_eq!(store.standing(), Standing::Unreachable);
+    assert_eq!(store.health(), StoreHealth::Unreachable);
     admin.say("REPLICAOF NO ONE").await;
     ready(&store).await;
     assert_eq!(append(&store, stream, epoch, 0).await.unwrap(), Appended::Ok);
@@ -214,7 +214,7 @@ async fn a_cluster_without_one_of_its_masters_is_unreachable_until_it_is_back() 
     cluster.node(2).begin();
     // Where the stream was on that node, it is lost with it.
     until("the Cluster is whole", async || {
-        store.standing() == Standing::Ready
+        store.health() == StoreHealth::Ready
             && matches!(append(&store, stream, epoch, 0).await, Ok(Appended::Ok) | Err(Error::Gone))
     })
     .await;

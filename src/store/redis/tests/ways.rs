@@ -5,7 +5,7 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, 
 use super::server::Admin;
 use super::*;
 use crate::store::redis::OpenError;
-use crate::store::{Renewal, Shared};
+use crate::store::{Coordination, Renewal};
 
 /// Uses each kind of call once.
 async fn works(store: &Redis) {
@@ -35,16 +35,16 @@ async fn works(store: &Redis) {
     assert!(store.claim(b"key", b"other", KEEP).wait().await.unwrap().is_some());
     assert!(store.get(b"key").wait().await.unwrap().is_some());
     store.remove(b"key").wait().await.unwrap();
-    assert_eq!(store.renew(KEEP).wait().await.unwrap(), Renewal::Anew);
-    assert_eq!(store.living().wait().await.unwrap(), [store.owner()]);
-    assert_eq!(store.lapsed().wait().await.unwrap(), []);
-    store.dismiss(Owner(77)).wait().await.unwrap();
+    assert_eq!(store.renew(KEEP).wait().await.unwrap(), Renewal::Acquired);
+    assert_eq!(store.live_replicas().wait().await.unwrap(), [store.owner()]);
+    assert_eq!(store.expired_leases().wait().await.unwrap(), []);
+    store.forget(Owner(77)).wait().await.unwrap();
     store.join(b"group", KEEP).wait().await.unwrap();
     assert_eq!(store.members(b"group").wait().await.unwrap(), [store.owner()]);
     store.send(store.owner(), b"message", KEEP).wait().await.unwrap();
     assert_eq!(store.receive().wait().await.unwrap(), ["message"]);
-    store.give_up().wait().await.unwrap();
-    assert_eq!(store.standing(), Standing::Ready);
+    store.release().wait().await.unwrap();
+    assert_eq!(store.health(), StoreHealth::Ready);
 }
 
 async fn refused(options: Options) -> OpenError {
