@@ -53,11 +53,11 @@ def documented(document, heading, prefix, least):
 
 def check_balancer(metrics, source):
     """Checks that the table has exactly the metrics that the source registers."""
-    prefix = re.search(r'new_custom\(Some\("(\w+)"', source)[1]
+    prefix = re.search(r'Registrar::new\("(\w+)"\)', source)[1]
     text = r'\(\s*"(\w+)",\s*"[^"]*"'
-    registered = {(name, kind, "") for kind, name in re.findall(rf"\b(counter|gauge){text}", source)}
-    counters = re.findall(rf'\bcounters{text},\s*&\[([^]]*)\]', source)
-    registered |= {(name, "counter", ",".join(sorted(re.findall(r"\w+", labels)))) for name, labels in counters}
+    registered = {(name, kind, "") for kind, name in re.findall(rf"\bregistrar\s*\.(counter|gauge){text}", source)}
+    for name, labels in re.findall(rf"\bregistrar\s*\.(?:family|families){text},\s*(.*?)\?", source, re.S):
+        registered.add((name, "counter", ",".join(sorted(re.findall(r'\("(\w+)"', labels)))))
     registered |= {(name, "gauge", label) for name, label in re.findall(rf'\bIntGaugeVec::new\(\s*Opts::new{text}\),\s*&\["(\w+)"', source)}
     explained = {(name.removeprefix(f"{prefix}_"), kind, ",".join(sorted(labels))) for name, (kind, labels, _) in metrics.items()}
     require(registered == explained, f"docs/balancer.md and src/balancer/metrics.rs differ: {registered ^ explained}")
@@ -175,7 +175,8 @@ def refused(check, what):
 def main(promtool):
     sidecar = documented("operations.md", "Every metric", "mcp_resume_", 20)
     balancer = documented("balancer.md", "Metrics", "mcp_resume_balancer_", 5)
-    source = (ROOT / "src" / "balancer" / "metrics.rs").read_text()
+    # The reloads of certificates are registered with those of the sidecar.
+    source = "".join((ROOT / "src" / folder / "metrics.rs").read_text() for folder in ("balancer", "tls"))
     check_balancer(balancer, source)
     metrics = sidecar | balancer
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yaml").read_text())
@@ -199,7 +200,7 @@ def main(promtool):
         refused(lambda: can_fire(expression), expression)
     refused(lambda: readable(promtool, ["rate(mcp_resume_retries_total)"]), "a rate of an instant vector")
     refused(lambda: check_balancer(balancer, source.replace('"rounds_total"', '"round_total"')), "a metric of the balancer with another name")
-    refused(lambda: check_balancer(balancer, source.replace('["reason"]', '["why"]')), "a metric of the balancer with another label")
+    refused(lambda: check_balancer(balancer, source.replace('("reason", ', '("why", ')), "a metric of the balancer with another label")
     for own, dashboard in dashboards:
         for change in (lambda d: d["panels"].pop(), lambda d: d["panels"][2]["gridPos"].update(d["panels"][1]["gridPos"])):
             other = copy.deepcopy(dashboard)
