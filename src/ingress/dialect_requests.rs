@@ -86,22 +86,24 @@ impl Ingress {
         token: Option<&str>,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         let Some(token) = token.and_then(ResumeToken::parse) else { return Ok(None) };
+        let handle = self.log.verify(token.handle());
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.restore(context, token.handle()).await?;
+            self.restore(context, token.handle(), handle.as_ref()).await?;
             self.restore_cursor(context, token.handle()).await?;
-            let found = self.log.find_by_token(&token, &context.binding).filter(|stream| !stream.has_moved());
+            let found =
+                self.log.find_by_token(&token, handle.as_ref(), &context.binding).filter(|stream| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_previous_by_resume_token(context, &token).await
+        self.find_previous_by_resume_token(context, &token, handle.as_ref()).await
     }
 
     /// Waits until the stream of `id` is here up to the place that the request's `Last-Event-ID` names in it. Nothing where that names
     /// none of this stream.
     pub(super) async fn restore_cursor(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
         match last_event_id(context).filter(|named| named.names_stream_of(id)) {
-            Some(named) => self.restore(context, &named).await,
+            Some(named) => self.restore(context, &named, self.log.verify(&named).as_ref()).await,
             None => Ok(()),
         }
     }
@@ -109,7 +111,7 @@ impl Ingress {
     /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.
     pub(super) fn cursor_in(&self, context: &RequestContext, stream: &Arc<Stream>) -> Option<Seq> {
         let named = last_event_id(context)?;
-        let (found, cursor) = self.log.find(&named, stream.binding())?;
+        let (found, cursor) = self.log.find(self.log.verify(&named).as_ref(), stream.binding())?;
         Arc::ptr_eq(&found, stream).then_some(cursor)
     }
 

@@ -19,7 +19,7 @@ use crate::event_log::{self, Attachment, Binding, Head, Session, Slice, Spec, St
 use crate::protocol::dialect::Declared;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, SessionId};
-use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind};
+use crate::protocol::ids::{Cursor, EventId, Seq, StreamKind, Verified};
 use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
 use crate::upstream::{ResponseObserver, gap_warning};
@@ -85,32 +85,40 @@ impl Ingress {
         context: &RequestContext,
         id: &EventId,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
+        let verified = self.log.verify(id);
         // Twice: what was here may be taken by another replica before it is found.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
-            self.restore(context, id).await?;
-            let found = self.log.find(id, &context.binding).filter(|(stream, _)| !stream.has_moved());
+            self.restore(context, id, verified.as_ref()).await?;
+            let found = self.log.find(verified.as_ref(), &context.binding).filter(|(stream, _)| !stream.has_moved());
             if found.is_some() {
                 return Ok(found);
             }
         }
-        self.find_by_previous_token(context, id).await
+        self.find_by_previous_token(context, verified.as_ref()).await
     }
 
     /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
     /// is to try again.
-    pub(super) async fn restore(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
+    pub(super) async fn restore(
+        &self,
+        context: &RequestContext,
+        id: &EventId,
+        verified: Option<&Verified>,
+    ) -> Result<(), Unproven> {
+        // A forged ID is not worth a question to the store.
+        let Some(verified) = verified else { return Ok(()) };
         let unreachable = Unproven::Unavailable(self.owner_unreachable_error(context, id));
-        match self.log.recall(id).await {
-            Ok(()) if self.is_ahead_at_owner(id).await => Err(unreachable),
+        match self.log.recall(verified).await {
+            Ok(()) if self.is_ahead_at_owner(verified).await => Err(unreachable),
             Ok(()) => Ok(()),
             Err(Unreachable) => Err(unreachable),
         }
     }
 
     /// Whether a replica that lives has what an event ID names, and the store does not have it yet. One that does not answer may.
-    async fn is_ahead_at_owner(&self, id: &EventId) -> bool {
+    async fn is_ahead_at_owner(&self, verified: &Verified) -> bool {
         let Some(replicas) = &self.replicas else { return false };
-        let Some((owner, stream, seq)) = self.log.may_be_ahead(id) else { return false };
+        let Some((owner, stream, seq)) = self.log.may_be_ahead(verified) else { return false };
         let asking = replicas.requests().position_at(owner, stream);
         match tokio::time::timeout(OWNER_TIMEOUT, asking).await {
             Ok(Ok(upto)) => upto.is_some_and(|upto| seq <= upto),

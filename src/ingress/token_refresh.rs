@@ -16,7 +16,7 @@ use crate::clock;
 use crate::event_log::{Binding, Session, Stream, stream_owing};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
-use crate::protocol::ids::{EventId, ResumeToken, Seq};
+use crate::protocol::ids::{ResumeToken, Seq, Verified};
 use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::protocol::stream::Machine;
 use crate::upstream::{ProbeGuard, Probed};
@@ -42,9 +42,9 @@ impl Ingress {
     pub(super) async fn find_by_previous_token(
         &self,
         context: &RequestContext,
-        id: &EventId,
+        verified: Option<&Verified>,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
-        match self.log.find_claimed(id, &context.binding) {
+        match self.log.find_claimed(verified, &context.binding) {
             Some((stream, cursor)) => {
                 let era = stream.look(|machine| machine.policy().era);
                 Ok(self.proves_subject(context, era).await?.then_some((stream, cursor)))
@@ -58,8 +58,9 @@ impl Ingress {
         &self,
         context: &RequestContext,
         token: &ResumeToken,
+        handle: Option<&Verified>,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
-        match self.log.find_claimed_by_token(token, &context.binding) {
+        match self.log.find_claimed_by_token(token, handle, &context.binding) {
             Some(stream) => {
                 let era = stream.look(|machine| machine.policy().era);
                 Ok(self.proves_subject(context, era).await?.then_some(stream))

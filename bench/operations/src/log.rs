@@ -76,7 +76,7 @@ pub(crate) fn resume(times: usize) -> Result<()> {
     let mut delivered = 0;
     for _ in 0..times {
         let id = EventId::parse(black_box(id.as_bytes())).ok_or("not an event ID")?;
-        let (stream, cursor) = proxy.log.find(&id, &binding()).ok_or("no such stream")?;
+        let (stream, cursor) = proxy.log.find(proxy.log.verify(&id).as_ref(), &binding()).ok_or("no such stream")?;
         let mut body = proxy.follow(stream.attach(new_attach(), cursor), Start::After(cursor));
         delivered += messages(&mut body, &message)?.min(MISSED);
     }

@@ -28,7 +28,9 @@ use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::{StreamEntry, StreamTable};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::SessionId;
-use crate::protocol::ids::{AttachId, EventId, IssuedSession, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId};
+use crate::protocol::ids::{
+    AttachId, EventId, IssuedSession, Owner, ResumeToken, Secret, Seq, StoreEpoch, StreamId, Verified,
+};
 use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::{Coordination, StoreHealth};
@@ -174,30 +176,51 @@ impl EventLog {
         }
     }
 
+    /// Returns the contents of an event ID if a key of this log signed it, or `None` if it is forged. Checked once: the methods that find or
+    /// restore a stream take the result.
+    pub fn verify(&self, id: &EventId) -> Option<Verified> {
+        id.verify(&self.identity.keys)
+    }
+
     /// The stream an event ID names and the cursor in it, if the caller may have it. Forged, foreign, unknown and forgotten
     /// look the same from outside, in time as well: every step is taken in every case.
-    pub fn find(&self, id: &EventId, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+    pub fn find(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
         self.find_where(id, |owner| owner.admits(binding))
     }
 
     /// The same where the caller may have it only if its token is what it claims to be.
-    pub fn find_claimed(&self, id: &EventId, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
+    pub fn find_claimed(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
         self.find_where(id, |owner| owner.is_claimed_by(binding))
     }
 
     /// The stream that a resume token opens for this caller, in whichever session: tokens outlive those. Forged, foreign, cancelled,
     /// abandoned and forgotten look the same from outside, in time as well.
-    pub fn find_by_token(&self, token: &ResumeToken, binding: &Binding) -> Option<Arc<Stream>> {
-        self.find_opened(token, |owner| owner.principal == binding.principal)
+    pub fn find_by_token(
+        &self,
+        token: &ResumeToken,
+        handle: Option<&Verified>,
+        binding: &Binding,
+    ) -> Option<Arc<Stream>> {
+        self.find_opened(token, handle, |owner| owner.principal == binding.principal)
     }
 
     /// The same where the caller may have it only if its own token is what it claims to be.
-    pub fn find_claimed_by_token(&self, token: &ResumeToken, binding: &Binding) -> Option<Arc<Stream>> {
-        self.find_opened(token, |owner| owner.has_subject_of(binding) && owner.principal != binding.principal)
+    pub fn find_claimed_by_token(
+        &self,
+        token: &ResumeToken,
+        handle: Option<&Verified>,
+        binding: &Binding,
+    ) -> Option<Arc<Stream>> {
+        self.find_opened(token, handle, |owner| owner.has_subject_of(binding) && owner.principal != binding.principal)
     }
 
-    fn find_opened(&self, token: &ResumeToken, admits: impl Fn(&Binding) -> bool) -> Option<Arc<Stream>> {
-        let found = self.find_where(token.handle(), admits).map(|(stream, _)| stream);
+    fn find_opened(
+        &self,
+        token: &ResumeToken,
+        handle: Option<&Verified>,
+        admits: impl Fn(&Binding) -> bool,
+    ) -> Option<Arc<Stream>> {
+        let found = self.find_where(handle, admits).map(|(stream, _)| stream);
         // Whoever has no stream to compare with compares with one that nobody has.
         let nobodys = Secret::from_bytes(self.nobodys_secret);
         let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&nobodys);
@@ -205,9 +228,8 @@ impl EventLog {
         found.filter(|stream| opens && !stream.look(|machine| machine.is_revoked()))
     }
 
-    fn find_where(&self, id: &EventId, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
-        let verified = id.verify(&self.identity.keys);
-        let name = verified.as_ref().map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
+    fn find_where(&self, verified: Option<&Verified>, admits: impl Fn(&Binding) -> bool) -> Option<(Arc<Stream>, Seq)> {
+        let name = verified.map_or(StreamId::from_bytes([0; 12]), |verified| verified.stream);
         let is_admitted = |known: &StreamEntry| admits(known.binding()) || simulation::has(Bug::AdmitsAnyone);
         let is_callers = self.streams.entries.get(&name).is_some_and(|known| is_admitted(known.value()));
         match (is_callers, verified) {

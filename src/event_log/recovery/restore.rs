@@ -24,7 +24,7 @@ use crate::event_log::stream::remote::Restored;
 use crate::event_log::writer::Writer;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::ids::{EventId, Owner, Seq, StreamId};
+use crate::protocol::ids::{Owner, Seq, StreamId, Verified};
 use crate::store::{Error, Read, StoreHealth, Stored, WriterEpoch};
 
 /// So long a client may wait for an event that the store was handed.
@@ -49,10 +49,8 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn recall(self: &Arc<Self>, id: &EventId) -> Result<(), Unreachable> {
+    pub async fn recall(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
-        // Without the store: a forged one is not worth the question.
-        let Some(verified) = id.verify(&self.identity.keys) else { return Ok(()) };
         let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
         self.recall_stream(&backing, verified.stream, last).await
     }
@@ -131,8 +129,10 @@ impl EventLog {
 
     /// The writer of the stream that an event ID names, where it may have what is neither here nor in the store: what came while the
     /// store was away. To be asked for after [`Self::recall`].
-    pub fn may_be_ahead(&self, id: &EventId) -> Option<(Owner, StreamId, Seq)> {
-        let verified = id.verify(&self.identity.keys).filter(|verified| verified.owner != self.identity.owner)?;
+    pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {
+        if verified.owner == self.identity.owner {
+            return None;
+        }
         // The map's guard ends before the stream's lock is waited for.
         let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {

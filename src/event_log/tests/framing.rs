@@ -120,7 +120,10 @@ fn a_token_opens_its_own_stream_for_its_own_caller_until_it_is_revoked() {
     let bare = open(&log).0;
     [&stream, &other, &bare].into_iter().for_each(|stream| log.publish_once(stream));
     let (token, theirs) = (stream.resume_token(), other.resume_token());
-    let find = |text: &str, binding: &Binding| log.find_by_token(&ResumeToken::parse(text).unwrap(), binding);
+    let find = |text: &str, binding: &Binding| {
+        let token = ResumeToken::parse(text).unwrap();
+        log.find_by_token(&token, log.verify(token.handle()).as_ref(), binding)
+    };
     let found = |text: &str| find(text, &binding()).map(|stream| stream.id());
     assert_eq!((found(&token), found(&theirs)), (Some(stream.id()), Some(other.id())));
     let (handle, secret) = token.split_once('~').unwrap();

@@ -37,8 +37,8 @@ impl Replica {
 
     /// A client of it that comes back with that id.
     async fn resume(&self, id: &EventId) -> Client {
-        self.log.recall(id).await.unwrap();
-        let (stream, cursor) = self.log.find(id, &binding()).expect("it is in the store");
+        self.log.recall(&self.log.verify(id).expect("an id of ours")).await.unwrap();
+        let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
         stream.note_return(Some(cursor));
         Client::attach(&stream, cursor)
     }
@@ -92,9 +92,9 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
     writer.update(says(&note(1))).await;
     // In the store, and not heard of here: nothing of this replica has run since.
     let id = event_id(&stream, 2);
-    assert!(two.log.may_be_ahead(&id).is_some());
+    assert!(two.log.may_be_ahead(&two.log.verify(&id).expect("an id of ours")).is_some());
     let mut client = two.resume(&id).await;
-    assert_eq!(two.log.may_be_ahead(&id), None);
+    assert_eq!(two.log.may_be_ahead(&two.log.verify(&id).expect("an id of ours")), None);
     writer.update(says(&note(2))).await;
     settle().await;
     assert!(client.read_all().is_pending());
@@ -102,8 +102,10 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
     // An event that no replica has stored is not awaited.
     let began = crate::clock::now();
     let ahead = event_id(&stream, 9);
-    two.log.recall(&ahead).await.unwrap();
-    assert!(two.log.may_be_ahead(&ahead).is_some() && crate::clock::now() == began);
+    two.log.recall(&two.log.verify(&ahead).expect("an id of ours")).await.unwrap();
+    assert!(
+        two.log.may_be_ahead(&two.log.verify(&ahead).expect("an id of ours")).is_some() && crate::clock::now() == began
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -239,7 +241,8 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     assert!(!is_sealed(&store, &asked).await, "no client has asked for it");
     // A client that asks has the end at once, and that asking hangs up changes nothing.
     let id = event_id(&asked, 0);
-    let mut asking = ByHand::new(two.log.recall(&id));
+    let verified = two.log.verify(&id).expect("an id of ours");
+    let mut asking = ByHand::new(two.log.recall(&verified));
     let _ = asking.poll();
     drop(asking);
     settle().await;
@@ -303,14 +306,17 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                 assert_eq!(outcome, Poll::Ready(ReadOutcome::Ended));
                 assert!(text.contains("-32011") && !text.contains("progress"), "{brought_back} {seq}: {text}");
                 let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
-                let (stream, cursor) = replica.log.find(&EventId::parse(id.as_bytes()).unwrap(), &binding()).unwrap();
+                let (stream, cursor) = replica
+                    .log
+                    .find(replica.log.verify(&EventId::parse(id.as_bytes()).unwrap()).as_ref(), &binding())
+                    .unwrap();
                 assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
                 // So are those by which a connection's first, empty event names these places.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
                     let id = attachment.id_of_place(place, Some(attachment.id()));
                     let id = EventId::parse(id.as_bytes()).expect("an id of ours");
-                    assert_eq!(replica.log.find(&id, &binding()).unwrap().1, found);
+                    assert_eq!(replica.log.find(replica.log.verify(&id).as_ref(), &binding()).unwrap().1, found);
                 }
             }
         }
@@ -336,8 +342,9 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
     let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
     let id = EventId::parse(id.as_bytes()).expect("an id of ours");
     for replica in [&two, &one] {
-        replica.log.recall(&id).await.unwrap();
-        let (stream, cursor) = replica.log.find(&id, &binding()).expect("it is in the store");
+        replica.log.recall(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
+        let (stream, cursor) =
+            replica.log.find(replica.log.verify(&id).as_ref(), &binding()).expect("it is in the store");
         assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
     }
 }

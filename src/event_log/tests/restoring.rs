@@ -24,8 +24,8 @@ pub(super) fn ended() -> impl FnOnce(&mut Machine, std::time::Instant) {
 
 /// Resumes at `log` with this id; returns the events and the outcome of the read.
 pub(super) async fn read_again(log: &Arc<EventLog>, id: &EventId) -> (String, Poll<ReadOutcome>) {
-    log.recall(id).await.unwrap();
-    let (stream, cursor) = log.find(id, &binding()).expect("it is in the store");
+    log.recall(&log.verify(id).expect("an id of ours")).await.unwrap();
+    let (stream, cursor) = log.find(log.verify(id).as_ref(), &binding()).expect("it is in the store");
     let mut client = Client::attach(&stream, cursor);
     let outcome = client.read_all();
     (client.text().to_owned(), outcome)
@@ -51,10 +51,10 @@ async fn a_sealed_stream_is_read_after_a_restart_as_before() {
     assert_eq!(read_again(&after, &ids[0]).await, (whole.clone(), Poll::Ready(ReadOutcome::Ended)));
     let rest = whole.strip_prefix(&texts.concat()).unwrap().to_owned();
     assert_eq!(read_again(&after, &ids[3]).await, (rest, Poll::Ready(ReadOutcome::Ended)));
-    let (stream, cursor) = after.find(&ids[4], &binding()).unwrap();
+    let (stream, cursor) = after.find(after.verify(&ids[4]).as_ref(), &binding()).unwrap();
     assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);
     let stranger = Binding { principal: Principal::Known([1; 16]), ..binding() };
-    assert!(after.find(&ids[0], &stranger).is_none());
+    assert!(after.find(after.verify(&ids[0]).as_ref(), &stranger).is_none());
 }
 
 #[tokio::test(start_paused = true)]
@@ -75,7 +75,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
         error.contains(r#""id":1,"#) && error.contains("-32011") && error.contains(r#""fault":"proxy""#),
         "{error}"
     );
-    let (restored, _) = after.find(&id, &binding()).unwrap();
+    let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
     let failure = restored.look(Machine::failure).map(|failure| failure.code);
     assert_eq!(failure, Some(ErrorCode::OwnerDied));
     assert_eq!(after.recover().await.unwrap(), 0, "once");
@@ -101,7 +101,7 @@ async fn a_stream_that_owed_nothing_any_more_is_completed() {
     let after = process(&store);
     after.recover().await.unwrap();
     assert_eq!(read_again(&after, &id).await, (whole, Poll::Ready(ReadOutcome::Ended)));
-    let (restored, _) = after.find(&id, &binding()).unwrap();
+    let (restored, _) = after.find(after.verify(&id).as_ref(), &binding()).unwrap();
     let phase = restored.look(Machine::phase);
     assert!(matches!(phase, Phase::Sealed { outcome: crate::protocol::stream::Outcome::Completed, .. }), "{phase:?}");
 }

@@ -44,10 +44,10 @@ async fn a_sealed_stream_is_found_until_its_retention_ends() {
     settle().await;
     tokio::time::advance(RETENTION - TICK).await;
     settle().await;
-    assert!(log.find(&id, &binding()).is_some());
+    assert!(log.find(log.verify(&id).as_ref(), &binding()).is_some());
     tokio::time::advance(TICK * 2).await;
     settle().await;
-    assert!(log.find(&id, &binding()).is_none());
+    assert!(log.find(log.verify(&id).as_ref(), &binding()).is_none());
     assert!(log.is_empty());
     sweeper.abort();
 }
@@ -62,12 +62,12 @@ async fn a_stream_that_is_read_again_is_kept_from_its_last_reader_on() {
     let mut client = Client::attach(&stream, Seq(0));
     tokio::time::advance(RETENTION * 3).await;
     settle().await;
-    assert!(log.find(&id, &binding()).is_some(), "it is being read");
+    assert!(log.find(log.verify(&id).as_ref(), &binding()).is_some(), "it is being read");
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(client);
     tokio::time::advance(RETENTION - TICK).await;
     settle().await;
-    assert!(log.find(&id, &binding()).is_some());
+    assert!(log.find(log.verify(&id).as_ref(), &binding()).is_some());
     // It is looked at again half a minute after its last look found it read.
     for _ in 0..4 {
         tokio::time::advance(RETENTION / 2).await;
@@ -81,13 +81,13 @@ async fn a_stream_that_is_read_again_is_kept_from_its_last_reader_on() {
 async fn a_stream_is_found_by_whom_it_belongs_to() {
     let log = log_with(None);
     let (stream, id) = ended(&log);
-    let (found, cursor) = log.find(&id, &binding()).unwrap();
+    let (found, cursor) = log.find(log.verify(&id).as_ref(), &binding()).unwrap();
     assert!(Arc::ptr_eq(&found, &stream));
     assert_eq!(cursor, Seq(0));
     let other = Binding { principal: Principal::Known([1; 16]), subject: None, session: None };
-    assert!(log.find(&id, &other).is_none());
+    assert!(log.find(log.verify(&id).as_ref(), &other).is_none());
     let foreign = log_with(None);
-    assert!(foreign.find(&id, &binding()).is_none(), "another log has no such stream");
+    assert!(foreign.find(foreign.verify(&id).as_ref(), &binding()).is_none(), "another log has no such stream");
 }
 
 #[tokio::test(start_paused = true)]

@@ -28,7 +28,7 @@ fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
 }
 
 fn place(log: &EventLog, id: &EventId) -> Option<Place> {
-    log.find(id, &binding()).map(|(stream, cursor)| stream.look(|machine| machine.locate(cursor)))
+    log.find(log.verify(id).as_ref(), &binding()).map(|(stream, cursor)| stream.look(|machine| machine.locate(cursor)))
 }
 
 fn stubs(log: &EventLog) -> usize {
@@ -43,7 +43,7 @@ async fn a_stub_has_the_end_and_for_a_while_the_last_response() {
     assert_eq!((stubs(&log), log.len()), (1, 1));
     assert_eq!(place(&log, &ids[4]), Some(Place::AtEnd));
     assert_eq!(place(&log, &ids[2]), Some(Place::Lost));
-    let (stream, cursor) = log.find(&ids[3], &binding()).unwrap();
+    let (stream, cursor) = log.find(log.verify(&ids[3]).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(
@@ -115,7 +115,7 @@ async fn a_stub_says_what_its_call_was_and_how_often_it_was_read() {
         (summary.name.as_deref().cloned(), summary.connections)
     };
     assert_eq!(told(&log), (name.clone(), 1));
-    let (stream, cursor) = log.find(&id, &binding()).expect("it is kept");
+    let (stream, cursor) = log.find(log.verify(&id).as_ref(), &binding()).expect("it is kept");
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert_eq!(told(&log), (name, 2));
@@ -126,7 +126,7 @@ async fn a_stub_is_its_callers_alone() {
     let log = log_with(None);
     let ids = proven(&log, 0, 1);
     let other = Binding { principal: Principal::Known([9; 16]), ..binding() };
-    assert!(ids.iter().all(|id| log.find(id, &other).is_none()));
+    assert!(ids.iter().all(|id| log.find(log.verify(id).as_ref(), &other).is_none()));
     assert_eq!(stubs(&log), 1, "and is not touched by another");
 }
 
@@ -185,7 +185,7 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
     while stubs(&log) == 20 {
         write(&writer, 1000);
     }
-    let kept: Vec<bool> = ids.iter().map(|id| log.find(id, &binding()).is_some()).collect();
+    let kept: Vec<bool> = ids.iter().map(|id| log.find(log.verify(id).as_ref(), &binding()).is_some()).collect();
     assert!(!kept[0] && kept[19], "{kept:?}");
     assert!(kept.is_sorted(), "{kept:?}");
     assert!(is_kept(&log, &likely));
@@ -241,7 +241,7 @@ async fn a_large_response_moves_into_its_stub() {
     log.note_delivered(&stream, Delivery::Proven);
     assert!(stream.look(|machine| machine.trimmed()) == Seq(2), "it is in one place");
     drop((stream, writer));
-    let (stream, cursor) = log.find(&before, &binding()).unwrap();
+    let (stream, cursor) = log.find(log.verify(&before).as_ref(), &binding()).unwrap();
     let mut back = Client::attach(&stream, cursor);
     assert_eq!(back.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(back.text().contains(&large));
