@@ -10,23 +10,21 @@ mod completion;
 pub(crate) mod contract;
 mod coordination;
 pub mod disk;
+mod followers;
 mod metrics;
 pub mod redis;
 pub mod tail;
 #[cfg(test)]
 pub(crate) mod test_store;
 
-use std::any::Any;
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 pub use coordination::{Coordination, Renewal};
+pub use followers::ChangeSubscription;
 pub use metrics::Metrics;
-
-use tokio::sync::Notify;
 
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
 use crate::protocol::stream::Batch;
@@ -135,25 +133,6 @@ impl<T> Pending<T> {
             Pending::Ready(value) => value,
             Pending::Later(future) => future.await,
         }
-    }
-}
-
-/// Hears of changes to one stream, until dropped.
-pub struct ChangeSubscription {
-    changed: Arc<Notify>,
-    _registration: Box<dyn Any + Send + Sync>,
-}
-
-impl ChangeSubscription {
-    /// `changed` is told with [`Notify::notify_one`] of every change from now on; `registration` ends that when it is dropped.
-    pub fn new(changed: Arc<Notify>, registration: impl Any + Send + Sync) -> Self {
-        Self { changed, _registration: Box::new(registration) }
-    }
-
-    /// Resolves when the stream may have grown, been trimmed, ended, expired or changed its writer since the last time; one
-    /// change is never missed, several may be one. It may resolve for nothing. Cancel-safe.
-    pub async fn changed(&self) {
-        self.changed.notified().await;
     }
 }
 

@@ -13,6 +13,7 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use tokio::sync::{Notify, watch};
 
+use super::followers::Followers;
 use super::tail::Tail;
 use crate::clock;
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
@@ -39,7 +40,7 @@ pub(crate) struct Memory {
 pub(crate) struct Contents {
     streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
     records: DashMap<Vec<u8>, (Bytes, Instant)>,
-    followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
+    followers: Followers,
     leases: DashMap<Owner, (Option<u64>, Instant)>,
     messages: DashMap<Owner, VecDeque<Bytes>>,
     sent: Notify,
@@ -81,20 +82,6 @@ struct Shelf {
     sealed: bool,
     keep: Duration,
     until: Instant,
-}
-
-/// Takes the follower from the list.
-struct Registration {
-    followers: Arc<DashMap<StreamId, Vec<Arc<Notify>>>>,
-    stream: StreamId,
-    changed: Arc<Notify>,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        self.followers.entry(self.stream).or_default().retain(|other| !Arc::ptr_eq(other, &self.changed));
-        self.followers.remove_if(&self.stream, |_, others| others.is_empty());
-    }
 }
 
 impl Memory {
@@ -173,13 +160,8 @@ impl Memory {
     /// The same for what changes it: followers are told after.
     fn change<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
         let result = self.with(stream, act);
-        self.tell(stream);
+        self.followers.notify(stream);
         result
-    }
-
-    fn tell(&self, stream: StreamId) {
-        let followers = self.followers.get(&stream);
-        followers.iter().flat_map(|entry| entry.value()).for_each(|changed| changed.notify_one());
     }
 
     fn record(&self, key: &[u8]) -> Option<Bytes> {
@@ -213,7 +195,7 @@ impl Store for Memory {
             until: clock::now() + keep,
         };
         self.streams.insert(stream, Arc::new(Mutex::new(shelf)));
-        self.tell(stream);
+        self.followers.notify(stream);
         Pending::Ready(Ok(WriterEpoch::default()))
     }
 
@@ -308,10 +290,7 @@ impl Store for Memory {
     }
 
     fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        let changed = Arc::new(Notify::new());
-        self.followers.entry(stream).or_default().push(changed.clone());
-        let registration = Registration { followers: self.followers.clone(), stream, changed: changed.clone() };
-        Pending::Ready(Ok(ChangeSubscription::new(changed, registration)))
+        Pending::Ready(Ok(self.followers.follow(stream)))
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
@@ -332,7 +311,7 @@ impl Store for Memory {
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
         self.streams.remove(&stream);
-        self.tell(stream);
+        self.followers.notify(stream);
         Pending::Ready(Ok(()))
     }
 

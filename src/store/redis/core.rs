@@ -11,10 +11,10 @@ use super::command::{Call, Note, Told, Work, cmd};
 use super::failure::Failure;
 use super::generation::{self, hex};
 use super::keys::{Names, Order, order};
-use super::pubsub::Followers;
 use crate::protocol::ids::{Owner, StoreEpoch};
 use crate::random;
 use crate::store::completion::Completions;
+use crate::store::followers::Followers;
 use crate::store::{Error, Keys, Pending, StoreHealth};
 
 /// Calls that wait to be sent. One that finds no place fails: Redis is far behind.

@@ -347,11 +347,11 @@ impl Store for Redis {
     }
 
     fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>> {
-        let (changed, registration) = self.core.followers.add(stream);
+        let subscription = self.core.followers.follow(stream);
         let registering = pubsub::register(&self.core, stream);
         Pending::Later(Box::pin(async move {
             registering.wait().await?;
-            Ok(ChangeSubscription::new(changed, registration))
+            Ok(subscription)
         }))
     }
 

@@ -8,8 +8,7 @@ use std::time::Duration;
 
 use ::redis::aio::MultiplexedConnection;
 use ::redis::{PushInfo, PushKind, Value};
-use dashmap::DashMap;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
 use super::connector::Connector;
@@ -33,45 +32,6 @@ const REGISTERED: Duration = Duration::from_secs(30);
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// The wait before another connection is tried.
 const RETRY: Duration = Duration::from_millis(250);
-
-/// Followers here, by stream.
-#[derive(Clone, Default)]
-pub(super) struct Followers(Arc<DashMap<StreamId, Vec<Arc<Notify>>>>);
-
-/// Takes the follower from the list.
-pub(super) struct Registration {
-    followers: Followers,
-    stream: StreamId,
-    changed: Arc<Notify>,
-}
-
-impl Drop for Registration {
-    fn drop(&mut self) {
-        let all = &self.followers.0;
-        all.entry(self.stream).or_default().retain(|other| !Arc::ptr_eq(other, &self.changed));
-        all.remove_if(&self.stream, |_, others| others.is_empty());
-    }
-}
-
-impl Followers {
-    pub(super) fn add(&self, stream: StreamId) -> (Arc<Notify>, Registration) {
-        let changed = Arc::new(Notify::new());
-        self.0.entry(stream).or_default().push(changed.clone());
-        (changed.clone(), Registration { followers: self.clone(), stream, changed })
-    }
-
-    fn tell(&self, stream: StreamId) {
-        self.0.get(&stream).iter().flat_map(|entry| entry.value()).for_each(|changed| changed.notify_one());
-    }
-
-    fn tell_all(&self) {
-        self.0.iter().for_each(|entry| entry.value().iter().for_each(|changed| changed.notify_one()));
-    }
-
-    fn streams(&self) -> Vec<StreamId> {
-        self.0.iter().map(|entry| *entry.key()).collect()
-    }
-}
 
 /// A connection on which this replica's channel is heard.
 pub(super) struct Ears {
@@ -101,7 +61,7 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut ears:
             }
             clock::sleep(RETRY).await;
         };
-        core.followers.tell_all();
+        core.followers.notify_all();
         core.mail.notify_one();
     }
 }
@@ -116,7 +76,7 @@ async fn hear(core: &Core, ears: &mut Ears) {
                 MAIL => core.mail.notify_one(),
                 stream => {
                     if let Ok(bytes) = stream.try_into() {
-                        core.followers.tell(StreamId::from_bytes(bytes));
+                        core.followers.notify(StreamId::from_bytes(bytes));
                     }
                 }
             },
@@ -147,7 +107,7 @@ pub(super) async fn renew(core: Arc<Core>) {
             }
             // Also where nothing was lost that we know of: a stream that expires says nothing, and what is published in a
             // Cluster is lost with a link between two nodes.
-            core.followers.tell(stream);
+            core.followers.notify(stream);
         }
         core.mail.notify_one();
     }

@@ -506,7 +506,7 @@ impl Writer {
         }
         self.show_room();
         pending.answer();
-        told.into_iter().for_each(|stream| self.shared.followers.tell(stream));
+        told.into_iter().for_each(|stream| self.shared.followers.notify(stream));
     }
 
     fn apply_place(&mut self, stream: StreamId, place: Option<Place>) {

@@ -330,7 +330,7 @@ impl Writer {
             }
         }
         info!("the store can write again");
-        self.shared.followers.tell_all();
+        self.shared.followers.notify_all();
     }
 
     /// Looks for room, and has the database do what is due, which is what a full disk fails. One in which a write has failed is opened
