@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pump_is_carried_to_its_end_by_who_polls_it() {
+    async fn a_pump_is_finished_by_its_poller() {
         let (mut running, go, mut told) = pump();
         let mut go = Some(go);
         poll_fn(|cx| {
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_pump_that_is_dropped_half_way_or_before_it_was_polled_goes_on() {
+    async fn a_pump_that_is_dropped_before_its_end_continues_as_a_task() {
         for polls in 0..2 {
             let (mut running, go, told) = pump();
             poll_fn(|cx| {
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_runtime_it_is_just_dropped() {
+    fn a_pump_is_dropped_without_a_runtime() {
         let (running, go, _) = pump();
         drop(running);
         assert!(go.send(()).is_err());

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_credentials_pushes_out_no_caller_that_comes_back() {
+    fn a_flood_of_credentials_evicts_no_returning_caller() {
         let (observed, start) = (Observed::default(), clock::now());
         let good = known(usize::MAX);
         observed.note_status(good, StatusCode::OK, start);
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flood_of_origins_pushes_out_no_page_that_comes_back_and_takes_no_memory() {
+    fn a_flood_of_origins_evicts_no_returning_page_and_takes_no_memory() {
         let (observed, start) = (Observed::default(), clock::now());
         let answer = |size: usize| {
             let value = HeaderValue::from_bytes(&vec![b'a'; size]).unwrap();

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn questions_share_one_check_a_second() {
+    async fn readiness_requests_share_one_check_a_second() {
         let (server, connector) = Server::start();
         for _ in 0..3 {
             let asking = (0..100).map(|_| {
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_question_does_not_wait_for_a_silent_server() {
+    async fn a_readiness_request_does_not_wait_for_a_silent_server() {
         let (server, connector) = Server::start();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
         pass(CHECK_INTERVAL).await;

@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_comes_down_wrapped_and_goes_up_as_it_was() {
+    fn a_name_is_wrapped_in_responses_and_unwrapped_in_requests() {
         let sessions = SessionNames::wrapped_for(OWN);
         for name in ["s", "a~b", "deadbeef~s", "0badcafe~s"] {
             let seen = wrapped(&sessions, name);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_another_owner_or_none_passes_as_it_is() {
+    fn a_name_with_another_owner_or_none_passes_unchanged() {
         let sessions = SessionNames::wrapped_for(OWN);
         for name in ["s", "deadbeef~s", "0badcafe~", "0badcafe", "0BADCAFE~s"] {
             assert_eq!(unwrapped(&sessions, &HeaderValue::from_str(name).unwrap()), None, "{name}");
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_too_long_keeps_its_own() {
+    fn a_name_that_is_too_long_stays_unchanged() {
         let sessions = SessionNames::wrapped_for(OWN);
         let longest = "s".repeat(1024 - "0badcafe~".len());
         assert_eq!(wrapped(&sessions, &longest).len(), 1024);
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_wrapped_where_nobody_asked_for_it() {
+    fn no_name_is_wrapped_by_default() {
         let sessions = SessionNames::default();
         assert_eq!(wrapped(&sessions, "s"), "s");
         assert_eq!(unwrapped(&sessions, &HeaderValue::from_static("0badcafe~s")), None);

@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_others_of_a_subject_are_the_latest_few() {
+    fn a_subject_keeps_its_latest_principals() {
         let tokens = TokenSubjects::default();
         let now = clock::now();
         let (one, two) = (Subject::from_hash([1; 16]), Subject::from_hash([2; 16]));
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_bounded_and_those_of_long_ago_make_room() {
+    fn subjects_are_bounded_and_the_oldest_are_evicted() {
         let tokens = TokenSubjects::default();
         let start = clock::now();
         let subject = |number: usize| Subject::from_hash((number as u128).to_be_bytes());
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn a_probe_is_believed_for_a_while_and_in_its_session() {
+    fn a_probe_is_valid_for_a_while_and_in_its_session() {
         let tokens = TokenSubjects::default();
         let now = clock::now();
         tokens.note_probed(used(1), true, now);
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn probes_are_bounded_and_old_ones_make_room() {
+    fn probes_are_bounded_and_the_oldest_are_evicted() {
         let tokens = TokenSubjects::default();
         let start = clock::now();
         let at = |number: usize| start + Duration::from_micros(number as u64);

@@ -49,7 +49,7 @@ async fn take_nothing(pipe: DuplexStream) {
 }
 
 #[tokio::test(start_paused = true)]
-async fn calls_that_are_given_up_prolong_no_other_call() {
+async fn withdrawn_calls_prolong_no_other_call() {
     let (upstream, pipe) = upstream(|_| ());
     tokio::spawn(take_nothing(pipe));
     let mut calls = Vec::new();
@@ -71,7 +71,7 @@ async fn calls_that_are_given_up_prolong_no_other_call() {
 
 /// The connection's task runs on another thread: it may reach the request at the moment in which the call is withdrawn.
 #[tokio::test(start_paused = true)]
-async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
+async fn a_request_that_timed_out_before_it_was_sent_is_withdrawn() {
     for is_taken_first in [false, true] {
         let (upstream, _pipe) = upstream(|config| config.header_timeout = Some(PATIENCE));
         let sent_flag = SentFlag::default();
@@ -92,7 +92,7 @@ async fn a_request_that_timed_out_before_it_was_taken_is_handed_over_no_more() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_a_connection_that_is_stuck_is_handed_over_no_more() {
+async fn a_request_of_a_stuck_connection_is_withdrawn() {
     let (upstream, _pipe) = upstream(|_| ());
     let sent_flag = SentFlag::default();
     let _slot = upstream.clients.client_with_capacity(&sent_flag);

@@ -115,7 +115,7 @@ async fn a_connection_the_server_closed_or_spoke_on_is_not_used_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_came_behind_a_response_spoils_the_connection_and_nothing_else() {
+async fn bytes_behind_a_response_only_prevent_reuse_of_the_connection() {
     for text in [
         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nokHTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nevil",
         "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\nok",
@@ -147,14 +147,14 @@ async fn a_request_that_left_is_not_sent_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_nothing_listens_nothing_was_sent() {
+async fn a_refused_connection_means_that_nothing_was_sent() {
     let (client, []) = client();
     let answered = client.send(request(&Bytes::new()), || panic!("it was sent")).await;
     assert!(matches!(answered, Err(Error::Connect(_))), "{answered:?}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_may_answer_before_it_has_read_all() {
+async fn a_server_may_respond_before_it_has_read_the_request() {
     let (client, [mut first, mut second]) = client();
     let large = Bytes::from(vec![b'x'; 20 * PIPE]);
     let serving = async {
@@ -171,7 +171,7 @@ async fn a_server_may_answer_before_it_has_read_all() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_large_request_is_written_while_its_answer_is_awaited() {
+async fn a_large_request_is_written_while_its_response_is_awaited() {
     let (client, [mut first]) = client();
     let large = Bytes::from([vec![b'x'; 20 * PIPE], b"ask".to_vec()].concat());
     let (answered, ()) = tokio::join!(client.send(request(&large), || ()), answer(&mut first, ANSWER));
@@ -180,7 +180,7 @@ async fn a_large_request_is_written_while_its_answer_is_awaited() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_cut_short_fails_after_what_had_come() {
+async fn a_truncated_body_fails_after_the_received_bytes() {
     let (client, [mut first]) = client();
     let serving = async {
         answer(&mut first, "HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nok").await;
@@ -204,7 +204,7 @@ async fn dropping_a_body_closes_its_connection() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_the_connection_holds_back_is_flushed() {
+async fn data_buffered_by_the_connection_is_flushed() {
     let (client, [mut first]) = client_over(PIPE, |pipe| Box::new(BufStream::new(pipe)));
     for size in [0, 20 * PIPE] {
         let body = Bytes::from([vec![b'x'; size], b"ask".to_vec()].concat());
@@ -263,7 +263,7 @@ impl AsyncWrite for BreaksInSecond {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_request_of_which_a_record_left_is_not_taken_for_unsent() {
+async fn a_request_with_one_written_record_does_not_count_as_unsent() {
     let (client, [mut first]) =
         client_over(4 * BreaksInSecond::RECORD, |pipe| Box::new(BreaksInSecond { pipe, records: 0 }));
     let large = Bytes::from(vec![b'x'; 2 * BreaksInSecond::RECORD]);
