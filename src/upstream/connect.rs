@@ -188,7 +188,7 @@ impl Connector {
     /// Returns a connection to the origin. At the connection limit it waits until another connection ends.
     ///
     /// # Errors
-    /// [`TooMany`] when none ended within the time for connecting; otherwise what TCP or TLS says.
+    /// [`TooMany`] if none ended within the connect timeout; otherwise an error of TCP or TLS.
     pub(super) async fn connect(&self) -> Result<Socket, BoxError> {
         let permit = tokio::time::timeout(self.timeout, self.permits.clone().acquire_owned()).await;
         let permit = permit.map_err(|_| TooMany)??;
@@ -200,7 +200,7 @@ impl Connector {
         Ok(Socket { stream, _permit: permit })
     }
 
-    /// Returns whether the server can be reached, after a connection attempt if the last check is old enough.
+    /// Returns the reachability of the server, after a connection attempt if the last check is old enough.
     pub(super) async fn reachability(&self) -> Reachability {
         let connector = self.clone();
         let check = |known| async move {

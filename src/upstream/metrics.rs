@@ -86,7 +86,7 @@ impl Metrics {
         }
     }
 
-    /// Counts a call that ended because its client did not come back in time.
+    /// Counts a call that ended because its client did not resume it in time.
     pub fn observe_abandoned(&self) {
         self.abandoned.inc();
     }

@@ -154,8 +154,8 @@ impl Upstream {
         self.config.url.endpoint_path()
     }
 
-    /// Returns whether the server accepts connections, after an attempt if the last one for this question began a second ago or
-    /// more. Takes half a second at most.
+    /// Returns the reachability of the server, after an attempt if the last check began a second ago or more. Takes half a
+    /// second at most.
     pub async fn reachability(&self) -> Reachability {
         self.connector.reachability().await
     }
@@ -392,7 +392,7 @@ fn names_host(reference: &str) -> bool {
 
 fn origin(url: &UpstreamUrl) -> Uri {
     let parts = Uri::builder().scheme(url.scheme()).authority(url.authority().clone()).path_and_query("/");
-    parts.build().expect("the parts were sent_flag from a URL")
+    parts.build().expect("the parts were taken from a URL")
 }
 
 fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {

@@ -67,7 +67,7 @@ impl Refusals {
         let mut queue = self.queue();
         let bytes = queue.bytes + cost(&id);
         if bytes > WAITING_BYTES {
-            return debug!(stream.id = %self.stream.id(), "a server asks faster than it takes refusals: a question gets none");
+            return debug!(stream.id = %self.stream.id(), "a server sends requests faster than it takes refusals: one gets none");
         }
         queue.waiting.push_back(id);
         queue.set(bytes);
@@ -111,7 +111,7 @@ impl Refusals {
             let may_have_arrived = match sending.await {
                 Ok(Ok(_)) => return true,
                 Ok(Err(failure)) => {
-                    debug!(?failure, "the refusal of a question did not reach the upstream");
+                    debug!(?failure, "the refusal of a server request did not reach the upstream");
                     failure.may_have_run
                 }
                 Err(_) => true,

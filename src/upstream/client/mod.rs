@@ -89,7 +89,7 @@ impl Error {
         }
     }
 
-    /// Returns whether a connection took none of its requests for as long as one may take to be made.
+    /// Returns true if a connection took none of its requests for the longest time that connecting may take.
     pub(super) fn is_stuck(&self) -> bool {
         matches!(self, Error::Stuck)
     }
