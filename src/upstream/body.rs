@@ -17,7 +17,7 @@ use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
 /// Reads a body into `kept` until its end or the limit. Returns true if it is complete. A body in several pieces counts as bytes of
-/// the stream, and is read on only when the stream has room for it.
+/// the stream, and is read on only when the stream has memory for it, or its turn.
 pub(super) async fn keep(
     body: &mut ResponseBody,
     kept: &mut BytesMut,

@@ -170,7 +170,7 @@ impl Upstream {
         self.template(parts, headers::to_upstream(&parts.headers), client, body)
     }
 
-    /// Makes a client's request a request to the endpoint, with all its end-to-end headers.
+    /// Makes a client's request a request to the endpoint that is no call: `Accept` and `Accept-Encoding` stay the client's.
     pub fn pass(&self, parts: &Parts, client: &Forwarded, body: Bytes) -> Template {
         self.template(parts, headers::to_endpoint(&parts.headers), client, body)
     }
