@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use crate::clock;
-use crate::event_log::{EventLog, Regained};
+use crate::event_log::{EventLog, StoreLoss};
 use crate::protocol::ids::{Owner, StreamId};
 use crate::store::{Coordination, Error, Renewal};
 
@@ -79,7 +79,7 @@ impl<'a> LeaseKeeper<'a> {
             let now = clock::now();
             let next = match renewed {
                 Ok(renewal) => {
-                    if self.note_losses(*losses.borrow_and_update()) != Regained::No {
+                    if self.note_losses(*losses.borrow_and_update()) != StoreLoss::Nothing {
                         reachable_since = None;
                         self.others.may_be_lost = true;
                     }
@@ -90,7 +90,7 @@ impl<'a> LeaseKeeper<'a> {
                     self.note_renewal(renewal).await;
                     if renewal != Renewal::HeldByAnother {
                         // The lease counts from before the request: the store may have answered late.
-                        self.log.note_heard(began + self.lease);
+                        self.log.note_lease_renewed(began + self.lease);
                     }
                     if now.saturating_duration_since(since) >= self.lease && renewal != Renewal::HeldByAnother {
                         self.sweep().await;
@@ -98,7 +98,7 @@ impl<'a> LeaseKeeper<'a> {
                     now + self.lease / 3
                 }
                 Err(error) => {
-                    self.log.note_missed();
+                    self.log.note_renewal_failed();
                     if reachable_since.take().is_some() {
                         warn!(%error, "the lease could not be renewed");
                     }
@@ -121,21 +121,21 @@ impl<'a> LeaseKeeper<'a> {
         }
         // The lease had expired or is another's: other replicas may have ended streams of this one.
         if renewal != Renewal::Extended
-            && let Err(error) = self.log.leave_taken().await
+            && let Err(error) = self.log.drop_taken_over().await
         {
             warn!(%error, "the store could not say which streams others have taken");
         }
     }
 
     /// Begins a resync if the store came back without some or all of its contents.
-    fn note_losses(&self, losses: u64) -> Regained {
-        let loss = self.log.note_contents(self.shared.epoch(), losses, self.lease);
+    fn note_losses(&self, losses: u64) -> StoreLoss {
+        let loss = self.log.note_generation(self.shared.epoch(), losses, self.lease);
         match loss {
-            Regained::No => {}
-            Regained::Less => self.log.look_back(),
-            Regained::Empty => {
+            StoreLoss::Nothing => {}
+            StoreLoss::Partial => self.log.verify_and_rewrite(),
+            StoreLoss::Total => {
                 warn!("the store has lost what it held: what is here is brought there again");
-                self.log.write_back();
+                self.log.rewrite_all();
             }
         }
         loss
@@ -167,17 +167,17 @@ impl<'a> LeaseKeeper<'a> {
     async fn try_sweep(&mut self) -> Result<(), Error> {
         let mut expired = self.shared.expired_leases().wait().await?;
         // The contents are a while old: no replica has renewed its lease in them.
-        if self.log.has_young_contents() {
+        if self.log.is_store_recovering() {
             return Ok(());
         }
         expired.retain(|owner| *owner != self.shared.owner());
         // Before any write: clients wait for the ends of streams, and a full store may refuse a record.
-        self.log.note_lapsed(expired.iter().copied().collect());
+        self.log.set_expired_owners(expired.iter().copied().collect());
         let mut results = vec![self.note_returned(&expired).await];
         for owner in expired {
             results.push(self.note_expired(owner).await);
         }
-        results.push(adopt_all(self.log, self.log.asked_of_lapsed()).await);
+        results.push(adopt_all(self.log, self.log.requested_of_expired_owners()).await);
         let is_gone = |expiry: &Expiry| expiry.age() >= CUT_OFF;
         let gone: Vec<_> = self.expired.iter().filter(|(_, expiry)| is_gone(expiry)).map(|(owner, _)| *owner).collect();
         for owner in gone {

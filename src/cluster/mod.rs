@@ -71,7 +71,7 @@ impl Replicas {
         if left > 0 {
             info!(streams = left, "ended what was left open when this replica last ran");
         }
-        log.note_contents(shared.epoch(), *shared.possible_losses().borrow(), lease);
+        log.note_generation(shared.epoch(), *shared.possible_losses().borrow(), lease);
         let requests = Requests::new(shared.clone(), log.clone());
         Ok(Arc::new(Self { shared, log, lease, requests, is_name_taken: AtomicBool::new(false) }))
     }
@@ -103,7 +103,7 @@ impl Replicas {
 
     /// Ends the lease. No stream may be open here any more.
     pub async fn leave(&self) {
-        self.log.leave_runs();
+        self.log.leave_claims();
         if let Err(error) = self.shared.release().wait().await {
             warn!(%error, "the lease could not be given up: it lapses");
         }
@@ -148,7 +148,7 @@ impl Replicas {
                 let (shared, log) = (self.shared.clone(), self.log.clone());
                 // Spawned: the reply may wait for a first event of the upstream.
                 tokio::spawn(async move {
-                    let known = log.known(&call, run, body.as_ref()).await;
+                    let known = log.lookup_retry(&call, run, body.as_ref()).await;
                     rpc::reply(&*shared, from, Message::Known { number, known }).await;
                 });
             }

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 use tracing::debug;
 
 use super::lease::cut_off_key;
-use crate::event_log::{EventLog, Fingerprint, Run};
+use crate::event_log::{ClaimRecord, EventLog, Fingerprint};
 use crate::protocol::cluster::{HttpMessage, Message, RepeatedCall};
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::store::{Coordination, Error};
@@ -138,7 +138,7 @@ impl Requests {
 
     /// Returns `nothing`, unless the store is recovering from a loss: a missing entry proves nothing then.
     fn unless_recovering<T>(&self, nothing: T) -> Result<T, Error> {
-        if self.log.has_young_contents() {
+        if self.log.is_store_recovering() {
             return Err(Error::Unavailable("it has lost what it held, and is being told again".to_owned()));
         }
         Ok(nothing)
@@ -174,7 +174,7 @@ impl Requests {
     /// If the replica could not be asked.
     pub async fn known_at(
         &self,
-        run: Run,
+        run: ClaimRecord,
         call: &Fingerprint,
         body: Option<&Fingerprint>,
     ) -> Result<Option<RepeatedCall>, Error> {

@@ -9,7 +9,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::event_log::backing::claim::Hold;
+use crate::event_log::backing::claim::ClaimGuard;
 use crate::event_log::backing::fingerprint::Fingerprint;
 
 /// What the index knows of a POST.
@@ -22,7 +22,7 @@ pub enum Match<T> {
 
 /// The index.
 #[derive(Debug)]
-pub struct Retries<T> {
+pub struct RetryIndex<T> {
     calls: DashMap<Fingerprint, Weak<T>>,
     /// Those that are about to be registered, once the store has said whether another replica runs them.
     registering: Arc<Locks>,
@@ -31,7 +31,7 @@ pub struct Retries<T> {
 /// The calls that are about to be registered.
 type Locks = DashMap<Fingerprint, Arc<Mutex<()>>>;
 
-impl<T> Default for Retries<T> {
+impl<T> Default for RetryIndex<T> {
     fn default() -> Self {
         Self { calls: DashMap::new(), registering: Arc::default() }
     }
@@ -39,13 +39,13 @@ impl<T> Default for Retries<T> {
 
 /// Keeps others from registering the same call meanwhile.
 #[derive(Debug)]
-pub struct Registering {
+pub struct RegistrationLock {
     registering: Arc<Locks>,
     fingerprint: Fingerprint,
     guard: OwnedMutexGuard<()>,
 }
 
-impl Drop for Registering {
+impl Drop for RegistrationLock {
     fn drop(&mut self) {
         // Whoever waits has the lock at hand, and takes it out after.
         let is_mine = |lock: &Arc<Mutex<()>>| {
@@ -58,25 +58,25 @@ impl Drop for Registering {
 /// An entry of the index; dropping it removes it.
 #[derive(Debug)]
 pub struct Registration<T> {
-    index: Arc<Retries<T>>,
+    index: Arc<RetryIndex<T>>,
     fingerprint: Fingerprint,
     stream: Weak<T>,
-    hold: Option<Hold>,
+    hold: Option<ClaimGuard>,
 }
 
 impl<T> Registration<T> {
     /// With what tells other replicas of it.
-    pub fn under(mut self, hold: Option<Hold>) -> Self {
+    pub fn under(mut self, hold: Option<ClaimGuard>) -> Self {
         self.hold = hold;
         self
     }
 
-    pub(super) fn hold(&self) -> Option<&Hold> {
+    pub(super) fn hold(&self) -> Option<&ClaimGuard> {
         self.hold.as_ref()
     }
 }
 
-impl<T> Retries<T> {
+impl<T> RetryIndex<T> {
     /// The stream of this fingerprint.
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<Arc<T>> {
         self.calls.get(fingerprint).and_then(|entry| entry.value().upgrade())
@@ -112,11 +112,11 @@ impl<T> Retries<T> {
     }
 
     /// Waits until nobody else is about to register this call.
-    pub async fn registering(self: &Arc<Self>, fingerprint: Fingerprint) -> Registering {
+    pub async fn registering(self: &Arc<Self>, fingerprint: Fingerprint) -> RegistrationLock {
         // The map's guard ends before the lock is waited for.
         let lock = self.registering.entry(fingerprint).or_default().value().clone();
         let guard = lock.lock_owned().await;
-        Registering { registering: self.registering.clone(), fingerprint, guard }
+        RegistrationLock { registering: self.registering.clone(), fingerprint, guard }
     }
 
     /// The streams of all calls.

@@ -39,14 +39,14 @@ impl Sweeper {
     }
 
     /// Runs until dropped.
-    pub(super) async fn run(&self, judge: impl Fn(StreamId, Instant) -> Verdict) {
+    pub(super) async fn run(&self, check_retention: impl Fn(StreamId, Instant) -> Verdict) {
         let mut alarm = Alarm::new();
         loop {
             alarm.set(self.peek());
             tokio::select! {
                 // Either comes round again: only the order must be the same in each simulated run.
                 biased;
-                () = alarm.ring() => self.sweep(clock::now(), &judge),
+                () = alarm.ring() => self.sweep(clock::now(), &check_retention),
                 () = self.earlier.notified() => {}
             }
         }
@@ -56,9 +56,9 @@ impl Sweeper {
         sync::lock(&self.due).peek().map(|Reverse((at, _))| *at)
     }
 
-    fn sweep(&self, now: Instant, judge: &impl Fn(StreamId, Instant) -> Verdict) {
+    fn sweep(&self, now: Instant, check_retention: &impl Fn(StreamId, Instant) -> Verdict) {
         while let Some(stream) = self.take_due(now) {
-            match judge(stream, now) {
+            match check_retention(stream, now) {
                 Verdict::Gone => {}
                 Verdict::Until(at) => self.schedule(at.unwrap_or(now + LOOK_AGAIN), stream),
             }

@@ -96,7 +96,7 @@ impl Ingress {
         }
         let (initialize, body) = self.take_declared(&call, body);
         let retry = retry_of(&context, &context.binding, &call, &body);
-        let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
+        let mut earlier = retry.fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
         let mut previous_call = None;
         if earlier.is_none() && context.binding.subject.is_some() {
             let previous = |previous: &Binding| self.find_retried_of_previous(previous, &context, &call, &body);
@@ -218,7 +218,7 @@ impl Ingress {
         body: &[u8],
     ) -> Option<Arc<Stream>> {
         let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
-        let stream = self.log.retries().find(&fingerprint?)?;
+        let stream = self.log.retry_index().find(&fingerprint?)?;
         // Its client may be about to leave.
         let may_match = body.is_some() || !stream.has_arrived();
         may_match.then_some(stream)
@@ -254,7 +254,7 @@ impl Ingress {
             return Ok(self.start(request, &create()?));
         };
         let matches = |stream: &Arc<Stream>| stream.may_return(body.is_some());
-        match self.log.retries().find_or_register(fingerprint, matches, create)? {
+        match self.log.retry_index().find_or_register(fingerprint, matches, create)? {
             Match::New(stream, registration) => {
                 stream.keep_registration(registration.under(hold));
                 Ok(self.start(request, &stream))
@@ -275,7 +275,7 @@ impl Ingress {
     /// In a drain a POST can only come back to a call that was begun before.
     fn rejoin(&self, request: &CallRequest) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
-        let found = fingerprint.and_then(|fingerprint| self.log.retries().find(&fingerprint));
+        let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
         match found.filter(|stream| stream.may_return(body.is_some())) {
             Some(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
             Some(_) => Err(ErrorCode::KeyReused),

@@ -21,7 +21,7 @@ use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, res
 use crate::backoff::Backoff;
 use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{Place, QueuedTurn, Session, Sessions, Stream, Turn, UploadReservation, stream_owing};
+use crate::event_log::{PostSlot, QueuedTurn, Session, Sessions, Stream, Turn, UploadReservation, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
@@ -55,7 +55,7 @@ pub(super) struct Delivery {
     /// Bytes of its sender's share that it takes.
     pub(super) carried: UploadReservation,
     /// Its place among those of the session, once it may be sent.
-    pub(super) place: Option<Place>,
+    pub(super) place: Option<PostSlot>,
     /// What the upstream judges it by.
     pub(super) credentials: Credentials,
     /// What it changes here once the upstream has taken it; `None` where the upstream has accepted these credentials lately, and it
@@ -183,11 +183,11 @@ impl Ingress {
         &self,
         session: Option<&Arc<Session>>,
         carried: &UploadReservation,
-    ) -> Result<Option<Place>, ErrorCode> {
+    ) -> Result<Option<PostSlot>, ErrorCode> {
         self.log.evict_for_upload(carried)?;
         let Some(session) = session else { return Ok(None) };
         let most = self.config.limits.held_posts_per_session;
-        session.take_place(most, self.config.upstream.connect_timeout).await.map(Some)
+        session.take_slot(most, self.config.upstream.connect_timeout).await.map(Some)
     }
 
     /// A cancel goes up after the bytes of the request it cancels. Once it counts the stream ends one way or the other.

@@ -150,7 +150,7 @@ impl Ingress {
     /// # Errors
     /// With the store away a session of a server may be of the one here.
     fn owner_unknown(&self, context: &RequestContext) -> Result<Response<BoxBody>, OwnerUnknown> {
-        let has_lost = self.log.has_young_contents() || self.log.store_health() == StoreHealth::Ready;
+        let has_lost = self.log.is_store_recovering() || self.log.store_health() == StoreHealth::Ready;
         if context.has_issued_session() || context.has_remote_session() || has_lost {
             return Ok(self.refuse(ErrorCode::StoreFailed));
         }

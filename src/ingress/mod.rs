@@ -394,7 +394,7 @@ impl Ingress {
     /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.
     async fn restore_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
         if let Some(id) = &context.binding.session
-            && let Some(session) = self.log.recall_session(id, &context.binding.principal).await?
+            && let Some(session) = self.log.load_session(id, &context.binding.principal).await?
         {
             context.session = Some(session);
         }

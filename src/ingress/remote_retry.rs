@@ -21,7 +21,9 @@ use super::token_refresh::Unproven;
 use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
-use crate::event_log::{Claim, Claimed, Elder, Fingerprint, Hold, Registering, Run, Stream};
+use crate::event_log::{
+    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, Fingerprint, RegistrationLock, Stream, SubjectClaim,
+};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
@@ -50,8 +52,8 @@ pub(super) enum EarlierCall {
 
 /// The right to run a call, until it is registered.
 pub(super) struct PendingClaim {
-    pub(super) hold: Hold,
-    pub(super) registering: Registering,
+    pub(super) hold: ClaimGuard,
+    pub(super) registering: RegistrationLock,
 }
 
 /// What is to be done after a question.
@@ -105,16 +107,16 @@ impl Ingress {
         let mut inquiry = Inquiry::default();
         let mut is_known = false;
         loop {
-            let registering = self.log.retries().registering(call).await;
-            let here = self.log.retries().find(&call);
+            let registering = self.log.retry_index().registering(call).await;
+            let here = self.log.retry_index().find(&call);
             if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
-                Ok(Claimed::Here(hold)) => return EarlierCall::None(Some(PendingClaim { hold, registering })),
-                Ok(Claimed::Nowhere) => return EarlierCall::None(None),
-                Ok(Claimed::Before(run, record)) => (run, record),
-                Ok(Claimed::Unreadable) => return lost(ErrorCode::StoreFailed),
+                Ok(ClaimOutcome::Claimed(hold)) => return EarlierCall::None(Some(PendingClaim { hold, registering })),
+                Ok(ClaimOutcome::Unclaimed) => return EarlierCall::None(None),
+                Ok(ClaimOutcome::Existing(run, record)) => (run, record),
+                Ok(ClaimOutcome::Unreadable) => return lost(ErrorCode::StoreFailed),
                 // It was there a moment ago: whoever runs it still does.
                 Err(_) if is_known => return lost(ErrorCode::StoreFailed),
                 Err(elsewhere) => return elsewhere,
@@ -124,7 +126,7 @@ impl Ingress {
             match inquiry.step(&search, here, run, &record).await {
                 Step::Answer(elsewhere) => return elsewhere,
                 Step::Replace => {
-                    if self.log.disclaim(&call, &record).await.is_err() {
+                    if self.log.release_claim(&call, &record).await.is_err() {
                         return lost(ErrorCode::StoreFailed);
                     }
                     is_known = false;
@@ -145,7 +147,7 @@ impl Ingress {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
             return ControlFlow::Break(EarlierCall::None(place));
         };
-        if self.log.retries().find(&own).is_some_and(|stream| stream.may_return(true)) {
+        if self.log.retry_index().find(&own).is_some_and(|stream| stream.may_return(true)) {
             return ControlFlow::Break(EarlierCall::None(place));
         }
         let found = match &mut place {
@@ -154,7 +156,7 @@ impl Ingress {
                 self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
             }
             None if self.log.store_health() == StoreHealth::Unreachable => Ok(None),
-            None => self.log.elder(subject).await,
+            None => self.log.subject_claim(subject).await,
         };
         let (previous, record) = match found {
             Ok(Some(found)) => found,
@@ -164,7 +166,7 @@ impl Ingress {
         match self.proves_subject(&request.context, request.call.era()).await {
             Ok(true) => {}
             Ok(false) => {
-                place.iter_mut().for_each(|place| place.hold.give_up_elder());
+                place.iter_mut().for_each(|place| place.hold.drop_subject_claim());
                 return ControlFlow::Break(EarlierCall::None(place));
             }
             Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
@@ -183,7 +185,7 @@ impl Ingress {
         &self,
         request: &CallRequest,
         subject: &Fingerprint,
-        previous: Elder,
+        previous: SubjectClaim,
         record: &Bytes,
     ) -> ControlFlow<EarlierCall> {
         let (replicas, body, call) = (self.replicas.as_deref(), request.retry.body, previous.call);
@@ -191,8 +193,8 @@ impl Ingress {
         let mut inquiry = Inquiry::default();
         loop {
             // One that was claimed a moment ago may not be registered yet.
-            drop(self.log.retries().registering(call).await);
-            let here = self.log.retries().find(&call);
+            drop(self.log.retry_index().registering(call).await);
+            let here = self.log.retry_index().find(&call);
             if let Some(stream) =
                 here.as_ref().filter(|stream| stream.id() == previous.run.stream && stream.may_return(true))
             {
@@ -205,7 +207,7 @@ impl Ingress {
             match inquiry.step(&search, here, previous.run, record).await {
                 Step::Answer(elsewhere) => return ControlFlow::Break(elsewhere),
                 Step::Replace => return self.replace_previous(subject, record).await,
-                Step::Again => match self.log.elder(subject).await {
+                Step::Again => match self.log.subject_claim(subject).await {
                     Ok(Some((_, there))) if there == *record => {}
                     Ok(_) => return ControlFlow::Continue(()),
                     Err(_) => return ControlFlow::Break(lost(ErrorCode::StoreFailed)),
@@ -215,7 +217,7 @@ impl Ingress {
     }
 
     async fn replace_previous(&self, subject: &Fingerprint, record: &Bytes) -> ControlFlow<EarlierCall> {
-        match self.log.disclaim_elder(subject, record).await {
+        match self.log.release_subject_claim(subject, record).await {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(lost(ErrorCode::StoreFailed)),
         }
@@ -243,10 +245,10 @@ struct Inquiry {
 
 impl Inquiry {
     /// Asks about the call of `record` once, which is `run`; `here` is what this process knows by its fingerprint, and cannot be returned to.
-    async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: Run, record: &Bytes) -> Step {
+    async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
         let log = &search.ingress.log;
         let asked_at = clock::now();
-        let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released(run.stream) {
+        let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
             Next::Replace
         } else if run.owner == log.owner() {
             // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
@@ -302,13 +304,13 @@ impl Search<'_> {
 
     /// Without the store, `degrade` goes on as if nobody else had the call. A store without room is read all the same, and takes no new
     /// call.
-    async fn claim(&self) -> Result<Claimed, EarlierCall> {
+    async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
         let log = &self.ingress.log;
-        let claim = Claim { retention: self.ingress.limits(self.request).retention, body: self.body };
+        let claim = ClaimRequest { retention: self.ingress.limits(self.request).retention, body: self.body };
         let claimed = match log.store_health() {
             StoreHealth::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.request)).await,
             StoreHealth::Full => match log.claim(&self.call, claim, true).await {
-                Ok(Claimed::Nowhere) | Err(_) => {
+                Ok(ClaimOutcome::Unclaimed) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
                 }
                 there => there,
@@ -318,7 +320,7 @@ impl Search<'_> {
         claimed.map_err(|error| self.ingress.without_store(&error, None))
     }
 
-    async fn ask(&self, run: Run) -> Next {
+    async fn ask(&self, run: ClaimRecord) -> Next {
         let Some(replicas) = self.replicas else { return self.find_without_owner(run).await };
         let asking = replicas.requests().known_at(run, &self.call, self.body.as_ref());
         let known = match tokio::time::timeout(REPLY_TIMEOUT, asking).await {
@@ -337,7 +339,7 @@ impl Search<'_> {
             RepeatedCall::Waiting => Next::Again(None),
             RepeatedCall::Answer(answer) => Next::Answer(EarlierCall::Response(answer)),
             RepeatedCall::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
-            RepeatedCall::Stream(id) => match self.ingress.log.recall_run(id).await {
+            RepeatedCall::Stream(id) => match self.ingress.log.restore_by_id(id).await {
                 Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.restore_for_client(stream).await),
                 // It is there and not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
@@ -346,11 +348,11 @@ impl Search<'_> {
     }
 
     /// The process that ran the call is gone. What became of the call is what the store has of its stream, or of its answer.
-    async fn find_without_owner(&self, run: Run) -> Next {
+    async fn find_without_owner(&self, run: ClaimRecord) -> Next {
         if run.body.is_some() && run.body != self.body {
             return Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
         }
-        let stream = match self.ingress.log.recall_run(run.stream).await {
+        let stream = match self.ingress.log.restore_by_id(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
             Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
         };
@@ -368,8 +370,8 @@ impl Search<'_> {
     }
 
     /// The same where there is no stream of it in the store.
-    async fn find_without_stream(&self, run: Run) -> Next {
-        match self.ingress.log.kept_answer(run.stream).await {
+    async fn find_without_stream(&self, run: ClaimRecord) -> Next {
+        match self.ingress.log.stored_response(run.stream).await {
             Ok(Some(RepeatedCall::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
             Ok(Some(RepeatedCall::Failed(failure))) => return Next::Answer(EarlierCall::Refused(failure)),
             Ok(_) => {}
@@ -389,9 +391,9 @@ impl Search<'_> {
 
     /// The call may run at a replica that is cut off from the store, and its answer come once that is back. A client that was told to ask
     /// again must not run it a second time then, so the record stays for as long as it asks.
-    async fn keep_record(&self, run: Run) -> Next {
+    async fn keep_record(&self, run: ClaimRecord) -> Next {
         let retention = self.ingress.limits(self.request).retention;
-        if let Err(error) = self.ingress.log.keep_claim(&self.call, &run, retention).await {
+        if let Err(error) = self.ingress.log.extend_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
         Next::Answer(lost(ErrorCode::StoreFailed))

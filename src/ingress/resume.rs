@@ -51,7 +51,7 @@ impl Ingress {
         match placed {
             Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&context, &stream, slice, cursor),
             // What its server has said since is lost.
-            Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.died_with_its_process() => {
+            Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.has_ended_with_its_process() => {
                 self.standalone_lost(context, Dialect::LastEventId).await
             }
             Some((_, _, _, Place::AtEnd)) if is_standalone => self.standalone(context).await,
@@ -108,7 +108,7 @@ impl Ingress {
         // A forged ID is not worth a question to the store.
         let Some(verified) = verified else { return Ok(()) };
         let unreachable = Unproven::Unavailable(self.owner_unreachable_error(context, id));
-        match self.log.recall(verified).await {
+        match self.log.restore(verified).await {
             Ok(()) if self.is_ahead_at_owner(verified).await => Err(unreachable),
             Ok(()) => Ok(()),
             Err(Unreachable) => Err(unreachable),

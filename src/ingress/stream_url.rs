@@ -133,7 +133,7 @@ impl Ingress {
         match back {
             UrlResumption::Open(resumption) => {
                 if let Some(given) = given {
-                    let outcome = match resumption.stream.is_elsewhere() {
+                    let outcome = match resumption.stream.is_remote() {
                         true => self.deliver_to_writer(&context, &wanted.id, &resumption.stream, given).await,
                         false => {
                             // Each counts by itself on its way up.
@@ -238,7 +238,7 @@ impl Ingress {
     ) -> Option<Response<BoxBody>> {
         let given = given(context, body.clone(), self.config.limits.batch).ok()?;
         let (stream, _) = self.find_stream(context, id).await.ok()??;
-        if stream.is_elsewhere() {
+        if stream.is_remote() {
             return None;
         }
         Some(match self.give(context, &stream, given.answers).await {

@@ -83,7 +83,7 @@ impl Lifecycle {
         }
         let log = ingress.log.clone();
         tasks.spawn(async move {
-            tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
+            tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
         });
         if let Some(replicas) = ingress.replicas.clone() {
             let ingress = ingress.clone();
@@ -110,7 +110,7 @@ impl Lifecycle {
             warn!("stopped while responses were still running");
         }
         // From here on, dropped calls keep their claims: the store's records of them outlive this process.
-        self.ingress.log.leave_runs();
+        self.ingress.log.leave_claims();
         if let Some(replicas) = &self.ingress.replicas {
             replicas.leave().await;
         }

@@ -79,8 +79,8 @@ impl StoreSetup {
             store,
             shared: None,
             on_unreachable: OnUnreachable::Degrade,
-            heard: Arc::default(),
-            contents: Arc::default(),
+            lease_health: Arc::default(),
+            generation: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };
@@ -99,8 +99,8 @@ impl StoreSetup {
             store: store.clone(),
             shared: Some(store),
             on_unreachable: redis.on_unreachable,
-            heard: Arc::default(),
-            contents: Arc::default(),
+            lease_health: Arc::default(),
+            generation: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };

@@ -171,8 +171,8 @@ impl Replica {
             store: store.clone(),
             shared: Some(store),
             on_unreachable,
-            heard: Arc::default(),
-            contents: Arc::default(),
+            lease_health: Arc::default(),
+            generation: Arc::default(),
             displacing: Arc::default(),
             metrics: metrics.ingress.event_log.clone(),
         };
@@ -187,7 +187,7 @@ impl Replica {
         let tasks = vec![
             tokio::spawn(serve_data(Listener(connections), ingress.clone(), config, pending())),
             tokio::spawn(async move {
-                tokio::join!(log.sweep(), log.keep_open(), log.keep_runs());
+                tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
             }),
             tokio::spawn(async move { replicas.run(move |handed| taking.clone().handle_forwarded(handed)).await }),
         ];
@@ -607,10 +607,10 @@ async fn a_claim_is_removed_with_its_call() {
             drop(call);
         }
         let claims = store.records().iter().filter(|key| !key.starts_with(b"answer\0")).count();
-        assert_eq!(claims, one.ingress.log.retries().len(), "after {wait}");
+        assert_eq!(claims, one.ingress.log.retry_index().len(), "after {wait}");
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(store.records().is_empty() && one.ingress.log.retries().is_empty());
+    assert!(store.records().is_empty() && one.ingress.log.retry_index().is_empty());
     let client = two.send(&post(1, KEY)).await;
     farm.call().await.json(RESULT).await;
     client.answer(RESULT).await;

@@ -91,8 +91,8 @@ async fn run(plan: Plan) -> Report {
     world.model().is_over = true;
     upstream.abort();
     world.sleep(wait + streams.retention + Duration::from_secs(4000)).await;
-    if !log.is_empty() || !log.retries().is_empty() || !log.sessions().is_empty() {
-        let (streams, calls, sessions) = (log.len(), log.retries().len(), log.sessions().len());
+    if !log.is_empty() || !log.retry_index().is_empty() || !log.sessions().is_empty() {
+        let (streams, calls, sessions) = (log.len(), log.retry_index().len(), log.sessions().len());
         world.blame(format!("not forgotten: {streams} streams, {calls} calls for a retry, {sessions} sessions"));
     }
     let page = String::from_utf8(metrics.render()).unwrap();

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::clock;
-use crate::event_log::backing::LOOK_AGAIN;
+use crate::event_log::backing::STORE_RETRY_PAUSE;
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::protocol::ids::{Owner, StreamId};
 use crate::random;
@@ -22,7 +22,7 @@ pub(in crate::event_log) const LOOK: Duration = Duration::from_secs(15);
 
 /// A call, and where it was begun.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Run {
+pub struct ClaimRecord {
     /// The replica.
     pub owner: Owner,
     /// What its stream is called, if it comes to one.
@@ -35,9 +35,9 @@ pub struct Run {
 /// A call with a key, as another token of its caller finds it. Anybody can claim to be that caller: nothing of it is for one who has
 /// not proven it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Elder {
+pub struct SubjectClaim {
     /// The call.
-    pub run: Run,
+    pub run: ClaimRecord,
     /// Its fingerprint with the token that began it.
     pub call: Fingerprint,
     /// The server had accepted that token before.
@@ -46,7 +46,7 @@ pub struct Elder {
 
 /// What is written down of a call that is claimed.
 #[derive(Clone, Copy, Debug)]
-pub struct Claim {
+pub struct ClaimRequest {
     /// For how long its answer is kept.
     pub retention: Duration,
     /// The body of its POST, where it has a key.
@@ -55,22 +55,22 @@ pub struct Claim {
 
 /// What a claim met.
 #[derive(Debug)]
-pub enum Claimed {
+pub enum ClaimOutcome {
     /// Nobody has begun the call: it is to be run here.
-    Here(Hold),
+    Claimed(ClaimGuard),
     /// It was begun before; and how that is written.
-    Before(Run, Bytes),
+    Existing(ClaimRecord, Bytes),
     /// Nobody has begun it, and nobody was to.
-    Nowhere,
+    Unclaimed,
     /// What is written of it cannot be read: another version's, perhaps.
     Unreadable,
 }
 
 /// The calls whose records are on their way out of the store: they are over, or never ran, whatever the store still says.
 #[derive(Debug, Default)]
-pub(in crate::event_log) struct Released(Mutex<HashSet<StreamId>>);
+pub(in crate::event_log) struct ReleasedClaims(Mutex<HashSet<StreamId>>);
 
-impl Released {
+impl ReleasedClaims {
     fn lock(&self) -> MutexGuard<'_, HashSet<StreamId>> {
         sync::lock(&self.0)
     }
@@ -88,39 +88,39 @@ pub(in crate::event_log) struct Record {
 }
 
 /// The records of a call that was claimed here; dropping it removes them, unless the call was left.
-pub struct Hold {
+pub struct ClaimGuard {
     pub(in crate::event_log) store: Arc<dyn Store>,
-    released: Arc<Released>,
+    released: Arc<ReleasedClaims>,
     pub(in crate::event_log) stream: StreamId,
     pub(in crate::event_log) record: Record,
     /// That by which another token finds it. In a box: most have none.
-    pub(in crate::event_log) elder: Option<Box<Record>>,
+    pub(in crate::event_log) subject_record: Option<Box<Record>>,
     retention: Duration,
     kept_at: Mutex<Instant>,
     is_left: AtomicBool,
 }
 
-impl fmt::Debug for Hold {
+impl fmt::Debug for ClaimGuard {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Hold").field("stream", &self.stream).finish_non_exhaustive()
     }
 }
 
-impl Hold {
+impl ClaimGuard {
     pub(in crate::event_log) fn new(
         owner: Owner,
-        released: Arc<Released>,
+        released: Arc<ReleasedClaims>,
         store: Arc<dyn Store>,
         key: Vec<u8>,
-        claim: Claim,
+        claim: ClaimRequest,
     ) -> Self {
-        let run = Run { owner, stream: StreamId::from_bytes(random::bytes()), body: claim.body };
+        let run = ClaimRecord { owner, stream: StreamId::from_bytes(random::bytes()), body: claim.body };
         Self {
             store,
             released,
             stream: run.stream,
             record: Record { key, value: written(&run) },
-            elder: None,
+            subject_record: None,
             retention: claim.retention,
             kept_at: Mutex::new(clock::now()),
             is_left: AtomicBool::new(false),
@@ -143,15 +143,15 @@ impl Hold {
     }
 
     /// No other token finds the call: the place is another call's.
-    pub fn give_up_elder(&mut self) {
-        self.elder = None;
+    pub fn drop_subject_claim(&mut self) {
+        self.subject_record = None;
     }
 
     fn records(&self) -> impl Iterator<Item = &Record> {
-        std::iter::once(&self.record).chain(self.elder.as_deref())
+        std::iter::once(&self.record).chain(self.subject_record.as_deref())
     }
 
-    pub(in crate::event_log) fn keep_if_due(&self, now: Instant) {
+    pub(in crate::event_log) fn extend_if_due(&self, now: Instant) {
         let mut kept_at = sync::lock(&self.kept_at);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
@@ -165,7 +165,7 @@ impl Hold {
         self.is_left.store(true, Ordering::Relaxed);
     }
 
-    pub(in crate::event_log) fn write_again(&self) {
+    pub(in crate::event_log) fn rewrite(&self) {
         self.records().for_each(|of| drop(self.store.claim(&of.key, &of.value, self.keep())));
     }
 
@@ -195,7 +195,7 @@ impl Record {
     /// Removes it from a store that did not confirm it, and could have it until then.
     async fn remove_for_sure(&self, store: &dyn Store, until: Instant) {
         while clock::now() < until {
-            clock::sleep(LOOK_AGAIN).await;
+            clock::sleep(STORE_RETRY_PAUSE).await;
             if store.expire_if_equal(&self.key, &self.value, None).wait().await.is_ok() {
                 break;
             }
@@ -206,7 +206,7 @@ impl Record {
     }
 }
 
-impl Drop for Hold {
+impl Drop for ClaimGuard {
     fn drop(&mut self) {
         // A record that stays says that the call may have run, until its time is over.
         if !self.is_left.load(Ordering::Relaxed) {
@@ -215,14 +215,14 @@ impl Drop for Hold {
     }
 }
 
-pub(in crate::event_log) fn before(record: Bytes) -> Claimed {
+pub(in crate::event_log) fn before(record: Bytes) -> ClaimOutcome {
     match serde_json::from_slice(&record) {
-        Ok(run) => Claimed::Before(run, record),
-        Err(_) => Claimed::Unreadable,
+        Ok(run) => ClaimOutcome::Existing(run, record),
+        Err(_) => ClaimOutcome::Unreadable,
     }
 }
 
-pub(in crate::event_log) fn read_elder(record: &Bytes) -> Result<Elder, Error> {
+pub(in crate::event_log) fn read_subject_claim(record: &Bytes) -> Result<SubjectClaim, Error> {
     serde_json::from_slice(record)
         .map_err(|error| Error::Unavailable(format!("the record of a call cannot be read: {error}")))
 }
@@ -235,6 +235,6 @@ pub(in crate::event_log) fn key(call: &Fingerprint) -> Vec<u8> {
     [b"run\0", call.as_bytes()].concat()
 }
 
-pub(in crate::event_log) fn elder_key(subject: &Fingerprint) -> Vec<u8> {
+pub(in crate::event_log) fn subject_key(subject: &Fingerprint) -> Vec<u8> {
     [b"elder\0", subject.as_bytes()].concat()
 }

@@ -9,7 +9,7 @@ use crate::sync;
 
 /// What the store holds, as it was when somebody last looked. Nothing where it cannot lose that while this process runs.
 #[derive(Debug, Default)]
-pub struct Contents(Mutex<Option<Seen>>);
+pub struct Generation(Mutex<Option<Seen>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
@@ -17,41 +17,41 @@ struct Seen {
     /// How often the store was regained by then.
     times: u64,
     /// It was regained, and what it has may not be complete until then.
-    young_until: Option<Instant>,
+    recovering_until: Option<Instant>,
 }
 
 /// What may have happened to what the store held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Regained {
+pub enum StoreLoss {
     /// Nothing.
-    No,
+    Nothing,
     /// Something of it may be missing.
-    Less,
+    Partial,
     /// It is gone.
-    Empty,
+    Total,
 }
 
-impl Contents {
+impl Generation {
     /// The contents are these now, and were regained so often. For one lease after they were they are young.
-    pub(in crate::event_log) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
+    pub(in crate::event_log) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         let mut seen = sync::lock(&self.0);
         let regained = match *seen {
-            Some(seen) if seen.epoch != epoch => Regained::Empty,
-            Some(seen) if seen.times != times => Regained::Less,
-            Some(_) | None => Regained::No,
+            Some(seen) if seen.epoch != epoch => StoreLoss::Total,
+            Some(seen) if seen.times != times => StoreLoss::Partial,
+            Some(_) | None => StoreLoss::Nothing,
         };
-        let young_until = match regained {
-            Regained::No => seen.and_then(|seen| seen.young_until),
-            Regained::Less | Regained::Empty => Some(clock::now() + lease),
+        let recovering_until = match regained {
+            StoreLoss::Nothing => seen.and_then(|seen| seen.recovering_until),
+            StoreLoss::Partial | StoreLoss::Total => Some(clock::now() + lease),
         };
-        *seen = Some(Seen { epoch, times, young_until });
+        *seen = Some(Seen { epoch, times, recovering_until });
         regained
     }
 
     /// Whether contents that were regained so often may lack what others are bringing there.
-    pub(in crate::event_log) fn are_young(&self, times: u64) -> bool {
+    pub(in crate::event_log) fn is_recovering(&self, times: u64) -> bool {
         let seen = sync::lock(&self.0);
-        seen.is_some_and(|seen| seen.times != times || seen.young_until.is_some_and(|until| clock::now() < until))
+        seen.is_some_and(|seen| seen.times != times || seen.recovering_until.is_some_and(|until| clock::now() < until))
     }
 }
 
@@ -63,18 +63,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn contents_are_young_for_a_lease_after_they_were_regained() {
-        let contents = Contents::default();
-        assert!(!contents.are_young(0), "nobody looks");
-        assert_eq!(contents.note(StoreEpoch(1), 0, LEASE), Regained::No);
-        assert!(!contents.are_young(0));
-        for (epoch, times, regained) in [(StoreEpoch(1), 1, Regained::Less), (StoreEpoch(2), 2, Regained::Empty)] {
-            assert!(contents.are_young(times), "before anybody has noted it");
-            assert_eq!(contents.note(epoch, times, LEASE), regained);
-            assert_eq!(contents.note(epoch, times, LEASE), Regained::No);
+        let generation = Generation::default();
+        assert!(!generation.is_recovering(0), "nobody looks");
+        assert_eq!(generation.note(StoreEpoch(1), 0, LEASE), StoreLoss::Nothing);
+        assert!(!generation.is_recovering(0));
+        for (epoch, times, regained) in [(StoreEpoch(1), 1, StoreLoss::Partial), (StoreEpoch(2), 2, StoreLoss::Total)] {
+            assert!(generation.is_recovering(times), "before anybody has noted it");
+            assert_eq!(generation.note(epoch, times, LEASE), regained);
+            assert_eq!(generation.note(epoch, times, LEASE), StoreLoss::Nothing);
             tokio::time::advance(LEASE - Duration::from_millis(1)).await;
-            assert!(contents.are_young(times));
+            assert!(generation.is_recovering(times));
             tokio::time::advance(Duration::from_millis(1)).await;
-            assert!(!contents.are_young(times));
+            assert!(!generation.is_recovering(times));
         }
     }
 }

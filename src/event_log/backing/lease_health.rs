@@ -17,7 +17,7 @@ const ROW: Duration = Duration::from_secs(10);
 
 /// What became of the renewals of this replica's lease. All times are of [`clock::boot`], which goes on while the process is frozen.
 #[derive(Debug, Default)]
-pub struct Heard {
+pub struct LeaseHealth {
     /// In milliseconds; 0 where nobody asks.
     until: AtomicU64,
     /// Renewals that failed in a row, and when the last one did, in milliseconds.
@@ -25,7 +25,7 @@ pub struct Heard {
     missed_at: AtomicU64,
 }
 
-impl Heard {
+impl LeaseHealth {
     /// This replica counts as living until then.
     pub(in crate::event_log) fn note(&self, until: Duration) {
         self.misses.store(0, Ordering::Relaxed);
@@ -33,7 +33,7 @@ impl Heard {
     }
 
     /// A renewal has failed just now. To be told by one task.
-    pub(in crate::event_log) fn note_missed(&self) {
+    pub(in crate::event_log) fn note_renewal_failed(&self) {
         let is_first = !self.has_missed_lately();
         let misses = if is_first { 0 } else { self.misses.load(Ordering::Relaxed) };
         self.misses.store(misses.saturating_add(1), Ordering::Relaxed);
@@ -41,7 +41,7 @@ impl Heard {
     }
 
     /// The lease has lapsed: others may have taken what this replica has.
-    pub(in crate::event_log) fn is_lapsed(&self) -> bool {
+    pub(in crate::event_log) fn is_expired(&self) -> bool {
         let until = self.until.load(Ordering::Relaxed);
         until > 0 && until <= millis(clock::boot())
     }
@@ -49,7 +49,7 @@ impl Heard {
     /// It has lapsed, and whether the store can be reached is not known yet.
     pub(in crate::event_log) fn is_in_doubt(&self) -> bool {
         let is_out_of_reach = self.misses.load(Ordering::Relaxed) >= MISSES && self.has_missed_lately();
-        self.is_lapsed() && !is_out_of_reach
+        self.is_expired() && !is_out_of_reach
     }
 
     fn has_missed_lately(&self) -> bool {
@@ -68,37 +68,37 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(15);
     const PAUSE: Duration = Duration::from_millis(250);
 
-    async fn miss(heard: &Heard, times: u32) {
+    async fn miss(lease_health: &LeaseHealth, times: u32) {
         for _ in 0..times {
-            heard.note_missed();
+            lease_health.note_renewal_failed();
             tokio::time::advance(PAUSE).await;
         }
     }
 
     #[tokio::test(start_paused = true)]
     async fn an_outage_is_known_by_the_renewals_that_fail_in_it() {
-        let heard = Heard::default();
-        assert!(!heard.is_lapsed() && !heard.is_in_doubt(), "nobody asks");
-        heard.note(clock::boot() + LEASE);
-        miss(&heard, 60).await;
-        assert!(heard.is_lapsed() && !heard.is_in_doubt());
-        heard.note(clock::boot() + LEASE);
-        assert!(!heard.is_lapsed() && !heard.is_in_doubt());
+        let lease_health = LeaseHealth::default();
+        assert!(!lease_health.is_expired() && !lease_health.is_in_doubt(), "nobody asks");
+        lease_health.note(clock::boot() + LEASE);
+        miss(&lease_health, 60).await;
+        assert!(lease_health.is_expired() && !lease_health.is_in_doubt());
+        lease_health.note(clock::boot() + LEASE);
+        assert!(!lease_health.is_expired() && !lease_health.is_in_doubt());
     }
 
     #[tokio::test(start_paused = true)]
     async fn who_was_frozen_does_not_take_its_first_failures_for_an_outage() {
-        let heard = Heard::default();
-        heard.note(clock::boot() + LEASE);
+        let lease_health = LeaseHealth::default();
+        lease_health.note(clock::boot() + LEASE);
         // In an outage, too, which may be over when it wakes.
         for misses in [0, 100] {
-            miss(&heard, misses).await;
+            miss(&lease_health, misses).await;
             tokio::time::advance(LEASE).await;
-            assert!(heard.is_lapsed() && heard.is_in_doubt());
-            miss(&heard, MISSES - 1).await;
-            assert!(heard.is_in_doubt());
-            miss(&heard, 1).await;
-            assert!(!heard.is_in_doubt());
+            assert!(lease_health.is_expired() && lease_health.is_in_doubt());
+            miss(&lease_health, MISSES - 1).await;
+            assert!(lease_health.is_in_doubt());
+            miss(&lease_health, 1).await;
+            assert!(!lease_health.is_in_doubt());
         }
     }
 }

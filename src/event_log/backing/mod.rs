@@ -16,8 +16,8 @@ use tracing::warn;
 
 use crate::clock;
 use crate::config::OnUnreachable;
-use crate::event_log::backing::generation::Contents;
-use crate::event_log::backing::lease_health::Heard;
+use crate::event_log::backing::generation::Generation;
+use crate::event_log::backing::lease_health::LeaseHealth;
 use crate::event_log::backing::schema::StateMarks;
 use crate::event_log::metrics::Metrics;
 use crate::protocol::ids::{Seq, StoreEpoch};
@@ -28,7 +28,7 @@ use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
 /// gone comes far earlier; this frees what nobody takes up.
 pub(in crate::event_log) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
 /// How often a store that cannot be reached is looked at again.
-pub(in crate::event_log) const LOOK_AGAIN: Duration = Duration::from_millis(250);
+pub(in crate::event_log) const STORE_RETRY_PAUSE: Duration = Duration::from_millis(250);
 
 /// The store behind a log, and how it is used.
 #[derive(Clone)]
@@ -40,9 +40,9 @@ pub struct Backing {
     /// What is done without it.
     pub on_unreachable: OnUnreachable,
     /// Whether this replica counts as living for the others.
-    pub heard: Arc<Heard>,
+    pub lease_health: Arc<LeaseHealth>,
     /// Whether what it holds may be incomplete.
-    pub contents: Arc<Contents>,
+    pub generation: Arc<Generation>,
     /// Told of a new reader here where one at another replica may have to end.
     pub displacing: Arc<Notify>,
     /// Where its failures are counted.
@@ -56,7 +56,7 @@ impl Backing {
     }
 
     /// Whether what failed with `error` waits until the store is back.
-    pub(in crate::event_log) fn waits_out(&self, error: &Error) -> bool {
+    pub(in crate::event_log) fn should_wait(&self, error: &Error) -> bool {
         self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
     }
 
@@ -67,14 +67,14 @@ impl Backing {
 
     /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise. Says
     /// whether it is made.
-    pub(in crate::event_log) async fn insist<T>(
+    pub(in crate::event_log) async fn retry_until_available<T>(
         &self,
         change: impl Fn() -> Pending<Result<T, Error>>,
         what: &str,
     ) -> bool {
         let mut has_warned = false;
         while let Err(error) = change().wait().await {
-            let waits = self.waits_out(&error);
+            let waits = self.should_wait(&error);
             self.note_failure(&error);
             if !std::mem::replace(&mut has_warned, true) {
                 warn!(%error, waits, "the store could not {what}");
@@ -82,20 +82,20 @@ impl Backing {
             if !waits {
                 return false;
             }
-            clock::sleep(LOOK_AGAIN).await;
+            clock::sleep(STORE_RETRY_PAUSE).await;
         }
         true
     }
 
     /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
-    pub(in crate::event_log) fn is_young(&self) -> bool {
-        self.shared.as_ref().is_some_and(|shared| self.contents.are_young(*shared.possible_losses().borrow()))
+    pub(in crate::event_log) fn is_recovering(&self) -> bool {
+        self.shared.as_ref().is_some_and(|shared| self.generation.is_recovering(*shared.possible_losses().borrow()))
     }
 }
 
 /// What the store has of one stream.
 #[derive(Debug, Default)]
-pub(in crate::event_log) struct Recorded {
+pub(in crate::event_log) struct StoreProgress {
     /// There is a record.
     pub(in crate::event_log) is_created: bool,
     /// Its end is there as well: nothing more is on its way.
@@ -109,33 +109,33 @@ pub(in crate::event_log) struct Recorded {
     /// Events are missing there, because the store could not take them when they came.
     pub(in crate::event_log) is_behind: bool,
     /// Some of those are gone here as well: the rest of the stream stays in memory.
-    pub(in crate::event_log) is_local: bool,
+    pub(in crate::event_log) is_memory_only: bool,
 }
 
 /// How much of a stream the store was known to have.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::event_log) struct Level {
+pub(in crate::event_log) struct StorePosition {
     upto: Seq,
     is_sealed: bool,
     epoch: WriterEpoch,
 }
 
-impl Level {
+impl StorePosition {
     /// Whether the store has that much, or another writer has the stream.
     pub(in crate::event_log) fn is_in(self, stored: &Stored) -> bool {
         stored.epoch > self.epoch || (stored.tail >= self.upto && stored.sealed >= self.is_sealed)
     }
 }
 
-impl Recorded {
+impl StoreProgress {
     /// What the store is known to have, under this writer's epoch; `None` where that is nothing, or no more of the stream goes there.
-    pub(in crate::event_log) fn level(&self, epoch: WriterEpoch) -> Option<Level> {
-        let is_there = self.is_created && !self.is_local;
-        is_there.then_some(Level { upto: self.upto, is_sealed: self.is_sealed, epoch })
+    pub(in crate::event_log) fn position(&self, epoch: WriterEpoch) -> Option<StorePosition> {
+        let is_there = self.is_created && !self.is_memory_only;
+        is_there.then_some(StorePosition { upto: self.upto, is_sealed: self.is_sealed, epoch })
     }
 
     /// Whether the store has everything up to `after`, so that what is next can follow.
-    pub(in crate::event_log) fn is_level(&self, after: Seq) -> bool {
+    pub(in crate::event_log) fn is_level_with(&self, after: Seq) -> bool {
         self.is_created && !self.is_behind && self.upto == after
     }
 }
@@ -149,9 +149,9 @@ pub(in crate::event_log) struct Staged {
 
 /// What became of a batch, or of a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::event_log) enum Fate {
+pub(in crate::event_log) enum PersistOutcome {
     /// It is there: the store has it, or memory stands for the store.
-    Kept,
+    Persisted,
     /// Another writer has the stream. Nothing of this one will ever be in it again.
-    Moved,
+    Fenced,
 }

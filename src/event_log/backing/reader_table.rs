@@ -12,7 +12,7 @@ pub const READER_HOLD: Duration = Duration::from_secs(15);
 
 /// The readers elsewhere.
 #[derive(Debug, Default)]
-pub(in crate::event_log) struct Readers {
+pub(in crate::event_log) struct ReaderTable {
     known: Mutex<HashMap<StreamId, Vec<RemoteReader>>>,
 }
 
@@ -20,15 +20,15 @@ pub(in crate::event_log) struct Readers {
 pub(in crate::event_log) struct RemoteReader {
     pub(in crate::event_log) from: Owner,
     pub(in crate::event_log) attach: AttachId,
-    pub(in crate::event_log) reads: bool,
-    pub(in crate::event_log) heard: Instant,
+    pub(in crate::event_log) is_reading: bool,
+    pub(in crate::event_log) last_seen: Instant,
     pub(in crate::event_log) touches: u64,
 }
 
 /// A reader that is not the newest any more, and where it is to be told.
 pub type Displaced = (Owner, StreamId, AttachId);
 
-impl Readers {
+impl ReaderTable {
     pub(in crate::event_log) fn lock(&self) -> MutexGuard<'_, HashMap<StreamId, Vec<RemoteReader>>> {
         sync::lock(&self.known)
     }

@@ -11,15 +11,15 @@ use tokio::sync::Semaphore;
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::Backing;
-use crate::event_log::backing::claim::Released;
-use crate::event_log::backing::reader_table::Readers;
+use crate::event_log::backing::claim::ReleasedClaims;
+use crate::event_log::backing::reader_table::ReaderTable;
 use crate::event_log::identity::Identity;
 use crate::event_log::identity::ownership::Binding;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,
 };
-use crate::event_log::retry_index::Retries;
+use crate::event_log::retry_index::RetryIndex;
 use crate::event_log::sessions::Sessions;
 use crate::event_log::stream::summary::Summary;
 use crate::event_log::stream::{Spec, Stream};
@@ -36,7 +36,7 @@ use crate::simulation::{self, Bug};
 use crate::store::{Coordination, StoreHealth};
 
 /// TailLimits the answers that are written to the store at a time once it takes them again.
-pub(in crate::event_log) const LATE_AT_ONCE: usize = 16;
+pub(in crate::event_log) const LATE_WRITES_MAX: usize = 16;
 /// How often a drain looks whether answers were fetched.
 const FETCH_LOOK: Duration = Duration::from_millis(50);
 
@@ -47,15 +47,15 @@ pub struct EventLog {
     pub(in crate::event_log) backing: Option<Arc<Backing>>,
     pub(in crate::event_log) streams: Arc<StreamTable>,
     pub(in crate::event_log) sessions: Sessions,
-    pub(in crate::event_log) retries: Arc<Retries<Stream>>,
-    pub(in crate::event_log) released: Arc<Released>,
+    pub(in crate::event_log) retry_index: Arc<RetryIndex<Stream>>,
+    pub(in crate::event_log) released: Arc<ReleasedClaims>,
     pub(in crate::event_log) sweeper: Sweeper,
-    pub(in crate::event_log) readers: Readers,
+    pub(in crate::event_log) readers: ReaderTable,
     /// The turns of answers that wait for the store.
-    pub(in crate::event_log) late_answers: Arc<Semaphore>,
-    /// Replicas whose lease has lapsed; see [`EventLog::note_lapsed`].
-    pub(in crate::event_log) lapsed: Mutex<HashSet<Owner>>,
-    pub(in crate::event_log) nobodys_secret: [u8; 16],
+    pub(in crate::event_log) late_responses: Arc<Semaphore>,
+    /// Replicas whose lease has lapsed; see [`EventLog::set_expired_owners`].
+    pub(in crate::event_log) expired_owners: Mutex<HashSet<Owner>>,
+    pub(in crate::event_log) dummy_secret: [u8; 16],
 }
 
 impl EventLog {
@@ -73,13 +73,13 @@ impl EventLog {
             backing: backing.map(Arc::new),
             streams: Arc::new(StreamTable::new(Quotas::new(allowance, metrics.clone()))),
             sessions: Sessions::new(metrics, allowance.max_sessions),
-            retries: Arc::default(),
+            retry_index: Arc::default(),
             released: Arc::default(),
             sweeper: Sweeper::default(),
-            readers: Readers::default(),
-            late_answers: Arc::new(Semaphore::new(LATE_AT_ONCE)),
-            lapsed: Mutex::default(),
-            nobodys_secret: random::bytes(),
+            readers: ReaderTable::default(),
+            late_responses: Arc::new(Semaphore::new(LATE_WRITES_MAX)),
+            expired_owners: Mutex::default(),
+            dummy_secret: random::bytes(),
         }
     }
 
@@ -222,8 +222,8 @@ impl EventLog {
     ) -> Option<Arc<Stream>> {
         let found = self.find_where(handle, admits).map(|(stream, _)| stream);
         // Whoever has no stream to compare with compares with one that nobody has.
-        let nobodys = Secret::from_bytes(self.nobodys_secret);
-        let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&nobodys);
+        let dummy = Secret::from_bytes(self.dummy_secret);
+        let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&dummy);
         let opens = token.is_opened_by(secret);
         found.filter(|stream| opens && !stream.look(|machine| machine.is_revoked()))
     }
@@ -234,8 +234,8 @@ impl EventLog {
         let is_callers = self.streams.entries.get(&name).is_some_and(|known| is_admitted(known.value()));
         match (is_callers, verified) {
             (true, Some(verified)) => {
-                let stream = self.whole(name)?;
-                let cursor = stream.settled_cursor(verified.seq, verified.is_adopted);
+                let stream = self.expand(name)?;
+                let cursor = stream.resume_cursor(verified.seq, verified.is_adopted);
                 Some((stream, cursor))
             }
             (true, None) | (false, _) => None,
@@ -268,8 +268,8 @@ impl EventLog {
     }
 
     /// The calls that a retry may match.
-    pub fn retries(&self) -> &Arc<Retries<Stream>> {
-        &self.retries
+    pub fn retry_index(&self) -> &Arc<RetryIndex<Stream>> {
+        &self.retry_index
     }
 
     /// Every stream that can be found, as an operator may see it, in no order.
@@ -330,15 +330,15 @@ impl EventLog {
     }
 
     /// Leaves the records of all calls: this process ends, and others, or the next one, serve what is in the store.
-    pub fn leave_runs(&self) {
-        self.retries().streams().iter().for_each(|stream| stream.leave_holds());
+    pub fn leave_claims(&self) {
+        self.retry_index().streams().iter().for_each(|stream| stream.leave_claims());
     }
 }
 
 impl Drop for EventLog {
     fn drop(&mut self) {
         // What the store has of them outlives them.
-        self.leave_runs();
+        self.leave_claims();
     }
 }
 

@@ -25,7 +25,7 @@ impl EventLog {
         let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
         // Its client may have been faster than its end.
-        self.shorten(stream);
+        self.reduce_to_stub(stream);
     }
 
     /// Forgets the stream now.
@@ -40,7 +40,7 @@ impl EventLog {
     pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: Delivery) {
         stream.note_delivered(delivery);
         if stream.look(|machine| machine.phase() != Phase::Passed) {
-            return self.shorten(stream);
+            return self.reduce_to_stub(stream);
         }
         if stream.look(|machine| machine.policy().has_idempotency_key) {
             return;
@@ -52,7 +52,7 @@ impl EventLog {
     }
 
     /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
-    pub(in crate::event_log) fn shorten(&self, stream: &Arc<Stream>) {
+    pub(in crate::event_log) fn reduce_to_stub(&self, stream: &Arc<Stream>) {
         if !stream.is_proven() || !self.streams.has(stream) {
             return;
         }
@@ -68,7 +68,7 @@ impl EventLog {
 
     /// The stream of that name, from its stub where it has one. A stub without an answer stays, because its stream has no events to be read:
     /// its retention begins anew.
-    pub(in crate::event_log) fn whole(&self, id: StreamId) -> Option<Arc<Stream>> {
+    pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
         let now = clock::now();
         let mut known = self.streams.entries.get_mut(&id)?;
         let stub = match known.value_mut() {
@@ -92,7 +92,7 @@ impl EventLog {
     }
 
     /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
-    pub(in crate::event_log) fn judge_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
+    pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
         let until = stub.readable_until();
@@ -112,15 +112,15 @@ impl EventLog {
 
     /// Forgets what is over, until dropped.
     pub async fn sweep(&self) {
-        tokio::join!(self.sweeper.run(|id, now| self.judge(id, now)), self.sweep_sessions());
+        tokio::join!(self.sweeper.run(|id, now| self.check_retention(id, now)), self.sweep_sessions());
     }
 
-    fn judge(&self, id: StreamId, now: Instant) -> Verdict {
+    fn check_retention(&self, id: StreamId, now: Instant) -> Verdict {
         if simulation::has(Bug::KeepsForEver) {
             return Verdict::Until(None);
         }
         let Some(stream) = self.streams.get(id) else {
-            return self.judge_stub(id, now).unwrap_or(Verdict::Gone);
+            return self.check_stub(id, now).unwrap_or(Verdict::Gone);
         };
         match stream.kept_until() {
             Some(until) if until <= now || simulation::has(Bug::ForgetsTheLastReader) => {
@@ -129,7 +129,7 @@ impl EventLog {
             }
             until => {
                 // One that came out of its stub for a client goes back.
-                self.shorten(&stream);
+                self.reduce_to_stub(&stream);
                 self.keep_for(id, until, now);
                 Verdict::Until(until)
             }

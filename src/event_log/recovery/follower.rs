@@ -28,7 +28,7 @@ const REPORT: Duration = Duration::from_secs(1);
 /// A writer that does not hear of a reader for [`READER_HOLD`] takes it for gone: it is told this often at least.
 const RENEW: Duration = Duration::from_secs(5);
 /// A stream that another replica writes.
-pub(in crate::event_log) struct Mirror {
+pub(in crate::event_log) struct Follower {
     stream: Arc<Stream>,
     backing: Arc<Backing>,
     here: Owner,
@@ -40,14 +40,14 @@ pub(in crate::event_log) struct Mirror {
 
 /// What the store has of it.
 #[derive(PartialEq, Eq)]
-pub(in crate::event_log) enum Found {
-    Running,
-    Over,
+pub(in crate::event_log) enum FollowerState {
+    Open,
+    Sealed,
     /// It was lost there, or forgotten; or what was read here of its writer is not what the store has of the one that ended it.
-    Nothing,
+    Lost,
 }
 
-impl Mirror {
+impl Follower {
     pub(in crate::event_log) fn new(stream: Arc<Stream>, backing: Arc<Backing>, here: Owner) -> Self {
         Self { stream, backing, here, writer: here, touches: 0, reported: None }
     }
@@ -75,10 +75,10 @@ impl Mirror {
                 },
             }
             match self.look().await {
-                Ok(Found::Running) => {}
+                Ok(FollowerState::Open) => {}
                 // Its readers come back, and are told by whoever has it what became of it.
-                Ok(Found::Nothing) => break,
-                Ok(Found::Over) => {
+                Ok(FollowerState::Lost) => break,
+                Ok(FollowerState::Sealed) => {
                     self.report().await;
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the store could not be told to keep a stream");
@@ -103,7 +103,7 @@ impl Mirror {
     async fn report(&mut self) {
         let Some(shared) = self.backing.shared.as_ref().filter(|_| self.writer != self.here) else { return };
         let now = clock::now();
-        let reader = self.stream.reader_here(self.here, self.touches);
+        let reader = self.stream.local_reader(self.here, self.touches);
         let is_news = match &self.reported {
             None => reader.attach.is_some() || reader.touches > 0,
             Some((before, at)) => {
@@ -123,20 +123,20 @@ impl Mirror {
         }
     }
 
-    async fn look(&mut self) -> Result<Found, Error> {
+    async fn look(&mut self) -> Result<FollowerState, Error> {
         Ok(match self.backing.store.load(self.stream.id()).wait().await? {
             Some(stored) => self.catch_up(&stored).await?,
-            None => Found::Nothing,
+            None => FollowerState::Lost,
         })
     }
 
     /// Takes what the store has and this does not.
-    pub(in crate::event_log) async fn catch_up(&mut self, stored: &Stored) -> Result<Found, Error> {
+    pub(in crate::event_log) async fn catch_up(&mut self, stored: &Stored) -> Result<FollowerState, Error> {
         self.writer = stored.owner;
         let state = State::decode(&stored.state).unwrap_or_default();
         if let Some(after) = state.as_ref().and_then(|state| state.adopted_after) {
             if self.stream.last_kept() > after && self.stream.adopted_after().is_none() {
-                return Ok(Found::Nothing);
+                return Ok(FollowerState::Lost);
             }
             self.stream.note_adopted(after);
         }
@@ -163,13 +163,13 @@ impl Mirror {
                     if batch.is_empty() {
                         return Err(Error::Unavailable(format!("event {} is missing", last.0 + 1)));
                     }
-                    self.stream.mirror(&batch);
+                    self.stream.append_remote(&batch);
                 }
                 Read::Trimmed { upto } => self.stream.skip_to(upto),
                 Read::Gone => return Err(Error::Gone),
             }
         }
-        self.stream.mirror_state(state, stored);
-        Ok(if stored.sealed { Found::Over } else { Found::Running })
+        self.stream.apply_remote_state(state, stored);
+        Ok(if stored.sealed { FollowerState::Sealed } else { FollowerState::Open })
     }
 }

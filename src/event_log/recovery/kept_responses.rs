@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use tracing::warn;
 
 use crate::clock;
-use crate::event_log::backing::{Backing, LOOK_AGAIN};
+use crate::event_log::backing::{Backing, STORE_RETRY_PAUSE};
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
@@ -27,18 +27,21 @@ const ANSWER_MAX: usize = 1024 * 1024;
 impl EventLog {
     /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
     /// store that is to be waited for; any other has it as soon as it takes it.
-    pub async fn keep_answer(&self, stream: &Stream, head: &Head) {
-        let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold()) else {
+    pub async fn store_response(&self, stream: &Stream, head: &Head) {
+        let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim()) else {
             return;
         };
         if let Some((record, keep)) = record_of(stream, head) {
             let key = key(stream.id());
-            if backing.insist(|| backing.store.put(&key, &record, keep), "take the answer of a call").await {
+            if backing
+                .retry_until_available(|| backing.store.put(&key, &record, keep), "take the answer of a call")
+                .await
+            {
                 return;
             }
             let held = stream.quota().reserve(key.len() + record.len());
             let late = Late { key, record, until: clock::now() + keep };
-            let (backing, turns) = (backing.clone(), self.late_answers.clone());
+            let (backing, turns) = (backing.clone(), self.late_responses.clone());
             tokio::spawn(async move {
                 late.write(&backing, &turns).await;
                 drop(held);
@@ -47,8 +50,8 @@ impl EventLog {
     }
 
     /// Writes it down again where the store has lost it.
-    pub(in crate::event_log) fn write_answer(&self, stream: &Stream) {
-        if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_hold())
+    pub(in crate::event_log) fn rewrite_response(&self, stream: &Stream) {
+        if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim())
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
         {
             drop(backing.store.put(&key(stream.id()), &record, keep));
@@ -59,7 +62,7 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn kept_answer(&self, run: StreamId) -> Result<Option<RepeatedCall>, Error> {
+    pub async fn stored_response(&self, run: StreamId) -> Result<Option<RepeatedCall>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         let record = backing.store.get(&key(run)).wait().await?;
         Ok(record.and_then(|record| match serde_json::from_slice(&record) {
@@ -85,7 +88,7 @@ impl Late {
     async fn write(&self, backing: &Backing, turns: &Semaphore) {
         let Ok(Ok(_turn)) = timeout(self.left(), turns.acquire()).await else { return };
         loop {
-            clock::sleep(LOOK_AGAIN).await;
+            clock::sleep(STORE_RETRY_PAUSE).await;
             let left = self.left();
             if left.is_zero() {
                 return;
@@ -103,7 +106,7 @@ impl Late {
 }
 
 /// What `head` is for somebody who sends the call again elsewhere.
-pub(in crate::event_log) fn known_by(stream: StreamId, head: &Head) -> RepeatedCall {
+pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> RepeatedCall {
     match head {
         Head::Waiting => RepeatedCall::Waiting,
         Head::Stream(..) | Head::Committed | Head::TakenOver => RepeatedCall::Stream(stream),
@@ -117,7 +120,7 @@ pub(in crate::event_log) fn known_by(stream: StreamId, head: &Head) -> RepeatedC
 }
 
 fn record_of(stream: &Stream, head: &Head) -> Option<(Bytes, Duration)> {
-    let known = match known_by(stream.id(), head) {
+    let known = match reply_for_retry(stream.id(), head) {
         known @ (RepeatedCall::Answer(_) | RepeatedCall::Failed(_)) => known,
         RepeatedCall::Nothing
         | RepeatedCall::Another

@@ -13,39 +13,39 @@ use crate::sync;
 
 impl EventLog {
     /// The other replicas have heard of this one, which counts as living for them until that time of [`clock::boot`].
-    pub fn note_heard(&self, until: Duration) {
+    pub fn note_lease_renewed(&self, until: Duration) {
         if let Some(backing) = &self.backing {
-            backing.heard.note(until);
+            backing.lease_health.note(until);
         }
     }
 
     /// The others could not be told that this replica lives.
-    pub fn note_missed(&self) {
+    pub fn note_renewal_failed(&self) {
         if let Some(backing) = &self.backing {
-            backing.heard.note_missed();
+            backing.lease_health.note_renewal_failed();
         }
     }
 
     /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
     /// replica may only be cut off from the store, and still serve the clients that it has.
-    pub fn note_lapsed(&self, owners: HashSet<Owner>) {
-        *sync::lock(&self.lapsed) = owners;
+    pub fn set_expired_owners(&self, owners: HashSet<Owner>) {
+        *sync::lock(&self.expired_owners) = owners;
     }
 
     /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
-    pub fn asked_of_lapsed(&self) -> Vec<StreamId> {
-        let lapsed = sync::lock(&self.lapsed).clone();
+    pub fn requested_of_expired_owners(&self) -> Vec<StreamId> {
+        let lapsed = sync::lock(&self.expired_owners).clone();
         if lapsed.is_empty() {
             return Vec::new();
         }
         // Whose it is can be seen without the stream's lock.
-        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.begun_by()) && stream.is_elsewhere();
+        let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.origin_owner()) && stream.is_remote();
         self.streams.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
     }
 
     /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
-    pub(in crate::event_log) async fn has_lapsed(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
-        let was_noted = sync::lock(&self.lapsed).contains(&owner);
+    pub(in crate::event_log) async fn has_expired_lease(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
+        let was_noted = sync::lock(&self.expired_owners).contains(&owner);
         match &backing.shared {
             Some(shared) if was_noted => Ok(shared.expired_leases().wait().await?.contains(&owner)),
             Some(_) | None => Ok(false),

@@ -27,33 +27,35 @@ impl EventLog {
         let known = readers.entry(said.stream).or_default();
         let mut displaced = Vec::new();
         // Whoever read there has left, or was followed by another one.
-        for before in known.iter_mut().filter(|known| known.from == said.from && known.reads) {
+        for before in known.iter_mut().filter(|known| known.from == said.from && known.is_reading) {
             if Some(before.attach) != said.attach {
-                before.reads = false;
-                before.heard = now;
-                stream.detach_elsewhere(before.attach);
+                before.is_reading = false;
+                before.last_seen = now;
+                stream.detach_remote(before.attach);
             }
         }
         if let Some(attach) = said.attach {
             match known.iter_mut().find(|known| known.attach == attach) {
-                Some(known) if known.reads && stream.look(|machine| machine.reader().is(attach)) => known.heard = now,
+                Some(known) if known.is_reading && stream.look(|machine| machine.reader().is(attach)) => {
+                    known.last_seen = now
+                }
                 Some(known) => {
-                    known.reads = false;
-                    known.heard = now;
+                    known.is_reading = false;
+                    known.last_seen = now;
                     displaced.push((said.from, said.stream, attach));
                 }
                 None => {
-                    for other in known.iter_mut().filter(|known| known.reads) {
-                        other.reads = false;
-                        other.heard = now;
+                    for other in known.iter_mut().filter(|known| known.is_reading) {
+                        other.is_reading = false;
+                        other.last_seen = now;
                         displaced.push((other.from, said.stream, other.attach));
                     }
-                    known.push(RemoteReader { from: said.from, attach, reads: true, heard: now, touches: 0 });
-                    stream.attach_elsewhere(attach, said.written);
+                    known.push(RemoteReader { from: said.from, attach, is_reading: true, last_seen: now, touches: 0 });
+                    stream.attach_remote(attach, said.written);
                 }
             }
             if displaced.iter().all(|(_, _, gone)| *gone != attach) {
-                stream.note_written_elsewhere(said.written);
+                stream.note_remote_written(said.written);
             }
         }
         let is_asked_again = match known.iter_mut().rev().find(|known| known.from == said.from) {
@@ -77,29 +79,29 @@ impl EventLog {
         let mut gone = Vec::new();
         self.readers.lock().retain(|id, known| {
             let stream = self.streams.get(*id);
-            for known in known.iter_mut().filter(|known| known.reads) {
+            for known in known.iter_mut().filter(|known| known.is_reading) {
                 let is_reader =
                     stream.as_ref().is_some_and(|stream| stream.look(|machine| machine.reader().is(known.attach)));
                 if !is_reader {
                     displaced.push((known.from, *id, known.attach));
-                    known.reads = false;
-                    known.heard = now;
-                } else if now.saturating_duration_since(known.heard) >= READER_HOLD {
-                    known.reads = false;
+                    known.is_reading = false;
+                    known.last_seen = now;
+                } else if now.saturating_duration_since(known.last_seen) >= READER_HOLD {
+                    known.is_reading = false;
                     gone.extend(stream.clone().map(|stream| (stream, known.attach)));
                 }
             }
-            known.retain(|known| known.reads || now.saturating_duration_since(known.heard) < REMEMBERED);
+            known.retain(|known| known.is_reading || now.saturating_duration_since(known.last_seen) < REMEMBERED);
             !known.is_empty()
         });
-        gone.into_iter().for_each(|(stream, attach): (_, AttachId)| Stream::detach_elsewhere(&stream, attach));
+        gone.into_iter().for_each(|(stream, attach): (_, AttachId)| Stream::detach_remote(&stream, attach));
         displaced
     }
 
     /// The writer of a stream says that a reader here is not the newest.
     pub fn displace(&self, stream: StreamId, attach: AttachId) {
         if let Some(stream) = self.streams.get(stream) {
-            stream.detach_elsewhere(attach);
+            stream.detach_remote(attach);
         }
     }
 }

@@ -14,7 +14,8 @@ use bytes::Bytes;
 
 use crate::clock;
 use crate::event_log::backing::claim::{
-    Claim, Claimed, Elder, Hold, LOOK, Record, Run, before, elder_key, key, read_elder, written,
+    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, LOOK, Record, SubjectClaim, before, key, read_subject_claim,
+    subject_key, written,
 };
 use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::log::EventLog;
@@ -31,20 +32,25 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked. Nothing is left of the claim then.
-    pub async fn claim(&self, call: &Fingerprint, claim: Claim, only_looks: bool) -> Result<Claimed, Error> {
-        let Some(backing) = &self.backing else { return Ok(Claimed::Nowhere) };
+    pub async fn claim(
+        &self,
+        call: &Fingerprint,
+        claim: ClaimRequest,
+        only_looks: bool,
+    ) -> Result<ClaimOutcome, Error> {
+        let Some(backing) = &self.backing else { return Ok(ClaimOutcome::Unclaimed) };
         let (store, key) = (backing.store.clone(), key(call));
         if only_looks {
-            return Ok(store.get(&key).wait().await?.map_or(Claimed::Nowhere, before));
+            return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, before));
         }
         // There from before it is asked for: a client that leaves now takes the record with it.
-        let hold = Hold::new(self.owner(), self.released.clone(), store, key, claim);
+        let hold = ClaimGuard::new(self.owner(), self.released.clone(), store, key, claim);
         let Record { key, value } = &hold.record;
         let claimed = hold.store.claim(key, value, hold.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
-            None => Ok(Claimed::Here(hold)),
+            None => Ok(ClaimOutcome::Claimed(hold)),
             // It was asked for twice on the way.
-            Some(there) if there == *value => Ok(Claimed::Here(hold)),
+            Some(there) if there == *value => Ok(ClaimOutcome::Claimed(hold)),
             Some(there) => Ok(before(there)),
         }
     }
@@ -56,22 +62,22 @@ impl EventLog {
     /// When the store cannot be asked.
     pub async fn claim_for_subject(
         &self,
-        hold: &mut Hold,
+        hold: &mut ClaimGuard,
         subject: &Fingerprint,
         call: Fingerprint,
         body: Option<Fingerprint>,
         is_accepted: bool,
-    ) -> Result<Option<(Elder, Bytes)>, Error> {
+    ) -> Result<Option<(SubjectClaim, Bytes)>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
-        let run = Run { owner: self.owner(), stream: hold.stream, body };
-        let record = Record { key: elder_key(subject), value: written(&Elder { run, call, is_accepted }) };
+        let run = ClaimRecord { owner: self.owner(), stream: hold.stream, body };
+        let record = Record { key: subject_key(subject), value: written(&SubjectClaim { run, call, is_accepted }) };
         // There from before it is asked for, as the other one.
-        hold.elder = Some(Box::new(record.clone()));
+        hold.subject_record = Some(Box::new(record.clone()));
         loop {
             let claimed = hold.store.claim(&record.key, &record.value, hold.keep()).wait().await;
             let there = claimed.inspect_err(|error| backing.note_failure(error))?;
             let Some(there) = there.filter(|there| *there != record.value) else { return Ok(None) };
-            let elder = read_elder(&there)?;
+            let elder = read_subject_claim(&there)?;
             if elder.call != call {
                 return Ok(Some((elder, there)));
             }
@@ -84,19 +90,19 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn elder(&self, subject: &Fingerprint) -> Result<Option<(Elder, Bytes)>, Error> {
+    pub async fn subject_claim(&self, subject: &Fingerprint) -> Result<Option<(SubjectClaim, Bytes)>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
-        let record = backing.store.get(&elder_key(subject)).wait().await?;
-        record.map(|record| Ok((read_elder(&record)?, record))).transpose()
+        let record = backing.store.get(&subject_key(subject)).wait().await?;
+        record.map(|record| Ok((read_subject_claim(&record)?, record))).transpose()
     }
 
     /// Frees the place of a call that nobody comes back to any more, with any token.
     ///
     /// # Errors
     /// When the store cannot be told.
-    pub async fn disclaim_elder(&self, subject: &Fingerprint, record: &Bytes) -> Result<(), Error> {
+    pub async fn release_subject_claim(&self, subject: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
-            Some(backing) => backing.store.expire_if_equal(&elder_key(subject), record, None).wait().await,
+            Some(backing) => backing.store.expire_if_equal(&subject_key(subject), record, None).wait().await,
             None => Ok(()),
         }
     }
@@ -105,7 +111,7 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be told.
-    pub async fn disclaim(&self, call: &Fingerprint, record: &Bytes) -> Result<(), Error> {
+    pub async fn release_claim(&self, call: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
             Some(backing) => backing.store.expire_if_equal(&key(call), record, None).wait().await,
             None => Ok(()),
@@ -116,7 +122,7 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be told.
-    pub async fn keep_claim(&self, call: &Fingerprint, run: &Run, retention: Duration) -> Result<(), Error> {
+    pub async fn extend_claim(&self, call: &Fingerprint, run: &ClaimRecord, retention: Duration) -> Result<(), Error> {
         match &self.backing {
             Some(backing) => backing.store.expire_if_equal(&key(call), &written(run), Some(retention)).wait().await,
             None => Ok(()),
@@ -124,18 +130,18 @@ impl EventLog {
     }
 
     /// Returns whether a call that this process claimed is over or never ran, so that its record says nothing any more.
-    pub fn has_released(&self, run: StreamId) -> bool {
+    pub fn has_released_claim(&self, run: StreamId) -> bool {
         self.released.contains(run)
     }
 
     /// Returns what this replica knows of a call that was sent again at another one, where `run` is what its record names, and `body` is
     /// there if it has a key. Waits for a word of its answer, and not for long.
-    pub async fn known(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
+    pub async fn lookup_retry(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
         let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
         // One that was claimed a moment ago may not be registered yet.
-        drop(self.retries().registering(call).await);
-        let Some(stream) = self.retries().find(&call) else {
-            let is_released = run.is_some_and(|run| self.has_released(run));
+        drop(self.retry_index().registering(call).await);
+        let Some(stream) = self.retry_index().find(&call) else {
+            let is_released = run.is_some_and(|run| self.has_released_claim(run));
             return if is_released { RepeatedCall::Another } else { RepeatedCall::Nothing };
         };
         stream.wait_for_detach().await;
@@ -147,20 +153,20 @@ impl EventLog {
         }
         stream.touch();
         match tokio::time::timeout(HEAD_WAIT, stream.head()).await {
-            Ok(head) => kept_responses::known_by(stream.id(), &head),
+            Ok(head) => kept_responses::reply_for_retry(stream.id(), &head),
             Err(_) => RepeatedCall::Waiting,
         }
     }
 
     /// Keeps the records of the calls that are known here, until dropped.
-    pub async fn keep_runs(&self) {
+    pub async fn keep_claims(&self) {
         if !self.has_store() {
             return std::future::pending().await;
         }
         loop {
             clock::sleep(LOOK).await;
             let now = clock::now();
-            self.retries().streams().iter().for_each(|stream| stream.keep_holds(now));
+            self.retry_index().streams().iter().for_each(|stream| stream.extend_claims(now));
         }
     }
 }

@@ -14,11 +14,11 @@ use tracing::{debug, info, warn};
 use crate::clock;
 use crate::config::OnUnreachable;
 use crate::event_log::backing::schema::{About, State};
-use crate::event_log::backing::{Backing, KEEP_UNSEALED, LOOK_AGAIN, Recorded};
+use crate::event_log::backing::{Backing, KEEP_UNSEALED, STORE_RETRY_PAUSE, StoreProgress};
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::quota::{QuotaKey, StreamReservation};
-use crate::event_log::recovery::follower::{Found, Mirror, PIECE};
+use crate::event_log::recovery::follower::{Follower, FollowerState, PIECE};
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::remote::Restored;
 use crate::event_log::writer::Writer;
@@ -49,10 +49,10 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn recall(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
+    pub async fn restore(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
-        self.recall_stream(&backing, verified.stream, last).await
+        self.restore_stream(&backing, verified.stream, last).await
     }
 
     /// The stream of a call that another replica ran, or this one before it was started; `None` where there is none in the store. Says
@@ -60,14 +60,14 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked.
-    pub async fn recall_run(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
+    pub async fn restore_by_id(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
-        self.recall_stream(&backing, id, LastEvent::default()).await?;
+        self.restore_stream(&backing, id, LastEvent::default()).await?;
         let found = self.streams.get(id);
         Ok(found.filter(|stream| !stream.has_moved()))
     }
 
-    async fn recall_stream(
+    async fn restore_stream(
         self: &Arc<Self>,
         backing: &Arc<Backing>,
         id: StreamId,
@@ -85,16 +85,16 @@ impl EventLog {
                 return Err(Unreachable);
             }
             if !is_unreachable {
-                self.wait_for_mirror(backing, &here, seq).await?;
+                self.wait_for_follower(backing, &here, seq).await?;
             }
-            if !self.may_be_taken(backing, &here, last) {
+            if !self.may_be_taken_over(backing, &here, last) {
                 return Ok(());
             }
-            match self.look_whether_taken(backing, &here).await {
+            match self.is_taken_over(backing, &here).await {
                 Ok(false) => return Ok(()),
                 Ok(true) => self.streams.leave(&here),
                 // Memory stands for a store that is out of reach.
-                Err(_) if is_unreachable && !backing.heard.is_in_doubt() => return Ok(()),
+                Err(_) if is_unreachable && !backing.lease_health.is_in_doubt() => return Ok(()),
                 Err(_) => return Err(Unreachable),
             }
         }
@@ -106,7 +106,7 @@ impl EventLog {
             return if stands { Ok(()) } else { Err(Unreachable) };
         }
         // The store may have more of it than a stub that is here.
-        match self.restore(backing, id).await {
+        match self.load_from_store(backing, id).await {
             Ok(()) => Ok(()),
             Err(error) => {
                 warn!(stream.id = %id, %error, "a stream cannot be read from the store");
@@ -116,19 +116,19 @@ impl EventLog {
     }
 
     /// A client that read at the stream's writer may be back before this replica has heard of what it read there.
-    async fn wait_for_mirror(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
-        if !here.is_elsewhere() || here.last_kept() >= seq {
+    async fn wait_for_follower(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
+        if !here.is_remote() || here.last_kept() >= seq {
             return Ok(());
         }
         let stored = backing.store.load(here.id()).wait().await.map_err(|_| Unreachable)?;
         if stored.is_none_or(|stored| stored.tail < seq) {
             return Ok(());
         }
-        tokio::time::timeout(STORE_PATIENCE, here.mirrored(seq)).await.map_err(|_| Unreachable)
+        tokio::time::timeout(STORE_PATIENCE, here.caught_up_to(seq)).await.map_err(|_| Unreachable)
     }
 
     /// The writer of the stream that an event ID names, where it may have what is neither here nor in the store: what came while the
-    /// store was away. To be asked for after [`Self::recall`].
+    /// store was away. To be asked for after [`Self::restore`].
     pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {
         if verified.owner == self.identity.owner {
             return None;
@@ -153,14 +153,14 @@ impl EventLog {
         Some(stream.last_kept())
     }
 
-    async fn restore(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
+    async fn load_from_store(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
         // Heard of from before it is looked at on, so that nothing is missed.
         let following = match &backing.shared {
             Some(shared) => Some(shared.follow(id).wait().await?),
             None => None,
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
-        if !stored.sealed && self.has_lapsed(backing, stored.owner).await? {
+        if !stored.sealed && self.has_expired_lease(backing, stored.owner).await? {
             // In a task of its own: a stream that was taken is ended, also where the client that asked for it leaves.
             let log = self.clone();
             let adopting = tokio::spawn(async move { log.adopt(id).await });
@@ -170,8 +170,8 @@ impl EventLog {
         }
         let Some(stream) = self.rebuild(backing, id, &stored, stored.trimmed) else { return Ok(()) };
         let stream = Arc::new(stream);
-        let mut mirror = Mirror::new(stream.clone(), backing.clone(), self.identity.owner);
-        let is_over = mirror.catch_up(&stored).await? == Found::Over;
+        let mut follower = Follower::new(stream.clone(), backing.clone(), self.identity.owner);
+        let is_over = follower.catch_up(&stored).await? == FollowerState::Sealed;
         if !is_over && following.is_none() {
             // Its writer is gone, and a store without room has not taken its end yet.
             return Err(Error::Unavailable("the end of the stream is still to be written".into()));
@@ -184,7 +184,7 @@ impl EventLog {
         backing.metrics.observe_restored();
         debug!(stream.id = %id, is_over, "stream restored");
         match following {
-            Some(following) if !is_over => drop(tokio::spawn(mirror.run(self.clone(), following))),
+            Some(following) if !is_over => drop(tokio::spawn(follower.run(self.clone(), following))),
             Some(_) | None => {
                 // Here it stays readable in any case.
                 if let Err(error) = self.keep_restored(backing, &stream).await {
@@ -217,8 +217,8 @@ impl EventLog {
             }
         };
         // What is not here is not gone there.
-        let recorded = Recorded { is_created: true, upto: tail, trimmed: tail, ..Recorded::default() };
-        let restored = Restored { id, about, state, epoch: stored.epoch, tail, recorded };
+        let store_progress = StoreProgress { is_created: true, upto: tail, trimmed: tail, ..StoreProgress::default() };
+        let restored = Restored { id, about, state, epoch: stored.epoch, tail, store_progress };
         let reservation = self.reservation_of_restored(&restored.about);
         Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), reservation, clock::now()))
     }
@@ -246,14 +246,14 @@ impl EventLog {
             Err(Error::Gone) => return Ok(()),
             Err(error) => return Err(error),
         };
-        let ended = self.end_taken(backing, id, epoch).await;
+        let ended = self.end_adopted(backing, id, epoch).await;
         if ended.is_err() {
             // It is this replica's now: nobody else looks for it.
             let (log, backing) = (self.clone(), backing.clone());
             tokio::spawn(async move {
                 loop {
-                    clock::sleep(LOOK_AGAIN).await;
-                    if log.end_taken(&backing, id, epoch).await.is_ok() {
+                    clock::sleep(STORE_RETRY_PAUSE).await;
+                    if log.end_adopted(&backing, id, epoch).await.is_ok() {
                         return;
                     }
                 }
@@ -262,7 +262,7 @@ impl EventLog {
         ended
     }
 
-    async fn end_taken(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {
+    async fn end_adopted(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {
         let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
         // Where another one has taken it since, that one ends it: two must not write under one epoch.
         if stored.sealed || stored.epoch != epoch {
@@ -320,7 +320,7 @@ impl EventLog {
             let log = self.clone();
             tokio::spawn(async move {
                 while !waiting.is_empty() {
-                    clock::sleep(LOOK_AGAIN).await;
+                    clock::sleep(STORE_RETRY_PAUSE).await;
                     // What is open by now otherwise is written by this process.
                     match log.adopt_all(&waiting).await {
                         Ok(still) => waiting = still,
@@ -358,10 +358,10 @@ impl EventLog {
     ///
     /// # Errors
     /// When the store cannot be asked. What was not looked at yet may still be another's: the store takes nothing more of it.
-    pub async fn leave_taken(&self) -> Result<(), Error> {
+    pub async fn drop_taken_over(&self) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
-        for (_, stream) in self.open_here() {
-            if self.look_whether_taken(backing, &stream).await? {
+        for (_, stream) in self.open_local_streams() {
+            if self.is_taken_over(backing, &stream).await? {
                 self.streams.leave(&stream);
             }
         }
@@ -370,15 +370,15 @@ impl EventLog {
 
     /// Whether another replica may have the stream, and this one not know it yet: it was not heard of for its lease, or a client has what
     /// was never written here, or the end that another one wrote.
-    fn may_be_taken(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
+    fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
         let is_strange = || stream.look(|machine| machine.tail() < last.seq);
         let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
-        let is_open = || stream.is_written_here() && (backing.heard.is_lapsed() || is_strange());
+        let is_open = || stream.is_written_here() && (backing.lease_health.is_expired() || is_strange());
         backing.shared.is_some() && (is_ended_elsewhere || is_open())
     }
 
-    async fn look_whether_taken(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {
-        if !stream.with_recorded(|recorded| recorded.is_created) {
+    async fn is_taken_over(&self, backing: &Backing, stream: &Arc<Stream>) -> Result<bool, Error> {
+        if !stream.with_store_progress(|store_progress| store_progress.is_created) {
             return Ok(false);
         }
         let epoch = stream.lock().epoch;
@@ -387,7 +387,7 @@ impl EventLog {
     }
 
     /// The streams that can be found, are not over, and are written here.
-    fn open_here(&self) -> Vec<(StreamId, Arc<Stream>)> {
+    fn open_local_streams(&self) -> Vec<(StreamId, Arc<Stream>)> {
         let open = self.streams.all().into_iter().filter(|stream| stream.is_written_here());
         open.map(|stream| (stream.id(), stream)).collect()
     }
@@ -397,7 +397,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return std::future::pending().await };
         loop {
             clock::sleep(KEEP_UNSEALED / 6).await;
-            for (id, _) in self.open_here() {
+            for (id, _) in self.open_local_streams() {
                 if let Err(error) = backing.store.keep(id, KEEP_UNSEALED).wait().await {
                     warn!(stream.id = %id, %error, "the store could not be told to keep a stream");
                 }

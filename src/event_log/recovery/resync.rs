@@ -10,31 +10,31 @@ use std::time::Duration;
 
 use tracing::{debug, info};
 
-use crate::event_log::backing::generation::Regained;
+use crate::event_log::backing::generation::StoreLoss;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
 use crate::event_log::writer::recorder;
 use crate::protocol::ids::StoreEpoch;
 
 impl EventLog {
-    /// The store's contents are these now, and were regained so often: whether [`Self::look_back`] or [`Self::write_back`] is due.
-    pub fn note_contents(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> Regained {
-        self.backing.as_ref().map_or(Regained::No, |backing| backing.contents.note(epoch, times, lease))
+    /// The store's contents are these now, and were regained so often: whether [`Self::verify_and_rewrite`] or [`Self::rewrite_all`] is due.
+    pub fn note_generation(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
+        self.backing.as_ref().map_or(StoreLoss::Nothing, |backing| backing.generation.note(epoch, times, lease))
     }
 
     /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
-    pub fn has_young_contents(&self) -> bool {
-        self.backing.as_ref().is_some_and(|backing| backing.is_young())
+    pub fn is_store_recovering(&self) -> bool {
+        self.backing.as_ref().is_some_and(|backing| backing.is_recovering())
     }
 
     /// The store has lost what it had: what lives here, or was written here and is still remembered, is brought there again. Streams that
     /// run see to it themselves; sessions, and streams that are over, follow one after the other, behind.
-    pub fn write_back(self: &Arc<Self>) {
+    pub fn rewrite_all(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
-        let over: Vec<_> = self.written_here().filter(|stream| stream.note_unrecorded()).collect();
+        let over: Vec<_> = self.written_here().filter(|stream| stream.note_store_loss()).collect();
         let log = self.clone();
         tokio::spawn(async move {
-            log.write_small().await;
+            log.rewrite_records().await;
             for stream in over {
                 recorder::seal(&stream, &backing, || {}).await;
             }
@@ -42,10 +42,10 @@ impl EventLog {
     }
 
     /// Everything but streams: to write it again costs no more than to look whether it is there.
-    async fn write_small(&self) {
-        for stream in self.retries.streams() {
-            stream.write_holds();
-            self.write_answer(&stream);
+    async fn rewrite_records(&self) {
+        for stream in self.retry_index.streams() {
+            stream.rewrite_claims();
+            self.rewrite_response(&stream);
         }
         for (id, session) in self.sessions.of_here() {
             match session.opened() {
@@ -57,19 +57,19 @@ impl EventLog {
 
     /// The store was out of reach, and may have come back without what it took last: what is small is written again, and each stream that
     /// was written here is looked for, one after the other, behind, and brought there again if something of it is missing.
-    pub fn look_back(self: &Arc<Self>) {
+    pub fn verify_and_rewrite(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let written: Vec<_> = self.written_here().collect();
         let log = self.clone();
         tokio::spawn(async move {
-            log.write_small().await;
+            log.rewrite_records().await;
             for stream in written {
-                let Some(recorded) = stream.recorded_there() else { continue };
+                let Some(store_progress) = stream.store_position() else { continue };
                 match backing.store.load(stream.id()).wait().await {
-                    Ok(Some(stored)) if recorded.is_in(&stored) => {}
+                    Ok(Some(stored)) if store_progress.is_in(&stored) => {}
                     Ok(_) => {
                         info!(stream.id = %stream.id(), "the store has lost something of a stream: it is brought there again");
-                        if stream.note_unrecorded() {
+                        if stream.note_store_loss() {
                             recorder::seal(&stream, &backing, || {}).await;
                         }
                     }
@@ -82,6 +82,6 @@ impl EventLog {
 
     /// The streams that can be found, and that no other replica wrote.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
-        self.streams.all().into_iter().filter(|stream| !stream.is_mirror())
+        self.streams.all().into_iter().filter(|stream| !stream.is_follower())
     }
 }

@@ -34,7 +34,7 @@ impl EventLog {
         self.join_session(id).await;
         let record = serde_json::to_vec(opened).expect("a record has no maps with keys that are no text");
         let key = key(id, principal);
-        backing.insist(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
+        backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
     }
 
     /// From now on other replicas find this one by the session: something of it lives here. Without the store as
@@ -43,7 +43,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return };
         if let Some(shared) = &backing.shared {
             let group = session_group(id);
-            backing.insist(|| shared.join(&group, KEEP), "be told where a session lives").await;
+            backing.retry_until_available(|| shared.join(&group, KEEP), "be told where a session lives").await;
         }
     }
 
@@ -53,7 +53,7 @@ impl EventLog {
     ///
     /// The store cannot be asked, and nobody is to be served without it. Where they are ([`OnUnreachable::Degrade`]), it is as if the
     /// store had nothing, this time.
-    pub async fn recall_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
+    pub async fn load_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         match backing.store.get(&key(id, principal)).wait().await {
             Ok(Some(record)) => match serde_json::from_slice(&record) {
@@ -64,14 +64,14 @@ impl EventLog {
                 }
             },
             // Whoever opened it may be about to write it down again.
-            Ok(None) if backing.is_young() => Ok(None),
+            Ok(None) if backing.is_recovering() => Ok(None),
             Ok(None) => {
                 self.sessions.find(id, principal).iter().for_each(|session| session.note_looked_up());
                 Ok(None)
             }
             Err(error) => {
                 debug!(%error, "the store could not be asked about a session");
-                if backing.waits_out(&error) { Err(error) } else { Ok(None) }
+                if backing.should_wait(&error) { Err(error) } else { Ok(None) }
             }
         }
     }

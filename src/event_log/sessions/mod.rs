@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
 
-use row::{Found, Row};
-use turns::Places;
-pub use turns::{Place, QueuedTurn, Turn};
+use row::{Found, LruQueue};
+use turns::PostSlots;
+pub use turns::{PostSlot, QueuedTurn, Turn};
 
 use crate::clock;
 use crate::event_log::identity::principal::Principal;
@@ -50,12 +50,12 @@ pub struct Session {
     /// What `initialize` said; `None`: it did not pass here.
     opened: Option<Opened>,
     is_home: bool,
-    census: Arc<Census>,
+    record_count: Arc<RecordCount>,
     serial: u64,
     state: Mutex<State>,
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
-    places: Arc<Places>,
+    places: Arc<PostSlots>,
     /// Calls that run.
     calls: AtomicUsize,
 }
@@ -87,10 +87,10 @@ struct State {
     streams: Vec<Weak<Stream>>,
     /// With so many, those that are gone are looked for.
     prune_at: usize,
-    returned: bool,
-    by_url: bool,
-    looked_up: bool,
-    joined: bool,
+    has_resumed: bool,
+    has_resumed_by_url: bool,
+    is_looked_up: bool,
+    is_joined: bool,
     used: Instant,
     call_ended: Option<Instant>,
 }
@@ -104,15 +104,15 @@ impl State {
 }
 
 impl Session {
-    fn new(principal: Principal, opened: Option<Opened>, is_home: bool, census: Arc<Census>) -> Arc<Self> {
-        census.enter(opened.is_some());
+    fn new(principal: Principal, opened: Option<Opened>, is_home: bool, record_count: Arc<RecordCount>) -> Arc<Self> {
+        record_count.enter(opened.is_some());
         let state = State {
             streams: Vec::new(),
             prune_at: STREAMS_MIN,
-            returned: false,
-            by_url: false,
-            looked_up: false,
-            joined: false,
+            has_resumed: false,
+            has_resumed_by_url: false,
+            is_looked_up: false,
+            is_joined: false,
             used: clock::now(),
             call_ended: None,
         };
@@ -120,8 +120,8 @@ impl Session {
             principal,
             opened,
             is_home,
-            serial: census.serials.fetch_add(1, Ordering::Relaxed),
-            census,
+            serial: record_count.serials.fetch_add(1, Ordering::Relaxed),
+            record_count,
             state: Mutex::new(state),
             turns: Arc::default(),
             held: Arc::default(),
@@ -159,22 +159,22 @@ impl Session {
 
     /// Returns whether other replicas find this one by it.
     pub(super) fn is_found_by(&self) -> bool {
-        self.is_home || self.lock().joined
+        self.is_home || self.lock().is_joined
     }
 
     /// True the first time: other replicas are to find this one by it.
     pub fn joins_first(&self) -> bool {
-        !std::mem::replace(&mut self.lock().joined, true)
+        !std::mem::replace(&mut self.lock().is_joined, true)
     }
 
     /// Whether all is known of it that anybody could know: what `initialize` said, or that the store has nothing of it.
     pub fn is_known(&self) -> bool {
-        self.opened.is_some() || self.lock().looked_up
+        self.opened.is_some() || self.lock().is_looked_up
     }
 
     /// The store has nothing of it.
     pub(super) fn note_looked_up(&self) {
-        self.lock().looked_up = true;
+        self.lock().is_looked_up = true;
     }
 
     /// The revision it negotiated, where that is known.
@@ -194,24 +194,24 @@ impl Session {
 
     /// Whether its client has ever resumed a stream: it knows how.
     pub fn has_returned(&self) -> bool {
-        self.lock().returned
+        self.lock().has_resumed
     }
 
     /// Its client has resumed a stream.
     pub fn note_return(&self) {
-        self.lock().returned = true;
+        self.lock().has_resumed = true;
     }
 
     /// Whether its client has ever named a stream by its URL.
     pub fn has_used_url(&self) -> bool {
-        self.lock().by_url
+        self.lock().has_resumed_by_url
     }
 
     /// Its client has named a stream by its URL, to come back to it.
     pub fn note_return_by_url(&self) {
         let mut state = self.lock();
-        state.returned = true;
-        state.by_url = true;
+        state.has_resumed = true;
+        state.has_resumed_by_url = true;
     }
 
     /// Adds a request stream.
@@ -264,18 +264,18 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        self.census.leave(self.opened.is_some());
+        self.record_count.leave(self.opened.is_some());
     }
 }
 
 /// How many records there are, those that were forgotten while somebody still uses them included.
-struct Census {
+struct RecordCount {
     unopened: AtomicUsize,
     serials: AtomicU64,
     metrics: Arc<Metrics>,
 }
 
-impl Census {
+impl RecordCount {
     fn enter(&self, is_opened: bool) {
         self.unopened.fetch_add(usize::from(!is_opened), Ordering::Relaxed);
         self.metrics.observe_session();
@@ -287,9 +287,9 @@ impl Census {
     }
 }
 
-impl fmt::Debug for Census {
+impl fmt::Debug for RecordCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Census").field("unopened", &self.unopened).finish_non_exhaustive()
+        f.debug_struct("RecordCount").field("unopened", &self.unopened).finish_non_exhaustive()
     }
 }
 
@@ -305,9 +305,9 @@ pub struct Sessions {
     sessions: DashMap<Key, Arc<Session>>,
     /// Standalone streams need no record: a GET names its session.
     standalone: DashMap<Key, Arc<Stream>>,
-    census: Arc<Census>,
+    record_count: Arc<RecordCount>,
     /// Those of sessions that were opened here. Not to be locked under an entry of the map.
-    row: Mutex<Row>,
+    row: Mutex<LruQueue>,
     /// So many of them there may be.
     most: usize,
     /// Once so many records of sessions that were opened elsewhere are there, some are forgotten.
@@ -322,7 +322,7 @@ impl Sessions {
         Self {
             sessions: DashMap::new(),
             standalone: DashMap::new(),
-            census: Arc::new(Census { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
+            record_count: Arc::new(RecordCount { unopened: AtomicUsize::new(0), serials: AtomicU64::new(0), metrics }),
             row: Mutex::default(),
             most,
             evict_at: AtomicUsize::new(unopened_max(most)),
@@ -331,7 +331,7 @@ impl Sessions {
 
     /// Records a session that has just been assigned. May forget another.
     pub fn record(&self, id: SessionId, principal: Principal, opened: Opened) {
-        let session = Session::new(principal, Some(opened), true, self.census.clone());
+        let session = Session::new(principal, Some(opened), true, self.record_count.clone());
         let (key, serial) = ((id, principal), session.serial);
         let before = self.sessions.insert(key.clone(), session);
         if before.is_some_and(|before| before.opened.is_some()) {
@@ -352,7 +352,7 @@ impl Sessions {
         while row.len() >= self.most {
             let Some((key, serial)) = row.pop(find) else { break };
             if self.sessions.remove_if(&key, |_, session| session.serial == serial).is_some() {
-                self.census.metrics.observe_session_eviction();
+                self.record_count.metrics.observe_session_eviction();
             }
         }
         // Behind all that were passed over: the newest is the last to go.
@@ -360,7 +360,7 @@ impl Sessions {
         row.tidy(self.most, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
 
-    fn row(&self) -> MutexGuard<'_, Row> {
+    fn row(&self) -> MutexGuard<'_, LruQueue> {
         sync::lock(&self.row)
     }
 
@@ -372,7 +372,7 @@ impl Sessions {
     /// What the store knows of a session that was opened elsewhere.
     pub(super) fn restore(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         let key = (id.clone(), *principal);
-        let fresh = Session::new(*principal, Some(opened), false, self.census.clone());
+        let fresh = Session::new(*principal, Some(opened), false, self.record_count.clone());
         let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
             // What was begun before anybody had looked stays its own.
@@ -405,7 +405,7 @@ impl Sessions {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();
             let entry = self.sessions.entry((id.clone(), *principal));
-            entry.or_insert_with(|| Session::new(*principal, None, false, self.census.clone())).clone()
+            entry.or_insert_with(|| Session::new(*principal, None, false, self.record_count.clone())).clone()
         })
     }
 
@@ -413,7 +413,7 @@ impl Sessions {
     /// were used longest ago. A search is as long as the map, so there is one for every half of the bound in new records.
     fn keep_bound(&self) {
         let evict_at = self.evict_at.load(Ordering::Relaxed);
-        let is_due = self.census.unopened.load(Ordering::Relaxed) >= evict_at;
+        let is_due = self.record_count.unopened.load(Ordering::Relaxed) >= evict_at;
         // While one searches, nobody else does.
         let begins =
             || self.evict_at.compare_exchange(evict_at, usize::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok();
@@ -427,10 +427,10 @@ impl Sessions {
         unused.truncate(unused.len().saturating_sub(half));
         for (_, key) in &unused {
             if self.sessions.remove_if(key, |key, session| self.may_evict(key, session)).is_some() {
-                self.census.metrics.observe_session_eviction();
+                self.record_count.metrics.observe_session_eviction();
             }
         }
-        let left = self.census.unopened.load(Ordering::Relaxed);
+        let left = self.record_count.unopened.load(Ordering::Relaxed);
         self.evict_at.store(left + half.max(1), Ordering::Relaxed);
     }
 
@@ -527,7 +527,7 @@ impl Sessions {
         });
         self.row().leave(gone);
         // StreamTable that was made for what was in use goes with it.
-        let left = self.census.unopened.load(Ordering::Relaxed);
+        let left = self.record_count.unopened.load(Ordering::Relaxed);
         let most = unopened_max(self.most);
         self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
     }

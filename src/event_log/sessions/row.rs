@@ -12,14 +12,14 @@ use crate::event_log::sessions::Key;
 const PASSED_MAX: usize = 32;
 
 #[derive(Debug, Default)]
-pub(super) struct Row {
-    places: VecDeque<Place>,
+pub(super) struct LruQueue {
+    places: VecDeque<Entry>,
     /// Records there are: places without those of records that are gone.
     records: usize,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Entry {
     key: Key,
     /// Tells the record from others of that key, before it and after.
     serial: u64,
@@ -34,7 +34,7 @@ pub(super) enum Found {
     Used(Instant, bool),
 }
 
-impl Row {
+impl LruQueue {
     pub(super) fn len(&self) -> usize {
         self.records
     }
@@ -48,7 +48,7 @@ impl Row {
     /// A record was made.
     pub(super) fn enter(&mut self, key: Key, serial: u64, used: Instant) {
         self.records += 1;
-        self.places.push_back(Place { key, serial, used });
+        self.places.push_back(Entry { key, serial, used });
     }
 
     /// So many records are gone. Their places are found later.

@@ -44,9 +44,9 @@ impl Drop for Held {
 
 /// The place of a POST that waits for the upstream, taken for as long as this lives.
 #[derive(Debug)]
-pub struct Place(Arc<Places>);
+pub struct PostSlot(Arc<PostSlots>);
 
-impl Drop for Place {
+impl Drop for PostSlot {
     fn drop(&mut self) {
         self.0.taken.fetch_sub(1, Ordering::Relaxed);
         self.0.freed.notify_one();
@@ -55,20 +55,20 @@ impl Drop for Place {
 
 /// The places of one session.
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct PostSlots {
     taken: AtomicUsize,
     freed: Notify,
 }
 
-impl Places {
+impl PostSlots {
     /// Takes one of `most`, where one is free.
-    fn take(self: &Arc<Self>, most: usize) -> Option<Place> {
+    fn take(self: &Arc<Self>, most: usize) -> Option<PostSlot> {
         let one_more = |taken: usize| (taken < most).then_some(taken + 1);
-        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Place(self.clone()))
+        self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| PostSlot(self.clone()))
     }
 
     /// Waits until one of `most` is free.
-    async fn wait(self: &Arc<Self>, most: usize) -> Place {
+    async fn wait(self: &Arc<Self>, most: usize) -> PostSlot {
         loop {
             let mut freed = pin!(self.freed.notified());
             // Before the look: one that is freed in between is told of.
@@ -112,7 +112,7 @@ impl Session {
     ///
     /// # Errors
     /// `TooManyHeld`.
-    pub async fn take_place(&self, most: usize, patience: Duration) -> Result<Place, ErrorCode> {
+    pub async fn take_slot(&self, most: usize, patience: Duration) -> Result<PostSlot, ErrorCode> {
         match self.places.take(most) {
             Some(place) => Ok(place),
             None if self.has_held() => Err(ErrorCode::TooManyHeld),

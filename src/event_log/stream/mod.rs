@@ -104,7 +104,7 @@ pub struct Stream {
     /// Its principal's.
     quota: Arc<Quota>,
     sent: SetOnce<()>,
-    published: AtomicBool,
+    is_published: AtomicBool,
     /// `None`: memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
     pub(super) inner: Mutex<Inner>,
@@ -130,7 +130,7 @@ impl Stream {
     ) -> Self {
         let quota = reservation.quota().clone();
         let mut inner = Inner::new(Box::new(Machine::new(spec.policy, spec.ids, now)), reservation);
-        inner.recorded = backing.is_some().then(Box::default);
+        inner.store_progress = backing.is_some().then(Box::default);
         let epoch = backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(identity.epoch);
         let origin = (identity.owner, epoch);
         Self {
@@ -151,7 +151,7 @@ impl Stream {
             slices: spec.slicing.map(|slicing| Box::new(Slices::new(slicing))),
             quota,
             sent: SetOnce::new(),
-            published: AtomicBool::new(false),
+            is_published: AtomicBool::new(false),
             backing,
             inner: Mutex::new(inner),
             pump: Notify::new(),
@@ -215,7 +215,7 @@ impl Stream {
         self.note_requested(&mut inner);
         inner.machine.handle_reconnect(cursor, clock::now());
         if let Some(cursor) = cursor.filter(|cursor| *cursor <= inner.machine.tail()) {
-            inner.let_go(cursor);
+            inner.release_upto(cursor);
         }
         inner.fit_paused(self.bounds);
         let after = inner.machine.default_cursor();
@@ -286,12 +286,12 @@ impl Stream {
 
     /// Whether resumes can find it, or once could.
     pub(super) fn is_published(&self) -> bool {
-        self.published.load(Ordering::Relaxed)
+        self.is_published.load(Ordering::Relaxed)
     }
 
     /// True the first time.
     pub(super) fn publish_first(&self) -> bool {
-        !self.published.swap(true, Ordering::Relaxed)
+        !self.is_published.swap(true, Ordering::Relaxed)
     }
 
     /// Whether its answer passed and a retry may yet come for it: nobody was there to take it, or it has a key.

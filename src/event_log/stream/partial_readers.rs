@@ -64,7 +64,7 @@ impl Stream {
             return None;
         }
         machine.handle_confirmed(Some(has), clock::now());
-        inner.let_go(has);
+        inner.release_upto(has);
         inner.fit_paused(self.bounds);
         self.pump.notify_one();
         Some(inner.machine.default_cursor())

@@ -105,12 +105,12 @@ impl Stream {
         inner.fit_paused(self.bounds);
         let before = inner.reader.take();
         inner.stored_at = None;
-        let displaces_elsewhere = std::mem::take(&mut inner.is_read_elsewhere);
+        let displaces_remote = std::mem::take(&mut inner.has_remote_reader);
         drop(inner);
         if let Some(before) = before {
             before.wake();
         }
-        if displaces_elsewhere && let Some(backing) = &self.backing {
+        if displaces_remote && let Some(backing) = &self.backing {
             backing.displacing.notify_one();
         }
         Attachment::new(self.clone(), attach)
@@ -219,7 +219,7 @@ impl Attachment {
         if !inner.machine.reader().is(self.attach) && !simulation::has(Bug::LetsTwoRead) {
             return Poll::Ready(ReadOutcome::TakenOver(inner.machine.takeover_retry()));
         }
-        if inner.moved {
+        if inner.has_moved {
             return Poll::Ready(ReadOutcome::Moved(inner.machine.last_retry()));
         }
         if inner.machine.phase() == Phase::Passed {

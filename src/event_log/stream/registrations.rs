@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::event_log::backing::claim::Hold;
+use crate::event_log::backing::claim::ClaimGuard;
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::Stream;
 use crate::event_log::stream::response_head::Head;
@@ -64,26 +64,26 @@ impl Stream {
     }
 
     /// Returns whether the store has a record by which a retry can find it elsewhere.
-    pub(in crate::event_log) fn has_hold(&self) -> bool {
+    pub(in crate::event_log) fn has_claim(&self) -> bool {
         let entries = sync::lock(&self.registrations);
         entries.iter().any(|entry| entry.hold().is_some())
     }
 
     /// Other replicas go on finding it, where they are to.
-    pub(in crate::event_log) fn keep_holds(&self, now: Instant) {
+    pub(in crate::event_log) fn extend_claims(&self, now: Instant) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.keep_if_due(now));
+        entries.iter().filter_map(Registration::hold).for_each(|hold| hold.extend_if_due(now));
     }
 
     /// The same where the store has lost what told of it.
-    pub(in crate::event_log) fn write_holds(&self) {
+    pub(in crate::event_log) fn rewrite_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(Hold::write_again);
+        entries.iter().filter_map(Registration::hold).for_each(ClaimGuard::rewrite);
     }
 
     /// They stay there when it goes here.
-    pub(in crate::event_log) fn leave_holds(&self) {
+    pub(in crate::event_log) fn leave_claims(&self) {
         let entries = sync::lock(&self.registrations);
-        entries.iter().filter_map(Registration::hold).for_each(Hold::leave);
+        entries.iter().filter_map(Registration::hold).for_each(ClaimGuard::leave);
     }
 }

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State};
-use crate::event_log::backing::{Backing, Level, Recorded};
+use crate::event_log::backing::{Backing, StorePosition, StoreProgress};
 use crate::event_log::identity::Identity;
 use crate::event_log::quota::{StreamReservation, TailLimits};
 use crate::event_log::stream::response_head::Head;
@@ -30,7 +30,7 @@ pub(in crate::event_log) struct Restored {
     pub(in crate::event_log) epoch: WriterEpoch,
     /// The last event that is not kept here.
     pub(in crate::event_log) tail: Seq,
-    pub(in crate::event_log) recorded: Recorded,
+    pub(in crate::event_log) store_progress: StoreProgress,
 }
 
 impl Stream {
@@ -43,7 +43,7 @@ impl Stream {
         reservation: StreamReservation,
         now: Instant,
     ) -> Self {
-        let Restored { id, about, state, epoch, tail, recorded } = restored;
+        let Restored { id, about, state, epoch, tail, store_progress } = restored;
         let spec = Spec {
             policy: about.policy.clone(),
             binding: about.binding,
@@ -73,8 +73,8 @@ impl Stream {
             inner.tail.set_epoch(epoch);
             inner.epoch = epoch;
             inner.head = Head::Committed;
-            inner.recorded = Some(Box::new(recorded));
-            inner.is_mirror = true;
+            inner.store_progress = Some(Box::new(store_progress));
+            inner.is_follower = true;
         }
         // Its bytes went upstream long ago.
         stream.note_sent();
@@ -83,13 +83,13 @@ impl Stream {
             slices.into_iter().for_each(|names| drop(stream.begin_slice(names)));
         }
         let marks = stream.look(|machine| stream.marks_of(machine));
-        stream.with_recorded(|recorded| recorded.marks = marks);
+        stream.with_store_progress(|store_progress| store_progress.marks = marks);
         stream
     }
 
     /// Whether another process wrote it, or writes it.
-    pub(in crate::event_log) fn is_mirror(&self) -> bool {
-        self.lock().is_mirror
+    pub(in crate::event_log) fn is_follower(&self) -> bool {
+        self.lock().is_follower
     }
 
     /// Takes note of an event that is in the store alone, behind the last state; see [`Machine::handle_logged`].
@@ -102,7 +102,7 @@ impl Stream {
     }
 
     /// Returns whether the stream ended because its process did, so that what its server has said since is lost.
-    pub fn died_with_its_process(&self) -> bool {
+    pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
         self.look(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
     }
@@ -115,7 +115,7 @@ impl Stream {
 
     /// Where a client goes on whose last event is the one at `seq`, which `is_adopted` or not. What the writer had delivered and the store
     /// did not know when that was gone is no place in the stream that has ended since: its client lacks the end, whatever its number.
-    pub(in crate::event_log) fn settled_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
+    pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
         let known = self.adopted_after().filter(|_| !is_adopted);
         known.map_or(seq, |after| seq.min(after))
     }
@@ -128,7 +128,7 @@ impl Stream {
     /// Whether it is not over, and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
-        !inner.is_mirror && !inner.machine.is_sealed()
+        !inner.is_follower && !inner.machine.is_sealed()
     }
 
     /// Asks the connection that reads now to end once it has what there is, where its client may be closed on. One that comes later may
@@ -141,7 +141,7 @@ impl Stream {
 
     /// Whether another replica has it, and nothing more of it is read here.
     pub fn has_moved(&self) -> bool {
-        self.lock().moved
+        self.lock().has_moved
     }
 
     /// Waits until the store has said what it makes of the event at `seq`, where it was handed that.
@@ -160,10 +160,10 @@ impl Stream {
     }
 
     /// Waits until the event at `seq` has come here, or nothing more will.
-    pub(in crate::event_log) async fn mirrored(&self, seq: Seq) {
+    pub(in crate::event_log) async fn caught_up_to(&self, seq: Seq) {
         poll_fn(|cx| {
             let mut inner = self.lock();
-            if inner.machine.tail() >= seq || inner.machine.is_sealed() || inner.moved {
+            if inner.machine.tail() >= seq || inner.machine.is_sealed() || inner.has_moved {
                 return Poll::Ready(());
             }
             inner.watch(cx);
@@ -173,13 +173,13 @@ impl Stream {
     }
 
     /// Whether it is not over, and written by another process.
-    pub fn is_elsewhere(&self) -> bool {
+    pub fn is_remote(&self) -> bool {
         let inner = self.lock();
-        inner.is_mirror && !inner.machine.is_sealed()
+        inner.is_follower && !inner.machine.is_sealed()
     }
 
     /// The replica that began it, and writes it as long as its lease runs.
-    pub(in crate::event_log) fn begun_by(&self) -> Owner {
+    pub(in crate::event_log) fn origin_owner(&self) -> Owner {
         self.origin.0
     }
 
@@ -189,9 +189,9 @@ impl Stream {
     }
 
     /// Takes events that were logged elsewhere.
-    pub(in crate::event_log) fn mirror(&self, batch: &Batch) {
+    pub(in crate::event_log) fn append_remote(&self, batch: &Batch) {
         let mut inner = self.lock();
-        inner.mirror(batch, self.bounds, clock::now());
+        inner.append_remote(batch, self.bounds, clock::now());
         self.publish(inner, true);
     }
 
@@ -206,7 +206,7 @@ impl Stream {
     }
 
     /// Takes the state that was written elsewhere, and the end.
-    pub(in crate::event_log) fn mirror_state(&self, state: Option<State>, stored: &Stored) {
+    pub(in crate::event_log) fn apply_remote_state(&self, state: Option<State>, stored: &Stored) {
         let mut inner = self.lock();
         inner.epoch = stored.epoch;
         let tail = inner.tail.last();
@@ -225,11 +225,11 @@ impl Stream {
     }
 
     /// A connection of another replica reads it now. Whoever did before ends.
-    pub(in crate::event_log) fn attach_elsewhere(&self, attach: AttachId, written: Seq) {
+    pub(in crate::event_log) fn attach_remote(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
         inner.machine.handle_attach(attach, written, clock::now());
-        inner.is_read_elsewhere = true;
+        inner.has_remote_reader = true;
         inner.note_presence();
         inner.wake();
         drop(inner);
@@ -237,7 +237,7 @@ impl Stream {
     }
 
     /// That connection took the events up to `written`.
-    pub(in crate::event_log) fn note_written_elsewhere(&self, written: Seq) {
+    pub(in crate::event_log) fn note_remote_written(&self, written: Seq) {
         let mut inner = self.lock();
         let written = written.min(inner.machine.tail());
         inner.machine.handle_written(written, clock::now());
@@ -248,7 +248,7 @@ impl Stream {
     }
 
     /// That connection does not read it any more. Nothing where it was not the reader.
-    pub(in crate::event_log) fn detach_elsewhere(&self, attach: AttachId) {
+    pub(in crate::event_log) fn detach_remote(&self, attach: AttachId) {
         let mut inner = self.lock();
         inner.machine.handle_detach(attach, clock::now());
         inner.note_presence();
@@ -259,26 +259,26 @@ impl Stream {
     }
 
     /// What the store is known to have of it.
-    pub(in crate::event_log) fn recorded_there(&self) -> Option<Level> {
+    pub(in crate::event_log) fn store_position(&self) -> Option<StorePosition> {
         let inner = self.lock();
-        inner.recorded.as_deref()?.level(inner.epoch)
+        inner.store_progress.as_deref()?.position(inner.epoch)
     }
 
     /// The store has lost it, and is to get it again. True where it was there to its end, so that nobody is at it.
-    pub(in crate::event_log) fn note_unrecorded(&self) -> bool {
-        let was_sealed = self.with_recorded(|recorded| {
-            if recorded.is_created {
-                recorded.is_created = false;
-                recorded.is_behind = true;
+    pub(in crate::event_log) fn note_store_loss(&self) -> bool {
+        let was_sealed = self.with_store_progress(|store_progress| {
+            if store_progress.is_created {
+                store_progress.is_created = false;
+                store_progress.is_behind = true;
             }
-            std::mem::take(&mut recorded.is_sealed)
+            std::mem::take(&mut store_progress.is_sealed)
         });
         self.pump.notify_one();
         was_sealed
     }
 
     /// What its reader here has, for the replica that writes it; `touches` is how often it was asked for.
-    pub(in crate::event_log) fn reader_here(&self, from: Owner, touches: u64) -> Reader {
+    pub(in crate::event_log) fn local_reader(&self, from: Owner, touches: u64) -> Reader {
         let inner = self.lock();
         let reader = inner.machine.reader();
         Reader {

@@ -94,7 +94,7 @@ impl Stream {
     }
 
     /// Gives up its front to make room, down to about `keep` bytes; nothing while a connection reads it.
-    pub(in crate::event_log) fn shorten(&self, keep: usize) {
+    pub(in crate::event_log) fn trim_to(&self, keep: usize) {
         let mut inner = self.lock();
         let inner = &mut *inner;
         if inner.machine.reader().is_attached() {

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateMarks};
-use crate::event_log::backing::{Recorded, Staged};
+use crate::event_log::backing::{Staged, StoreProgress};
 use crate::event_log::stream::state::Inner;
 use crate::event_log::stream::{Advanced, Stream};
 use crate::protocol::ids::Seq;
@@ -45,8 +45,8 @@ impl Stream {
     }
 
     /// Looks at, or changes, what is known of the store's record. To be called of a stream that has one.
-    pub(in crate::event_log) fn with_recorded<R: Default>(&self, act: impl FnOnce(&mut Recorded) -> R) -> R {
-        self.lock().recorded.as_deref_mut().map(act).unwrap_or_default()
+    pub(in crate::event_log) fn with_store_progress<R: Default>(&self, act: impl FnOnce(&mut StoreProgress) -> R) -> R {
+        self.lock().store_progress.as_deref_mut().map(act).unwrap_or_default()
     }
 
     /// What there is to be brought into the store; `None` where that is nothing.
@@ -56,19 +56,20 @@ impl Stream {
             inner.reservation.set_staged(batch.byte_len());
         }
         let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
-        let recorded = inner.recorded.as_ref()?;
-        if batch.is_none() && !(has_begun && recorded.is_created) {
+        let store_progress = inner.store_progress.as_ref()?;
+        if batch.is_none() && !(has_begun && store_progress.is_created) {
             // A stream that begins is recorded whether or not there is an event yet.
-            let begins = inner.machine.phase() == Phase::Open && !recorded.is_created && !recorded.is_behind;
+            let begins =
+                inner.machine.phase() == Phase::Open && !store_progress.is_created && !store_progress.is_behind;
             return begins.then(Staged::default);
         }
         let marks = self.marks_of(&inner.machine);
-        let state = (marks != recorded.marks).then(|| (marks, self.state_of(&inner.machine).encode()));
+        let state = (marks != store_progress.marks).then(|| (marks, self.state_of(&inner.machine).encode()));
         let is_sealed = inner.machine.is_sealed();
         match (batch, state) {
             (None, None) => None,
             // The seal brings its own; and while memory stands for the store, or always will, none is missed.
-            (None, Some(_)) if is_sealed || recorded.is_behind || recorded.is_local => None,
+            (None, Some(_)) if is_sealed || store_progress.is_behind || store_progress.is_memory_only => None,
             (batch, state) => {
                 let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
                 Some(Staged { batch, state })
@@ -97,12 +98,12 @@ impl Stream {
     /// was known.
     pub(in crate::event_log) fn leave(&self) -> bool {
         let mut inner = self.lock();
-        let is_news = !std::mem::replace(&mut inner.moved, true);
+        let is_news = !std::mem::replace(&mut inner.has_moved, true);
         inner.machine.handle_refused(clock::now());
         inner.reservation.set_staged(0);
         inner.wake();
         self.publish(inner, false);
-        self.leave_holds();
+        self.leave_claims();
         is_news
     }
 }

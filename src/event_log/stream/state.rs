@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::BytesMut;
 
 use crate::clock;
-use crate::event_log::backing::Recorded;
+use crate::event_log::backing::StoreProgress;
 use crate::event_log::quota::{EvictionQueue, StreamReservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::in_flight::Copied;
@@ -47,15 +47,15 @@ pub(in crate::event_log) struct Inner {
     pub(in crate::event_log) tail: Tail,
     pub(in crate::event_log) epoch: WriterEpoch,
     /// What the store has of it. `None`: memory is the store.
-    pub(in crate::event_log) recorded: Option<Box<Recorded>>,
+    pub(in crate::event_log) store_progress: Option<Box<StoreProgress>>,
     /// It comes out of the store, and is not written here unless to end it.
-    pub(in crate::event_log) is_mirror: bool,
+    pub(in crate::event_log) is_follower: bool,
     /// A connection of another replica may be the reader.
-    pub(in crate::event_log) is_read_elsewhere: bool,
+    pub(in crate::event_log) has_remote_reader: bool,
     /// This connection is to end once it has what there is, and its client to wait so long before it comes back.
     pub(in crate::event_log) closing: Option<(AttachId, Duration)>,
     /// Another writer has the stream: nothing here is true any more but what was read.
-    pub(in crate::event_log) moved: bool,
+    pub(in crate::event_log) has_moved: bool,
     pub(in crate::event_log) head: Head,
     /// What it takes of its principal's share.
     pub(in crate::event_log) reservation: StreamReservation,
@@ -81,11 +81,11 @@ impl Inner {
             machine,
             tail: Tail::new(),
             epoch: WriterEpoch::default(),
-            recorded: None,
-            is_mirror: false,
-            is_read_elsewhere: false,
+            store_progress: None,
+            is_follower: false,
+            has_remote_reader: false,
             closing: None,
-            moved: false,
+            has_moved: false,
             head: Head::Waiting,
             reservation,
             is_held_up: false,
@@ -225,9 +225,9 @@ impl Inner {
     }
 
     /// A client has the events up to `upto` and said so.
-    pub(in crate::event_log) fn let_go(&mut self, upto: Seq) {
+    pub(in crate::event_log) fn release_upto(&mut self, upto: Seq) {
         // What the store lacks is brought there from here.
-        if self.recorded.as_ref().is_some_and(|recorded| recorded.is_behind) {
+        if self.store_progress.as_ref().is_some_and(|store_progress| store_progress.is_behind) {
             return;
         }
         self.tail.trim(upto);
@@ -260,11 +260,11 @@ impl Inner {
 
     /// Whether its head may be written: its record is with the store, or cannot be.
     fn is_recorded(&self) -> bool {
-        self.recorded.as_ref().is_none_or(|recorded| recorded.is_created || recorded.is_behind)
+        self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_created || store_progress.is_behind)
     }
 
     /// Takes what the store has of another writer.
-    pub(in crate::event_log) fn mirror(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
+    pub(in crate::event_log) fn append_remote(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
         debug_assert_eq!(appended, Appended::Ok, "a mirror has one writer as well");
@@ -286,7 +286,7 @@ impl Inner {
     /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another
     /// replica runs is that one's.
     pub(in crate::event_log) fn note_presence(&mut self) {
-        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_mirror;
+        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_follower;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
         self.reservation.set_running(runs);
         self.reservation.set_detached(runs && !self.machine.reader().is_attached());

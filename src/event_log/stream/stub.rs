@@ -213,7 +213,7 @@ impl Stream {
         inner.head = Head::Committed;
         inner.delivered = Delivered::proven();
         // Nothing more of it goes into the store.
-        inner.is_mirror = is_stored;
+        inner.is_follower = is_stored;
         stream.note_sent();
         stream
     }
@@ -225,8 +225,8 @@ impl Inner {
         let machine = &self.machine;
         let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().has_idempotency_key;
         // What the store is still to get is brought there from here.
-        let is_stored = self.recorded.as_ref().is_none_or(|recorded| recorded.is_sealed);
-        let is_here = !self.moved && !self.is_mirror && is_stored;
+        let is_stored = self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed);
+        let is_here = !self.has_moved && !self.is_follower && is_stored;
         let is_quiet = !machine.reader().is_attached() && machine.server_requests().is_empty();
         self.delivered.is_proven() && is_call && is_here && is_quiet
     }

@@ -3,11 +3,11 @@
 use super::sharing::finish;
 use super::*;
 use crate::event_log::stream::response_head::Head;
-use crate::event_log::{Claim, Claimed, Match};
+use crate::event_log::{ClaimOutcome, ClaimRequest, Match};
 use crate::protocol::cluster::RepeatedCall;
 use crate::protocol::error::{ErrorCode, Failure};
 
-const CLAIM: Claim = Claim { retention: RETENTION, body: None };
+const CLAIM: ClaimRequest = ClaimRequest { retention: RETENTION, body: None };
 
 #[tokio::test(start_paused = true)]
 async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
@@ -19,16 +19,22 @@ async fn a_claim_whose_answer_was_lost_leaves_no_record_behind() {
     // Later calls of the store are refused, but the claim was not.
     tokio::time::sleep(RETENTION / 4).await;
     store.set_deaf(false);
-    let Claimed::Before(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else { panic!("the store has it") };
-    assert!(one.has_released(run.stream));
-    assert_eq!(one.known(&call.to_wire(), Some(run.stream), None).await, RepeatedCall::Another, "it never ran");
+    let ClaimOutcome::Existing(run, _) = two.claim(&call, CLAIM, false).await.unwrap() else {
+        panic!("the store has it")
+    };
+    assert!(one.has_released_claim(run.stream));
+    assert_eq!(one.lookup_retry(&call.to_wire(), Some(run.stream), None).await, RepeatedCall::Another, "it never ran");
     let other = StreamId::from_bytes([1; 12]);
-    assert_eq!(one.known(&call.to_wire(), Some(other), None).await, RepeatedCall::Nothing, "no replica knows that one");
+    assert_eq!(
+        one.lookup_retry(&call.to_wire(), Some(other), None).await,
+        RepeatedCall::Nothing,
+        "no replica knows that one"
+    );
     tokio::time::sleep(Duration::from_secs(1)).await;
     let claimed = two.claim(&call, CLAIM, false).await.unwrap();
-    assert!(matches!(claimed, Claimed::Here(_)), "{claimed:?}");
+    assert!(matches!(claimed, ClaimOutcome::Claimed(_)), "{claimed:?}");
     tokio::time::sleep(RETENTION).await;
-    assert!(!one.has_released(run.stream), "nothing of it is kept");
+    assert!(!one.has_released_claim(run.stream), "nothing of it is kept");
 }
 
 #[tokio::test(start_paused = true)]
@@ -37,7 +43,9 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
     for is_left in [false, true] {
-        let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("no replica has it") };
+        let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+            panic!("no replica has it")
+        };
         if is_left {
             hold.leave();
         }
@@ -48,18 +56,20 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
 }
 
 /// A call that is claimed and registered as `log` runs it; `body` is there where it has a key.
-async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, Claim, Arc<Stream>) {
-    let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), Claim { body, ..CLAIM });
-    let Claimed::Here(hold) = log.claim(&call, claim, false).await.unwrap() else { panic!("it is claimed already") };
+async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
+    let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), ClaimRequest { body, ..CLAIM });
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, claim, false).await.unwrap() else {
+        panic!("it is claimed already")
+    };
     let reservation = log.admit(&quota(log, 0), 0).unwrap();
     let stream = log.create_as(hold.stream(), Spec { body, ..spec() }, reservation);
-    let registered = log.retries().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
+    let registered = log.retry_index().find_or_register(call, |_| false, || Ok::<_, ()>(stream.clone()));
     let Ok(Match::New(_, registration)) = registered else { panic!("it is registered already") };
     stream.keep_registration(registration.under(Some(hold)));
     (call, claim, stream)
 }
 
-async fn keyed(log: &EventLog) -> (Fingerprint, Claim, Arc<Stream>) {
+async fn keyed(log: &EventLog) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
     run(log, Some(Fingerprint::of_body("", b"{}"))).await
 }
 
@@ -69,15 +79,15 @@ async fn an_answer_that_the_store_did_not_take_is_there_once_it_can() {
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;
     store.set_away(true);
-    log.keep_answer(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
+    log.store_response(&stream, &Head::Failed(Failure::after_send(ErrorCode::CallTimedOut))).await;
     tokio::time::sleep(RETENTION / 4).await;
     store.set_away(false);
-    assert!(log.kept_answer(stream.id()).await.unwrap().is_none());
+    assert!(log.stored_response(stream.id()).await.unwrap().is_none());
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let kept = log.kept_answer(stream.id()).await.unwrap();
+    let kept = log.stored_response(stream.id()).await.unwrap();
     assert!(matches!(kept, Some(RepeatedCall::Failed(failure)) if failure.code == ErrorCode::CallTimedOut), "{kept:?}");
     tokio::time::sleep(RETENTION * 3 / 4 + Duration::from_secs(2)).await;
-    assert!(log.kept_answer(stream.id()).await.unwrap().is_none(), "and no longer than any other");
+    assert!(log.stored_response(stream.id()).await.unwrap().is_none(), "and no longer than any other");
 }
 
 #[tokio::test(start_paused = true)]
@@ -96,7 +106,7 @@ async fn a_record_outlives_the_process_and_goes_with_the_call() {
         tokio::task::yield_now().await;
         let after = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
         let claimed = after.claim(&call, claim, false).await.unwrap();
-        assert_eq!(matches!(claimed, Claimed::Here(_)), ends, "{claimed:?}");
+        assert_eq!(matches!(claimed, ClaimOutcome::Claimed(_)), ends, "{claimed:?}");
     }
 }
 
@@ -107,14 +117,14 @@ async fn a_record_is_kept_for_as_long_as_its_call_is_known() {
     let (call, claim, stream) = keyed(&log).await;
     let keeping = tokio::spawn({
         let log = log.clone();
-        async move { log.keep_runs().await }
+        async move { log.keep_claims().await }
     });
     tokio::time::sleep(RETENTION * 5).await;
     let claimed = log.claim(&call, claim, true).await.unwrap();
-    assert!(matches!(claimed, Claimed::Before(run, _) if run.body == claim.body), "{claimed:?}");
+    assert!(matches!(claimed, ClaimOutcome::Existing(run, _) if run.body == claim.body), "{claimed:?}");
     keeping.abort();
     tokio::time::sleep(RETENTION * 5).await;
-    assert!(matches!(log.claim(&call, claim, true).await.unwrap(), Claimed::Nowhere));
+    assert!(matches!(log.claim(&call, claim, true).await.unwrap(), ClaimOutcome::Unclaimed));
     drop(stream);
 }
 
@@ -123,12 +133,14 @@ async fn a_removal_that_the_store_did_not_take_is_made_later() {
     let store = Memory::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
-    let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("it is claimed already") };
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+        panic!("it is claimed already")
+    };
     let run = hold.stream();
     store.set_away(true);
     drop(hold);
     tokio::time::sleep(RETENTION / 4).await;
-    assert!(log.has_released(run), "it is not forgotten before it is removed");
+    assert!(log.has_released_claim(run), "it is not forgotten before it is removed");
     assert_eq!(store.records().len(), 1);
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -140,7 +152,9 @@ async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     let store = Memory::default();
     let log = log_of(Owner(1), Arc::new(store.as_of(Owner(1))));
     let call = Fingerprint::of_call(&binding(), "", b"{}");
-    let Claimed::Here(hold) = log.claim(&call, CLAIM, false).await.unwrap() else { panic!("it is claimed already") };
+    let ClaimOutcome::Claimed(hold) = log.claim(&call, CLAIM, false).await.unwrap() else {
+        panic!("it is claimed already")
+    };
     let run = hold.stream();
     let key = store.records().remove(0);
     let value = store.get(&key).wait().await.unwrap().expect("the record");
@@ -151,9 +165,9 @@ async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(store.records().len(), 0);
     store.claim(&key, &value, RETENTION).wait().await.unwrap();
-    assert!(log.has_released(run), "until it can be there no more");
+    assert!(log.has_released_claim(run), "until it can be there no more");
     tokio::time::sleep(RETENTION / 2).await;
-    assert_eq!((store.records().len(), log.has_released(run)), (0, false));
+    assert_eq!((store.records().len(), log.has_released_claim(run)), (0, false));
 }
 
 /// Runs the call to its end, which its client has for all that is known.
@@ -175,14 +189,14 @@ async fn what_is_evicted_is_found_in_the_store_by_its_key_and_is_new_without_one
         let (call, claim, stream) = run(&log, key).await;
         arrive(&log, &stream).await;
         let id = stream.id();
-        assert_eq!((log.len(), log.retries().len()), (1, 1));
+        assert_eq!((log.len(), log.retry_index().len()), (1, 1));
         let much = quota(&log, 0).reserve(allowance().max_bytes + 1);
         assert!(log.evict_for(&much).is_err());
-        assert_eq!((log.len(), log.retries().len()), (0, 0), "its last user is still here");
+        assert_eq!((log.len(), log.retry_index().len()), (0, 0), "its last user is still here");
         tokio::time::sleep(Duration::from_secs(1)).await;
         match log.claim(&call, claim, true).await.unwrap() {
-            Claimed::Before(run, _) => assert_eq!((run.stream, run.body), (id, key)),
-            nothing => assert!(key.is_none() && matches!(nothing, Claimed::Nowhere), "{nothing:?}"),
+            ClaimOutcome::Existing(run, _) => assert_eq!((run.stream, run.body), (id, key)),
+            nothing => assert!(key.is_none() && matches!(nothing, ClaimOutcome::Unclaimed), "{nothing:?}"),
         }
     }
 }
@@ -193,10 +207,10 @@ async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
     let log = log_of(Owner(1), store.clone());
     let (_, _, stream) = keyed(&log).await;
     let failed = Head::Failed(Failure::after_send(ErrorCode::CallTimedOut));
-    log.keep_answer(&stream, &failed).await;
+    log.store_response(&stream, &failed).await;
     let before = quota(&log, 0).bytes();
     store.set_away(true);
-    log.keep_answer(&stream, &failed).await;
+    log.store_response(&stream, &failed).await;
     assert!(quota(&log, 0).bytes() > before, "it waits");
     store.set_away(false);
     tokio::time::sleep(Duration::from_secs(1)).await;
@@ -204,7 +218,7 @@ async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
     store.set_away(true);
     // More of them than look for the store at a time.
     for _ in 0..100 {
-        log.keep_answer(&stream, &failed).await;
+        log.store_response(&stream, &failed).await;
     }
     assert!(quota(&log, 0).bytes() > before);
     tokio::time::sleep(RETENTION + Duration::from_secs(1)).await;

@@ -37,7 +37,7 @@ impl Replica {
 
     /// A client of it that comes back with that id.
     async fn resume(&self, id: &EventId) -> Client {
-        self.log.recall(&self.log.verify(id).expect("an id of ours")).await.unwrap();
+        self.log.restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
         stream.note_return(Some(cursor));
         Client::attach(&stream, cursor)
@@ -102,7 +102,7 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
     // An event that no replica has stored is not awaited.
     let began = crate::clock::now();
     let ahead = event_id(&stream, 9);
-    two.log.recall(&two.log.verify(&ahead).expect("an id of ours")).await.unwrap();
+    two.log.restore(&two.log.verify(&ahead).expect("an id of ours")).await.unwrap();
     assert!(
         two.log.may_be_ahead(&two.log.verify(&ahead).expect("an id of ours")).is_some() && crate::clock::now() == began
     );
@@ -242,7 +242,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     // A client that asks has the end at once, and that asking hangs up changes nothing.
     let id = event_id(&asked, 0);
     let verified = two.log.verify(&id).expect("an id of ours");
-    let mut asking = ByHand::new(two.log.recall(&verified));
+    let mut asking = ByHand::new(two.log.restore(&verified));
     let _ = asking.poll();
     drop(asking);
     settle().await;
@@ -253,7 +253,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     // It is heard of again, as after the heal of its network.
     one.store.renew(LEASE).wait().await.unwrap();
     tokio::time::sleep(LEASE / 2).await;
-    one.log.leave_taken().await.unwrap();
+    one.log.drop_taken_over().await.unwrap();
     writer.update(says(RESPONSE)).await;
     writer.update(ended()).await;
     writer.seal().await;
@@ -342,7 +342,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
     let id = text.lines().find_map(|line| line.strip_prefix("id: ")).expect("an id");
     let id = EventId::parse(id.as_bytes()).expect("an id of ours");
     for replica in [&two, &one] {
-        replica.log.recall(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
+        replica.log.restore(&replica.log.verify(&id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) =
             replica.log.find(replica.log.verify(&id).as_ref(), &binding()).expect("it is in the store");
         assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd);

@@ -45,8 +45,8 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
         store,
         shared: None,
         on_unreachable: OnUnreachable::Degrade,
-        heard: Arc::default(),
-        contents: Arc::default(),
+        lease_health: Arc::default(),
+        generation: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     });
@@ -61,8 +61,8 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
         store: store.clone(),
         shared: Some(store),
         on_unreachable: OnUnreachable::Degrade,
-        heard: Arc::default(),
-        contents: Arc::default(),
+        lease_health: Arc::default(),
+        generation: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     };

@@ -24,7 +24,7 @@ pub(super) fn ended() -> impl FnOnce(&mut Machine, std::time::Instant) {
 
 /// Resumes at `log` with this id; returns the events and the outcome of the read.
 pub(super) async fn read_again(log: &Arc<EventLog>, id: &EventId) -> (String, Poll<ReadOutcome>) {
-    log.recall(&log.verify(id).expect("an id of ours")).await.unwrap();
+    log.restore(&log.verify(id).expect("an id of ours")).await.unwrap();
     let (stream, cursor) = log.find(log.verify(id).as_ref(), &binding()).expect("it is in the store");
     let mut client = Client::attach(&stream, cursor);
     let outcome = client.read_all();

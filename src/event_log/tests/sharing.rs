@@ -554,8 +554,8 @@ fn tight_before(store: &Arc<Slow>) -> EventLog {
         store: store.clone(),
         shared: None,
         on_unreachable: OnUnreachable::Refuse,
-        heard: Arc::default(),
-        contents: Arc::default(),
+        lease_health: Arc::default(),
+        generation: Arc::default(),
         displacing: Arc::default(),
         metrics: metrics.clone(),
     };

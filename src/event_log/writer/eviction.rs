@@ -160,7 +160,7 @@ impl StreamTable {
     fn trim_one(&self, quota: &Quota) -> bool {
         let Some(id) = quota.next_to_trim() else { return false };
         if let Some(stream) = self.get(id) {
-            stream.shorten(KEPT_DELIVERED);
+            stream.trim_to(KEPT_DELIVERED);
         }
         true
     }
@@ -192,7 +192,7 @@ impl StreamTable {
                 self.forget(&stream);
                 if stream.body().is_some() {
                     // A key finds what the store has of it.
-                    stream.leave_holds();
+                    stream.leave_claims();
                 }
                 // Its last user may be far away: no retry is to find it meanwhile.
                 stream.forget_retries();

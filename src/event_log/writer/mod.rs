@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::{Bytes, BytesMut};
 
 use crate::clock;
-use crate::event_log::backing::{Backing, Fate, Staged};
+use crate::event_log::backing::{Backing, PersistOutcome, Staged};
 use crate::event_log::stream::response_head::Head;
 use crate::event_log::stream::{Advanced, Stream, in_flight};
 use crate::event_log::writer::recorder::{Recorder, seal};
@@ -60,7 +60,7 @@ impl Writer {
     /// Store before deliver, until nothing is staged any more. Says whether the stream wants room.
     async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
         loop {
-            if self.recorder(backing).keep(&staged).await == Fate::Moved {
+            if self.recorder(backing).keep(&staged).await == PersistOutcome::Fenced {
                 self.streams.leave(&self.stream);
                 return false;
             }
@@ -104,7 +104,10 @@ impl Writer {
     pub fn agenda(&self) -> (Option<Instant>, bool) {
         let inner = self.stream.lock();
         let deadline = inner.machine.poll_timeout();
-        let is_behind = inner.recorded.as_ref().is_some_and(|recorded| recorded.is_behind && !recorded.is_local);
+        let is_behind = inner
+            .store_progress
+            .as_ref()
+            .is_some_and(|store_progress| store_progress.is_behind && !store_progress.is_memory_only);
         let is_paused = inner.machine.is_paused() || inner.is_held_up;
         if !is_paused && !is_behind {
             return (deadline, true);

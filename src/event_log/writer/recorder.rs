@@ -10,7 +10,7 @@ use tracing::{debug, info, warn};
 
 use crate::clock;
 use crate::event_log::backing::schema::StateMarks;
-use crate::event_log::backing::{Backing, Fate, KEEP_UNSEALED, LOOK_AGAIN, Recorded, Staged};
+use crate::event_log::backing::{Backing, KEEP_UNSEALED, PersistOutcome, STORE_RETRY_PAUSE, Staged, StoreProgress};
 use crate::event_log::stream::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
@@ -21,33 +21,33 @@ const CATCH_UP: usize = 256 * 1024;
 /// So many events that are gone here may still be in the store: each trim is a call.
 const TRIM_STEP: u64 = 256;
 
-enum Trouble {
-    Moved,
+enum PersistError {
+    Fenced,
     Store(Error),
 }
 
-impl From<Error> for Trouble {
+impl From<Error> for PersistError {
     fn from(error: Error) -> Self {
-        Trouble::Store(error)
+        PersistError::Store(error)
     }
 }
 
 /// How often a batch asks at most, while it is in doubt whether the store can be reached, before memory stands for it whatever the
 /// renewals of the lease say: nobody waits for ever. Not how long: the process may be frozen while it waits.
-struct Patience(u32);
+struct RetryBudget(u32);
 
-impl Default for Patience {
+impl Default for RetryBudget {
     fn default() -> Self {
         Self(Self::TRIES)
     }
 }
 
-impl Patience {
-    /// With a pause of [`LOOK_AGAIN`] about three seconds.
+impl RetryBudget {
+    /// With a pause of [`STORE_RETRY_PAUSE`] about three seconds.
     const TRIES: u32 = 12;
 
     fn is_due(&mut self, backing: &Backing) -> bool {
-        let is_due = backing.heard.is_in_doubt() && self.0 > 0;
+        let is_due = backing.lease_health.is_in_doubt() && self.0 > 0;
         self.0 -= u32::from(is_due);
         is_due
     }
@@ -61,8 +61,8 @@ pub(in crate::event_log) async fn seal(
     done: impl FnOnce() + Send + 'static,
 ) {
     match (Recorder { stream, backing }).seal().await {
-        Some(Fate::Kept) => return done(),
-        Some(Fate::Moved) => return,
+        Some(PersistOutcome::Persisted) => return done(),
+        Some(PersistOutcome::Fenced) => return,
         None => {}
     }
     let until = clock::now() + stream.look(|machine| machine.policy().retention);
@@ -71,8 +71,8 @@ pub(in crate::event_log) async fn seal(
         let recorder = Recorder { stream: &stream, backing: &backing };
         loop {
             match recorder.seal().await {
-                Some(Fate::Kept) => return done(),
-                Some(Fate::Moved) => return,
+                Some(PersistOutcome::Persisted) => return done(),
+                Some(PersistOutcome::Fenced) => return,
                 None => {}
             }
             if clock::now() >= until {
@@ -82,7 +82,7 @@ pub(in crate::event_log) async fn seal(
                 }
                 return;
             }
-            clock::sleep(LOOK_AGAIN).await;
+            clock::sleep(STORE_RETRY_PAUSE).await;
         }
     });
 }
@@ -95,20 +95,20 @@ pub(in crate::event_log) struct Recorder<'a> {
 
 impl Recorder<'_> {
     /// Brings `staged` into the store, and whatever is missing there first. Waits for a store that is to be waited for.
-    pub(in crate::event_log) async fn keep(&self, staged: &Staged) -> Fate {
+    pub(in crate::event_log) async fn keep(&self, staged: &Staged) -> PersistOutcome {
         let mut has_warned = false;
-        let mut patience = Patience::default();
+        let mut patience = RetryBudget::default();
         loop {
             let began = clock::now();
             let error = match self.try_keep(staged).await {
                 Ok(()) => {
                     self.backing.metrics.store.observe_append(clock::now().saturating_duration_since(began));
-                    return Fate::Kept;
+                    return PersistOutcome::Persisted;
                 }
-                Err(Trouble::Moved) => return Fate::Moved,
-                Err(Trouble::Store(error)) => error,
+                Err(PersistError::Fenced) => return PersistOutcome::Fenced,
+                Err(PersistError::Store(error)) => error,
             };
-            let waits = self.backing.waits_out(&error);
+            let waits = self.backing.should_wait(&error);
             self.backing.note_failure(&error);
             if !std::mem::replace(&mut has_warned, true) {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
@@ -117,47 +117,49 @@ impl Recorder<'_> {
             // After a lapse others may have ended the stream: only a store out of reach leaves it to this replica.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
             if !waits {
-                self.stream.with_recorded(|recorded| recorded.is_behind = true);
-                return Fate::Kept;
+                self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
+                return PersistOutcome::Persisted;
             }
             self.stream.keep_overrun();
-            clock::sleep(LOOK_AGAIN).await;
+            clock::sleep(STORE_RETRY_PAUSE).await;
         }
     }
 
     /// Whether the stream lacks something in the store that could be brought there now.
     pub(in crate::event_log) fn can_catch_up(&self) -> bool {
-        self.stream.with_recorded(|recorded| recorded.is_behind && !recorded.is_local)
+        self.stream.with_store_progress(|store_progress| store_progress.is_behind && !store_progress.is_memory_only)
             && self.backing.store.health() == StoreHealth::Ready
     }
 
     fn warn_once(&self, error: &Error, what: &str) {
         // Once a stream: each of its batches meets the same.
-        if !self.stream.with_recorded(|recorded| recorded.is_behind) {
+        if !self.stream.with_store_progress(|store_progress| store_progress.is_behind) {
             warn!(stream.id = %self.stream.id, %error, "the store cannot take an event: {what}");
         }
     }
 
-    async fn try_keep(&self, staged: &Staged) -> Result<(), Trouble> {
+    async fn try_keep(&self, staged: &Staged) -> Result<(), PersistError> {
         // Twice: what the store has may be another thing than was believed.
         for _ in 0..2 {
             if self.backing.store.health() == StoreHealth::Unreachable {
-                return match self.stream.with_recorded(|recorded| recorded.is_local) {
+                return match self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
                     true => Ok(()),
                     false => Err(Error::Unavailable("it did not answer before".into()).into()),
                 };
             }
             let after = Seq(staged.batch.first().0.max(1) - 1);
-            let (mut epoch, is_level) = {
+            let (mut epoch, is_level_with) = {
                 let inner = self.stream.lock();
-                let recorded = inner.recorded.as_deref();
-                if recorded.is_some_and(|recorded| recorded.is_local) {
+                let store_progress = inner.store_progress.as_deref();
+                if store_progress.is_some_and(|store_progress| store_progress.is_memory_only) {
                     return Ok(());
                 }
-                (inner.epoch, recorded.is_some_and(|recorded| recorded.is_level(after)))
+                (inner.epoch, store_progress.is_some_and(|store_progress| store_progress.is_level_with(after)))
             };
-            if !is_level {
-                if self.backing.heard.is_lapsed() && !self.stream.with_recorded(|recorded| recorded.is_created) {
+            if !is_level_with {
+                if self.backing.lease_health.is_expired()
+                    && !self.stream.with_store_progress(|store_progress| store_progress.is_created)
+                {
                     // Nobody would end what it began now, if it died.
                     return Err(
                         Error::Unavailable("this replica counts as gone and must be heard of first".into()).into()
@@ -174,19 +176,19 @@ impl Recorder<'_> {
             }
             match self.append(epoch, after, &staged.batch, staged.state.as_ref()).await? {
                 Appended::Ok => return Ok(()),
-                Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
+                Appended::Fenced | Appended::Sealed => return Err(PersistError::Fenced),
                 // An append of which it was not known whether it took effect.
                 Appended::Conflict { tail } if tail < after => {
-                    self.stream.with_recorded(|recorded| recorded.upto = tail)
+                    self.stream.with_store_progress(|store_progress| store_progress.upto = tail)
                 }
-                Appended::Conflict { .. } => return Err(Trouble::Moved),
+                Appended::Conflict { .. } => return Err(PersistError::Fenced),
             }
         }
         Err(Error::Unavailable("it does not hold what it took".into()).into())
     }
 
     async fn create(&self) -> Result<(), Error> {
-        if self.stream.with_recorded(|recorded| recorded.is_created) {
+        if self.stream.with_store_progress(|store_progress| store_progress.is_created) {
             return Ok(());
         }
         let about = self.stream.about().encode();
@@ -194,34 +196,35 @@ impl Recorder<'_> {
         let epoch = self.backing.store.create(self.stream.id, &about, trimmed, KEEP_UNSEALED).wait().await?;
         let mut inner = self.stream.lock();
         inner.epoch = epoch;
-        if let Some(recorded) = &mut inner.recorded {
-            **recorded = Recorded {
+        if let Some(store_progress) = &mut inner.store_progress {
+            **store_progress = StoreProgress {
                 is_created: true,
                 upto: trimmed,
                 trimmed,
-                is_behind: recorded.is_behind,
-                ..Recorded::default()
+                is_behind: store_progress.is_behind,
+                ..StoreProgress::default()
             };
         }
         Ok(())
     }
 
     /// Brings what readers have already into the store. False when that cannot be done any more.
-    async fn catch_up(&self) -> Result<bool, Trouble> {
+    async fn catch_up(&self) -> Result<bool, PersistError> {
         loop {
             let (epoch, upto, missing) = {
                 let inner = self.stream.lock();
-                let upto = inner.recorded.as_ref().map_or(Seq(0), |recorded| recorded.upto);
+                let upto = inner.store_progress.as_ref().map_or(Seq(0), |store_progress| store_progress.upto);
                 let missing = (inner.tail.trimmed() <= upto).then(|| inner.tail.batch_after(upto, CATCH_UP));
                 (inner.epoch, upto, missing)
             };
             let Some(missing) = missing else {
                 warn!(stream.id = %self.stream.id, "events are gone that the store never had: the stream stays in memory");
-                self.stream.with_recorded(|recorded| recorded.is_local = true);
+                self.stream.with_store_progress(|store_progress| store_progress.is_memory_only = true);
                 return Ok(false);
             };
             if missing.is_empty() {
-                let was_behind = self.stream.with_recorded(|recorded| std::mem::take(&mut recorded.is_behind));
+                let was_behind =
+                    self.stream.with_store_progress(|store_progress| std::mem::take(&mut store_progress.is_behind));
                 if was_behind {
                     info!(stream.id = %self.stream.id, "the store has the whole stream again");
                 }
@@ -229,8 +232,10 @@ impl Recorder<'_> {
             }
             match self.append(epoch, upto, &missing, None).await? {
                 Appended::Ok => {}
-                Appended::Conflict { tail } => self.stream.with_recorded(|recorded| recorded.upto = tail),
-                Appended::Fenced | Appended::Sealed => return Err(Trouble::Moved),
+                Appended::Conflict { tail } => {
+                    self.stream.with_store_progress(|store_progress| store_progress.upto = tail)
+                }
+                Appended::Fenced | Appended::Sealed => return Err(PersistError::Fenced),
             }
         }
     }
@@ -253,7 +258,7 @@ impl Recorder<'_> {
             }
             // It lost what it had.
             Err(Error::Gone) => {
-                self.stream.with_recorded(|recorded| recorded.is_created = false);
+                self.stream.with_store_progress(|store_progress| store_progress.is_created = false);
                 Err(Error::Unavailable("it has lost the stream".into()))
             }
             appended => appended,
@@ -264,14 +269,14 @@ impl Recorder<'_> {
     fn note_appended(&self, upto: Seq, state: Option<&(StateMarks, Bytes)>) -> Option<Seq> {
         let mut inner = self.stream.lock();
         let trimmed = inner.machine.trimmed();
-        let recorded = inner.recorded.as_deref_mut()?;
-        recorded.upto = recorded.upto.max(upto);
+        let store_progress = inner.store_progress.as_deref_mut()?;
+        store_progress.upto = store_progress.upto.max(upto);
         if let Some((marks, _)) = state {
-            recorded.marks = *marks;
+            store_progress.marks = *marks;
         }
-        let is_due = trimmed.0 >= recorded.trimmed.0 + TRIM_STEP;
+        let is_due = trimmed.0 >= store_progress.trimmed.0 + TRIM_STEP;
         if is_due {
-            recorded.trimmed = trimmed;
+            store_progress.trimmed = trimmed;
         }
         is_due.then_some(trimmed)
     }
@@ -284,15 +289,15 @@ impl Recorder<'_> {
     }
 
     /// Seals the stream there. `None` when it cannot be done now.
-    async fn seal(&self) -> Option<Fate> {
-        if self.stream.with_recorded(|recorded| !recorded.is_created && !recorded.is_behind) {
+    async fn seal(&self) -> Option<PersistOutcome> {
+        if self.stream.with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind) {
             // It never began: an answer that passed, or a failure before one.
-            return Some(Fate::Kept);
+            return Some(PersistOutcome::Persisted);
         }
         match self.try_keep(&Staged::default()).await {
             Ok(()) => {}
-            Err(Trouble::Moved) => return Some(Fate::Moved),
-            Err(Trouble::Store(_)) => return None,
+            Err(PersistError::Fenced) => return Some(PersistOutcome::Fenced),
+            Err(PersistError::Store(_)) => return None,
         }
         let (epoch, retention, state) = {
             let state = self.stream.state();
@@ -301,14 +306,14 @@ impl Recorder<'_> {
         };
         match self.backing.store.seal(self.stream.id, epoch, &state, retention).wait().await {
             Ok(Appended::Ok) => {
-                self.stream.with_recorded(|recorded| recorded.is_sealed = true);
-                Some(Fate::Kept)
+                self.stream.with_store_progress(|store_progress| store_progress.is_sealed = true);
+                Some(PersistOutcome::Persisted)
             }
-            Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(Fate::Moved),
+            Ok(Appended::Fenced | Appended::Sealed | Appended::Conflict { .. }) => Some(PersistOutcome::Fenced),
             Err(error) => {
                 self.backing.note_failure(&error);
                 self.warn_once(&error, "the stream is sealed in memory");
-                self.stream.with_recorded(|recorded| recorded.is_behind = true);
+                self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
                 None
             }
         }

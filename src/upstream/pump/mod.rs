@@ -162,7 +162,7 @@ impl Pump {
             self.log.retain(stream);
             if self.is_keyed() {
                 // A call that ended before its response head is no stream in the store.
-                Box::pin(self.log.keep_answer(stream, &stream.head_now())).await;
+                Box::pin(self.log.store_response(stream, &stream.head_now())).await;
             }
         } else if stream.is_answer_unclaimed() {
             stream.drop_unread_answer();
@@ -344,7 +344,7 @@ impl Pump {
     /// Publishes a head that is the whole response; for a call with a key, once the store has it.
     async fn settle(&mut self, head: Head) {
         if self.is_keyed() {
-            Box::pin(self.log.keep_answer(self.writer.stream(), &head)).await;
+            Box::pin(self.log.store_response(self.writer.stream(), &head)).await;
         }
         self.writer.set_head(head);
     }
