@@ -1,4 +1,4 @@
-//! Request bodies, read whole under a bound.
+//! Request bodies, read whole up to a limit.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -16,22 +16,22 @@ use crate::clock::{self, Alarm};
 use crate::event_log::{Quota, Reservation};
 use crate::protocol::error::ErrorCode;
 
-/// A refused body is read on for so long, so that its sender gets to read the refusal before the connection closes.
+/// Time for which a refused body is read on, so that its sender can read the refusal before the connection closes.
 const LINGER: Duration = Duration::from_secs(2);
-/// And so far, in multiples of the bound.
+/// Bytes for which a refused body is read on, in multiples of the limit.
 const LINGER_BODIES: usize = 4;
 
-/// A body that brings nothing for so long is given up, as nginx does; and so is one that takes this long and another second
-/// for each [`LEAST_RATE`] bytes that came: whoever sends a byte now and then does not get much further.
+/// Time without a byte after which a body is given up, as by nginx. A body is also given up after this time and one more second for each
+/// [`LEAST_RATE`] bytes received, so that a slow sender does not hold it open.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes a second. A poor phone line carries more.
+/// Lowest rate in bytes per second. A poor phone line is faster.
 const LEAST_RATE: usize = 512;
 
-/// The whole body of at most `limit` bytes. What does not come in one piece is held in the name of `share` while it comes;
-/// `make_room` says whether it may grow.
+/// Returns the whole body, of at most `limit` bytes. Bytes that come in several pieces are reserved in `quota` meanwhile; `make_room`
+/// decides whether they may grow.
 ///
 /// # Errors
-/// `BodyTooLarge`; `BodyTooSlow`; what `make_room` says; `BadRequest` when it broke off, which nobody reads.
+/// `BodyTooLarge`; `BodyTooSlow`; the error of `make_room`; `BadRequest` if the body broke off, which no client reads.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
     mut body: B,
@@ -40,7 +40,7 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     evict_for: impl Fn(&Reservation) -> Result<(), ErrorCode>,
 ) -> Result<Bytes, ErrorCode> {
     if body.size_hint().lower() > limit as u64 {
-        // Whoever waits for `100 Continue` has sent nothing yet.
+        // A client that waits for `100 Continue` has sent nothing yet.
         if !headers.contains_key(EXPECT) {
             linger(body, limit).await;
         }
@@ -71,8 +71,8 @@ pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     Ok(whole.freeze())
 }
 
-/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client may say it in a frame of its own; one
-/// that is answered before that is told to send no more ([RFC 9113 §8.1]), which some take for a broken request.
+/// Waits for the end of a body that has `read` bytes, all that its head promised. An HTTP/2 client may send the end in a frame of its own.
+/// A response before that asks it to send no more ([RFC 9113 §8.1]), which some clients take for a broken request.
 ///
 /// [RFC 9113 §8.1]: https://www.rfc-editor.org/rfc/rfc9113#section-8.1
 async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
@@ -93,7 +93,7 @@ async fn wait_for_end<B: Body<Data = Bytes> + Unpin>(
     Ok(())
 }
 
-/// How fast a body comes.
+/// Pace of a body.
 #[derive(Default)]
 struct Pace {
     began: Option<Instant>,
@@ -101,7 +101,7 @@ struct Pace {
 }
 
 impl Pace {
-    /// The next frame of a body of which `read` bytes have come. A body that is there already costs no timer.
+    /// Returns the next frame of a body of which `read` bytes have come. A body that is complete costs no timer.
     async fn next<B: Body + Unpin>(&mut self, body: &mut B, read: usize) -> Result<NextFrame<B>, ErrorCode> {
         let mut waits = false;
         poll_fn(|cx| {
@@ -121,7 +121,7 @@ impl Pace {
     }
 }
 
-/// What a body brings next; `None` at its end.
+/// Next frame of a body, or `None` at its end.
 type NextFrame<B> = Option<Result<Frame<<B as Body>::Data>, <B as Body>::Error>>;
 
 async fn linger<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: usize) {
@@ -134,7 +134,7 @@ async fn linger<B: Body<Data = Bytes> + Unpin>(mut body: B, limit: usize) {
             }
         }
     };
-    // Whether the sender stopped in time changes nothing.
+    // The sender may not have stopped in time.
     let _ = tokio::time::timeout(LINGER, drain).await;
 }
 
@@ -154,7 +154,7 @@ mod tests {
 
     const LIMIT: usize = 100_000;
 
-    /// A body that comes as the test sends it.
+    /// A body whose pieces a test sends.
     struct Sent(mpsc::UnboundedReceiver<Bytes>);
 
     impl Body for Sent {
@@ -166,7 +166,7 @@ mod tests {
         }
     }
 
-    /// The same with a length in its head, and an end that may come apart.
+    /// A body with a length in its head, and an end that may come in a frame of its own.
     struct Promised(Sent, u64);
 
     impl Body for Promised {
@@ -196,7 +196,7 @@ mod tests {
         quotas.of(QuotaKey::Known([0; 16]), clock::now())
     }
 
-    /// Reads what is sent; how it ended, how long that took, and the most that was held meanwhile.
+    /// Reads the sent body. Returns the result, the time that it took, and the most bytes that were reserved meanwhile.
     async fn read_sent(
         send: impl AsyncFnOnce(mpsc::UnboundedSender<Bytes>),
     ) -> (Result<Bytes, ErrorCode>, Duration, usize) {
@@ -268,7 +268,7 @@ mod tests {
         })
         .await;
         assert_eq!(read, Err(ErrorCode::BodyTooSlow));
-        // A minute, and what 100 bytes a second earned meanwhile.
+        // One minute, and the extra time for 100 bytes per second.
         assert!((70..80).contains(&took.as_secs()), "{took:?}");
     }
 

@@ -1,4 +1,4 @@
-//! A POST that carries requests: it begins a request stream, or takes one over as its retry.
+//! POSTs with requests: each begins a request stream, or takes over the stream of an earlier call as its retry.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -32,7 +32,7 @@ use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
 use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template};
 
-/// A POST that carries requests, with all that is known of it.
+/// A POST with requests, and all that is known of it.
 pub(super) struct CallRequest {
     pub(super) context: Box<RequestContext>,
     pub(super) call: classify::Call,
@@ -45,8 +45,8 @@ pub(super) struct CallRequest {
     observer: ResponseObserver,
 }
 
-/// What its response still needs. The rest is gone by then: heads and bodies are slices of the connection's read buffer, which hyper
-/// could not use again.
+/// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
+/// buffer, which hyper could not reuse otherwise.
 pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
@@ -54,23 +54,23 @@ pub(super) struct Reply {
     pub(super) session: Option<Arc<Session>>,
     pub(super) connection: Arc<Connection>,
     pub(super) beginning: Beginning,
-    /// Whether a slice that is over may be told so before the upstream has given a head.
+    /// True if the client may be told that a slice is over before the upstream has sent a head.
     pub(super) may_begin: bool,
 }
 
-/// Where the response to a call begins.
+/// Position at which the response to a call begins.
 #[derive(Clone, Copy)]
 pub(super) struct Beginning {
     pub(super) start: Start,
-    /// Events before that were trimmed: the client is told.
+    /// True if earlier events were trimmed. The client is told.
     pub(super) has_gap: bool,
 }
 
-/// A request's claim on the stream of the call that it began or came back to.
+/// A request's attachment to the stream of the call that it began or came back to.
 struct Claimed {
     attachment: Attachment,
     beginning: Beginning,
-    /// The call's, where this request began it.
+    /// Upstream call, if this request began it.
     pump: InlineTask,
 }
 
@@ -119,7 +119,7 @@ impl Ingress {
             true => Box::pin(self.find_remote_call(&request)).await,
             false => EarlierCall::None(None),
         };
-        // From here on it counts as its stream's.
+        // From here on the bytes count as the stream's.
         request.context.reservation = None;
         let claimed = match earlier_call {
             EarlierCall::None(_) if let Some(code) = self.remote_session_error(&request.context) => Err(code),
@@ -137,7 +137,7 @@ impl Ingress {
         };
         match claimed {
             Ok(Claimed { attachment, beginning, pump }) => {
-                // What a slice is answered with before there is a head must not hide one that matters either.
+                // An interim result before the head must not hide a head that matters either.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&request);
                 let CallRequest { context, call, accept, body, partial, .. } = request;
                 let RequestContext { parts, session, connection, .. } = *context;
@@ -150,14 +150,14 @@ impl Ingress {
         }
     }
 
-    /// Waits behind the POSTs that are held.
+    /// Waits behind the POSTs of the session that are held.
     async fn wait_turn(&self, context: &mut RequestContext, session: &Session) -> Result<(), ErrorCode> {
         self.log.evict_for(context.reserve())?;
         session.wait_turn(self.config.limits.held_posts_per_session).await
     }
 
-    /// Lets answers, cancels and the end of a session find its calls here, wherever they arrive. Of a session that no replica opened
-    /// nothing is noted: anybody can make one up.
+    /// Registers this replica for the session, so that responses, cancels and the end of the session find its calls here. Does nothing for
+    /// a session that no replica opened, since any client can invent one.
     pub(super) async fn join_session(&self, context: &RequestContext) {
         if let (Some(session), Some(id)) = (&context.session, &context.binding.session)
             && !session.is_home()
@@ -168,7 +168,7 @@ impl Ingress {
         }
     }
 
-    /// What an `initialize` asks for, and its body as the upstream gets it: without the dialects that are the proxy's.
+    /// Returns the declarations of an `initialize`, and its body for the upstream, without the dialects that the proxy handles.
     fn take_declared(&self, call: &classify::Call, body: Bytes) -> (Option<IssuedSession>, Bytes) {
         if !call.has_initialize {
             return (None, body);
@@ -184,7 +184,7 @@ impl Ingress {
         (Some(initialize), body)
     }
 
-    /// Says on a new stream how it may be resumed, to a client of whose session it is known that it wants to hear it.
+    /// Announces on a new stream how it may be resumed, if its session has declared interest.
     pub(super) fn announce(&self, session: Option<&Session>, stream: &Stream, among: Declared) {
         let declared = session
             .map(Session::declared)
@@ -209,7 +209,7 @@ impl Ingress {
         }
     }
 
-    /// The call of `previous_call`, an older token of the caller, that this POST may be the retry of.
+    /// Returns the call of `previous`, an older token of the caller, that this POST may retry.
     fn find_retried_of_previous(
         &self,
         previous: &Binding,
@@ -219,13 +219,13 @@ impl Ingress {
     ) -> Option<Arc<Stream>> {
         let Retry { fingerprint, body, .. } = retry_of(context, previous, call, body);
         let stream = self.log.retry_index().find(&fingerprint?)?;
-        // Its client may be about to leave.
+        // The client of that call may be about to leave.
         let may_match = body.is_some() || !stream.has_arrived();
         may_match.then_some(stream)
     }
 
-    /// A claim on the call's stream, made before a new one's pump begins: a stream without a reader is on its way out. `previous_call`
-    /// is one that an older token of the caller began. Whoever comes back for a call needs no room.
+    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `previous_call` is
+    /// the call of an older token of the caller. A client that comes back to its call needs no further room.
     fn begin(
         &self,
         request: &CallRequest,
@@ -264,15 +264,15 @@ impl Ingress {
         }
     }
 
-    /// Whether the POST may begin a call. In a drain only what a session asks may, while a call of it runs or has just ended: some
-    /// clients ask for the tools before they use a result, and lose it where they are refused.
+    /// True if the POST may begin a call. During a drain only requests other than tool calls may, while a call of their session runs or
+    /// has just ended: some clients list the tools before they use a result, and lose it if the list is refused.
     pub(super) fn takes(&self, request: &CallRequest) -> bool {
         let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         !self.drain.refuses_calls() || (!call.has_tool_call && !call.is_opening && is_busy())
     }
 
-    /// In a drain a POST can only come back to a call that was begun before.
+    /// During a drain, attaches a POST to an earlier call.
     fn rejoin(&self, request: &CallRequest) -> Result<Claimed, ErrorCode> {
         let Retry { fingerprint, body, .. } = request.retry;
         let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
@@ -283,7 +283,7 @@ impl Ingress {
         }
     }
 
-    /// What holds for this call. Its tool's name is looked for only where some tool has settings of its own.
+    /// Returns the settings for this call. The name of its tool is read only if some tool has settings of its own.
     pub(super) fn limits(&self, request: &CallRequest) -> config::Call {
         let has_own = request.call.has_tool_call && !self.config.tools.is_empty();
         let tool = if has_own { jsonrpc::tool_name(&request.body) } else { None };
@@ -308,7 +308,7 @@ impl Ingress {
             input_grace: self.config.dialects.input_grace,
             commit_after: self.config.delivery.commit_after.filter(|_| self.may_commit(request)),
             retry: self.config.delivery.retry,
-            // What nobody reads as a stream is never written, and must not fill it up.
+            // Events that no client reads as a stream are never written, and must not fill it up.
             can_pause: !call.has_listen && accept.sse,
             should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
             should_refuse_requests: !accept.sse,
@@ -325,7 +325,8 @@ impl Ingress {
         }
     }
 
-    /// A head of ours must not hide one that matters: a status a client acts on, or CORS headers a browser needs.
+    /// True if the proxy may send a head before the upstream does. It must not hide a head that matters: a status on which a client acts,
+    /// or CORS headers that a browser needs.
     fn may_commit(&self, request: &CallRequest) -> bool {
         request.accept.sse && !request.call.is_opening && self.may_begin(request)
     }
@@ -351,7 +352,7 @@ impl Ingress {
         Claimed { attachment, beginning, pump }
     }
 
-    /// Begins the upstream call of a stream. It is made when the pump is polled.
+    /// Prepares the upstream call of a stream. The call begins when the returned task is polled.
     pub(super) fn pump(
         &self,
         context: &RequestContext,
@@ -380,12 +381,12 @@ impl Ingress {
                 };
                 InlineTask::new(self.drain.calls().track_future(running))
             }
-            // It never ends by itself, so that nothing can wait for it.
+            // A standalone stream never ends by itself, so the drain does not wait for it.
             StreamKind::Standalone => InlineTask::new(running),
         }
     }
 
-    /// A retry takes over: it goes on after its `Last-Event-ID` if it has one of this stream, else from the first event kept.
+    /// Lets a retry take over. It continues after its `Last-Event-ID` if that names this stream, else from the first retained event.
     fn return_to(&self, context: &RequestContext, stream: &Arc<Stream>) -> Claimed {
         self.metrics.observe_retry();
         let cursor = self.cursor_in(context, stream);
@@ -403,7 +404,7 @@ impl Ingress {
         Claimed { attachment, beginning, pump: InlineTask::default() }
     }
 
-    /// The response to a call, once it begins. Until then `pump` is carried here.
+    /// Returns the response to a call once it begins. Until then this future drives `pump`.
     pub(super) async fn reply(
         self: Arc<Self>,
         reply: Reply,
@@ -450,8 +451,9 @@ impl Ingress {
         }
     }
 
-    /// The head of a response that may be a stream. One that was taken over before there was a head gets an id and an end, so
-    /// that the stream must be there for whoever comes back with it; where the upstream's answer passes, both get that.
+    /// Polls for the head of a response that may be a stream. A response that was taken over before it had a head gets an ID and an end.
+    /// The stream must then exist for a client that resumes with that ID. If the upstream's response passes through, both connections get
+    /// it.
     fn poll_begin(&self, attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
         let head = ready!(attachment.poll_head(cx));
         if !matches!(head, Head::TakenOver) {
@@ -464,7 +466,7 @@ impl Ingress {
         attachment.poll_head_anyway(cx)
     }
 
-    /// A failure is an answer like any other: a retry whose first call may have run gets it again until it was delivered.
+    /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it again until it was delivered.
     fn fail(&self, failure: Failure, reply: &Reply, claim: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
         self.metrics.errors.observe_reject(failure.code);
         let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch));
@@ -487,7 +489,7 @@ impl Ingress {
         receipt: Receipt,
     ) -> Response<BoxBody> {
         let version = Some(&reply.call.version);
-        // A retry says nothing of whether its client would come back by GET.
+        // A retry does not show that its client would come back by GET.
         let plan = self.plan(&attachment, version, reply.session.as_deref(), false);
         let has_turns = self.takes_turns(attachment.stream(), reply.session.as_deref());
         let plan = Plan { has_turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
@@ -517,7 +519,7 @@ impl Ingress {
         response
     }
 
-    /// For a client that takes JSON only: the final responses as one body.
+    /// Returns the final responses as one body, for a client that takes JSON only.
     fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
         let stream = attachment.stream();
         let collected = stream.collect();
@@ -525,7 +527,7 @@ impl Ingress {
         let others = stream.look(|machine| machine.tail().0).saturating_sub(responses as u64);
         self.metrics.observe_withheld(others);
         let Some(Collected { body, .. }) = collected else {
-            // Cancelled: no answer is owed, and none came.
+            // The call was cancelled: no response is owed, and none came.
             return respond::status(StatusCode::ACCEPTED);
         };
         let (body, pieces) = match attachment.slice().map(|slice| slice.rename(&body)) {
@@ -543,7 +545,7 @@ impl Ingress {
     }
 }
 
-/// The head of a response that begins when the answer is there: for a client that takes no stream.
+/// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
 fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     let head = ready!(attachment.poll_head_anyway(cx));
     if matches!(head, Head::Stream(..) | Head::Committed) {
@@ -552,18 +554,18 @@ fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
     Poll::Ready(head)
 }
 
-/// By what a POST may be the retry of a call.
+/// Fingerprints by which a POST may be the retry of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Retry {
-    /// `None`: by nothing.
+    /// Fingerprint of the call, or `None` if the POST cannot be a retry.
     pub(super) fingerprint: Option<Fingerprint>,
-    /// Where it has a key: the body the key must come back with.
+    /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same body.
     pub(super) body: Option<Fingerprint>,
-    /// By what its caller finds it with another token: where it has a key, and the token says whom it speaks for.
+    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and its token claims a subject.
     pub(super) subject: Option<Fingerprint>,
 }
 
-/// Of a POST by `binding`, which is the caller with this token or an older one.
+/// Returns the fingerprints of a POST by `binding`: the caller with this token, or with an older one.
 fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();

@@ -1,12 +1,12 @@
-//! A POST without requests: the client's answers and notifications.
+//! POSTs without requests: the client's responses and notifications.
 //!
-//! They are forwarded at once and answered with the upstream's own status. Only while the upstream refuses connections, or has
-//! not answered in time, are they held and answered 202: what was not written is delivered in order, what was written is never
-//! sent again, and later POSTs of the session wait behind them. Each has a place among those of its session, and room where it needs
-//! any, before it is sent, and keeps both until the upstream has answered it or is waited for no longer.
+//! They are forwarded at once and answered with the upstream's status. They are held, and answered with 202, only while the upstream
+//! refuses connections or has not answered in time. A POST that was not written is delivered in order, and one that was written is never
+//! sent again. Later POSTs of the session wait behind them. Before it is sent, each takes a place among those of its session, and room if
+//! it needs any. It keeps both until the upstream has answered or is no longer waited for.
 //!
-//! So it is for credentials that the upstream has accepted lately. With any other ones nothing changes here before it has said 2xx: its
-//! refusal must reach the client as a status, and must not end a call or answer a question.
+//! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
+//! answered with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -32,49 +32,49 @@ use crate::upstream::{Credentials, ResponseBody, Template};
 
 /// Pauses between two attempts to reach an upstream that refuses connections.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// An answer whose stream is not known is held for so long. An upstream that has one and gives no status is waited for as long.
+/// Longest time for which a response is held if its stream is unknown, and for which an upstream that has it may give no status.
 const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// A POST with credentials that the upstream has not accepted lately is tried for so long while it refuses connections.
+/// Longest time for which a POST with credentials that the upstream has not accepted lately is retried while it refuses connections.
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
-/// A written answer keeps later POSTs waiting for its status for so long from when it was sent.
+/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const CANCELLED: &str = "notifications/cancelled";
 
-/// One POST on its way up.
+/// One POST on its way upstream.
 pub(super) struct Delivery {
     pub(super) template: Template,
-    /// Where there is one: whose later POSTs wait behind it.
+    /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
     pub(super) session: Option<Arc<Session>>,
-    /// Its records under the caller's older tokens, where one of them matters here.
+    /// Records of the session under the caller's older tokens, if one of them is concerned.
     pub(super) previous: Vec<Arc<Session>>,
-    /// The server→client requests it answers, each for the first time.
+    /// Requests of the server that the POST answers, each for the first time.
     pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
-    /// The requests it cancels.
+    /// Requests that the POST cancels.
     pub(super) cancelled: Vec<RequestId>,
-    /// Bytes of its sender's share that it takes.
+    /// Reservation for the bytes of the POST, in its sender's quota.
     pub(super) carried: UploadReservation,
-    /// Its place among those of the session, once it may be sent.
+    /// Place among the POSTs of the session, once it may be sent.
     pub(super) place: Option<PostSlot>,
-    /// What the upstream judges it by.
+    /// Credentials by which the upstream judges the POST.
     pub(super) credentials: Credentials,
-    /// What it changes here once the upstream has taken it; `None` where the upstream has accepted these credentials lately, and it
-    /// has changed everything already.
+    /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted these credentials lately: all changes
+    /// are then made at once.
     pub(super) on_accepted: Option<OnAccepted>,
-    /// The statuses of the upstream behind which the client may give its answers again.
+    /// True for a status of the upstream after which the client may send its responses again.
     pub(super) is_lost: fn(StatusCode) -> bool,
 }
 
-/// Notes what a POST answers.
+/// Applies the responses of a POST to their streams.
 pub(super) type OnAccepted = Box<dyn Fn(&Ingress) + Send + Sync>;
 
-/// What became of it, for the client that waits.
+/// Outcome of a delivery, for the client that waits.
 pub(super) enum Outcome {
-    /// It is held until the upstream takes it.
+    /// The POST is held until the upstream takes it.
     Held,
-    /// The upstream's own answer.
+    /// Response of the upstream.
     Passed(Response<BoxBody>),
-    /// It cannot be delivered, or nobody knows.
+    /// The POST cannot be delivered, or its outcome is unknown.
     Failed(Failure),
 }
 
@@ -110,7 +110,7 @@ impl Ingress {
         let is_concerned = |id: &SessionId, session: &Session| {
             token_refresh::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
         };
-        // What is the caller's by its own token needs no other.
+        // Streams of the caller's current token need no older one.
         let previous = if context.binding.subject.is_none() || is_concerned(id, &session) {
             Vec::new()
         } else {
@@ -143,7 +143,7 @@ impl Ingress {
             .then(|| note_on_acceptance(id, std::iter::once(&session).chain(&previous).cloned().collect(), messages));
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
         let (reply, replied) = oneshot::channel();
-        // A task of its own: a client that leaves now has still answered.
+        // A task of its own: a client that leaves now has still responded.
         let is_lost = |status: StatusCode| !status.is_success();
         let (session, credentials) = (Some(session), context.credentials);
         let delivery = Delivery {
@@ -170,12 +170,12 @@ impl Ingress {
         }
     }
 
-    /// Bytes of its sender's share that a POST takes while it is on its way up.
+    /// Reserves bytes in the sender's quota for a POST on its way upstream.
     pub(super) fn carry(&self, context: &RequestContext, body: usize) -> UploadReservation {
         context.quota.reserve_upload(head_bytes(&context.parts) + body)
     }
 
-    /// The place of a POST among those of its session, and room for it: nothing is sent without.
+    /// Waits for a place among the session's POSTs, and for room. Nothing is sent without them.
     ///
     /// # Errors
     /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
@@ -190,11 +190,12 @@ impl Ingress {
         session.take_slot(most, self.config.upstream.connect_timeout).await.map(Some)
     }
 
-    /// A cancel goes up after the bytes of the request it cancels. Once it counts the stream ends one way or the other.
+    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
+    /// ends in either case.
     async fn await_cancelled(&self, delivery: &Delivery) {
         for (stream, id) in delivery.owing() {
             let limit = self.config.upstream.connect_timeout;
-            // A request that never leaves has nothing to be cancelled upstream.
+            // A request that is never sent needs no cancel upstream.
             let _ = tokio::time::timeout(limit, stream.sent()).await;
             if delivery.on_accepted.is_none() {
                 stream.cancel(&id);
@@ -243,7 +244,7 @@ impl Delivery {
         self.session.iter().chain(&self.previous)
     }
 
-    /// The calls that it cancels, each with the name that the upstream knows the request by.
+    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the request.
     fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
         if self.cancelled.is_empty() {
             return Vec::new();
@@ -253,7 +254,7 @@ impl Delivery {
         self.cancelled.iter().filter_map(owing).collect()
     }
 
-    /// The upstream has taken it. What it was to change only then is changed.
+    /// Called when the upstream has accepted the POST. Makes the changes that waited for that.
     fn take(&self, ingress: &Ingress) {
         if let Some(apply) = &self.on_accepted {
             apply(ingress);
@@ -261,13 +262,12 @@ impl Delivery {
         }
     }
 
-    /// It did not arrive: what it answers waits again.
+    /// Called when the POST did not arrive: the requests that it answers are open again.
     pub(super) fn lose(&self) {
         self.answered.iter().for_each(|(stream, id)| stream.answer_lost(id));
     }
 
-    /// Whether there is still somebody upstream who waits for it: the calls that asked, or, for what answers no question, any
-    /// call of the session.
+    /// True while a call upstream waits for the POST: a call whose request it answers, or, if it answers none, any call of the session.
     fn is_wanted(&self, until: Instant) -> bool {
         let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
         let waits = match self.answered.as_slice() {
@@ -281,7 +281,7 @@ impl Delivery {
 /// Upstream response to a POST.
 type Answered = Result<Response<ResponseBody>, Failure>;
 
-/// What it says in the end. One that has the POST and says nothing is given up after [`HOLD_TIMEOUT`]: others need the place.
+/// Waits for the upstream's response, at most [`HOLD_TIMEOUT`] if the upstream has the POST and says nothing: others need its place.
 async fn within_hold_limit(sending: impl Future<Output = Answered>) -> Answered {
     let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
     tokio::time::timeout(HOLD_TIMEOUT, sending).await.unwrap_or_else(silent)
@@ -296,9 +296,8 @@ struct Attempt<'a> {
 }
 
 impl Attempt<'_> {
-    /// Sends it. An upstream that does not answer in time is waited for behind a 202, and after [`LATE_TIMEOUT`] nobody waits
-    /// behind it any longer; but it is not taken back before [`HOLD_TIMEOUT`]. With credentials that may be refused there is no 202 of
-    /// ours.
+    /// Sends the POST. After the time to answer it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
+    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never answers 202.
     async fn send(&mut self) -> Answered {
         let (ingress, delivery) = (self.ingress, self.delivery);
         let late_at = clock::now() + LATE_TIMEOUT;
@@ -309,18 +308,18 @@ impl Attempt<'_> {
             if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
                 return answered;
             }
-            // The turn may be a while: the upstream goes on being asked meanwhile.
+            // The turn may take a while. The upstream is waited for meanwhile.
             tokio::select! {
-                // Where both are ready at once a simulated run must go the same way each time.
+                // A simulated run must take the same branch each time if both are ready.
                 biased;
                 answered = &mut sending => return answered,
-                // One that cannot be held waits for the upstream's own answer.
+                // A POST that cannot be held waits for the upstream's response.
                 held = self.hold() => if held.is_err() {
                     return within_hold_limit(sending).await;
                 }
             }
         }
-        // Of several that the upstream has and does not answer, none adds to the time of the next.
+        // Several POSTs that the upstream does not answer do not add up their delays.
         let left = late_at.saturating_duration_since(clock::now());
         if let Ok(answered) = tokio::time::timeout(left, &mut sending).await {
             return answered;
@@ -329,10 +328,10 @@ impl Attempt<'_> {
         within_hold_limit(sending).await
     }
 
-    /// From here on it is held: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
+    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
     ///
     /// # Errors
-    /// Where there is no room to hold it.
+    /// If there is no room to hold it.
     async fn hold(&mut self) -> Result<(), ErrorCode> {
         if self.delivery.on_accepted.is_some() {
             return Ok(());
@@ -366,7 +365,7 @@ impl Attempt<'_> {
             self.delivery.take(self.ingress);
         }
         match self.reply {
-            // The client may have left; its answer has arrived all the same.
+            // The client may have left. Its response has arrived all the same.
             Some(reply) => {
                 let response = self.ingress.pass_response(&self.delivery.template, response);
                 drop(reply.send(Outcome::Passed(response)));
@@ -387,8 +386,8 @@ impl Attempt<'_> {
     }
 }
 
-/// Which of the messages answer a server→client request for the first time, and which have been answered before. The streams are looked
-/// through once, however many messages there are.
+/// Applies the messages that answer a server's request. Returns those that do so for the first time, and the indexes of those whose
+/// request was answered before. Searches the streams once, however many messages there are.
 fn note_responses<'a>(
     sessions: &Sessions,
     session_id: &SessionId,
@@ -417,12 +416,12 @@ fn note_responses<'a>(
     (answered, repeated)
 }
 
-/// The running calls of each record.
+/// Returns the running calls of each record.
 fn running<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<Stream>>> {
     records.map(|session| session.running()).collect()
 }
 
-/// Which of the messages answer a server→client request that has been answered before. Changes nothing.
+/// Returns the indexes of the messages that answer a server's request which was answered before. Changes nothing.
 fn repeated_responses<'a>(
     sessions: &Sessions,
     session_id: &SessionId,
@@ -443,14 +442,14 @@ fn repeated_responses<'a>(
     (0..messages.len()).filter(|index| is_repeated(&messages[*index])).collect()
 }
 
-/// Notes the answers of a POST once the upstream has taken it.
+/// Returns the changes that a POST makes once the upstream has accepted it.
 fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> OnAccepted {
     let id = id.clone();
     Box::new(move |ingress| drop(note_responses(ingress.log.sessions(), &id, records.iter(), &messages)))
 }
 
-/// The body with the cancels of later slices under the ids that the upstream knows. The streams are found again when they are
-/// cancelled: by then some may be over.
+/// Returns the body with the cancels of later slices under the IDs that the upstream knows. The streams are searched again when they are
+/// cancelled, since some may have ended by then.
 fn with_upstream_ids<'a>(
     body: Bytes,
     cancelled: &[RequestId],
@@ -465,7 +464,7 @@ fn with_upstream_ids<'a>(
     resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)
 }
 
-/// The requests that the body's notifications cancel.
+/// Returns the requests that the body's notifications cancel.
 pub(super) fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
     let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *CANCELLED);
     if !messages.iter().any(is_cancel) {
@@ -480,7 +479,7 @@ pub(super) fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId>
     }
 }
 
-/// The body without the messages at `repeated`, which are in order; `None` when nothing is left.
+/// Returns the body without the messages at the indexes `repeated`, which are in order, or `None` if none is left.
 fn without(body: Bytes, messages: usize, repeated: &[usize]) -> Option<Bytes> {
     if repeated.is_empty() {
         return Some(body);

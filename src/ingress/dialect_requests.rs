@@ -1,4 +1,4 @@
-//! POSTs with a request of a dialect: a token finds the stream, the dialect says what becomes of it.
+//! POSTs with a request of a dialect: a token finds the stream, and the dialect makes the response.
 
 use std::sync::Arc;
 
@@ -20,7 +20,7 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::{self, names};
 use crate::protocol::ids::{EventId, ResumeToken, Seq};
 
-/// What a dialect answers with.
+/// Response of a dialect.
 enum Answer {
     Resumption(Resumption),
     Status(Vec<u8>),
@@ -79,7 +79,7 @@ impl Ingress {
         }
     }
 
-    /// The stream that the request's token opens, for the caller with this credential or an older one.
+    /// Returns the stream that the request's token opens, for the caller with this credential or an older one.
     pub(super) async fn find_by_token(
         &self,
         context: &RequestContext,
@@ -99,8 +99,8 @@ impl Ingress {
         self.find_previous_by_resume_token(context, &token, handle.as_ref()).await
     }
 
-    /// Waits until the stream of `id` is here up to the place that the request's `Last-Event-ID` names in it. Nothing where that names
-    /// none of this stream.
+    /// Waits until the stream of `id` is here, up to the event that the request's `Last-Event-ID` names in it. Does nothing if that names
+    /// no event of this stream.
     pub(super) async fn restore_cursor(&self, context: &RequestContext, id: &EventId) -> Result<(), Unproven> {
         match last_event_id(context).filter(|named| named.names_stream_of(id)) {
             Some(named) => self.restore(context, &named, self.log.verify(&named).as_ref()).await,
@@ -108,7 +108,7 @@ impl Ingress {
         }
     }
 
-    /// The place in `stream` that the request's `Last-Event-ID` names; `None` where it names none of this stream.
+    /// Returns the cursor in `stream` that the request's `Last-Event-ID` names, or `None` if it names none of this stream.
     pub(super) fn cursor_in(&self, context: &RequestContext, stream: &Arc<Stream>) -> Option<Seq> {
         let named = last_event_id(context)?;
         let (found, cursor) = self.log.find(self.log.verify(&named).as_ref(), stream.binding())?;

@@ -1,4 +1,4 @@
-//! Everything that is none of ours: other paths, other methods, other content, proxied as it is.
+//! Requests that pass unchanged: other paths, other methods, other content types.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,12 +17,12 @@ use crate::protocol::error::{ErrorCode, Failure, Side};
 use crate::protocol::headers;
 use crate::upstream::{self, Forwarded, ResponseBody, Template};
 
-/// Where clients look for what a server says of itself, with the headers of MCP and without a call.
+/// Paths at which clients look up a server's metadata, with the headers of MCP and without a call.
 const WELL_KNOWN: &str = "/.well-known/";
 
 impl Ingress {
-    /// A request for another path than the endpoint. One that is MCP all the same passes without protection, which is counted and
-    /// told of once.
+    /// Forwards a request for another path than the endpoint. MCP traffic on such a path passes unprotected, which is counted and logged
+    /// once.
     pub(super) async fn forward_elsewhere(
         &self,
         parts: Parts,
@@ -49,7 +49,7 @@ impl Ingress {
         response
     }
 
-    /// Another path of the origin, unbuffered both ways.
+    /// Forwards a request for another path of the origin, unbuffered both ways.
     pub(super) async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
         let broken = Arc::new(AtomicBool::new(false));
         let note = broken.clone();
@@ -64,13 +64,13 @@ impl Ingress {
                 headers::expose_ours(&mut parts.headers);
                 Response::from_parts(parts, body.boxed_unsync())
             }
-            // The client's own body broke off: nothing is wrong with the upstream.
+            // The client's body broke off: the upstream is not at fault.
             Err(_) if broken.load(Ordering::Relaxed) => self.refuse(ErrorCode::BadRequest),
             Err(failure) => self.fail_forward(failure),
         }
     }
 
-    /// A request on the endpoint that the proxy takes no part in: its path becomes the upstream's.
+    /// Forwards a request for the endpoint in which the proxy takes no part. Its path becomes the upstream's.
     pub(super) async fn forward_to_endpoint(
         &self,
         mut parts: Parts,
@@ -81,7 +81,7 @@ impl Ingress {
         if let Ok(uri) = target.parse::<Uri>() {
             parts.uri = uri;
         }
-        // Some servers answer an event ID that is not theirs with 500.
+        // Some servers answer a foreign event ID with 500.
         parts.headers.remove(headers::names::LAST_EVENT_ID);
         let origin = parts.headers.get(ORIGIN).cloned();
         let response = self.forward(parts, body, client).await;
@@ -89,18 +89,18 @@ impl Ingress {
         response
     }
 
-    /// The same with a body that was read, most often none, redirects within the origin followed.
+    /// Forwards a request whose body was read, most often an empty one. Redirects within the origin are followed.
     pub(super) async fn forward_read(&self, mut context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         context.reserve();
         self.send_whole(&self.upstream.pass(&context.parts, context.connection.forwarded(), body)).await
     }
 
-    /// The same for a POST whose body was read.
+    /// Forwards a POST whose body was read.
     pub(super) async fn forward_whole(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         self.send_whole(&self.upstream.call(&context.parts, context.connection.forwarded(), body)).await
     }
 
-    /// Sends a whole request to the endpoint and passes the answer.
+    /// Sends a whole request to the endpoint and returns its response.
     pub(super) async fn send_whole(&self, template: &Template) -> Response<BoxBody> {
         match self.upstream.send(template, None).await {
             Ok(response) => self.pass_response(template, response),
@@ -108,7 +108,7 @@ impl Ingress {
         }
     }
 
-    /// The endpoint's answer to `template` as it is, hop-by-hop headers aside.
+    /// Returns the endpoint's response to `template` without hop-by-hop headers.
     pub(super) fn pass_response(&self, template: &Template, response: Response<ResponseBody>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
         self.learn_cors(template.origin(), &parts.headers);
@@ -118,8 +118,8 @@ impl Ingress {
         Response::from_parts(parts, body.boxed_unsync())
     }
 
-    /// A preflight's answer is as good as any: a page that was let in must be able to read what the proxy says itself. Other
-    /// paths have rules of their own and teach nothing.
+    /// Notes the CORS headers of a response. Those of a preflight count as well: a page that was let in must be able to read the proxy's
+    /// own responses. Other paths have rules of their own and are not noted.
     fn learn_cors(&self, origin: Option<&HeaderValue>, answer: &HeaderMap) {
         if let Some(origin) = origin {
             self.upstream.observed().note_cors(origin, answer, clock::now());
@@ -135,7 +135,7 @@ impl Ingress {
     }
 }
 
-/// Whether a request for another path says that it is MCP.
+/// True if a request for another path carries headers of MCP.
 fn speaks_mcp(parts: &Parts) -> bool {
     let names = [headers::names::MCP_SESSION_ID, headers::names::MCP_PROTOCOL_VERSION];
     !parts.uri.path().contains(WELL_KNOWN) && names.iter().any(|name| parts.headers.contains_key(name))

@@ -1,9 +1,9 @@
-//! Requests that concern something at another replica: a client's answers and cancels, and the end of its session.
+//! Requests forwarded to another replica: a client's responses and cancels, and the end of its session.
 //!
-//! A session of an upstream lives where it was opened, and a call where it was begun, which need not be the same replica where servers
-//! share their sessions. Its client may be anywhere, with an ordinary load balancer in between. A cancel or an answer goes to the replica
-//! that runs the call, and the end of a session to the one that opened it, which tells the others. What only that replica can do is handed there through the store, and its
-//! answer comes back as if it had been given here. Absent: resumes, which any replica serves from the store.
+//! A session of an upstream belongs to the replica that opened it, and a call to the replica that began it. The two may differ if servers
+//! share their sessions, and an ordinary load balancer may send the client to a third. A cancel or a response goes to the replica that
+//! runs the call. The end of a session goes to the replica that opened it, which tells the others. Such a request is forwarded through the
+//! store, and its response is returned as if it came from here. Absent: resumes, which any replica serves from the store.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,19 +31,20 @@ use crate::protocol::stream_url::{self, Named};
 use crate::server::Peer;
 use crate::store::{self, StoreHealth};
 
-/// A replica that has not answered for so long holds the request, or is on its way out: the client is told that it was taken.
+/// Time for another replica to respond. After it, the replica holds the request or is about to end, and the client is told that the
+/// request was accepted.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// The same with credentials that the server there may refuse: its word is waited for.
+/// Time for another replica to respond if the server there may refuse the credentials: its status is waited for.
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// An answer that is larger is cut to its head. Answers to answers are empty as a rule.
+/// Largest body of a forwarded response; a larger one is cut. Responses to client responses are empty as a rule.
 const MAX_RESPONSE: usize = 1024 * 1024;
 
-/// Nobody can say now which replica a request concerns. It may be this one: its server is to be asked, and where that knows nothing of
-/// it the request is to come again.
+/// The owner of a request is unknown for now. It may be this replica: its server is asked, and if that does not know the session, the
+/// client must retry.
 pub(super) struct OwnerUnknown;
 
 impl OwnerUnknown {
-    /// The answer that stands for `response` of the server here.
+    /// Returns the response for the client, given the `response` of the server here.
     pub(super) fn check(self, ingress: &Ingress, response: Response<BoxBody>) -> Response<BoxBody> {
         match response.status() {
             StatusCode::NOT_FOUND => ingress.refuse(ErrorCode::StoreFailed),
@@ -53,11 +54,11 @@ impl OwnerUnknown {
 }
 
 impl Ingress {
-    /// Hands a request to the replica that it concerns, if that is another one, and returns its answer, or a refusal where it is to come
-    /// again; one that `names_request` goes to the replica that has that before any other. `None`: it is to be answered here.
+    /// Forwards a request to its owner if that is another replica. Returns the owner's response, or a refusal if the client must retry.
+    /// `None` if this replica handles the request. A request that `names_request` goes first to the replica that has that request.
     ///
     /// # Errors
-    /// Where nobody can say so, and the session may be one of the server here.
+    /// If the owner is unknown, and the session may be one of the server here.
     pub(super) async fn forward_to_owner(
         &self,
         context: &RequestContext,
@@ -78,7 +79,7 @@ impl Ingress {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
                         Err(error) if names_request => {
-                            // It may be there all the same, and goes to one server.
+                            // The request may have arrived all the same, and must reach one server only.
                             debug!(%error, "nobody knows whether a request reached another replica");
                             return Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
                         }
@@ -90,13 +91,13 @@ impl Ingress {
         };
         asking.await.or_else(|error: store::Error| {
             debug!(%error, "a request could not be handed to another replica");
-            // The server here knows the session, whoever runs the call.
+            // The server here knows the session, even if another replica runs the call.
             if is_home { Ok(None) } else { self.owner_unknown(context).map(Some) }
         })
     }
 
-    /// Hands the end of a server's session to the replica that opened it, else to one that runs calls in it, and returns its answer, or a
-    /// refusal where it is to come again. `None`: it is to be answered here.
+    /// Forwards the end of a server's session to the replica that opened it, else to one that runs calls in it. Returns its response, or a
+    /// refusal if the client must retry. `None` if this replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].
@@ -126,7 +127,7 @@ impl Ingress {
         })
     }
 
-    /// Tells every other replica that runs calls in a session that it has ended.
+    /// Tells all other replicas that run calls in a session that it has ended.
     pub(super) async fn announce_session_end(&self, context: &RequestContext) {
         let (Some(replicas), Some(id)) = (self.replicas.as_ref(), context.binding.session.as_ref()) else { return };
         let others = match replicas.requests().others(&session_group(id)).await {
@@ -144,11 +145,10 @@ impl Ingress {
         }
     }
 
-    /// The refusal of a request of which nobody can say now which replica it concerns: its session is none of the server here, or the store
-    /// is reached and has lost who that was.
+    /// Refuses a request whose owner is unknown: its session was not opened here, or the store is reached and has lost the owner.
     ///
     /// # Errors
-    /// With the store away a session of a server may be of the one here.
+    /// If the store is away, and the session may be one of the server here.
     fn owner_unknown(&self, context: &RequestContext) -> Result<Response<BoxBody>, OwnerUnknown> {
         let has_lost = self.log.is_store_recovering() || self.log.store_health() == StoreHealth::Ready;
         if context.has_issued_session() || context.has_remote_session() || has_lost {
@@ -157,8 +157,8 @@ impl Ingress {
         Err(OwnerUnknown)
     }
 
-    /// Hands answers on a stream URL to the replica that writes the stream of `id`, with or without a session, and returns its answer.
-    /// `None`: they are to be given here, because that replica is gone, or knows no such stream.
+    /// Forwards responses on a stream URL to the replica that writes the stream of `id`, with or without a session. Returns that replica's
+    /// response. `None` if this replica must deliver them, because that one is gone or does not know the stream.
     pub(super) async fn forward_to_writer(
         &self,
         context: &RequestContext,
@@ -180,8 +180,8 @@ impl Ingress {
         })
     }
 
-    /// Hands the end of a session of the proxy's own to every other replica that has to do with it. Returns one of their answers, or a
-    /// refusal where they cannot be told and it is to come again. `None`: it is to be answered here.
+    /// Forwards the end of an issued session to every other replica concerned. Returns one of their responses, or a refusal if one cannot
+    /// be told and the client must retry. `None` if this replica handles the request.
     ///
     /// # Errors
     /// As for [`Self::forward_to_owner`].
@@ -221,12 +221,12 @@ impl Ingress {
         }
     }
 
-    /// Answers a request that another replica hands over; `None` where it concerns nothing here.
+    /// Handles a request that another replica forwards. `None` if it does not concern this replica.
     pub async fn handle_forwarded(self: Arc<Self>, handed: HttpMessage) -> Option<HttpMessage> {
         let to = handed.to;
         let (mut context, stream, body) = self.context_of(handed)?;
         if let Some(stream) = stream {
-            // Each answer counts by itself on its way up.
+            // Each response reserves its own bytes on its way upstream.
             context.reservation = None;
             return Some(forwarded_response(self.handle_forwarded_responses(&context, &stream, &body).await?).await);
         }
@@ -258,7 +258,7 @@ impl Ingress {
         Some(forwarded_response(response).await)
     }
 
-    /// A request that is handed over, and the stream that its target names.
+    /// Returns the context of a forwarded request, and the stream that its target names.
     fn context_of(&self, handed: HttpMessage) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
         let (method, target) = handed.line.split_once(' ')?;
         let mut request = Request::builder().method(method).uri(target);
@@ -282,8 +282,8 @@ impl Ingress {
         Some((context, stream, handed.body.0.into()))
     }
 
-    /// Asks another replica; `None` where the request concerns nothing there. One that takes its time is not waited for, unless the
-    /// server there may refuse the credentials of `context`: that must stay a status.
+    /// Forwards a request to another replica. `None` if it does not concern that replica. A slow replica is not waited for, unless the
+    /// server there may refuse the credentials of `context`: such a refusal must stay a status.
     async fn forward_to(
         &self,
         replicas: &Replicas,
@@ -300,21 +300,21 @@ impl Ingress {
         }
     }
 
-    /// Whether an answer, a cancel or a notification in the session of `context` may concern another replica, where it `names_request`
-    /// or not.
+    /// True if a response, a cancel or a notification in the session of `context` may concern another replica. `names_request`: true if it
+    /// names a request.
     pub(super) fn may_concern_others(&self, context: &RequestContext, names_request: bool) -> bool {
-        // A session of the proxy's own has calls anywhere, and nothing else; one that was opened here may have calls anywhere, too.
+        // An issued session has calls at any replica, and nothing else. A session opened here may have calls at any replica, too.
         if context.has_issued_session() || is_home(context) { names_request } else { true }
     }
 }
 
-/// Returns whether the session of `context` is one of the server here.
+/// True if the session of `context` is one of the server here.
 fn is_home(context: &RequestContext) -> bool {
     let is_home = context.session.as_ref().is_some_and(|session| session.is_home());
     is_home && !context.has_issued_session() && !context.has_remote_session()
 }
 
-/// Returns whether a POST without requests names a call or a question.
+/// True if a POST without requests names a request of the client or of the server.
 pub(super) fn names_request(messages: &[Message], cancels: bool) -> bool {
     cancels || messages.iter().any(|message| matches!(message, Message::Response { .. }))
 }
@@ -331,7 +331,7 @@ fn hand(context: &RequestContext, target: String, body: &Bytes) -> HttpMessage {
     if let Some(session) = &context.binding.session
         && !parts.headers.contains_key(names::MCP_SESSION_ID)
     {
-        // One of the proxy's own was taken out: the upstream is not to see it.
+        // The ID of an issued session was taken out, since the upstream must not see it.
         headers.push((names::MCP_SESSION_ID.as_str().to_owned(), Base64(session.as_str().as_bytes().to_vec())));
     }
     HttpMessage {
@@ -358,7 +358,7 @@ async fn forwarded_response(response: Response<BoxBody>) -> HttpMessage {
     HttpMessage::answer(parts.status, &parts.headers, whole)
 }
 
-/// The answer of another replica, as if it had been given here.
+/// Returns the response of another replica as if it came from here.
 pub(super) fn response_of(reply: HttpMessage) -> Response<BoxBody> {
     let Ok(status) = reply.line.parse::<StatusCode>() else {
         return respond::failure(Failure::after_send(ErrorCode::StoreFailed), &[], false);

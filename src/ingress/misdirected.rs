@@ -1,10 +1,11 @@
-//! Requests that name another replica, for what cannot be answered here.
+//! Requests that name another replica, and cannot be served here.
 //!
-//! What a client sends back names the replica that it is about (`protocol/routing.rs`). A balancer sends it there and marks it: a marked
-//! request that names another replica is on the wrong way, and is told so by 421 and the name of this one, before anything goes
-//! upstream; so is a new call by 503 in a drain, and by 502 where the server accepts no connection. Without a mark nobody could send it elsewhere, and it gets the honest answer. Invariant: a session that another replica's
-//! server opened is never named to the server here. Absent: which replicas there are, and the hand-over between those that share a
-//! store (`forward_to_owner.rs`).
+//! An ID that a client sends back names its owner (`protocol/routing.rs`). A balancer sends the request to that owner and marks it. A
+//! marked request that names another replica was sent to the wrong one. It is refused with 421 and the name of this replica, before
+//! anything goes upstream. A marked new call is refused likewise with 503 during a drain, and with 502 if the server accepts no
+//! connection. An unmarked request cannot be routed again, and gets the error itself. Invariant: a session that another replica's server
+//! opened is never named to the server here. Absent: the list of replicas, and forwarding between those that share a store
+//! (`forward_to_owner.rs`).
 
 use http::Response;
 use http::header::{HeaderMap, HeaderValue};
@@ -18,20 +19,20 @@ use crate::protocol::routing;
 use crate::protocol::stream_url::Named;
 use crate::store::StoreHealth;
 
-/// Whether a balancer has sent the request here for what it names.
+/// True if a balancer has marked the request with the replica that it names.
 pub(super) fn is_marked(headers: &HeaderMap) -> bool {
     headers.contains_key(names::MCP_RESUME_OWNER)
 }
 
 impl Ingress {
-    /// Whether the session is one of another replica's server.
+    /// True if the session is one of another replica's server.
     pub(super) fn is_remote_session(&self, session: &SessionId, is_marked: bool) -> bool {
         let is_routed = is_marked || self.config.replica.wrap_sessions;
         is_routed && routing::of_name(session).is_some_and(|owner| self.is_other_replica(owner))
     }
 
-    /// Whether a balancer is to be told that the request is another replica's, because nothing of others can be had here. `url` is the
-    /// stream that its target named, `body` that of a POST.
+    /// True if a balancer must send the request to another replica, because nothing of others can be served here. `url` is the stream in
+    /// its target, `body` the body of a POST.
     pub(super) fn is_misdirected(&self, context: &RequestContext, url: Option<&Named>, body: &[u8]) -> bool {
         if !context.sender.is_marked() || self.can_serve_others() {
             return false;
@@ -46,13 +47,13 @@ impl Ingress {
         named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_other_replica(owner))
     }
 
-    /// Why what only the session's own server can answer is not answered here; `None` where it is.
+    /// Error for a request that only the session's own server can answer, or `None` if that is the server here.
     pub(super) fn remote_session_error(&self, context: &RequestContext) -> Option<ErrorCode> {
         let code = if context.sender.is_marked() { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
         context.has_remote_session().then_some(code)
     }
 
-    /// What is said of `id` where neither the store nor its owner can be asked.
+    /// Error for an event ID `id` if neither the store nor the owner can be asked.
     pub(super) fn owner_unreachable_error(&self, context: &RequestContext, id: &EventId) -> ErrorCode {
         match id.unverified_owner() {
             Some(owner) if context.sender.is_marked() && self.is_other_replica(owner) => ErrorCode::Misdirected,
@@ -60,8 +61,8 @@ impl Ingress {
         }
     }
 
-    /// Says who is here on a refusal of what another replica may take, and marks a failure of a call that is not the server's: that is how
-    /// a balancer tells them from the server's own answers.
+    /// Marks refusals and failures for a balancer, which tells them from the server's own responses by that. A request that another
+    /// replica may take gets the name of this one; a failure of a call that the server did not cause is marked as such.
     pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
         if respond::is_of_the_call(response) {
             response.headers_mut().insert(names::MCP_RESUME_FAILURE, HeaderValue::from_static("call"));
@@ -73,7 +74,7 @@ impl Ingress {
         }
     }
 
-    /// Whether anything of other replicas can be had here.
+    /// True if streams of other replicas can be served here.
     fn can_serve_others(&self) -> bool {
         self.log.shared().is_some() && self.log.store_health() != StoreHealth::Unreachable
     }

@@ -1,8 +1,8 @@
-//! 1. Downstream HTTP: accept, limits, classify, dispatch.
+//! Handlers of the clients' requests.
 //!
-//! Owned here: connections, and the way of each kind of request: [`call`] for a POST with requests, [`client_responses`] for one
-//! without, [`resume`] for GET and DELETE, [`forward`] for everything that is none of ours. Replies to errors are made in
-//! [`respond`] alone. Absent: what a stream does (protocol, event log) and how its body is written (delivery).
+//! Each kind of request has its file: [`call`] for a POST with requests, [`client_responses`] for a POST without, [`resume`] for GET and
+//! DELETE, [`forward`] for everything that passes unchanged. Errors become responses in [`respond`] alone. Absent: connections
+//! ([`server`](crate::server)), the state of streams (protocol, event log), and how their bodies are written (delivery).
 
 mod body;
 mod call;
@@ -55,31 +55,31 @@ use crate::upstream::{Credentials, Upstream};
 
 pub use connection::Connection;
 
-/// The revision whose clients are known to come back when a response ends early.
+/// First revision whose clients are known to reconnect after a response that ends early.
 const POLLING_REVISION: &str = "2025-11-25";
 
-/// Everything a request may need.
+/// State that all requests share.
 #[derive(Clone)]
 pub struct Ingress {
-    /// What the operator wants.
+    /// Configuration of the sidecar.
     pub config: Arc<Config>,
-    /// The streams.
+    /// Log of all streams.
     pub log: Arc<EventLog>,
     /// The MCP server.
     pub upstream: Arc<Upstream>,
-    /// Tells callers apart, for what belongs to whom.
+    /// Identifies callers, as the owners of streams and sessions.
     pub principals: Principals,
-    /// Tells credentials apart, for what the upstream has accepted.
+    /// Identifies credentials, by which the upstream judges a caller.
     pub credentials: Principals,
-    /// All counters.
+    /// Metrics of the sidecar.
     pub metrics: Arc<Metrics>,
-    /// The end of the process, asked for or not.
+    /// Drain of the process.
     pub drain: Arc<Drain>,
-    /// Others that share the store; `None` where none does.
+    /// Replicas that share the store, or `None` if the store is not shared.
     pub replicas: Option<Arc<Replicas>>,
-    /// Tells this process from others that were, or are, called the same.
+    /// Random number that tells this process from others of the same name.
     pub instance: u64,
-    /// Whether the log has told of MCP traffic that passes unprotected.
+    /// True once the log has warned of MCP traffic that passes unprotected.
     pub has_told_unprotected: Arc<AtomicBool>,
 }
 
@@ -190,7 +190,7 @@ impl server::Handler for Handler {
 }
 
 impl Ingress {
-    /// Answers one request. Never fails: every error is a response.
+    /// Handles one request. Never fails: every error is a response.
     pub async fn handle(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let receipts = connection.receipts().clone();
         let origin = request.headers().get(ORIGIN).cloned();
@@ -203,7 +203,7 @@ impl Ingress {
         };
         receipts.note_opened(|| SessionId::from_headers(response.headers()));
         if self.drain.sends_away() {
-            // What comes next on a connection goes to another replica; HTTP/2 has no such header, and its own way to say so.
+            // The next requests of a connection go to another replica. HTTP/2 has no such header, and a signal of its own.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
         if let Some(access) = access {
@@ -225,14 +225,14 @@ impl Ingress {
         }
     }
 
-    /// A call's future stays small: the rarer ways are boxed, because every request pays for the largest.
+    /// Keeps the future of a call small: the rarer routes are boxed, because every request pays for the largest.
     async fn dispatch(self: Arc<Self>, connection: Arc<Connection>, request: Request<Incoming>) -> Response<BoxBody> {
         let (mut parts, body) = request.into_parts();
         if head_bytes(&parts) > self.config.limits.header_bytes {
             return self.refuse(ErrorCode::HeadTooLarge);
         }
         if parts.uri.path() == well_known::PATH {
-            // A balancer asks by an address, which no list of hosts has.
+            // A balancer connects by an address, which no list of hosts has.
             return match self.admit_origin(&parts) {
                 Ok(()) => Box::pin(self.well_known(&parts.method)).await,
                 Err(code) => self.refuse_access(code, &parts),
@@ -249,7 +249,7 @@ impl Ingress {
         }
         let stream_url = self.take_stream_url(&mut parts.uri);
         let mut context = self.identify(parts, connection);
-        // On HTTP/2 a request says nothing of another's response.
+        // On HTTP/2 a request says nothing about other responses.
         context.connection.receipts().note_request(&context.binding, context.parts.version >= Version::HTTP_2);
         let is_known = !self.log.has_store()
             || context.session.as_ref().is_some_and(|session| session.is_known())
@@ -281,7 +281,7 @@ impl Ingress {
         Box::pin(self.by_head(context, body)).await
     }
 
-    /// Whether the request was meant for this proxy, and a page it may come from; whatever it asks for.
+    /// Checks the host and the origin of a request.
     fn admit(&self, parts: &Parts) -> Result<(), ErrorCode> {
         if !self.config.listen.allowed_hosts.admit(&parts.uri, &parts.headers) {
             return Err(ErrorCode::HostRefused);
@@ -294,7 +294,7 @@ impl Ingress {
         if is_admitted { Ok(()) } else { Err(ErrorCode::OriginRefused) }
     }
 
-    /// Whether new calls are taken.
+    /// Returns whether the sidecar takes new calls, and if not, why.
     pub async fn readiness(&self) -> Readiness {
         Readiness::of(&self.drain, &self.log, self.replicas.as_deref(), &self.upstream).await
     }
@@ -343,7 +343,7 @@ impl Ingress {
         }
     }
 
-    /// What the POST of `context` asks for.
+    /// Classifies the POST of `context`.
     fn classify(&self, context: &RequestContext, body: &[u8], version: Option<&ProtocolVersion>) -> Route {
         let (spoken, longest) = (self.config.dialects.declared, self.config.limits.batch);
         classify::post(&context.parts.headers, body, version, spoken, longest)
@@ -353,7 +353,7 @@ impl Ingress {
         let shown = Shown { headers: &parts.headers, query: parts.uri.query(), certificate: connection.certificate() };
         let principal = self.principals.of(&shown);
         let subject = self.principals.subject_of(&principal, &shown);
-        // A credential is hashed once: whom it makes its caller, where the operator does not tell them by something else.
+        // A credential is hashed once if it also identifies its caller.
         let shown = if self.principals.is_auto() { principal } else { self.credentials.of(&shown) };
         let credentials = Credentials { shown, principal };
         let is_proven = self.principals.are_named() || self.upstream.observed().has_proven(&credentials);
@@ -391,7 +391,8 @@ impl Ingress {
         })
     }
 
-    /// What another process knows of the session that a request names. Fails where nobody is to be served without knowing it.
+    /// Restores the session that a request names, if another process knows more of it. Fails if no request may be served without that
+    /// knowledge.
     async fn restore_session(&self, context: &mut RequestContext) -> Result<(), store::Error> {
         if let Some(id) = &context.binding.session
             && let Some(session) = self.log.load_session(id, &context.binding.principal).await?
@@ -401,8 +402,8 @@ impl Ingress {
         Ok(())
     }
 
-    /// The session a request names. One of the proxy's own is never named upstream, and one that nobody with our keys issued is as
-    /// good as none.
+    /// Returns the session that a request names. A session that the proxy issued is never named upstream. One that claims to be issued,
+    /// but with another key, counts as none.
     fn session_of(&self, parts: &mut Parts) -> (Option<SessionId>, Option<IssuedSession>) {
         let Some(id) = SessionId::from_headers(&parts.headers) else { return (None, None) };
         if !IssuedSession::is_claimed_by(&id) {
@@ -413,7 +414,7 @@ impl Ingress {
         (Some(id).filter(|_| issued.is_some()), issued)
     }
 
-    /// The whole body, which counts from then on.
+    /// Reads the whole body, and reserves its bytes.
     async fn read(&self, context: &mut RequestContext, body: Incoming) -> Result<Bytes, ErrorCode> {
         let evict_for = |reservation: &Reservation| self.log.evict_for(reservation);
         let limit = self.config.limits.body_bytes;
@@ -428,12 +429,12 @@ impl Ingress {
         respond::refusal(code)
     }
 
-    /// The same for a host or an origin that is not allowed, with the name and the key that would allow it.
+    /// Refuses a host or an origin that is not allowed. The response names it, and the key that would allow it.
     fn refuse_access(&self, code: ErrorCode, parts: &Parts) -> Response<BoxBody> {
         respond::access_refused(code, &parts.uri, &parts.headers, &self.metrics.errors)
     }
 
-    /// The same of a POST that was read, with the ids of its requests.
+    /// Refuses a POST whose body was read, with the IDs of its requests.
     fn refuse_post(&self, code: ErrorCode, context: &RequestContext, body: &[u8]) -> Response<BoxBody> {
         match self.classify(context, body, None) {
             Route::Call(call) => self.refuse_call(code, &call),
@@ -441,7 +442,8 @@ impl Ingress {
         }
     }
 
-    /// How the connection of `attachment` is served: for a client that speaks `version`, `returning` to its stream or not.
+    /// Returns how the connection of `attachment` is served, for a client that speaks `version`. `returning`: true if it has come back to
+    /// the stream.
     fn plan(
         &self,
         attachment: &Attachment,
@@ -459,7 +461,7 @@ impl Ingress {
         };
         let should_prime = delivery.prime == Prime::All || is_new_enough || returns();
         let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
-        // Only a client that comes back may be closed on; all of them are primed, and so were told a `retry`.
+        // A connection is closed early only if its client reconnects. All such clients are primed, and so have got a `retry`.
         let comes_back = polls_by_revision || returns();
         let should_poll = stream.polls() && comes_back;
         Plan {
@@ -477,19 +479,19 @@ impl Ingress {
     }
 }
 
-/// The size of a head as it was sent, about: names, values, and four bytes of framing for each.
+/// Returns the approximate size of a head as it was sent: names, values, and four bytes of framing for each.
 fn head_bytes(parts: &Parts) -> usize {
     let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
     fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())
 }
 
-/// A small body is a slice of the connection's read buffer, which would live as long as what is made of it.
+/// Copies a small body. It is a slice of the connection's read buffer, and would keep that alive.
 fn detached(body: Bytes) -> Bytes {
     const SMALL: usize = 64 * 1024;
     if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
 }
 
-/// A WebSocket or a CONNECT. Other upgrades are offers that a server may pass over.
+/// True for a WebSocket or a CONNECT. Other upgrades are offers that a server may ignore.
 fn wants_tunnel(parts: &Parts) -> bool {
     let protocols = parts.headers.get_all(UPGRADE).into_iter().filter_map(|value| value.to_str().ok());
     let is_websocket = |protocol: &str| protocol.trim().eq_ignore_ascii_case("websocket");

@@ -1,4 +1,4 @@
-//! Calls that are answered in slices: which they are, the same call with a token, and the end of a slice.
+//! Calls with partial results: the decision which calls get them, the same call again with a token, and the end of a slice.
 
 use std::future::{pending, poll_fn};
 use std::sync::Arc;
@@ -118,7 +118,7 @@ impl Ingress {
         }
     }
 
-    /// The same call again, to go on with: never sent on.
+    /// Continues a call that comes again with its token. It is never sent upstream.
     async fn resume_call(
         self: Arc<Self>,
         mut context: Box<RequestContext>,
@@ -152,7 +152,7 @@ impl Ingress {
         if has_gap {
             self.metrics.event_log.observe_gap();
         }
-        // By which the client cancels it, and answers what it asks.
+        // By the session the client cancels the call and answers its requests.
         if let Some(session) = &context.session {
             session.join_stream(&stream);
         }
@@ -166,8 +166,8 @@ impl Ingress {
         self.reply(reply, attachment, InlineTask::default()).await
     }
 
-    /// Waits until the slice that `attachment` reads is over and its response has to begin: the interim result, or `None` where the
-    /// real one is there. For ever where the stream is not sliced.
+    /// Waits until the slice that `attachment` reads is over and its response must begin. Returns the interim result, or `None` if the
+    /// final one is there. Never resolves for a stream without slices.
     pub(super) async fn slice_over(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
         let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
             return pending().await;
@@ -198,7 +198,7 @@ impl PartialResults {
     }
 }
 
-/// What a call is called; `None` where that is longer than what is kept for every slice.
+/// Returns the IDs of a call, or `None` if they are longer than a slice may keep.
 fn names(call: &classify::Call, body: &[u8]) -> Option<Names> {
     const MAX_BYTES: usize = 256;
     let id = call.ids.first()?.clone();

@@ -1,12 +1,13 @@
-//! A POST that may be the retry of a call at another replica, or of one before a restart.
+//! Retries of calls that another replica runs, or that ran before a restart.
 //!
-//! A call that a retry may match is written down in the store before it goes upstream (`event_log/recovery/remote_retries.rs`): each one where replicas
-//! share the store, else those with a key. Who finds it written down asks the replica that runs it, and answers with what that one says:
-//! its answer, or its stream, which is served here from the store. One with a key that an older token of the caller began is found by whom
-//! both tokens say they speak for, once the server has said that this is true. Owned here: what is done when that replica does not live, or
-//! does not say. Invariants: a call that may have run is not run again; who proves nothing gets nothing of another token's call, changes
-//! nothing of it, and is not kept from a call of its own. Absent: retries of calls of this process, which need no question, and calls without
-//! a key that an older token began elsewhere.
+//! A call that a retry may match is recorded in the store before it goes upstream (`event_log/recovery/remote_retries.rs`): every such
+//! call if replicas share the store, else calls with a key. A replica that finds the record asks the one that runs the call, and returns
+//! that call's response, or its stream, which it serves from the store. A call with a key that an older token of the caller began is found
+//! by the subject that both tokens claim, once the server has confirmed the newer one.
+//!
+//! Owned here: the outcome if the running replica is dead or silent. Invariants: a call that may have run is not run again. A caller that
+//! proves nothing gets nothing of another token's call, changes nothing of it, and may still make a call of its own. Absent: retries of
+//! calls of this process, which need no question, and calls without a key that an older token began elsewhere.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -29,61 +30,61 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::store::{Error, StoreHealth};
 
-/// A replica that has not answered for so long is asked again, if it lives.
+/// Time for a replica to respond. After it, a live replica is asked again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
-/// One that lives and has not answered for so long may never.
+/// Time after which a live replica that has not responded is given up.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
-/// What is about to be written or forgotten is so after this.
+/// Time after which a pending write or removal is expected to be done.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// Where a POST comes back to.
+/// Earlier call that a POST may retry.
 pub(super) enum EarlierCall {
-    /// To nothing at another replica.
+    /// No call at another replica. Holds the claim to run the call, if there is one.
     None(Option<PendingClaim>),
-    /// To this stream of another replica, or of this one before it was started.
+    /// Stream of another replica, or of this one before it was started.
     Stream(Arc<Stream>),
-    /// To an answer that passed there.
+    /// Response that passed through another replica.
     Response(HttpMessage),
-    /// To what is another token's, and is not for this one.
+    /// Call of another token, which the caller has not proven to be its own.
     Unproven(Unproven),
-    /// To nothing that can be had, or nothing that may be run again.
+    /// Call that is lost, or must not run again.
     Refused(Failure),
 }
 
-/// The right to run a call, until it is registered.
+/// Right to run a call, held until the call is registered.
 pub(super) struct PendingClaim {
     pub(super) hold: ClaimGuard,
     pub(super) registering: RegistrationLock,
 }
 
-/// What is to be done after a question.
+/// Reaction to the reply to a question.
 enum Next {
     Answer(EarlierCall),
-    /// The record is of a call that nobody comes back to: it makes room for this one.
+    /// The record is of a call that no client can come back to: the new call replaces it.
     Replace,
-    /// The replica that runs it has not answered yet.
+    /// The replica that runs the call has not responded yet.
     Silent,
-    /// It knows nothing of the call, whose record may be on its way out.
+    /// That replica does not know the call, whose record may be about to go.
     Unknown,
-    /// RequestContext again, at once or after this.
+    /// Asks again, at once or after this pause.
     Again(Option<Duration>),
 }
 
-/// Next step after a question, as the questions before it determine it.
+/// Next step after a question, given the questions before it.
 enum Step {
     Answer(EarlierCall),
     Replace,
-    /// The record is to be looked at again.
+    /// Reads the record again.
     Again,
 }
 
 impl Ingress {
-    /// Returns whether the store may know of an earlier call that `retry` comes back to.
+    /// True if the store may have the record of an earlier call that `retry` comes back to.
     pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
         retry.fingerprint.is_some() && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
     }
 
-    /// Where `request` comes back to among the calls in the store; else claims it for this replica.
+    /// Returns the recorded call that `request` retries, or claims the call for this replica.
     pub(super) async fn find_remote_call(&self, request: &CallRequest) -> EarlierCall {
         loop {
             let place = match self.find_by_own_token(request).await {
@@ -91,7 +92,7 @@ impl Ingress {
                 found => return found,
             };
             let Some(subject) = request.retry.subject else { return EarlierCall::None(place) };
-            // In a box: most callers have no such thing.
+            // Boxed: most callers claim no subject.
             match Box::pin(self.find_by_previous_tokens(request, &subject, place)).await {
                 ControlFlow::Break(elsewhere) => return elsewhere,
                 ControlFlow::Continue(()) => {}
@@ -99,7 +100,7 @@ impl Ingress {
         }
     }
 
-    /// The same among the calls of the token that it shows.
+    /// Searches the recorded calls of the current token.
     async fn find_by_own_token(&self, request: &CallRequest) -> EarlierCall {
         let Retry { fingerprint: Some(call), body, .. } = request.retry else { return EarlierCall::None(None) };
         let search =
@@ -117,7 +118,7 @@ impl Ingress {
                 Ok(ClaimOutcome::Unclaimed) => return EarlierCall::None(None),
                 Ok(ClaimOutcome::Existing(run, record)) => (run, record),
                 Ok(ClaimOutcome::Unreadable) => return lost(ErrorCode::StoreFailed),
-                // It was there a moment ago: whoever runs it still does.
+                // The record was there a moment ago, so its call still runs.
                 Err(_) if is_known => return lost(ErrorCode::StoreFailed),
                 Err(elsewhere) => return elsewhere,
             };
@@ -136,8 +137,8 @@ impl Ingress {
         }
     }
 
-    /// The same among the calls with a key that other tokens of its caller began, who is its `subject`; else notes in `place` how they find
-    /// this one. To be asked again where the store may have another answer by then.
+    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If there is none, records in `place` how
+    /// they find this call. `Continue` if the search must be repeated, because the store may have changed.
     async fn find_by_previous_tokens(
         &self,
         request: &CallRequest,
@@ -171,16 +172,16 @@ impl Ingress {
             }
             Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
         }
-        // It is another call, or this one, and not for others to wait for.
+        // The earlier call is this one or another. No other request has to wait for it.
         drop(place);
         if !previous.is_accepted && previous.run.body != body {
-            // Who began that may have made up whom the token speaks for.
+            // The sender of that call may have invented its subject.
             return self.replace_previous(subject, &record).await;
         }
         self.follow_previous(request, subject, previous, &record).await
     }
 
-    /// Where `request` comes back to, whose caller has proven that the call of `previous` is its own.
+    /// Follows the call of `previous`, which the caller has proven to be its own.
     async fn follow_previous(
         &self,
         request: &CallRequest,
@@ -192,7 +193,7 @@ impl Ingress {
         let search = Search { ingress: self, replicas, request, call, body, is_previous_token: true };
         let mut inquiry = Inquiry::default();
         loop {
-            // One that was claimed a moment ago may not be registered yet.
+            // A call that was claimed a moment ago may not be registered yet.
             drop(self.log.retry_index().registering(call).await);
             let here = self.log.retry_index().find(&call);
             if let Some(stream) =
@@ -223,7 +224,7 @@ impl Ingress {
         }
     }
 
-    /// Where a POST comes back to that the store could not be asked about: with `degrade` as if nobody else had the call.
+    /// Returns the result if the store cannot be asked. With `degrade` the call counts as unknown to other replicas.
     fn without_store(&self, error: &Error, place: Option<PendingClaim>) -> EarlierCall {
         debug!(%error, "the store could not say whether a call is another replica's");
         match (error, self.log.on_unreachable()) {
@@ -235,28 +236,29 @@ impl Ingress {
     }
 }
 
-/// Outcome of the questions about one call so far.
+/// State of the questions about one call.
 #[derive(Default)]
 struct Inquiry {
     silent_since: Option<Instant>,
-    /// The record of a call that nothing was known of.
+    /// Record of a call that its replica does not know.
     unknown: Option<Bytes>,
 }
 
 impl Inquiry {
-    /// Asks about the call of `record` once, which is `run`; `here` is what this process knows by its fingerprint, and cannot be returned to.
+    /// Asks once about the call `run` of `record`. `here` is the call with the same fingerprint in this process, which a client cannot
+    /// come back to.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
         let log = &search.ingress.log;
         let asked_at = clock::now();
         let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
             Next::Replace
         } else if run.owner == log.owner() {
-            // Nothing of it is here any more: a process of this name ran it before, or another replica has its stream.
+            // The call is no longer here: an earlier process of this name ran it, or another replica has its stream.
             search.find_without_owner(run).await
         } else {
             search.ask(run).await
         };
-        // Twice: it is forgotten there a moment before the record is.
+        // Asked twice: the replica forgets the call a moment before its record is removed.
         let next = match next {
             Next::Unknown if self.unknown.as_ref() == Some(record) => search.find_without_owner(run).await,
             next => next,
@@ -285,14 +287,14 @@ impl Inquiry {
     }
 }
 
-/// The search for one POST.
+/// Search for the earlier call of one POST.
 struct Search<'a> {
     ingress: &'a Ingress,
     replicas: Option<&'a Replicas>,
     request: &'a CallRequest,
     call: Fingerprint,
     body: Option<Fingerprint>,
-    /// Another token of the caller began the call, and that this is so is proven.
+    /// True if another token of the caller began the call, which the server has confirmed.
     is_previous_token: bool,
 }
 
@@ -302,8 +304,8 @@ impl Search<'_> {
         stream.binding().admits(caller) || (self.is_previous_token && stream.binding().is_claimed_by(caller))
     }
 
-    /// Without the store, `degrade` goes on as if nobody else had the call. A store without room is read all the same, and takes no new
-    /// call.
+    /// Claims the call. If the store is away, `degrade` goes on as if no other replica had the call. A full store is read all the same,
+    /// and takes no new call.
     async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
         let log = &self.ingress.log;
         let claim = ClaimRequest { retention: self.ingress.limits(self.request).retention, body: self.body };
@@ -341,13 +343,13 @@ impl Search<'_> {
             RepeatedCall::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
             RepeatedCall::Stream(id) => match self.ingress.log.restore_by_id(id).await {
                 Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.restore_for_client(stream).await),
-                // It is there and not yet in the store, which was away.
+                // The stream exists, and is not yet in the store, which was away.
                 Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
             },
         }
     }
 
-    /// The process that ran the call is gone. What became of the call is what the store has of its stream, or of its answer.
+    /// Returns the call of a process that is gone, from its stream or its response in the store.
     async fn find_without_owner(&self, run: ClaimRecord) -> Next {
         if run.body.is_some() && run.body != self.body {
             return Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
@@ -369,7 +371,7 @@ impl Search<'_> {
         })
     }
 
-    /// The same where there is no stream of it in the store.
+    /// Returns the call of a process that is gone if the store has no stream of it.
     async fn find_without_stream(&self, run: ClaimRecord) -> Next {
         match self.ingress.log.stored_response(run.stream).await {
             Ok(Some(RepeatedCall::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
@@ -389,8 +391,8 @@ impl Search<'_> {
         }
     }
 
-    /// The call may run at a replica that is cut off from the store, and its answer come once that is back. A client that was told to ask
-    /// again must not run it a second time then, so the record stays for as long as it asks.
+    /// Keeps the record of a call that may still run at a replica cut off from the store. The response may come once the store is back. A
+    /// client that retries must not run the call a second time then, so the record stays while it retries.
     async fn keep_record(&self, run: ClaimRecord) -> Next {
         let retention = self.ingress.limits(self.request).retention;
         if let Err(error) = self.ingress.log.extend_claim(&self.call, &run, retention).await {
@@ -399,7 +401,7 @@ impl Search<'_> {
         Next::Answer(lost(ErrorCode::StoreFailed))
     }
 
-    /// The stream, once what the client has of it is here.
+    /// Returns the stream once the events that the client has are here.
     async fn restore_for_client(&self, stream: Arc<Stream>) -> EarlierCall {
         let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
         match self.ingress.restore_cursor(&self.request.context, &id).await {
@@ -409,7 +411,7 @@ impl Search<'_> {
     }
 }
 
-/// The call may have run, and this is why nobody hears what became of it.
+/// Refuses a call that may have run and whose outcome is unknown.
 fn lost(code: ErrorCode) -> EarlierCall {
     EarlierCall::Refused(Failure::after_send(code))
 }

@@ -1,4 +1,4 @@
-//! What the log says of requests: a line for each return of a client to its stream, and at DEBUG one for each request.
+//! Log lines of requests: one for each return of a client to its stream, and one for each request at DEBUG.
 
 use std::time::Instant;
 
@@ -11,7 +11,7 @@ use crate::event_log::Stream;
 use crate::protocol::ids::Seq;
 use crate::protocol::stream::Phase;
 
-/// Tells of a client that came back to `stream`, by `how`, and goes on after `cursor`.
+/// Logs the return of a client to `stream` by the dialect `how`. It continues after `cursor`.
 pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
     if !enabled!(Level::INFO) {
         return;
@@ -36,16 +36,16 @@ pub(super) fn log_return(stream: &Stream, how: &'static str, cursor: Seq) {
     );
 }
 
-/// A request whose line is to be written.
+/// Access log line of a request.
 pub(super) struct AccessLine {
     method: Method,
-    /// Without its query, which may open a stream. Only of the endpoint: other paths are not ours, and may hold a secret.
+    /// Path without its query, which may open a stream. `None` for other paths than the endpoint, which may hold secrets.
     path: Option<String>,
     began: Instant,
 }
 
 impl AccessLine {
-    /// Notes a request to the server at `upstream`; `None`, at no cost, where the line is not wanted.
+    /// Begins the line of a request to the server at `upstream`. `None`, at no cost, if DEBUG lines are off.
     pub(super) fn begin<B>(request: &Request<B>, upstream: &UpstreamUrl) -> Option<Box<Self>> {
         enabled!(Level::DEBUG).then(|| {
             let path = request.uri().path();
@@ -54,7 +54,7 @@ impl AccessLine {
         })
     }
 
-    /// Writes the line, once the head of the response is there.
+    /// Writes the line once the response has a head.
     pub(super) fn end<B>(&self, response: &Response<B>) {
         let duration = clock::now().saturating_duration_since(self.began);
         debug!(

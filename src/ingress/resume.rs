@@ -1,4 +1,4 @@
-//! GET and DELETE on the endpoint: coming back to a stream, the standalone stream, and the end of a session.
+//! GET and DELETE on the endpoint: resumes, the standalone stream, and the end of a session.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -24,11 +24,11 @@ use crate::protocol::stream::{Place, Policy};
 use crate::simulation::{self, Bug};
 use crate::upstream::{ResponseObserver, gap_warning};
 
-/// So long the owner of a stream may take to say whether it has more than the store.
+/// Time for the owner of a stream to say whether it has more than the store.
 const OWNER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Ingress {
-    /// A GET with one of our event IDs.
+    /// Handles a GET with an event ID of the proxy.
     pub(super) async fn resume(self: Arc<Self>, mut context: Box<RequestContext>, id: EventId) -> Response<BoxBody> {
         if !headers::accept(&context.parts.headers).sse {
             return self.refuse(ErrorCode::NotAcceptable);
@@ -50,7 +50,7 @@ impl Ingress {
         let is_standalone = id.unverified_kind() == Some(StreamKind::Standalone);
         match placed {
             Some((stream, cursor, slice, Place::After(_))) => self.resume_at(&context, &stream, slice, cursor),
-            // What its server has said since is lost.
+            // Later messages of its server are lost.
             Some((stream, _, _, Place::AtEnd)) if is_standalone && stream.has_ended_with_its_process() => {
                 self.standalone_lost(context, Dialect::LastEventId).await
             }
@@ -69,8 +69,8 @@ impl Ingress {
         }
     }
 
-    /// A resume is one of the client's two tries: where too many come it waits, and is not refused. Before anything is looked
-    /// up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
+    /// Waits for the resume rate. A resume is one of the client's two attempts: if too many come it waits, and is not refused. The wait
+    /// comes before any look-up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
     pub(super) async fn wait_for_resume_turn(&self, context: &mut RequestContext) {
         if !context.quota.try_resume() {
             context.reserve();
@@ -79,14 +79,14 @@ impl Ingress {
         }
     }
 
-    /// The stream of an event ID and the place in it, for the caller with this credential or an older one.
+    /// Returns the stream of an event ID and the cursor in it, for the caller with this credential or an older one.
     pub(super) async fn find_stream(
         &self,
         context: &RequestContext,
         id: &EventId,
     ) -> Result<Option<(Arc<Stream>, Seq)>, Unproven> {
         let verified = self.log.verify(id);
-        // Twice: what was here may be taken by another replica before it is found.
+        // Twice: another replica may take the stream before it is found here.
         for _ in 0..if self.log.has_store() { 2 } else { 1 } {
             self.restore(context, id, verified.as_ref()).await?;
             let found = self.log.find(verified.as_ref(), &context.binding).filter(|(stream, _)| !stream.has_moved());
@@ -97,8 +97,7 @@ impl Ingress {
         self.find_by_previous_token(context, verified.as_ref()).await
     }
 
-    /// The stream is taken out of the store where only that has it. One that cannot be asked is not one that has nothing: the client
-    /// is to try again.
+    /// Restores a stream that only the store has. A store that cannot be asked is not an empty one: the client must retry.
     pub(super) async fn restore(
         &self,
         context: &RequestContext,
@@ -115,7 +114,8 @@ impl Ingress {
         }
     }
 
-    /// Whether a replica that lives has what an event ID names, and the store does not have it yet. One that does not answer may.
+    /// True if a live replica has the event that an ID names, and the store does not have it yet. A replica that does not respond counts
+    /// as one.
     async fn is_ahead_at_owner(&self, verified: &Verified) -> bool {
         let Some(replicas) = &self.replicas else { return false };
         let Some((owner, stream, seq)) = self.log.may_be_ahead(verified) else { return false };
@@ -174,10 +174,10 @@ impl Ingress {
         Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
     }
 
-    /// A GET that names no event: the session's standalone stream, after the last event written to any connection.
+    /// Handles a GET without an event ID: attaches to the session's standalone stream, after the last event written to any connection.
     pub(super) async fn standalone(self: Arc<Self>, context: Box<RequestContext>) -> Response<BoxBody> {
         let Some(id) = context.binding.session.clone() else {
-            // Without a session there is nothing to find it again by.
+            // Without a session the stream could not be found again.
             return self.forward_read(context, Bytes::new()).await;
         };
         if let Some(session) = &context.session {
@@ -196,21 +196,22 @@ impl Ingress {
         }
     }
 
-    /// The place after the last event written to any connection, and what to tell of those that were dropped before they were.
+    /// Returns the cursor after the last event written to any connection, and the preface if events were dropped before they were written.
     fn after_written(&self, context: &RequestContext, stream: &Stream) -> (Seq, Option<Vec<u8>>) {
         let (written, trimmed) = stream.look(|machine| (machine.reader().written(), machine.trimmed()));
         let preface = (written < trimmed).then(|| self.gap_preface(context));
         (written.max(trimmed), preface)
     }
 
-    /// Counts a gap of a standalone stream: what its client is told of it.
+    /// Counts a gap of a standalone stream, and returns the preface for its client.
     fn gap_preface(&self, context: &RequestContext) -> Vec<u8> {
         self.metrics.event_log.observe_gap();
         let logs = context.session.as_ref().is_some_and(|session| session.logs());
         if logs { gap_warning() } else { Vec::new() }
     }
 
-    /// The place is gone, the session lives: its oldest kept event is the next best place, and the client is told.
+    /// Handles a resume whose event is gone while its session lives: continues with the oldest retained event, and tells the client of the
+    /// gap.
     pub(super) async fn standalone_lost(
         self: Arc<Self>,
         context: Box<RequestContext>,
@@ -234,7 +235,7 @@ impl Ingress {
         }
     }
 
-    /// The session's standalone stream, whichever of the caller's tokens opened it.
+    /// Returns the session's standalone stream, which any of the caller's tokens may have opened.
     async fn find_standalone(&self, context: &RequestContext, id: &SessionId) -> Result<Option<Arc<Stream>>, Unproven> {
         match self.log.sessions().standalone(id, &context.binding.principal) {
             Some(stream) => Ok(Some(stream)),
@@ -251,7 +252,7 @@ impl Ingress {
         if let Some(code) = self.remote_session_error(context) {
             return self.refuse(code);
         }
-        // What the server asks during a call may come on it.
+        // Requests of the server during a call may come on this stream.
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         if self.drain.refuses_calls() && !is_busy() {
             return self.refuse(ErrorCode::Draining);
@@ -283,13 +284,13 @@ impl Ingress {
         self.announce(context.session.as_deref(), &stream, Declared { resumable_requests: false, ..Declared::ALL });
         let template = self.upstream.call(&context.parts, context.connection.forwarded(), Bytes::new());
         let attachment = stream.attach(event_log::new_attach(), Seq(0));
-        // It outlives this request as a rule.
+        // The pump outlives this request as a rule.
         drop(self.pump(context, template, Accept { json: true, sse: true }, ResponseObserver::default(), &stream));
         let head = poll_fn(|cx| attachment.poll_head(cx)).await;
         self.reply_standalone(context, head, attachment, Start::First, preface)
     }
 
-    /// Attaches to a standalone stream that is open, or whose head is still to come.
+    /// Attaches to a standalone stream that is open, or whose head is not there yet.
     async fn join_standalone(
         &self,
         context: &RequestContext,
@@ -314,7 +315,7 @@ impl Ingress {
         match head {
             Head::Plain(plain) => {
                 let body = plain.kept_body().cloned().map(whole).or_else(|| plain.take_passing());
-                // Another GET has the body: this one may ask again.
+                // Another GET has the body. This client may ask again.
                 let Some(body) = body else {
                     return respond::failure(Failure::after_send(ErrorCode::UpstreamBroke), &[], false);
                 };
@@ -331,7 +332,7 @@ impl Ingress {
                 let body = self.follow_again(context, attachment, start, preface, None);
                 self.respond_with(Some((status, head.as_ref().clone())), context.parts.uri.query(), body)
             }
-            // A newer GET took over before there was a head: this one ends at once.
+            // A newer GET took over before there was a head: this response ends at once.
             Head::TakenOver | Head::Committed | Head::Waiting => {
                 let body = self.follow_again(context, attachment, start, preface, None);
                 self.respond_with(None, context.parts.uri.query(), body)
@@ -362,8 +363,8 @@ impl Ingress {
         }
     }
 
-    /// DELETE: the upstream decides; once the session is over there, its streams end here. One that had ended already stays
-    /// readable as long as any.
+    /// Handles a DELETE. The upstream decides; once it has ended the session, its streams end here. A stream that had ended before stays
+    /// readable for its retention.
     pub(super) async fn delete(self: Arc<Self>, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
         let binding = context.binding.clone();
         let sessions = self.log.sessions();
@@ -416,7 +417,7 @@ impl Ingress {
         response
     }
 
-    /// Ends the streams here of a session that its server has ended, and forgets it.
+    /// Ends the streams of a session that its server has ended, and forgets the session.
     pub(super) async fn end_session(&self, binding: &Binding) {
         let Some(id) = &binding.session else { return };
         let session = self.log.forget_session(id, &binding.principal).await;
@@ -425,7 +426,7 @@ impl Ingress {
         ended.for_each(|stream| stream.expire(ErrorCode::Abandoned));
     }
 
-    /// DELETE of a session of the proxy's own, of which the upstream knows nothing.
+    /// Ends an issued session, of which the upstream knows nothing.
     async fn end_issued(&self, context: &RequestContext) -> Response<BoxBody> {
         let sessions = self.log.sessions();
         if let (Some(id), Some(session)) = (&context.binding.session, &context.session) {
@@ -436,7 +437,7 @@ impl Ingress {
         respond::status(StatusCode::OK)
     }
 
-    /// The revision a GET speaks: its own word, else its session's.
+    /// Returns the protocol version of a GET: its own, else its session's.
     pub(super) fn client_version(&self, context: &RequestContext) -> Option<ProtocolVersion> {
         let session = context.session.as_deref().and_then(Session::version);
         ProtocolVersion::from_headers(&context.parts.headers).or_else(|| session.cloned())

@@ -1,4 +1,4 @@
-//! Requests on a stream URL: a GET goes on with the stream, a POST brings the client's answers and goes on.
+//! Requests on a stream URL: a GET resumes the stream, and a POST delivers the client's responses first.
 
 use std::sync::Arc;
 
@@ -25,32 +25,32 @@ use crate::protocol::ids::{Cursor, EventId, StreamKind};
 use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
 use crate::protocol::stream_url::{Named, put, take};
 
-/// The stream that a request names, and the place in it.
+/// Stream that a request names, and the place in it.
 struct Wanted {
     id: EventId,
-    /// The id is that of an event.
+    /// True if the ID is that of an event.
     has_cursor: bool,
 }
 
-/// What a client says on a stream URL.
+/// Responses of a client in a POST on a stream URL.
 struct ClientResponses {
-    /// The whole body.
+    /// Whole body.
     body: Bytes,
-    /// The responses that it consists of, each with the id of the request it answers.
+    /// Responses in the body, each with the ID of the request that it answers.
     answers: Vec<(Bytes, RequestId)>,
 }
 
-/// The answer to a POST whose answers must come again.
+/// Error for a POST whose responses must come again.
 type Refusal = Box<Response<BoxBody>>;
 
 impl Ingress {
-    /// Takes the stream out of a request's target: nobody else is to see it.
+    /// Takes the stream out of a request's target, so that the upstream does not see it.
     pub(super) fn take_stream_url(&self, target: &mut Uri) -> Option<Named> {
         if self.config.dialects.stream_url { take(target) } else { None }
     }
 
-    /// The response that follows a stream, and says by which URL it can be resumed; under the upstream's head, or one of the proxy's
-    /// own. `query` is that of the request.
+    /// Returns the response that follows a stream and names its URL, under the upstream's head or the proxy's own. `query` is that of the
+    /// request.
     pub(super) fn respond_with(
         &self,
         head: Option<(StatusCode, HeaderMap)>,
@@ -68,7 +68,7 @@ impl Ingress {
         response
     }
 
-    /// Whether a client whose call begins `stream` is closed on when it is its turn.
+    /// True if the connection of a client whose call begins `stream` is closed when its input is required.
     pub(super) fn takes_turns(&self, stream: &Stream, session: Option<&Session>) -> bool {
         match self.config.dialects.stream_url_turns {
             Turns::Off => false,
@@ -102,7 +102,7 @@ impl Ingress {
         }
     }
 
-    /// Answers of its client first, where it has any.
+    /// Delivers the client's responses if there are any, then resumes the stream.
     async fn resume_by_url(
         self: Arc<Self>,
         mut context: Box<RequestContext>,
@@ -128,7 +128,7 @@ impl Ingress {
         if let (Some(_), Some(session)) = (&found, &context.session) {
             session.note_return_by_url();
         }
-        // A session's own stream fails no request: its client gets what there is, or the next one.
+        // A standalone stream fails no request: its client gets the retained events, or the next stream.
         let is_standalone = wanted.id.unverified_kind() == Some(StreamKind::Standalone) && given.is_none();
         match back {
             UrlResumption::Open(resumption) => {
@@ -136,7 +136,7 @@ impl Ingress {
                     let outcome = match resumption.stream.is_remote() {
                         true => self.deliver_to_writer(&context, &wanted.id, &resumption.stream, given).await,
                         false => {
-                            // Each counts by itself on its way up.
+                            // Each response reserves its own bytes on its way upstream.
                             context.reservation = None;
                             self.give(&context, &resumption.stream, given.answers).await
                         }
@@ -161,10 +161,10 @@ impl Ingress {
         }
     }
 
-    /// Gives the answers to the upstream, each by itself: only the oldest revision has arrays.
+    /// Delivers the responses to the upstream one by one, since only the oldest revision has arrays.
     ///
     /// # Errors
-    /// Where they must come again: nothing from the refused one on was given.
+    /// If the client must send them again: none from the refused one on was delivered.
     async fn give(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -204,13 +204,13 @@ impl Ingress {
             deliveries.iter().for_each(Delivery::lose);
             return Err(Box::new(self.refuse(code)));
         }
-        // A task of its own: a client that leaves now has still answered.
+        // A task of its own: a client that leaves now has still responded.
         let giving = self.clone().deliver_all(stream.clone(), deliveries).in_current_span();
         let broke = || Box::new(self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)));
         tokio::spawn(giving).await.unwrap_or_else(|_| Err(broke()))
     }
 
-    /// The same where another replica writes the stream: its server is the one that asked. Where that is gone they are given here.
+    /// Delivers the responses to the writer of the stream, whose server has asked. If that replica is gone they are delivered here.
     async fn deliver_to_writer(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -220,7 +220,7 @@ impl Ingress {
     ) -> Result<(), Refusal> {
         match Box::pin(self.forward_to_writer(context, id, &given.body)).await {
             Some(response) if response.status().is_success() => {
-                // The writer says so as well, and later: the server has just been given something.
+                // The writer says so as well, but later: the server has just got the response.
                 given.answers.iter().for_each(|(_, id)| _ = stream.answer(id));
                 Ok(())
             }
@@ -229,7 +229,7 @@ impl Ingress {
         }
     }
 
-    /// Gives answers that another replica hands to the writer of their stream; `None` where this is not its writer.
+    /// Delivers responses that another replica forwards to the writer of their stream. `None` if this replica is not the writer.
     pub(super) async fn handle_forwarded_responses(
         self: &Arc<Self>,
         context: &RequestContext,
@@ -285,12 +285,12 @@ impl Ingress {
     }
 }
 
-/// What only the client can do something about: its credentials, or its session.
+/// True for a status that only the client can act on: its credentials or its session are refused.
 fn is_for_the_client(status: StatusCode) -> bool {
     matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
 }
 
-/// The event ID tells the stream as well, and must not tell another.
+/// Returns the stream that a request names. Its event ID names the stream as well, and must name the same one.
 fn wanted(context: &RequestContext, named: Named) -> Result<Wanted, ErrorCode> {
     let Named::Stream(url) = named else { return Err(ErrorCode::BadRequest) };
     let Some(text) = context.parts.headers.get(names::LAST_EVENT_ID) else {
@@ -300,7 +300,7 @@ fn wanted(context: &RequestContext, named: Named) -> Result<Wanted, ErrorCode> {
     Ok(Wanted { id, has_cursor: true })
 }
 
-/// The answers of a body, which has nothing else and at most `longest` of them.
+/// Returns the responses of a body, which has nothing else and at most `longest` of them.
 fn given(context: &RequestContext, body: Bytes, longest: usize) -> Result<ClientResponses, ErrorCode> {
     if !headers::is_json(&context.parts.headers) {
         return Err(ErrorCode::BadRequest);

@@ -1,9 +1,9 @@
-//! A caller whose token was refreshed: what it began with an older one is still its own.
+//! Callers with a refreshed token: calls that they began with an older token are still their own.
 //!
-//! A caller is known by its credential. One that is a JWT also claims a subject (`iss` and `sub`), which anybody can write.
-//! So the claim only tells where to look; where something is found there, and only then, the upstream is asked about the token
-//! ([`Upstream::probe`](crate::upstream::Upstream::probe)). What a caller begins always belongs to its own credential and to
-//! its claim, never to an older credential, whose holder may have claimed anything. What else a request shows may not change: it is a
+//! A caller is known by its credential. A JWT also claims a subject (`iss` and `sub`), which any client can invent. The claim therefore
+//! only says where to search. Only if something is found there, the upstream is asked about the token
+//! ([`Upstream::probe`](crate::upstream::Upstream::probe)). A new call always belongs to the caller's own credential and claim, and never
+//! to an older credential, whose holder may have invented its claim. The other credentials of a request must stay the same: they are a
 //! part of the claim, and the upstream is asked about the token alone.
 
 use std::sync::Arc;
@@ -21,16 +21,16 @@ use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::protocol::stream::Machine;
 use crate::upstream::{ProbeGuard, Probed};
 
-/// Why a caller that claims what it asks for is told so, and not that it is not there.
+/// Error for a caller that claims a subject and cannot prove it now, instead of "not found".
 pub(super) enum Unproven {
     /// The upstream's own refusal of the token.
     Refused(Box<Response<BoxBody>>),
-    /// Whoever knows could not be asked: the upstream, or the store. This says who.
+    /// The upstream or the store could not be asked, as the code says.
     Unavailable(ErrorCode),
 }
 
 impl Ingress {
-    /// The answer to a request that names no JSON-RPC request.
+    /// Returns the response to a request that has no JSON-RPC ID.
     pub(super) fn refuse_unproven(&self, unproven: Unproven) -> Response<BoxBody> {
         match unproven {
             Unproven::Refused(response) => *response,
@@ -38,7 +38,7 @@ impl Ingress {
         }
     }
 
-    /// The stream of an event ID that this caller's older token opened.
+    /// Returns the stream of an event ID that an older token of the caller opened.
     pub(super) async fn find_by_previous_token(
         &self,
         context: &RequestContext,
@@ -53,7 +53,7 @@ impl Ingress {
         }
     }
 
-    /// The stream that a resume token opens and this caller's older token opened.
+    /// Returns the stream that a resume token opens, and that an older token of the caller opened.
     pub(super) async fn find_previous_by_resume_token(
         &self,
         context: &RequestContext,
@@ -69,7 +69,7 @@ impl Ingress {
         }
     }
 
-    /// The session's standalone stream that its older token opened.
+    /// Returns the session's standalone stream that an older token opened.
     pub(super) async fn previous_standalone(
         &self,
         context: &RequestContext,
@@ -83,7 +83,7 @@ impl Ingress {
         }
     }
 
-    /// The records of the session under its older tokens, where one of them `concerns` the request.
+    /// Returns the records of the session under older tokens, if one of them `concerns` the request.
     pub(super) async fn previous_sessions(
         &self,
         context: &RequestContext,
@@ -100,7 +100,7 @@ impl Ingress {
         Ok(previous)
     }
 
-    /// The call of an older token that this POST may be the retry of: the first of those that `find` finds.
+    /// Returns the call of an older token that this POST may retry: the first that `find` finds.
     pub(super) async fn find_previous_call(
         &self,
         context: &RequestContext,
@@ -113,22 +113,22 @@ impl Ingress {
         }
     }
 
-    /// The caller in the same session with the other tokens that claim its subject. Empty for nearly everybody.
+    /// Returns the caller in the same session with the other tokens that claim its subject. Empty for nearly all callers.
     fn previous_bindings(&self, caller: &Binding) -> Vec<Binding> {
         let Some(subject) = &caller.subject else { return Vec::new() };
         let others = self.upstream.observed().tokens().other_principals(subject, &caller.principal);
         others.into_iter().map(|principal| Binding { principal, ..caller.clone() }).collect()
     }
 
-    /// Whether the caller's token is what it claims to be. Asks the upstream, unless that was done a moment ago; of several
-    /// requests at once, the first asks for all. Where it learns nothing of the token, each asks for itself: the upstream may
-    /// answer another request otherwise.
+    /// True if the upstream confirms the caller's token. Asks the upstream, unless that was done a moment ago. Of several requests at
+    /// once, the first asks for all. If it learns nothing of the token, each asks for itself, since the upstream may answer another
+    /// request differently.
     pub(super) async fn proves_subject(&self, context: &RequestContext, era: Era) -> Result<bool, Unproven> {
         if context.has_remote_session() {
-            // Its own server could tell, and no other is to hear of the session.
+            // Only the session's own server could tell, and no other may see the session.
             return Ok(false);
         }
-        // The request waits for the upstream; one without a body is nowhere else counted meanwhile.
+        // The request waits for the upstream. One without a body has no reservation yet.
         let head = context.reservation.is_none().then(|| context.quota.reserve(head_bytes(&context.parts)));
         if let Some(held) = head.as_ref().or(context.reservation.as_ref()) {
             self.log.evict_for(held).map_err(Unproven::Unavailable)?;
@@ -153,7 +153,7 @@ impl Ingress {
             Probed::Genuine => true,
             Probed::Foreign => false,
             Probed::Inconclusive => return Ok(false),
-            // The probe went without them, which may be what the refusal is for.
+            // The probe went without the other credentials, which may be the reason for the refusal.
             Probed::Refused(_) if context.shown().has_other_credentials() => return Ok(false),
             Probed::Refused(refusal) => {
                 let (question, response) = *refusal;
@@ -168,13 +168,13 @@ impl Ingress {
         Ok(is_genuine)
     }
 
-    /// The era of a request that says it in its head, or whose session does.
+    /// Returns the era of a request, by its own version or its session's.
     fn era(&self, context: &RequestContext) -> Era {
         self.client_version(context).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
     }
 }
 
-/// Whether one of `streams` has a question that one of `messages` answers, or a call that one of `cancelled` names.
+/// True if one of `streams` has an open request that one of `messages` answers, or a call that one of `cancelled` names.
 pub(super) fn is_concerned(streams: &[Arc<Stream>], messages: &[Message], cancelled: &[RequestId]) -> bool {
     let answers = messages.iter().filter_map(|message| match message {
         Message::Response { id, .. } => id.as_ref(),

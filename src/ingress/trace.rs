@@ -1,5 +1,5 @@
-//! What is logged of a request names the trace it belongs to: while it is handled, while its body is written, and, with the
-//! tasks that it leaves behind, afterwards. A request that names none pays for one look at its head.
+//! Trace IDs in the log. The lines of a request name its trace: while it is handled, while its body is written, and afterwards in the
+//! tasks that it leaves. A request without a trace pays for one look at its head.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -13,19 +13,19 @@ use tracing::{Span, error_span};
 use crate::body::{BoxBody, BoxError};
 use crate::protocol::trace::TraceId;
 
-/// The span of a request that names a trace. Of the highest level, so that it is there for whatever line is logged.
+/// Returns the span of a request that names a trace. Its level is the highest, so that lines of every level have it.
 pub(super) fn span(headers: &HeaderMap) -> Option<Span> {
     TraceId::from_headers(headers).map(|trace_id| error_span!("request", %trace_id))
 }
 
-/// A body that is written, and left, in the span of its request.
+/// Returns a body that is written, and dropped, in the span of its request.
 pub(super) fn within(span: Span, body: BoxBody) -> BoxBody {
     Traced { span, body: Some(body) }.boxed_unsync()
 }
 
 struct Traced {
     span: Span,
-    /// There until it is dropped.
+    /// Body, until it is dropped.
     body: Option<BoxBody>,
 }
 
@@ -48,7 +48,7 @@ impl Body for Traced {
     }
 }
 
-/// A client that leaves shows in the log where its body is dropped.
+/// The body is dropped in the span: the lines about a client that leaves name the trace.
 impl Drop for Traced {
     fn drop(&mut self) {
         let _entered = self.span.enter();

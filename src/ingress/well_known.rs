@@ -1,6 +1,7 @@
-//! What a balancer asks of a sidecar: who it is, and whether it takes calls. On the data listener, which is all that a balancer knows.
+//! Status document for balancers: the identity of a sidecar, and whether it takes calls. It is on the data listener, the only address that
+//! a balancer knows.
 //!
-//! There is no secret in the answer and no host name. Absent: what the balancer makes of it.
+//! The document has no secret and no host name. Absent: the balancer's use of it.
 
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use http::{HeaderValue, Method, Response, StatusCode};
@@ -12,11 +13,11 @@ use crate::body::whole;
 use crate::config;
 use crate::protocol::routing::WELL_KNOWN;
 
-/// Where it is asked. It is never the upstream's.
+/// Path of the document. It is never the upstream's.
 pub(super) const PATH: &str = WELL_KNOWN;
 
 impl Ingress {
-    /// Answers a request for [`PATH`]; 200 for as long as anything is served.
+    /// Responds to a request for [`PATH`], with 200 while anything is served.
     pub(super) async fn well_known(&self, method: &Method) -> Response<BoxBody> {
         if !matches!(*method, Method::GET | Method::HEAD) {
             return respond::method_not_allowed();
