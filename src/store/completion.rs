@@ -1,9 +1,10 @@
-//! Results on their way from a store's own thread to whoever waits for them.
+//! Delivery of results from a store's own thread to the tasks that wait for them.
 //!
-//! To wake a task from outside its runtime takes a lock and a system call. What a group of calls has come to is therefore handed over
-//! once for each runtime, to a task there that tells everybody: one such wake-up however many wait.
+//! Waking a task from outside its runtime takes a lock and a system call. The results of a group of calls are therefore
+//! handed over once for each runtime, to a task there that completes them all: one such wake-up for any number of
+//! waiting calls.
 //!
-//! Absent: the order of results, which is that of the groups, and any bound; there is one for each call that waits.
+//! Absent: the order of results, which is that of the groups, and a bound: there is one result for each waiting call.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,16 +14,16 @@ use tokio::sync::Notify;
 
 use crate::sync;
 
-/// A result that knows whom it is for.
+/// A result with the address of its receiver.
 pub(super) trait Complete: Send + 'static {
-    /// Hands it out.
+    /// Passes the result to its receiver.
     fn complete(self);
 }
 
-/// The queues of one store, one for each runtime that calls it. Dropping it ends their tasks.
+/// Queues of one store, one for each runtime that calls it. Dropping them ends their tasks.
 pub(super) struct Completions<C>(DashMap<Id, Arc<Queue<C>>>);
 
-/// Results for callers in one runtime.
+/// Results for the callers of one runtime.
 pub(super) struct Queue<C> {
     state: Mutex<State<C>>,
     told: Notify,
@@ -30,7 +31,7 @@ pub(super) struct Queue<C> {
 
 struct State<C> {
     waiting: Vec<C>,
-    /// Its task is there.
+    /// True while the task of the queue runs.
     open: bool,
 }
 
@@ -41,7 +42,8 @@ impl<C> Default for Completions<C> {
 }
 
 impl<C: Complete> Completions<C> {
-    /// Where results for a caller in this runtime go; without a runtime they are handed out by whoever has them.
+    /// Returns the queue for callers in this runtime. Without a runtime, the thread that delivers a result also
+    /// completes it.
     pub(super) fn here(&self) -> Arc<Queue<C>> {
         let Ok(runtime) = Handle::try_current() else { return Arc::new(Queue::new(false)) };
         if let Some(queue) = self.0.get(&runtime.id()) {
@@ -76,7 +78,7 @@ impl<C> Queue<C> {
 }
 
 impl<C: Complete> Queue<C> {
-    /// Takes results along to the callers' runtime.
+    /// Hands results over to the runtime of the callers.
     fn push(&self, mut results: Vec<C>) {
         let mut state = self.lock();
         if !state.open {
@@ -105,7 +107,7 @@ pub(super) fn deliver<C: Complete>(results: impl IntoIterator<Item = (Arc<Queue<
     sorted.into_iter().for_each(|(queue, results)| queue.push(results));
 }
 
-/// A queue and its task: when that is gone, so that nobody is told any more, results are handed out where they are.
+/// A queue together with its task. Once the task is gone, results are completed by the delivering thread.
 struct Closing<C: Complete>(Arc<Queue<C>>);
 
 impl<C: Complete> Drop for Closing<C> {

@@ -1,4 +1,5 @@
-//! The suite that every store passes. A store's test module names it once: `contract::suite!(MyStore::new());`.
+//! Tests of the store contract, which every store passes. The test module of a store names them once:
+//! `contract::suite!(MyStore::new());`.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +13,10 @@ use crate::random;
 
 /// Long enough for every test.
 const KEEP: Duration = Duration::from_secs(600);
-/// A time that is over at once.
+/// Expires at once.
 const MOMENT: Duration = Duration::from_millis(1);
 
-/// One test for each clause, on a fresh store each.
+/// One test for each clause, each with a fresh store.
 macro_rules! suite {
     ($store:expr) => {
         $crate::store::contract::suite! { $store =>
@@ -62,11 +63,11 @@ macro_rules! suite {
 }
 pub(crate) use suite;
 
-/// What a stream of these tests is made of, and its state at the end: nothing to a store.
+/// Description and final state of the streams in these tests: opaque bytes to a store.
 const ABOUT: &[u8] = b"about \x00\xff";
 const END: &[u8] = b"end";
 
-/// A store to test, with what must live as long as it does.
+/// A store under test, with the resources that must live as long.
 pub(crate) trait Fixture {
     fn store(&self) -> Arc<dyn Store>;
 }
@@ -81,7 +82,7 @@ fn name() -> StreamId {
     StreamId::from_bytes(random::bytes())
 }
 
-/// A batch behind `after`: an event for each text.
+/// Returns a batch after `after`, with one event for each text.
 fn batch(after: u64, texts: &[&str]) -> Batch {
     let mut batch = Batch::starting_at(Seq(after + 1));
     for text in texts {
@@ -95,7 +96,7 @@ fn events(after: u64, texts: &[&str]) -> Read {
     Read::Events((after + 1..).map(Seq).zip(bytes.events().map(Bytes::copy_from_slice)).collect())
 }
 
-/// Shorthand for a store, one of its streams and one writer.
+/// A store, one of its streams and one writer.
 #[derive(Clone)]
 struct Book {
     store: Arc<dyn Store>,
@@ -138,7 +139,7 @@ impl Book {
         self.store.trim(self.stream, self.epoch, Seq(upto)).wait().await.unwrap();
     }
 
-    /// The next writer of the same stream.
+    /// Takes the stream over and returns its next writer.
     async fn taken_over(&self) -> Self {
         Self { epoch: self.store.take_over(self.stream).wait().await.unwrap(), ..self.clone() }
     }
@@ -222,7 +223,7 @@ pub(crate) async fn a_fenced_writer_stays_fenced(store: Arc<dyn Store>) {
     let old = Book::new(&store).await;
     old.append(0, &["a"]).await;
     let new = old.taken_over().await;
-    // At the tail, behind it, where it wrote itself, and for the seal.
+    // At the tail, before it, at a place that it wrote itself, and for the seal.
     assert_eq!(old.append(1, &["b"]).await, Appended::Fenced);
     assert_eq!(old.append(9, &["j"]).await, Appended::Fenced);
     assert_eq!(old.append(0, &["a"]).await, Appended::Fenced);
@@ -385,7 +386,7 @@ pub(crate) async fn a_record_is_held_and_forgotten_by_whose_it_is(store: Arc<dyn
     let claim = async |value: &[u8]| store.claim(b"key", value, KEEP).wait().await.unwrap();
     let hold = async |value: &[u8], keep| store.expire_if_equal(b"key", value, keep).wait().await.unwrap();
     assert_eq!(claim(b"one").await, None);
-    // Another one's is left alone, and kept no shorter.
+    // Another caller's record stays, and its time is not shortened.
     hold(b"two", None).await;
     hold(b"two", Some(MOMENT)).await;
     assert_eq!(claim(b"two").await.as_deref(), Some(&b"one"[..]));
@@ -397,7 +398,7 @@ pub(crate) async fn a_record_is_held_and_forgotten_by_whose_it_is(store: Arc<dyn
     while store.get(b"key").wait().await.unwrap().is_some() {
         tokio::task::yield_now().await;
     }
-    // What is gone does not come back.
+    // A removed record does not come back.
     hold(b"two", Some(KEEP)).await;
     assert_eq!(claim(b"one").await, None);
 }

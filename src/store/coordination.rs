@@ -1,4 +1,4 @@
-//! What replicas that share a store do through it besides keeping streams: leases, and messages to each other.
+//! Coordination of replicas through their shared store: leases, and messages to each other.
 
 use std::time::Duration;
 
@@ -8,62 +8,63 @@ use tokio::sync::watch;
 use super::{Error, Pending, Store};
 use crate::protocol::ids::{Owner, StoreEpoch};
 
-/// What the renewal of a lease met.
+/// Outcome of the renewal of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Renewal {
-    /// The lease was running and goes on: nobody has taken anything of this replica's.
+    /// The lease was running and was extended. No other replica has taken streams of this one.
     Extended,
-    /// There was none, or it had lapsed; it runs now. Others may have taken streams meanwhile.
+    /// The lease did not exist or had expired, and runs now. Other replicas may have taken streams meanwhile.
     Acquired,
-    /// Another living process has the lease of this replica's name. Nothing was changed.
+    /// A live process with the same replica name holds the lease. Nothing was changed.
     HeldByAnother,
 }
 
-/// A store that several replicas have in common. Each of them is one process with one [`Owner`].
+/// A store shared by several replicas. Each replica is one process with one [`Owner`].
 ///
-/// Leases: by the store's own clock, so that the replicas' clocks need not agree. Messages: kept until the replica they are for
-/// takes them, in the order of each sender, each taken once; lost with the store's contents, or when they are older than they were to
-/// be kept.
+/// Leases run by the clock of the store, so that the clocks of the replicas need not agree. A message is kept until its
+/// recipient takes it, once, in the order of each sender. It is lost with the contents of the store, or when it is
+/// older than its time to live.
 pub trait Coordination: Store {
-    /// Which replica this is.
+    /// Returns the owner of this replica.
     fn owner(&self) -> Owner;
 
-    /// Names what the store holds now: another one than before once that was lost.
+    /// Returns the epoch of the contents. It changes when the contents are lost.
     fn epoch(&self) -> StoreEpoch;
 
-    /// How often the store came to where it may hold less than was written to it: it is reached again after it was not, or its contents
-    /// are others. Counted before any call is answered from there.
+    /// Returns a count of the moments after which the store may hold less than was written to it: after it was
+    /// unreachable, or its contents changed. Counted before any call is answered from the new contents.
     fn possible_losses(&self) -> watch::Receiver<u64>;
 
-    /// Begins the lease of this replica, or prolongs it: it lapses `lease` from now.
+    /// Starts or extends the lease of this replica: it expires `lease` from now.
     fn renew(&self, lease: Duration) -> Pending<Result<Renewal, Error>>;
 
-    /// Ends the lease of this replica at once: it leaves on purpose, and has nothing open.
+    /// Ends the lease of this replica at once, when it leaves on purpose and has no open streams.
     fn release(&self) -> Pending<Result<(), Error>>;
 
-    /// Begins a lease for each of these that has none, as if it had been heard of now: they lived before the store lost what it held, and
-    /// one that died in that moment would lapse for nobody. Whoever has the name may renew it.
+    /// Grants a fresh lease to each listed replica that has none. After data loss no lease exists, and a replica that
+    /// died at that moment would never be reported as expired. Any process with the name may renew such a lease.
     fn grant_grace(&self, owners: &[Owner], lease: Duration) -> Pending<Result<(), Error>>;
 
-    /// The replicas whose lease runs, this one included where its own does.
+    /// Returns the replicas with a running lease, this one included if its own runs.
     fn live_replicas(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
-    /// The replicas that did not renew their lease in time, until they do or are dismissed.
+    /// Returns the replicas whose lease has expired, until they renew it or are forgotten.
     fn expired_leases(&self) -> Pending<Result<Vec<Owner>, Error>>;
 
-    /// Forgets a replica whose lease has lapsed: nothing of it is open any more. One that has renewed is left alone.
+    /// Forgets a replica whose lease has expired and that has no open streams. No effect on a replica that has renewed
+    /// its lease.
     fn forget(&self, owner: Owner) -> Pending<Result<(), Error>>;
 
-    /// Leaves a message for a replica, itself included, for `keep`.
+    /// Leaves a message for a replica, which may be this one, for `keep`.
     fn send(&self, to: Owner, message: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// Waits for messages to this replica and takes them, the oldest first; never none. Not to be waited for twice at once. What an
-    /// abandoned wait had taken may be lost.
+    /// Waits for messages to this replica and takes them, the oldest first; never returns an empty list. At most one
+    /// call may wait at a time. Messages taken by an abandoned call may be lost.
     fn receive(&self) -> Pending<Result<Vec<Bytes>, Error>>;
 
-    /// Notes for `keep` that this replica has something to do with `group`; the last call counts, also where it is the shorter one.
+    /// Records for `keep` that this replica belongs to `group`. The last call counts, also if its time is shorter.
     fn join(&self, group: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// The replicas that joined `group` and were not dismissed since, in no order.
+    /// Returns the replicas that joined `group` and were not forgotten since, in no order.
     fn members(&self, group: &[u8]) -> Pending<Result<Vec<Owner>, Error>>;
 }

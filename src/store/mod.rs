@@ -1,9 +1,10 @@
-//! Where events rest below the live tail, and the contract every such place keeps.
+//! Storage of events below the live tail, and the contract of every store.
 //!
-//! The live tail is in memory for every store ([`tail::Tail`]); a store makes batches durable and serves reads below the
-//! tail. The memory store is the tail alone: the event log holds no [`Store`] then, and pays nothing for the trait. Absent
-//! here: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC: what a stream is
-//! ([`Stored::about`]) and where it stands ([`Stored::state`]) are bytes here.
+//! The live tail is in memory with every store ([`tail::Tail`]). A store makes batches durable and serves reads below
+//! the tail. The memory store is the tail alone: the event log then holds no [`Store`], and pays nothing for the trait.
+//!
+//! Absent: numbering, timers and policy, which belong to the stream state machine, and knowledge of JSON-RPC. The
+//! description of a stream ([`Stored::about`]) and its state ([`Stored::state`]) are bytes here.
 
 mod completion;
 #[cfg(test)]
@@ -29,32 +30,33 @@ pub use metrics::Metrics;
 use crate::protocol::ids::{Owner, Seq, StoreEpoch, StreamId};
 use crate::protocol::stream::Batch;
 
-/// Which writer of a stream is the current one. A takeover raises it; appends under an older one are fenced.
+/// Fencing number of a stream's writer. A takeover raises it, and appends under a lower number are fenced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriterEpoch(pub u64);
 
-/// What an append met.
+/// Outcome of an append or a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Appended {
     /// The batch is in the store, once, however often it was sent.
     Ok,
-    /// A newer writer has taken the stream: nothing was written, and nothing this writer sends ever will be.
+    /// A newer writer has taken the stream over. Nothing was written, and no later call of this writer will be.
     Fenced,
     /// The stream is sealed: nothing was written.
     Sealed,
-    /// The store's tail is not where the writer believes it, and the batch is not what is there: nothing was written.
+    /// The tail of the store is not the place that the writer named, and the batch is not there already. Nothing was
+    /// written.
     Conflict {
-        /// Where the tail is.
+        /// Tail of the store.
         tail: Seq,
     },
 }
 
-/// What a read found.
+/// Outcome of a read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Read {
-    /// Events in order, the first one directly after the cursor; empty at the tail.
+    /// Events in order, the first one directly after the cursor. Empty at the tail.
     Events(Vec<(Seq, Bytes)>),
-    /// Events after the cursor were trimmed away: the caller must tell a gap, never skip it.
+    /// Events after the cursor were trimmed. The caller must report the gap, and never skip it.
     Trimmed {
         /// The last number that is gone.
         upto: Seq,
@@ -63,54 +65,55 @@ pub enum Read {
     Gone,
 }
 
-/// A stream as a store has it, less its events.
+/// A stream in a store, without its events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stored {
-    /// What [`Store::create`] was told of it; never changes.
+    /// Description given to [`Store::create`]. Never changes.
     pub about: Bytes,
-    /// The state that was last written beside a batch or a seal; empty before the first.
+    /// State written last beside a batch or a seal. Empty before the first one.
     pub state: Bytes,
-    /// The replica that writes it, or did last.
+    /// Replica of the current or last writer.
     pub owner: Owner,
-    /// That writer's.
+    /// Epoch of that writer.
     pub epoch: WriterEpoch,
     /// The last number that is gone.
     pub trimmed: Seq,
     /// The last number there is.
     pub tail: Seq,
-    /// Whether it has ended.
+    /// True if the stream has ended.
     pub sealed: bool,
 }
 
-/// Whether a store can take what is new. Cheap to ask: no call of the store is made for it.
+/// Readiness of a store for new data. Reading it makes no call to the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreHealth {
-    /// It can.
+    /// New data is accepted.
     Ready,
-    /// It has no room.
+    /// No room is left.
     Full,
-    /// It cannot be reached, or fails.
+    /// The store cannot be reached, or fails.
     Unreachable,
 }
 
-/// What the contents of a store are known by, and the keys that belong to them. Made with the contents, and lost with them alone.
+/// Identity of a store's contents, and the keys that belong to them. Created with the contents, and lost only with
+/// them.
 #[derive(Clone)]
 pub struct Keys {
-    /// Names the contents.
+    /// Identifies the contents.
     pub epoch: StoreEpoch,
     /// Signs event IDs, tokens and issued sessions.
     pub signing: [u8; 32],
-    /// Hashes who a caller is.
+    /// Hashes the identity of a caller.
     pub principal: [u8; 32],
 }
 
-/// The store could not do it. The caller's policy decides what follows; nothing was half done.
+/// Failure of a call. The caller's policy decides what follows. No call takes effect in part.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The store cannot be reached, or fails. Whether a call that was under way took effect is open.
+    /// The store cannot be reached, or fails. A call in flight may have taken effect.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// The store has no room for it.
+    /// The store has no room for the data.
     #[error("the store is full: {0}")]
     Full(String),
     /// The stream does not exist, or has expired.
@@ -118,11 +121,11 @@ pub enum Error {
     Gone,
 }
 
-/// A result that is there at once, or comes later. Ready costs no allocation.
+/// A result that is ready now or later. `Ready` costs no allocation.
 pub enum Pending<T> {
-    /// Here it is.
+    /// The result.
     Ready(T),
-    /// It comes; dropping the future does not undo what it began.
+    /// A future of the result. Dropping it does not undo the call.
     Later(Pin<Box<dyn Future<Output = T> + Send>>),
 }
 
@@ -136,23 +139,26 @@ impl<T> Pending<T> {
     }
 }
 
-/// A place for streams that outlives the live tail.
+/// Storage for streams that outlives the live tail.
 ///
-/// Ordering: calls for one stream take effect in the order they were made by one caller. Durability: what a call returned Ok
-/// for survives what the store says it survives. Atomicity: every call is all or nothing, `append` together with its checks of
-/// epoch, seal and tail. Cancellation: dropping a result leaves it open whether the call took effect; repeating it is safe.
-/// Expiry: a stream is readable for as long as it was last told to be kept, and gone some time after; each `create`, `append`
-/// and `seal` by its writer, and [`Self::keep`], begin that time anew, an `append` to within a sixteenth of it. A store knows which replica it belongs to.
+/// Ordering: calls of one caller for one stream take effect in the order in which they were made. Durability: after
+/// `Ok`, the effect survives the failures that the store promises to survive. Atomicity: every call takes effect as a
+/// whole or not at all, `append` together with its checks of epoch, seal and tail. Cancellation: after a dropped
+/// result, the call may or may not have taken effect; repeating it is safe.
+///
+/// Expiry: a stream is readable for the time last given for it, and is gone some time after that. Each `create`,
+/// `append` and `seal` by its writer, and [`Self::keep`], starts that time anew, an `append` to within a sixteenth of
+/// it. A store belongs to one replica, and knows it.
 pub trait Store: Send + Sync + 'static {
-    /// Records a new stream and makes the caller its writer. Complete before the stream's head is written. Its tail is at `tail`: 0, but
-    /// for a stream that the store has lost and whose events up to there are gone. Unsealed, it is kept for `keep` from each call of
-    /// its writer's on.
+    /// Creates a stream and makes the caller its writer. Completes before the response head of the stream is written.
+    /// `tail` is 0, except for a stream that the store has lost and whose events up to there are gone. An unsealed
+    /// stream is kept for `keep` after each call of its writer.
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// Appends `batch` behind `after`, which must be the tail, and writes `state` beside it where there is one: in one step.
-    /// An empty batch writes the state alone. Sending an identical batch again is [`Appended::Ok`] and writes nothing, on a
-    /// sealed stream too; a batch that was trimmed since is not known again. The epoch is checked first, then the place, then
-    /// the seal.
+    /// Appends `batch` after `after`, which must be the tail, and writes `state` beside it if there is one, in one
+    /// step. An empty batch writes the state alone. A repeated identical batch returns [`Appended::Ok`] and writes
+    /// nothing, on a sealed stream too. A batch that was trimmed since is not recognized. The epoch is checked first,
+    /// then the place, then the seal.
     fn append(
         &self,
         stream: StreamId,
@@ -162,8 +168,8 @@ pub trait Store: Send + Sync + 'static {
         state: Option<&[u8]>,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Ends the stream: no append succeeds after it, and it is kept for `keep` from now on. Sealing again is Ok, keeps the first
-    /// state and changes nothing.
+    /// Ends the stream: no append succeeds after it, and it is kept for `keep` from now. A repeated seal returns `Ok`,
+    /// keeps the first state and changes nothing.
     fn seal(
         &self,
         stream: StreamId,
@@ -172,50 +178,51 @@ pub trait Store: Send + Sync + 'static {
         keep: Duration,
     ) -> Pending<Result<Appended, Error>>;
 
-    /// Makes the caller the writer and fences the one before it, in one step. The tail stays where it is, and so does a seal.
+    /// Makes the caller the writer and fences the previous one, in one step. The tail and a seal stay.
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>>;
 
-    /// The stream without its events; `None` where there is no such stream, or it has expired.
+    /// Returns the stream without its events, or `None` if there is no such stream or it has expired.
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>>;
 
-    /// Events after `after` of `max_bytes` together at most, but one at least where there is one; none at the tail and beyond
-    /// it. A batch is seen whole or not at all by readers whose limit lets them.
+    /// Returns the events after `after`, at most `max_bytes` together but at least one if there is one. Returns none at
+    /// the tail and beyond it. A reader sees a batch as a whole or not at all, if its limit permits.
     fn read(&self, stream: StreamId, after: Seq, max_bytes: usize) -> Pending<Result<Read, Error>>;
 
-    /// Hears of changes to the stream from the moment this is Ok; to be asked for before the stream is looked at. No error for a
-    /// stream that does not exist.
+    /// Subscribes to changes of the stream, from the moment of the `Ok`. To be called before the stream is read. A
+    /// stream that does not exist is no error.
     fn follow(&self, stream: StreamId) -> Pending<Result<ChangeSubscription, Error>>;
 
-    /// Drops the events up to `upto`; some of them may be read for a while yet. What is beyond the tail is left alone, and a
-    /// writer that was fenced changes nothing.
+    /// Drops the events up to `upto`. Some of them may stay readable for a while. A place beyond the tail changes
+    /// nothing, and neither does a fenced writer.
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>>;
 
-    /// Keeps the stream for `keep` from now on, unless it is kept for longer already. Nothing for one that is gone.
+    /// Keeps the stream for `keep` from now, unless it is kept for longer already. No effect on a stream that is gone.
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// Forgets the stream and frees its space. Forgetting again is Ok.
+    /// Removes the stream and frees its space. A repeated call returns `Ok`.
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>>;
 
-    /// The streams of a replica that are not sealed, in no order.
+    /// Returns the unsealed streams of a replica, in no order.
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>>;
 
-    /// Writes a small record that stands beside the streams (a session's, a retry's), for `keep`, over what was there.
+    /// Writes a small record beside the streams, such as that of a session or a retry, for `keep`. An existing record
+    /// is replaced.
     fn put(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<(), Error>>;
 
-    /// The same where there is none yet: then `None`; else what is there stays, and is what comes back. Of many callers one is
-    /// told `None`.
+    /// Writes a record if there is none yet, and returns `None`. An existing record stays and is returned. Of several
+    /// concurrent callers, one gets `None`.
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>>;
 
-    /// The record, if it is there and has not expired.
+    /// Returns the record, or `None` if there is none or it has expired.
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>>;
 
-    /// Keeps a record for `keep` from now on if it is still `value`, or forgets it then where that is `None`. Nothing for any other
-    /// record.
+    /// Keeps a record for `keep` from now if it still equals `value`, or removes it if `keep` is `None`. No effect on
+    /// any other record.
     fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>>;
 
-    /// Forgets the record. Forgetting again is Ok.
+    /// Removes the record. A repeated call returns `Ok`.
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>>;
 
-    /// Whether it can take what is new.
+    /// Returns the readiness for new data.
     fn health(&self) -> StoreHealth;
 }

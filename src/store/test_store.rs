@@ -1,7 +1,7 @@
-//! A whole store in memory: every call of the contract over [`Tail`]s.
+//! A store in memory for tests: every call of the contract over [`Tail`]s.
 //!
-//! For tests alone. In production the event log keeps the tails itself and has no store behind them. Times pass by
-//! [`crate::clock`], so that a paused clock moves them.
+//! In production the event log keeps the tails itself and has no store behind them. Time is that of [`crate::clock`],
+//! so a paused clock moves it.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -24,18 +24,19 @@ use crate::store::{
 };
 use crate::sync;
 
-/// So late.
+/// Delay of the result of a slow claim.
 const SLOW: Duration = Duration::from_secs(2);
 
-/// One replica's way to what is kept. Streams are found by id; each is locked on its own, and one lock is one atomic step.
+/// Handle of one replica to the shared contents. Streams are found by id; each has its own lock, and one lock is one
+/// atomic step.
 pub(crate) struct Memory {
     owner: Owner,
-    /// Which process of that name it is.
+    /// Tells processes with the same replica name apart.
     incarnation: u64,
     contents: Arc<Contents>,
 }
 
-/// What all replicas have in common.
+/// Contents shared by all replicas.
 #[derive(Default)]
 pub(crate) struct Contents {
     streams: DashMap<StreamId, Arc<Mutex<Shelf>>>,
@@ -45,17 +46,17 @@ pub(crate) struct Contents {
     messages: DashMap<Owner, VecDeque<Bytes>>,
     sent: Notify,
     groups: DashMap<Vec<u8>, Vec<Owner>>,
-    /// How often all of it was lost.
+    /// Number of losses of the whole contents.
     lost: watch::Sender<u64>,
-    /// It cannot be reached.
+    /// True while the store is unreachable.
     away: AtomicBool,
-    /// What a claim met is said long after.
+    /// True while results of claims are delayed.
     slow: AtomicBool,
-    /// It takes claims and answers nothing.
+    /// True while claims take effect but report that the store is unavailable.
     deaf: AtomicBool,
-    /// It takes no new records.
+    /// True while new records are refused.
     full: AtomicBool,
-    /// These cannot be taken over.
+    /// Streams whose takeover is refused.
     refused: DashMap<StreamId, ()>,
 }
 
@@ -85,22 +86,22 @@ struct Shelf {
 }
 
 impl Memory {
-    /// The store of that replica.
+    /// Returns a store for that replica, with contents of its own.
     pub(crate) fn of(owner: Owner) -> Self {
         Self { owner, incarnation: u64::from_be_bytes(random::bytes()), contents: Arc::default() }
     }
 
-    /// The same contents as another replica has them, or another process of the same name.
+    /// Returns the same contents as seen by another replica, or by another process with the same name.
     pub(crate) fn as_of(&self, owner: Owner) -> Self {
         Self { contents: self.contents.clone(), ..Self::of(owner) }
     }
 
-    /// From now on nobody can reach it, or everybody can.
+    /// Makes the store unreachable for all replicas, or reachable again.
     pub(crate) fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Relaxed);
     }
 
-    /// It forgets everything, and can be reached as before.
+    /// Loses the whole contents. The store stays reachable.
     pub(crate) fn lose(&self) {
         self.streams.clear();
         self.records.clear();
@@ -110,27 +111,27 @@ impl Memory {
         self.lost.send_modify(|times| *times += 1);
     }
 
-    /// From now on a claim takes effect long before its caller knows.
+    /// Delays the results of claims, which take effect at once, or stops delaying them.
     pub(crate) fn set_slow(&self, slow: bool) {
         self.slow.store(slow, Ordering::Relaxed);
     }
 
-    /// From now on a claim takes effect and is answered as any other call is: that the store is away.
+    /// Makes claims take effect and still report that the store is unavailable, as all other calls do, or ends that.
     pub(crate) fn set_deaf(&self, deaf: bool) {
         self.deaf.store(deaf, Ordering::Relaxed);
     }
 
-    /// From now on it has no room for a record that is put, or has again.
+    /// Refuses records that are put for want of room, or accepts them again.
     pub(crate) fn set_full(&self, full: bool) {
         self.full.store(full, Ordering::Relaxed);
     }
 
-    /// From now on nobody can take over `stream`.
+    /// Refuses takeovers of `stream` from now on.
     pub(crate) fn refuse(&self, stream: StreamId) {
         self.refused.insert(stream, ());
     }
 
-    /// The keys of the small records that have not expired.
+    /// Returns the keys of the records that have not expired.
     pub(crate) fn records(&self) -> Vec<Vec<u8>> {
         let now = clock::now();
         self.records.iter().filter(|entry| entry.1 > now).map(|entry| entry.key().clone()).collect()
@@ -144,7 +145,7 @@ impl Memory {
     }
 
     fn find(&self, stream: StreamId) -> Option<Arc<Mutex<Shelf>>> {
-        // The map's guard ends before the stream's lock is waited for.
+        // The guard of the map is dropped before the lock of the stream is awaited.
         let shelf = self.streams.get(&stream).map(|entry| entry.value().clone())?;
         let lives = lock(&shelf).until > clock::now();
         lives.then_some(shelf)
@@ -157,7 +158,7 @@ impl Memory {
         }))
     }
 
-    /// The same for what changes it: followers are told after.
+    /// Runs `act` on the stream as [`Self::with`] does, and notifies the followers afterwards.
     fn change<T>(&self, stream: StreamId, act: impl FnOnce(&mut Shelf) -> T) -> Pending<Result<T, Error>> {
         let result = self.with(stream, act);
         self.followers.notify(stream);

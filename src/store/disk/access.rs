@@ -1,6 +1,6 @@
-//! The database as readers find it: open, about to be opened again, or closed.
+//! State of the database for readers: open, about to be opened again, or closed.
 //!
-//! Absent: who writes. A database that cannot write any more stays open for readers until it is replaced.
+//! Absent: writes. A database that cannot write any more stays open for readers until it is replaced.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::database::Database;
 use crate::sync;
 
-/// Readers wait so long at most while the database is opened again.
+/// Longest wait of a reader while the database is opened again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Default)]
@@ -20,15 +20,15 @@ pub(super) struct Access {
 #[derive(Default)]
 pub(super) enum State {
     Open(Arc<Database>),
-    /// For a moment.
+    /// Closed for a moment, until it is opened again.
     Opening,
-    /// Not to be opened, or closed for good.
+    /// Impossible to open, or closed for good.
     #[default]
     Closed,
 }
 
 impl Access {
-    /// Returns the database that was open before.
+    /// Sets the state, and returns the database that was open before.
     pub(super) fn set(&self, state: State) -> Option<Arc<Database>> {
         let before = std::mem::replace(&mut *self.lock(), state);
         self.changed.notify_all();
@@ -38,7 +38,7 @@ impl Access {
         }
     }
 
-    /// Returns the database, and waits for one that is being opened. Blocks meanwhile.
+    /// Returns the database. Blocks while it is being opened.
     pub(super) fn database(&self) -> Option<Arc<Database>> {
         let is_opening = |state: &mut State| matches!(state, State::Opening);
         let waited = self.changed.wait_timeout_while(self.lock(), PATIENCE, is_opening);

@@ -1,9 +1,12 @@
-//! The database as the store uses it: three keyspaces, commits of whole groups, reads of one stream.
+//! The database of the store: three keyspaces, commits of whole groups, reads of one stream.
 //!
-//! What is particular about the database, and what is done about it: a write that fails ends it for good, so it is closed and
-//! opened anew ([`super::writer`]), and so does a flush or a compaction in one of its own threads, which the next write tells of; a
-//! commit waits for as long as flushes lag behind, forever once they failed, so
-//! [`Database::commit`] looks first; a damaged file may end in a panic, which is caught where files are first read.
+//! Properties of the database that matter here:
+//!
+//! - After a failed write it takes no more writes, so it is closed and opened anew ([`super::writer`]). A flush or
+//!   compaction that fails in one of its own threads has the same effect, and the next write reports it.
+//! - A commit waits while flushes lag behind, and forever once they have failed. [`Database::commit`] therefore checks
+//!   first.
+//! - A damaged file may cause a panic, which is caught where files are first read.
 
 use std::io;
 use std::panic::{self, AssertUnwindSafe};
@@ -23,13 +26,15 @@ use super::layout::{self, Place};
 use super::{Fsync, Sizes};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
-/// The first of them compacts nothing, so that flushes do not wait. It hands itself each compaction that is due until another takes it:
-/// with two, for as long as the other compacts; with four there is nearly always one that takes it at once.
+/// Worker threads of the database. The first one compacts nothing, so that flushes do not wait. It passes each due
+/// compaction to itself until another worker takes it: with two workers for as long as the other one compacts. With
+/// four, one nearly always takes it at once.
 const WORKERS: usize = 4;
-/// The least there is. One journal is written, and as many as this are kept for what is not flushed.
+/// Minimum size of the journals that the database accepts. One journal is written, and as many bytes as this are kept
+/// for data that is not flushed.
 const JOURNALS: u64 = 64 << 20;
-/// A commit waits while more than this many memtables of a keyspace wait to be flushed, or this many tables to be compacted:
-/// safely before the database would wait itself.
+/// Limits for a commit, safely below those at which the database itself would wait: memtables of a keyspace that wait
+/// for a flush, and tables that wait for a compaction.
 const MAX_SEALED: usize = 1;
 const MAX_TABLES: usize = 16;
 
@@ -39,7 +44,7 @@ const RECORDS: &str = "records";
 /// All keyspaces.
 pub(super) const KEYSPACES: [&str; 3] = [STREAMS, EVENTS, RECORDS];
 
-/// Open, until dropped.
+/// An open database. Closed when dropped.
 pub(super) struct Database {
     database: fjall::Database,
     streams: Keyspace,
@@ -48,7 +53,7 @@ pub(super) struct Database {
     pub(super) wanted: Arc<Wanted>,
 }
 
-/// What a commit writes; nothing twice. `None` removes.
+/// Rows of one commit, each key once. `None` removes a row.
 #[derive(Default)]
 pub(super) struct Changes {
     pub(super) streams: Vec<(Vec<u8>, Option<Vec<u8>>)>,
@@ -56,10 +61,10 @@ pub(super) struct Changes {
     pub(super) records: Vec<(Vec<u8>, Option<Vec<u8>>)>,
 }
 
-/// Why the database could not do something. After one of a write it takes no more of them.
+/// Failure of the database. After a failed write it takes no more writes.
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
-    /// For want of room.
+    /// True if there was no room.
     pub(super) full: bool,
     pub(super) problem: String,
 }
@@ -71,8 +76,9 @@ impl From<fjall::Error> for Failure {
             _ => None,
         };
         let full = match &error {
-            // A flush or a compaction has failed before, and the database does not say of what. That there was no room is the
-            // likely reason, and the one that forbids more: any other is told when the same is tried again.
+            // An earlier flush or compaction has failed, and the database does not report the cause. A lack of room is
+            // the likely cause, and the one that forbids more writes. Any other is reported when the same work is tried
+            // again.
             fjall::Error::Poisoned => true,
             _ => matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)),
         };
@@ -86,23 +92,25 @@ impl From<fjall::Error> for Failure {
     }
 }
 
-/// What was damaged, in one word of the database's.
+/// Returns the failure for damage.
 pub(super) fn damaged(problem: impl Into<String>) -> Failure {
     Failure { full: false, problem: problem.into() }
 }
 
 impl Database {
-    /// Makes an empty one of these contents, and closes it. Its sizes are what they are from here on, whatever it is opened with.
+    /// Creates an empty database for these contents, and closes it. Its sizes are fixed here: those of a later open
+    /// have no effect on it.
     pub(super) fn make(path: &Path, epoch: StoreEpoch, sizes: Sizes) -> Result<(), Failure> {
         let database = Self::build(path, sizes)?;
         let row = (layout::EPOCH_ROW.to_vec(), Some(epoch.0.to_be_bytes().to_vec()));
         database.commit(Changes { streams: vec![row], ..Changes::default() }, Fsync::Always)
     }
 
-    /// Opens the one that was made for these contents. Nothing of its events is unwanted until that is decided.
+    /// Opens the database that was created for these contents. All its events count as live until [`Wanted::decide`] is
+    /// called.
     ///
     /// # Errors
-    /// Damage that [`inspect`] finds; no file was changed then. Else the database's own failures.
+    /// Damage that [`inspect`] finds; no file was changed then. Otherwise the failures of the database.
     pub(super) fn open(path: &Path, epoch: StoreEpoch, fsync: Fsync, sizes: Sizes) -> Result<Self, Failure> {
         inspect(path, epoch, fsync)?.cut()?;
         caught(|| Self::build(path, sizes))
@@ -123,7 +131,7 @@ impl Database {
         Ok(Self { database, streams, events, records, wanted })
     }
 
-    /// Writes all of `changes` or nothing, durably where `fsync` says so; readers see them after that.
+    /// Writes all of `changes` or nothing, durably if `fsync` says so. Readers see them afterwards.
     pub(super) fn commit(&self, changes: Changes, fsync: Fsync) -> Result<(), Failure> {
         self.wait_for_flushes()?;
         let mut batch = self.database.batch().durability(Some(match fsync {
@@ -142,7 +150,7 @@ impl Database {
         caught(|| Ok(batch.commit()?))
     }
 
-    /// Makes durable what was committed before.
+    /// Syncs the earlier commits to the disk.
     pub(super) fn sync(&self) -> Result<(), Failure> {
         Ok(self.database.persist(PersistMode::SyncData)?)
     }
@@ -153,14 +161,14 @@ impl Database {
             .iter()
             .any(|keyspace| keyspace.sealed_memtable_count() > MAX_SEALED || keyspace.l0_table_count() > MAX_TABLES)
         {
-            // An error where a flush has failed.
+            // Returns an error if a flush has failed.
             self.database.persist(PersistMode::Buffer)?;
             thread::sleep(Duration::from_millis(1));
         }
         Ok(())
     }
 
-    /// Every stream's place.
+    /// Returns the place of every stream.
     pub(super) fn places(&self) -> Result<Places, Failure> {
         caught(|| {
             let mut places = Places { highest: self.highest_number()?, ..Places::default() };
@@ -181,7 +189,7 @@ impl Database {
         })
     }
 
-    /// The highest number of a stream that has events. No block of a table is read for it: any may be damaged.
+    /// Returns the highest stream number that has events. No block of a table is read for it, since any may be damaged.
     fn highest_number(&self) -> Result<u64, Failure> {
         let version = self.events.tree.current_version();
         let mut highest = 0;
@@ -195,7 +203,7 @@ impl Database {
         }
     }
 
-    /// The place with the events that lie behind it.
+    /// Returns the place, moved on by the events stored after it.
     fn followed(&self, mut place: Place) -> Result<Place, Failure> {
         if !place.sealed {
             for event in self.events.range(place.behind()) {
@@ -206,7 +214,7 @@ impl Database {
         Ok(place)
     }
 
-    /// Every record.
+    /// Returns every record.
     pub(super) fn records(&self) -> Result<Vec<Record>, Failure> {
         let record = |row: fjall::Guard| {
             let (key, row) = row.into_inner()?;
@@ -217,7 +225,7 @@ impl Database {
         caught(|| self.records.iter().map(record).collect())
     }
 
-    /// What the stream is made of, and its place and state as one commit left them.
+    /// Returns place, description and state of the stream, as one commit left them.
     pub(super) fn load(&self, stream: StreamId) -> Result<Option<(Place, Bytes, Bytes)>, Failure> {
         caught(|| self.load_row(stream))
     }
@@ -235,8 +243,8 @@ impl Database {
         Ok(Some((place, about, state)))
     }
 
-    /// Events of a stream after `after` and up to `tail`, of `max_bytes` together at most, but one at least. `None` where one of
-    /// them is not there.
+    /// Returns the events of a stream after `after` and up to `tail`, at most `max_bytes` together but at least one.
+    /// Returns `None` if one of them is missing.
     pub(super) fn read(
         &self,
         number: u64,
@@ -284,12 +292,13 @@ impl Database {
         })
     }
 
-    /// Bytes of its tables.
+    /// Returns the bytes of its tables.
     pub(super) fn table_bytes(&self) -> Tables {
         Tables { events: self.events.disk_space(), rows: self.streams.disk_space() + self.records.disk_space() }
     }
 
-    /// Frees the tables that hold nothing but unwanted events, without a read or a write of events. False where there are none.
+    /// Drops the tables that hold only obsolete events, without a read or a write of events. Returns false if there are
+    /// none.
     pub(super) fn drop_unwanted(&self) -> Result<bool, Failure> {
         let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
         let version = self.events.tree.current_version();
@@ -311,7 +320,7 @@ impl Database {
         Ok(has_dropped)
     }
 
-    /// Writes all events, or all rows, anew without what nobody wants any more. Takes long; appends go on meanwhile.
+    /// Rewrites all events, or all rows, without the obsolete ones. Takes long; appends go on meanwhile.
     pub(super) fn compact(&self, part: Part) -> Result<(), Failure> {
         match part {
             Part::Events => Ok(self.events.major_compact()?),
@@ -319,7 +328,7 @@ impl Database {
         }
     }
 
-    /// Has the files of tables that were replaced deleted, which happens when a memtable is put aside.
+    /// Makes the database delete the files of replaced tables, which it does when a memtable is rotated.
     pub(super) fn unlink(&self) -> Result<(), Failure> {
         let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
         self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Interval)?;
@@ -327,7 +336,7 @@ impl Database {
         Ok(())
     }
 
-    /// Waits until what was put aside is flushed.
+    /// Waits until the rotated memtables are flushed.
     #[cfg(test)]
     pub(super) fn settle(&self) {
         let keyspaces = [&self.streams, &self.events, &self.records];
@@ -336,13 +345,13 @@ impl Database {
         }
     }
 
-    /// Fails where a write would, for what has happened before.
+    /// Returns an error if a write would fail because of an earlier failure.
     pub(super) fn check(&self) -> Result<(), Failure> {
         Ok(self.database.persist(PersistMode::Buffer)?)
     }
 
-    /// Writes a row, frees what it can, and does what is due of flushes and compactions. After this the database's own threads have
-    /// no work left that a full disk would end them in.
+    /// Writes a row, frees space, and does the flushes and compactions that are due. Afterwards the threads of the
+    /// database have no work left that a full disk would fail.
     pub(super) fn catch_up(&self) -> Result<(), Failure> {
         self.drop_unwanted()?;
         let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
@@ -353,7 +362,7 @@ impl Database {
                 self.check()?;
                 thread::sleep(Duration::from_millis(1));
             }
-            // Unlike the database's thread this tells why it fails.
+            // Unlike the thread of the database, this call reports the cause of a failure.
             let strategy = keyspace.config.compaction_strategy.clone();
             keyspace.tree.compact(strategy, 0).map_err(fjall::Error::from)?;
         }
@@ -364,24 +373,24 @@ impl Database {
     }
 }
 
-/// What is known of streams.
+/// Streams found in the database.
 #[derive(Default)]
 pub(super) struct Places {
     pub(super) known: Vec<(StreamId, Place)>,
-    /// Streams whose last events cannot be read, so that nobody knows where they end.
+    /// Streams whose last events cannot be read, so that their end is unknown.
     pub(super) damaged: Vec<(StreamId, Place)>,
-    /// The highest number that a stream or an event has.
+    /// Highest number of a stream or of events.
     pub(super) highest: u64,
 }
 
-/// A record, less its value.
+/// A record without its value.
 pub(super) struct Record {
     pub(super) key: Arc<[u8]>,
     pub(super) until: u64,
     pub(super) size: u64,
 }
 
-/// Bytes of tables on disk.
+/// Bytes of the tables on disk.
 pub(super) struct Tables {
     pub(super) events: u64,
     pub(super) rows: u64,
@@ -405,7 +414,7 @@ fn decode_record(row: &[u8]) -> Result<(u64, &[u8]), Failure> {
     layout::decode_record(row).ok_or_else(|| damaged("a record cannot be read"))
 }
 
-/// A panic of the database is a failure of it, not of this process.
+/// Turns a panic of the database into a failure, so that the process goes on.
 pub(super) fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
     panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);

@@ -1,4 +1,4 @@
-//! When what is kept is to be looked at again: at its time, or before that for what was kept longer meanwhile.
+//! Expiry queue: each stream and record is due at its expiry, or earlier if it was extended meanwhile.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -12,7 +12,7 @@ pub(super) enum Item {
     Record(Arc<[u8]>),
 }
 
-/// Keeping an item longer, which each append does, costs nothing here: it is set anew when its old time comes.
+/// An extension, which each append is, costs nothing here: the caller sets the item again when its old time comes.
 #[derive(Default)]
 pub(super) struct Agenda {
     heap: BinaryHeap<Reverse<(u64, Item)>>,
@@ -20,7 +20,7 @@ pub(super) struct Agenda {
 }
 
 impl Agenda {
-    /// Sees to it that `item` is due at `until` at the latest.
+    /// Makes `item` due at `until` at the latest.
     pub(super) fn set(&mut self, item: Item, until: u64) {
         if self.set.get(&item).is_none_or(|&at| until < at) {
             self.set.insert(item.clone(), until);
@@ -28,7 +28,7 @@ impl Agenda {
         }
     }
 
-    /// Takes an item whose time has come. The caller sets it again if it is kept for longer.
+    /// Removes and returns an item that is due. The caller sets it again if it was extended.
     pub(super) fn due(&mut self, now: u64) -> Option<Item> {
         while self.next().is_some_and(|at| at <= now) {
             let Reverse((at, item)) = self.heap.pop()?;
@@ -40,7 +40,7 @@ impl Agenda {
         None
     }
 
-    /// When the next item may be due.
+    /// Returns the time at which the next item may be due.
     pub(super) fn next(&self) -> Option<u64> {
         self.heap.peek().map(|Reverse((at, _))| *at)
     }

@@ -1,4 +1,4 @@
-//! What is in memory of a disk store: where each live stream stands, and how much there is.
+//! Index in memory: the place of each live stream, and the size of each record.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -12,24 +12,24 @@ use super::layout::{self, Place};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::StoreHealth;
 
-/// Written by the writer alone, after the database has it; read by everybody.
+/// Written by the writer alone, after the commit; read by all.
 #[derive(Default)]
 pub(super) struct Index {
     pub(super) streams: DashMap<StreamId, Place>,
-    /// Streams that are there and cannot be read. Nothing else is known of them, and nothing is written to them.
+    /// Streams that exist and cannot be read. Nothing else is known of them, and nothing is written to them.
     pub(super) damaged: DashSet<StreamId>,
-    /// Of each record the time it ends and its size.
+    /// Expiry and size of each record.
     pub(super) records: DashMap<Arc<[u8]>, (u64, u64)>,
     standing: AtomicU8,
 }
 
 impl Index {
-    /// The stream's place, unless it has expired.
+    /// Returns the place of the stream, or `None` if it has expired.
     pub(super) fn find(&self, stream: StreamId, now: u64) -> Option<Place> {
         self.streams.get(&stream).map(|place| *place).filter(|place| place.lives(now))
     }
 
-    /// An error for a stream that cannot be read.
+    /// Returns an error if the stream cannot be read.
     pub(super) fn check(&self, stream: StreamId) -> Result<(), Failure> {
         match self.damaged.contains(&stream) {
             true => Err(damaged("events of the stream are damaged")),
@@ -55,13 +55,13 @@ impl Index {
     }
 }
 
-/// Which events are still wanted, by the numbers of their streams. The database asks before it writes them to a new place, and
-/// drops those that are not: nothing needs to be written to delete them.
+/// Live events, by stream number. During a compaction the database asks for each event, and drops those that are not
+/// live: no write is needed to delete them.
 #[derive(Default)]
 pub(super) struct Wanted {
-    /// Streams and where they are trimmed.
+    /// Live streams, and the place up to which each is trimmed.
     trimmed: DashMap<u64, Seq>,
-    /// Numbers from here on are not decided: they are wanted.
+    /// Numbers from here on are undecided and count as live.
     undecided: AtomicU64,
 }
 
@@ -74,18 +74,19 @@ impl Wanted {
         self.trimmed.remove(&number);
     }
 
-    /// All streams with a number below this one that are wanted were said to be.
+    /// Declares the set complete for all numbers below this one: those that were not kept are obsolete.
     pub(super) fn decide(&self, below: u64) {
         self.undecided.store(below, Ordering::SeqCst);
     }
 
     fn wants(&self, number: u64, last: Seq) -> bool {
-        // This order: a stream is kept before its number is decided.
+        // The order matters: a stream is kept before its number is decided.
         number >= self.undecided.load(Ordering::SeqCst)
             || self.trimmed.get(&number).is_some_and(|trimmed| last > *trimmed)
     }
 
-    /// The numbers without a wanted stream, in spans, first and last. Streams that are made meanwhile are not in them.
+    /// Returns the ranges of numbers without a live stream, as first and last. Streams created meanwhile are not in
+    /// them.
     pub(super) fn gaps(&self) -> Vec<(u64, u64)> {
         let undecided = self.undecided.load(Ordering::SeqCst);
         let mut numbers: Vec<u64> = self.trimmed.iter().map(|entry| *entry.key()).collect();
@@ -97,7 +98,7 @@ impl Wanted {
     }
 }
 
-/// [`Wanted`], as the database asks it.
+/// [`Wanted`] as a compaction filter of the database.
 pub(super) struct Sieve(pub(super) AssertUnwindSafe<Arc<Wanted>>);
 
 impl Factory for Sieve {
@@ -115,7 +116,7 @@ struct Sieving(Arc<Wanted>);
 impl CompactionFilter for Sieving {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
         Ok(match layout::event_of(item.key()) {
-            // No older value can come to light: every key is written once.
+            // No older value can reappear: every key is written once.
             Some((number, last)) if !self.0.wants(number, last) => Verdict::Destroy,
             _ => Verdict::Keep,
         })

@@ -1,17 +1,22 @@
-//! How streams and records lie in the database: keys and values, to the byte. Numbers are big-endian, so that keys sort by them.
+//! Layout of streams and records in the database, to the byte. Numbers are big-endian, so that keys sort by them.
+//!
+//! Map of the keyspaces, one kind of key a line:
 //!
 //! ```text
+//! keyspace  key                       value
 //! streams   p <stream>                place: number, epoch, tail, trimmed, until, keep, sizes, sealed
-//!           a <stream>                about
-//!           s <stream>                state
-//!           m epoch                   the store epoch that the contents belong to
-//! events    <number> <last seq>       a batch: count, ends, bytes
-//! records   r <key>                   until, value
+//!           a <stream>                description of the stream, as given at its creation
+//!           s <stream>                state of the stream, as last written
+//!           m epoch                   store epoch of the contents
+//!           m probe                   empty: written to find out if writes succeed
+//! events    <number 8> <last seq 8>   batch of events: count, end of each event, bytes
+//! records   r <key>                   expiry, value
 //! ```
 //!
-//! A stream's number is new for every stream that was ever made, so that events of a stream that is gone can lie about until
-//! they are cleared away, and neighbours in time are neighbours on disk. A batch is keyed by its last event: the first key at
-//! or behind a place is the batch that holds it. Every key of `events` is written once, ever.
+//! Every stream that was ever created has a number of its own. Events of a removed stream can therefore stay until a
+//! compaction drops them, and streams created one after the other are neighbours on disk. The key of a batch has the
+//! number of its last event: the first key at or after a place is the batch that holds it. Every key of `events` is
+//! written only once.
 
 use std::ops::RangeInclusive;
 
@@ -21,40 +26,40 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::WriterEpoch;
 
-/// A row of `streams` that says which store epoch the contents belong to.
+/// Row of `streams` with the store epoch of the contents.
 pub(super) const EPOCH_ROW: &[u8] = b"mepoch";
-/// A row of `streams` that is written to find out whether one can be.
+/// Row of `streams` that is written to find out if writes succeed.
 pub(super) const PROBE_ROW: &[u8] = b"mprobe";
-/// All places have keys that begin with it.
+/// Prefix of the keys of all places.
 pub(super) const PLACES: &[u8] = b"p";
-/// What a key, a row and a batch are counted besides their bytes: about what the database adds to them.
+/// Bytes counted for each key, row and batch besides its own: approximately the overhead of the database.
 pub(super) const OVERHEAD: u64 = 64;
 
-/// At most about so many events of a stream lie behind its place.
+/// Approximate maximum of events stored after the written place of a stream.
 const LOOKED_AT: u64 = 512;
 
-/// Where a stream stands: what every check needs, in memory. On disk an unsealed stream's may be an earlier one, and the events
-/// behind its tail say the rest.
+/// Place of a stream: the data for every check, in memory. On disk the place of an unsealed stream may be an older one,
+/// which the events after its tail complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) number: u64,
     pub(super) epoch: WriterEpoch,
     pub(super) tail: Seq,
     pub(super) trimmed: Seq,
-    /// It is gone from this time on, in milliseconds of the wall clock.
+    /// Expiry, in milliseconds of the wall clock.
     pub(super) until: u64,
-    /// Milliseconds from each call of its writer's.
+    /// Time to live after each call of the writer, in milliseconds.
     pub(super) keep: u64,
-    /// Bytes of its events; after a trim an estimate.
+    /// Bytes of the events; an estimate after a trim.
     pub(super) events: u64,
-    /// Bytes of what it is and of its rows.
+    /// Bytes of the description and of the rows.
     pub(super) rows: u64,
-    /// Bytes of its state.
+    /// Bytes of the state.
     pub(super) state: u64,
     pub(super) sealed: bool,
 }
 
-/// Of an encoded place.
+/// Size of an encoded place.
 pub(super) const PLACE_BYTES: usize = 9 * 8 + 1;
 
 impl Place {
@@ -66,19 +71,19 @@ impl Place {
         self.events + self.rows + self.state
     }
 
-    /// Whether `before`, on disk, and the events behind it say all of this one. Now and then it is to be written all the same, so
-    /// that there are few events to look at when the database is opened.
+    /// True if this place follows from `before`, on disk, and the events stored after it. At intervals it is false all
+    /// the same and the place is written, so that opening the database reads few events.
     pub(super) fn follows_from_events(&self, before: &Self) -> bool {
         let as_before = Self { tail: before.tail, events: before.events, ..*self };
         as_before == *before && self.tail.0 / LOOKED_AT == before.tail.0 / LOOKED_AT
     }
 
-    /// The keys of the events that lie behind it.
+    /// Returns the range of keys of events stored after this place.
     pub(super) fn behind(&self) -> RangeInclusive<[u8; 16]> {
         event_key(self.number, Seq(self.tail.0.saturating_add(1)))..=event_key(self.number, Seq(u64::MAX))
     }
 
-    /// Adds a batch of events that lie behind it.
+    /// Moves the place on by a batch of events stored after it.
     pub(super) fn add(&mut self, last: Seq, batch: u64) {
         self.tail = last;
         self.events += batch + OVERHEAD;
@@ -138,7 +143,7 @@ fn row_key(kind: u8, stream: StreamId) -> Vec<u8> {
     [&[kind][..], stream.as_bytes()].concat()
 }
 
-/// The stream of a place's key.
+/// Returns the stream of the key of a place.
 pub(super) fn stream_of(key: &[u8]) -> Option<StreamId> {
     Some(StreamId::from_bytes(key.strip_prefix(PLACES)?.try_into().ok()?))
 }
@@ -150,7 +155,7 @@ pub(super) fn event_key(number: u64, last: Seq) -> [u8; 16] {
     key
 }
 
-/// The number and the last event of a batch's key.
+/// Returns the stream number and the last event of the key of a batch.
 pub(super) fn event_of(key: &[u8]) -> Option<(u64, Seq)> {
     let (&[number, last], &[]) = key.as_chunks() else { return None };
     Some((u64::from_be_bytes(number), Seq(u64::from_be_bytes(last))))
@@ -168,7 +173,7 @@ pub(super) fn encode_batch(batch: &Batch) -> Vec<u8> {
     bytes
 }
 
-/// The events of a batch whose last one is `last`; they share `bytes`. `None` for what is no batch.
+/// Returns the events of a batch whose last one is `last`; they share `bytes`. `None` if the bytes are not a batch.
 pub(super) fn decode_batch(bytes: &Bytes, last: Seq) -> Option<Vec<(Seq, Bytes)>> {
     let (&count, rest) = bytes.split_first_chunk()?;
     let count = u32::from_be_bytes(count) as usize;
@@ -194,7 +199,7 @@ pub(super) fn encode_record(value: &[u8], until: u64) -> Vec<u8> {
     [&until.to_be_bytes()[..], value].concat()
 }
 
-/// The record's time and its value.
+/// Returns expiry and value of a record.
 pub(super) fn decode_record(row: &[u8]) -> Option<(u64, &[u8])> {
     let (&until, value) = row.split_first_chunk()?;
     Some((u64::from_be_bytes(until), value))

@@ -1,4 +1,4 @@
-//! Where the answers to calls go.
+//! Replies of the writer to calls.
 
 use std::sync::Arc;
 
@@ -8,27 +8,27 @@ use super::database::Failure;
 use crate::store::completion::{Complete, Queue};
 use crate::store::{Appended, Error};
 
-/// Who waits for a call.
+/// Sender of the result of one call.
 pub(super) struct Reply<T> {
-    /// In its runtime.
+    /// Queue of the runtime of the caller.
     queue: Arc<Queue<Answer>>,
     tell: oneshot::Sender<Result<T, Error>>,
 }
 
-/// An answer on its way.
+/// A result on its way to the caller.
 pub(super) struct Answer {
     said: Said,
-    /// The group of the call was not written.
+    /// Failure of the commit, or `None` if the group of the call was written.
     failure: Option<Arc<Failure>>,
 }
 
 enum Said {
-    /// The many.
+    /// The frequent case, without a box.
     Append(oneshot::Sender<Result<Appended, Error>>, Result<Appended, Error>),
     Other(Tell),
 }
 
-/// Hands out a result, or the failure in its place.
+/// Sends a result, or the failure in its place.
 type Tell = Box<dyn FnOnce(Option<&Failure>) + Send>;
 
 impl<T: Send + 'static> Reply<T> {
@@ -37,7 +37,7 @@ impl<T: Send + 'static> Reply<T> {
         (Self { queue, tell }, result)
     }
 
-    /// The answer, if the group of the call is written.
+    /// Returns the reply with the result of a call whose group is written.
     pub(super) fn with(self, result: Result<T, Error>) -> (Arc<Queue<Answer>>, Answer) {
         let Self { queue, tell } = self;
         let said = Said::Other(Box::new(move |failure| send(tell, result, failure)));
@@ -46,7 +46,7 @@ impl<T: Send + 'static> Reply<T> {
 }
 
 impl Reply<Appended> {
-    /// The same for an append.
+    /// Returns the reply with the result of an append whose group is written.
     pub(super) fn with_append(self, result: Result<Appended, Error>) -> (Arc<Queue<Answer>>, Answer) {
         (self.queue, Answer { said: Said::Append(self.tell, result), failure: None })
     }
@@ -70,6 +70,6 @@ impl Complete for Answer {
 
 fn send<T>(tell: oneshot::Sender<Result<T, Error>>, result: Result<T, Error>, failure: Option<&Failure>) {
     let result = failure.map_or(result, |failure| Err(failure.clone().into()));
-    // Who does not wait any more does not need to know.
+    // A caller that no longer waits does not need the result.
     let _ = tell.send(result);
 }

@@ -1,7 +1,7 @@
-//! The live tail of a stream: its events in memory, in byte segments.
+//! Live tail of a stream: its events in memory, in byte segments.
 //!
-//! Owned here: the bytes of one stream and nothing about their meaning. Several events share one allocation, because one each
-//! would cost half as much again as the events themselves. Absent: locking, which the stream does, so that the tail and the
+//! Owned here: the bytes of one stream, without their meaning. Several events share one allocation; one allocation for
+//! each would cost half as much again as the events. Absent: locking, which the stream does, so that the tail and the
 //! state machine change together.
 
 #[cfg(test)]
@@ -13,17 +13,17 @@ use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
 use crate::store::{Appended, WriterEpoch};
 
-/// An event is written behind an id line of less than this.
+/// Upper bound of the `id` line that is written before an event.
 pub const ID_LINE: usize = 128;
 
-/// The first segment of a stream: most streams are one short call.
+/// Size of the first segment of a stream: most streams are one short call.
 const SEGMENT_MIN: usize = 512;
-/// Segments double up to this; an event larger than a segment has one of its own.
+/// Maximum size of a segment, up to which sizes double. An event larger than that gets a segment of its own.
 const SEGMENT_MAX: usize = 8 * 1024;
-/// As many bytes of events as this are not copied to save the room around them.
+/// Maximum bytes of events that are copied to save the unused memory around them.
 const COPIED_MAX: usize = 64 * 1024;
 
-/// The events of one stream that are in memory.
+/// Events of one stream that are in memory.
 #[derive(Debug, Default)]
 pub struct Tail {
     segments: VecDeque<Segment>,
@@ -31,7 +31,7 @@ pub struct Tail {
     sealed: bool,
     tail: Seq,
     trimmed: Seq,
-    /// Memory of the segments.
+    /// Memory of the segments, in bytes.
     bytes: usize,
     /// Bytes of the events that are not trimmed.
     live: usize,
@@ -46,17 +46,17 @@ struct Segment {
 }
 
 impl Tail {
-    /// An empty tail.
+    /// Returns an empty tail.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// An empty tail of a stream whose events up to `seq` are gone, or somewhere else.
+    /// Returns an empty tail of a stream whose events up to `seq` are trimmed, or stored elsewhere.
     pub fn starting_at(seq: Seq) -> Self {
         Self { tail: seq, trimmed: seq, ..Self::default() }
     }
 
-    /// Appends `batch` behind the tail; the clauses are those of [`crate::store::Store::append`].
+    /// Appends `batch` after the tail, by the rules of [`crate::store::Store::append`].
     pub fn append(&mut self, epoch: WriterEpoch, after: Seq, batch: &Batch) -> Appended {
         if epoch < self.epoch {
             return Appended::Fenced;
@@ -73,7 +73,7 @@ impl Tail {
         Appended::Ok
     }
 
-    /// Ends the stream; the clauses are those of [`crate::store::Store::seal`].
+    /// Ends the stream, by the rules of [`crate::store::Store::seal`].
     pub fn seal(&mut self, epoch: WriterEpoch) -> Appended {
         if epoch < self.epoch {
             return Appended::Fenced;
@@ -85,58 +85,59 @@ impl Tail {
         Appended::Ok
     }
 
-    /// A new writer; the one before it is fenced.
+    /// Starts a new writer and fences the previous one.
     pub fn take_over(&mut self) -> WriterEpoch {
         self.epoch.0 += 1;
         self.epoch
     }
 
-    /// The writer that is the current one, as another place knows it.
+    /// Sets the epoch of the current writer, as recorded elsewhere.
     pub fn set_epoch(&mut self, epoch: WriterEpoch) {
         self.epoch = epoch;
     }
 
-    /// The last number there is.
+    /// Returns the number of the last event.
     pub fn last(&self) -> Seq {
         self.tail
     }
 
-    /// The last number that is gone.
+    /// Returns the number of the last trimmed event.
     pub fn trimmed(&self) -> Seq {
         self.trimmed
     }
 
-    /// Bytes of memory the events take.
+    /// Returns the memory of the events, in bytes.
     pub fn byte_len(&self) -> usize {
         self.bytes
     }
 
-    /// How many events there are.
+    /// Returns the number of events.
     pub fn len(&self) -> usize {
         (self.tail.0 - self.trimmed.0) as usize
     }
 
-    /// Whether there are none.
+    /// True if there are no events.
     pub fn is_empty(&self) -> bool {
         self.tail == self.trimmed
     }
 
-    /// The events after `after`, in order. The caller has checked that `after` is not trimmed.
+    /// Returns the events after `after`, in order. The caller has checked that `after` is not trimmed.
     pub fn events_after(&self, after: Seq) -> impl Iterator<Item = (Seq, &[u8])> {
         self.segments_after(after).flat_map(move |segment| segment.events_after(after))
     }
 
-    /// The segments that hold the events after `after`.
+    /// Returns the segments with the events after `after`.
     fn segments_after(&self, after: Seq) -> impl Iterator<Item = &Segment> {
         let start = match self.segments.back() {
-            // Whoever reads as it comes reads the last one.
+            // A reader at the tail needs the last segment only.
             Some(last) if last.first.0 <= after.0 + 1 => self.segments.len() - 1,
             Some(_) | None => self.segments.partition_point(|segment| segment.last() <= after),
         };
         self.segments.range(start..)
     }
 
-    /// The events after `after`, up to about `max_bytes` but one at least. The caller has checked that `after` is not trimmed.
+    /// Returns the events after `after`, up to about `max_bytes` but at least one. The caller has checked that `after`
+    /// is not trimmed.
     pub fn batch_after(&self, after: Seq, max_bytes: usize) -> Batch {
         let mut batch = Batch::starting_at(Seq(after.0 + 1));
         for (_, event) in self.events_after(after) {
@@ -148,8 +149,8 @@ impl Tail {
         batch
     }
 
-    /// About how many bytes the events after `after` take when they are written with their ids, at most `limit`: enough to
-    /// reserve a buffer once.
+    /// Returns the approximate bytes of the events after `after` when written with their ids, at most `limit`: enough
+    /// to reserve a buffer once.
     pub fn byte_len_after(&self, after: Seq, limit: usize) -> usize {
         let mut total = 0;
         for segment in self.segments_after(after) {
@@ -161,14 +162,14 @@ impl Tail {
         total
     }
 
-    /// The event at `seq`, if it is there.
+    /// Returns the event at `seq`, or `None` if it is not there.
     pub fn event(&self, seq: Seq) -> Option<&[u8]> {
         let before = Seq(seq.0.checked_sub(1)?);
         self.events_after(before).next().filter(|(found, _)| *found == seq).map(|(_, event)| event)
     }
 
-    /// Drops events from the front, oldest first, until at most `max_bytes` of events and `max_events` are left, never beyond
-    /// `upto`. Says whether it got there. Memory is freed a segment at a time.
+    /// Drops events from the front, oldest first, until at most `max_bytes` of events and `max_events` are left, never
+    /// beyond `upto`. Returns true if both limits are met. Memory is freed a segment at a time.
     pub fn trim_to_fit(&mut self, max_bytes: usize, max_events: usize, upto: Seq) -> bool {
         let mut gone = self.trimmed;
         let mut left = self.live;
@@ -188,8 +189,8 @@ impl Tail {
         left <= max_bytes && events <= max_events
     }
 
-    /// Drops events from the front, never beyond `upto`, until `bytes` of memory are free or no segment is left that may go as
-    /// a whole: nothing less is freed.
+    /// Drops whole segments from the front, never beyond `upto`, until `bytes` of memory are free or no segment may go:
+    /// smaller pieces free no memory.
     pub fn trim_to_free(&mut self, bytes: usize, upto: Seq) {
         let mut freed = 0;
         while freed < bytes
@@ -216,8 +217,8 @@ impl Tail {
         }
     }
 
-    /// The events after `after`, as a tail that takes no more memory than they need. Small ones are copied; large ones move, and none are
-    /// left here then.
+    /// Returns the events after `after` as a tail that takes no more memory than they need. Small ones are copied;
+    /// large ones are moved, and none are left here then.
     pub fn cut_after(&mut self, after: Seq) -> Tail {
         let after = after.max(self.trimmed).min(self.tail);
         if self.byte_len_after(after, COPIED_MAX) < COPIED_MAX {
@@ -230,7 +231,7 @@ impl Tail {
         cut
     }
 
-    /// The same events in one segment.
+    /// Returns a copy of the events after `after`, in one segment.
     fn copy_after(&self, after: Seq) -> Tail {
         let live = self.events_after(after).map(|(_, event)| event.len()).sum();
         let mut copy =
@@ -246,7 +247,7 @@ impl Tail {
         copy
     }
 
-    /// Whether the events of `batch` stand directly after `after`, byte for byte.
+    /// True if the events of `batch` follow `after` directly, byte for byte.
     fn holds(&self, after: Seq, batch: &Batch) -> bool {
         if after < self.trimmed || after.0 + batch.len() as u64 > self.tail.0 {
             return false;
@@ -270,7 +271,7 @@ impl Tail {
         }
     }
 
-    /// Gives back what the last segment has reserved and will not use.
+    /// Frees the unused capacity of the last segment.
     fn freeze_last(&mut self) {
         if let Some(last) = self.segments.back_mut() {
             self.bytes -= last.size();

@@ -7,7 +7,7 @@ use crate::store::test_store::Memory;
 
 crate::store::contract::suite!(std::sync::Arc::new(Memory::default()));
 
-/// A batch of `events` numbered behind `tail`.
+/// Returns a batch of `events` numbered from `tail` on.
 fn batch(tail: Seq, events: &[Vec<u8>]) -> Batch {
     let mut batch = Batch::starting_at(Seq(tail.0 + 1));
     for event in events {
@@ -20,7 +20,7 @@ fn encoded(events: &[Vec<u8>]) -> Vec<Vec<u8>> {
     batch(Seq(0), events).events().map(<[u8]>::to_vec).collect()
 }
 
-/// What the segments hold, counted one by one.
+/// Returns the memory of the segments, counted one by one.
 fn counted(tail: &Tail) -> usize {
     tail.segments.iter().map(Segment::size).sum()
 }
@@ -46,7 +46,7 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// The events in memory, and the number of the one before the first.
+/// The events in memory, and the number of the last event before them.
 #[derive(Default)]
 struct Kept {
     events: VecDeque<Vec<u8>>,
@@ -91,7 +91,7 @@ fn take(tail: &mut Tail, kept: &mut Kept, step: &Step) {
         Step::TrimToFit { bytes, events, upto } => {
             let upto = share(*upto);
             let fits = tail.trim_to_fit(*bytes, *events, Seq(upto));
-            // One by one from the front, as long as it is needed and allowed.
+            // One event at a time from the front, as long as it is needed and permitted.
             while !kept.fits(*bytes, *events) && kept.before < upto {
                 kept.trim(kept.before + 1);
             }
@@ -152,7 +152,7 @@ proptest! {
     }
 }
 
-/// Memory per byte of event, for `count` events of 200 bytes, open and sealed.
+/// Returns the memory per byte of event, for `count` events of 200 bytes, open and sealed.
 fn overhead(count: usize) -> (f64, f64) {
     let mut tail = Tail::new();
     let data = vec![b'x'; 200 - b"data: \n\n".len()];
@@ -170,7 +170,7 @@ fn events_of_200_bytes_cost_little_more_than_their_bytes() {
     for count in [10, 100, 1000, 10_000] {
         let (open, sealed) = overhead(count);
         assert!(sealed <= 1.15, "{count} sealed events take {sealed:.3} of their bytes");
-        // An open stream has reserved one segment at most.
+        // An open stream has at most one segment with unused capacity.
         let reserve = SEGMENT_MAX as f64 / (count as f64 * 200.0);
         assert!(open <= 1.15 + reserve, "{count} events take {open:.3} of their bytes");
     }
