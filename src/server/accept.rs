@@ -1,4 +1,4 @@
-//! The accept loop. Generic over the transport, so that the same code serves TCP, pipes and simulated networks.
+//! Accept loop. It is generic over the transport, so that the same code serves TCP, pipes and simulated networks.
 
 use std::future::Future;
 use std::io;
@@ -23,27 +23,27 @@ use crate::clock;
 use crate::protocol::error::ErrorCode;
 use crate::tls::Certificates;
 
-/// The pause after an accept that failed for want of descriptors or memory.
+/// Pause after an accept that failed for want of descriptors or memory.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// A peer that acknowledges nothing for this long is gone. Linux counts a peer that acknowledges with a closed window as well, so this is
-/// longer than [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends that one.
+/// Time after which a peer that acknowledges nothing is gone. Linux counts a peer that acknowledges with a closed window as well. So this
+/// is longer than [`SEND_TIMEOUT`](super::SEND_TIMEOUT), which ends that one.
 #[cfg(target_os = "linux")]
 const USER_TIMEOUT: Duration = Duration::from_secs(65);
-/// After so much silence the kernel asks a peer whether it is there: one that waits for its response to begin is sent nothing
-/// else, and would be taken for present for ever.
+/// Silence after which the kernel probes a peer. A client that waits for its response to begin is sent nothing else, and would count as
+/// present for ever.
 const KEEPALIVE: Duration = Duration::from_secs(15);
-/// The questions are so far apart. Several fit in [`USER_TIMEOUT`]: one that is lost ends no connection.
+/// Interval of the probes. Several fit in [`USER_TIMEOUT`]: a lost one ends no connection.
 #[cfg(target_os = "linux")]
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 #[cfg(target_os = "linux")]
 const KEEPALIVE_RETRIES: u32 = 10;
 
-/// Where connections come from.
+/// Source of connections.
 pub trait Accept: Send + 'static {
-    /// One connection.
+    /// Transport of a connection.
     type Io: AsyncRead + AsyncWrite + Unpin + Send + 'static;
 
-    /// The next one. Cancel safe.
+    /// Returns the next connection. Cancel safe.
     fn accept(&mut self) -> impl Future<Output = io::Result<(Self::Io, SocketAddr)>> + Send;
 }
 
@@ -175,7 +175,7 @@ where
         match protocols {
             Protocols::Http1 => http1::serve(PrefixedIo::new(io), new).await,
             Protocols::Plain => serve_plain(io, new).await,
-            // Boxed, so that a plain HTTP/1.1 connection has no room for it.
+            // Boxed, so that a plain HTTP/1.1 connection reserves no room for it.
             Protocols::Tls(certificates) => Box::pin(serve_tls(io, certificates, new)).await,
         }
         if let Some(metrics) = &metrics {
@@ -203,7 +203,7 @@ mod tests {
         ListenerConfig { protocols: Protocols::Plain, header_bytes: 8192, limit, metrics: None }
     }
 
-    /// One connection, and then none.
+    /// Source of one connection.
     struct Once(Option<DuplexStream>);
 
     impl Accept for Once {
@@ -230,7 +230,7 @@ mod tests {
         assert_eq!((answer, clock::now() - began), (Vec::new(), HEAD_TIMEOUT));
     }
 
-    /// Each connection that is sent.
+    /// Source of the connections that a test sends.
     struct Sent(mpsc::Receiver<DuplexStream>);
 
     impl Accept for Sent {
@@ -244,7 +244,7 @@ mod tests {
         }
     }
 
-    /// Asks, and reads the head of the answer.
+    /// Sends a request, and returns the head of its response.
     async fn asked(client: &mut DuplexStream) -> String {
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
         let mut head = Vec::new();
@@ -264,7 +264,7 @@ mod tests {
         tokio::spawn(serve(Sent(connections), config, handler, leaving, pending()));
         let (mut early, far) = duplex(1024);
         send.send(far).await.expect("it accepts");
-        // Asked twice: the connection is one that stays.
+        // Two requests, so that the connection is a kept one.
         for _ in 0..2 {
             assert!(asked(&mut early).await.starts_with("HTTP/1.1 200"));
         }
@@ -288,7 +288,7 @@ mod tests {
         let config = config(1);
         tokio::spawn(serve(Once(Some(server)), config, handler, pending(), pending()));
         client.write_all(b"GET /mcp HTTP/1.1\r\nHost: a\r\n\r\n").await.expect("room");
-        // Slow is not nothing.
+        // A slow client takes something.
         let mut some = [0; ROOM];
         for _ in 0..10 {
             clock::sleep(Duration::from_secs(59)).await;

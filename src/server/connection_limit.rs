@@ -81,7 +81,7 @@ pub(super) async fn refuse<Io: AsyncRead + AsyncWrite + Unpin>(mut io: Io, _perm
     let _ = tokio::time::timeout(LINGER, refusing).await;
 }
 
-/// Returns the refusal as HTTP/1.1, whatever the request.
+/// Returns the refusal in HTTP/1.1.
 async fn refusal() -> Vec<u8> {
     let (parts, body) = respond::refusal(ErrorCode::TooManyConnections).into_parts();
     let body = body.collect().await.map_or(Bytes::new(), |body| body.to_bytes());

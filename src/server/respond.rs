@@ -1,4 +1,4 @@
-//! The only place that makes replies of errors, and the heads the proxy writes itself.
+//! Responses of the proxy's own: the only place that makes responses of errors, and the heads that the proxy writes itself.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -19,12 +19,12 @@ use crate::protocol::headers;
 use crate::protocol::jsonrpc::RequestId;
 use crate::sync;
 
-/// Clients that are told to come back later are told this many seconds.
+/// Seconds after which clients are told to retry.
 const RETRY_AFTER_SECS: &str = "1";
 /// Pause between log lines of refusals that any client can cause.
 const REFUSAL_LOG_PAUSE: Duration = Duration::from_secs(10);
 
-/// A JSON-RPC error as a whole response; see [`Failure::to_body`].
+/// Returns a JSON-RPC error as a whole response; see [`Failure::to_body`].
 pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<BoxBody> {
     let body = Bytes::from(failure.to_body(ids, batch));
     let status = failure.code.http_status();
@@ -33,7 +33,7 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
         response.headers_mut().insert(RETRY_AFTER, HeaderValue::from_static(RETRY_AFTER_SECS));
     }
     if matches!(failure.code, ErrorCode::BodyTooLarge | ErrorCode::BodyTooSlow) {
-        // What is left of the body is not read: the connection cannot go on.
+        // The rest of the body is not read, so the connection cannot go on.
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
     }
     let may_go_elsewhere =
@@ -43,7 +43,7 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     }
     let is_of_the_call = match failure.code {
         ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => true,
-        // A call of another replica, of which the store cannot say what became.
+        // A call of another replica whose outcome the store cannot tell.
         ErrorCode::StoreFailed => failure.may_have_run,
         _ => false,
     };
@@ -53,11 +53,11 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     response
 }
 
-/// Marks a refusal of what another replica may take.
+/// Marks a refusal of a request that another replica may take.
 #[derive(Clone, Copy)]
 struct ForAnother;
 
-/// Whether `response` says that nothing has run, and that another replica may take the request.
+/// True if nothing of the request has run, and another replica may take it.
 pub fn is_for_another(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<ForAnother>().is_some()
 }
@@ -66,33 +66,33 @@ pub fn is_for_another(response: &Response<BoxBody>) -> bool {
 #[derive(Clone, Copy)]
 struct OfTheCall;
 
-/// Returns whether `response` is a failure of which the server here is not the cause.
+/// True if the server here is not the cause of the failure in `response`.
 pub fn is_of_the_call(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<OfTheCall>().is_some()
 }
 
-/// Marks a response as one whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.
+/// Marks a response whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.
 #[derive(Clone, Copy)]
 struct Ours;
 
-/// Whether the proxy wrote the head of `response`.
+/// True if the proxy wrote the head of `response`.
 pub fn is_ours(response: &Response<BoxBody>) -> bool {
     response.extensions().get::<Ours>().is_some()
 }
 
-/// A refusal of which nothing reached the upstream.
+/// Returns the refusal of a request of which nothing reached the upstream.
 pub fn refusal(code: ErrorCode) -> Response<BoxBody> {
     failure(Failure::before_run(code), &[], false)
 }
 
-/// The same with `detail` behind the error's constant text.
+/// Returns a refusal with `detail` after the error's constant text.
 pub fn refusal_about(code: ErrorCode, detail: &str) -> Response<BoxBody> {
     let mut response = refusal(code);
     *response.body_mut() = whole(Failure::before_run(code).to_message_about(detail).into());
     response
 }
 
-/// Returns whether another refusal may be logged: any client can cause one, so the log has at most one in [`REFUSAL_LOG_PAUSE`].
+/// True if another refusal may be logged. Any client can cause one, so the log has at most one in [`REFUSAL_LOG_PAUSE`].
 fn may_log_refusal() -> bool {
     static LAST_LOGGED: Mutex<Option<Instant>> = Mutex::new(None);
     let now = clock::now();
@@ -104,8 +104,8 @@ fn may_log_refusal() -> bool {
     may_log
 }
 
-/// The refusal of a request for its host or its origin, with the name and the key that would allow it. Counts it, and has the log say so now
-/// and then.
+/// Returns the refusal of a request for its host or its origin. It names the host or origin, and the key that would allow it. Counts it,
+/// and logs some of them.
 pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &Errors) -> Response<BoxBody> {
     let detail = match code {
         ErrorCode::HostRefused => access::host_refused(uri, headers),
@@ -118,7 +118,7 @@ pub fn access_refused(code: ErrorCode, uri: &Uri, headers: &HeaderMap, errors: &
     refusal_about(code, &detail)
 }
 
-/// A JSON body.
+/// Returns a response with a JSON body.
 pub fn json(status: StatusCode, body: Bytes) -> Response<BoxBody> {
     let mut response = self::status(status);
     *response.body_mut() = whole(body);
@@ -126,7 +126,7 @@ pub fn json(status: StatusCode, body: Bytes) -> Response<BoxBody> {
     response
 }
 
-/// A status without a body.
+/// Returns a response without a body.
 pub fn status(status: StatusCode) -> Response<BoxBody> {
     let mut response = Response::new(whole(Bytes::new()));
     *response.status_mut() = status;
@@ -135,14 +135,14 @@ pub fn status(status: StatusCode) -> Response<BoxBody> {
     response
 }
 
-/// A method an admin page does not take.
+/// Returns the refusal of a method that an admin page does not take.
 pub fn method_not_allowed() -> Response<BoxBody> {
     let mut response = status(StatusCode::METHOD_NOT_ALLOWED);
     response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
     response
 }
 
-/// An SSE response under a head of the proxy's own.
+/// Returns an SSE response under a head of the proxy's own.
 pub fn stream<B>(body: B) -> Response<BoxBody>
 where
     B: http_body::Body<Data = Bytes, Error = crate::body::BoxError> + Send + 'static,
@@ -154,7 +154,7 @@ where
     response
 }
 
-/// An SSE response under the upstream's head.
+/// Returns an SSE response under the upstream's head.
 pub fn stream_with<B>(status: StatusCode, mut head: HeaderMap, body: B) -> Response<BoxBody>
 where
     B: http_body::Body<Data = Bytes, Error = crate::body::BoxError> + Send + 'static,

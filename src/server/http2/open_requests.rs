@@ -28,7 +28,7 @@ tokio::task_local! {
 #[derive(Clone, Copy)]
 pub(super) struct Blocked {
     pub(super) since: Instant,
-    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`, is an end like any other, but no client
+    /// True if a reset may end the response. To some clients (those on hyper) the reset, `CANCEL`, is an end like any other. But no client
     /// takes an event or a JSON text that was cut short for whole.
     pub(super) can_be_cut: bool,
 }
@@ -85,8 +85,8 @@ impl OpenRequests {
         self.lock().is_leaving
     }
 
-    /// Returns the time at which the connection ends, whatever is left on it: one of its responses is given up; or none of them can go on
-    /// and one cannot be cut; or, in a connection that `is_stopping`, all ended long ago and the client does not take their last pieces.
+    /// Returns the time at which the connection ends with all that is left on it. One of its responses is given up; or none of them can go
+    /// on and one cannot be cut; or, if it `is_stopping`, all ended long ago and the client does not take their last pieces.
     pub(super) fn deadline(&self, is_stopping: bool) -> Option<Instant> {
         let state = self.lock();
         if state.is_given_up {
@@ -105,7 +105,7 @@ impl OpenRequests {
         (self.lock().went_on_at.max(since) + SEND_TIMEOUT).min(since + SLOW_TIMEOUT)
     }
 
-    /// A response that cannot be cut has been blocked for too long, `since` then. The others go on for a while.
+    /// Notes that a response that cannot be cut has been blocked for too long, `since` then. The others go on for a while.
     pub(super) fn leave(&self, since: Instant, now: Instant) {
         let mut state = self.lock();
         state.is_leaving = true;
@@ -143,7 +143,7 @@ impl OpenRequest {
         Self { requests: requests.clone(), can_be_cut: false, blocked_since: None }
     }
 
-    /// hyper has a piece and waits for room for it.
+    /// Notes that hyper has a piece and waits for room for it.
     fn note_blocked(&mut self) {
         let since = clock::now();
         self.blocked_since = Some(since);
@@ -155,7 +155,7 @@ impl OpenRequest {
         state.blocked_at = since;
     }
 
-    /// There is room for the piece before.
+    /// Notes that there is room for the piece before.
     fn note_going_on(&mut self) {
         let now = clock::now();
         if self.note_unblocked().is_some_and(|since| since + WAITED <= now) {

@@ -23,7 +23,7 @@ use crate::server::handler::{Ending, Peer};
 /// A SETTINGS frame without settings.
 const SETTINGS: &[u8] = b"\0\0\0\x04\0\0\0\0\0";
 
-/// Serves the other end of a pipe; every request is answered after `takes`.
+/// Serves the other end of a pipe. Every request is answered after `takes`.
 fn served(takes: Duration) -> (DuplexStream, watch::Sender<Ending>) {
     served_by(move |_: Request<Incoming>| async move {
         clock::sleep(takes).await;
@@ -47,7 +47,7 @@ async fn until_closed(mut pipe: DuplexStream) -> Duration {
     clock::now() - begin
 }
 
-/// The same of a client that answers every PING, and does nothing else.
+/// Answers every PING, and does nothing else. Returns the time until the connection ended.
 async fn answering_pings(mut pipe: DuplexStream) -> Duration {
     let begin = clock::now();
     let mut head = [0; 9];
@@ -65,7 +65,7 @@ async fn answering_pings(mut pipe: DuplexStream) -> Duration {
     clock::now() - begin
 }
 
-/// A client that answers every PING, and when its connection ended.
+/// Returns a client that answers every PING, and the time at which its connection ends.
 async fn speaking(pipe: DuplexStream) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<Instant>) {
     let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(pipe)).await.expect("HTTP/2");
     let ended = tokio::spawn(async {
@@ -119,7 +119,7 @@ impl Body for Endless {
     }
 }
 
-/// Serves a response whose body never runs out of pieces.
+/// Serves responses whose bodies never end.
 fn served_endless_bodies() -> (DuplexStream, watch::Sender<Ending>) {
     served_by(|_: Request<Incoming>| async { Response::new(Endless.boxed_unsync()) })
 }
@@ -153,7 +153,7 @@ async fn a_response_that_is_not_read_does_not_end_another_that_is() {
     assert!(!ended.is_finished());
 }
 
-/// Counts the bodies that were dropped.
+/// Number of bodies that were dropped.
 struct Dropped(Arc<AtomicUsize>);
 
 impl Drop for Dropped {
@@ -162,7 +162,7 @@ impl Drop for Dropped {
     }
 }
 
-/// An event stream: endless for a path, silent for `/`.
+/// Body of an event stream: endless for a path, silent for `/`.
 struct Events {
     is_endless: bool,
     _dropped: Dropped,
@@ -212,7 +212,7 @@ async fn a_response_of_which_nothing_is_taken_ends_alone() {
         assert!(took < SEND_TIMEOUT + Duration::from_secs(2), "{dropped:?} after {took:?}");
     }
     assert!(clock::now() - begin >= SEND_TIMEOUT);
-    // The others go on, for as long as they like.
+    // The other responses go on without a limit.
     clock::sleep(SLOW_TIMEOUT * 2).await;
     assert_eq!((dropped.load(Ordering::Relaxed), ended.is_finished()), (2, false));
     sender.send_request(request_for("http://h/")).await.expect("the connection takes requests");
@@ -260,7 +260,7 @@ async fn a_response_that_must_not_be_cut_ends_its_connection_in_the_end() {
 async fn last_pieces_that_are_not_taken_do_not_keep_a_connection() {
     for window in [0, 1] {
         let (mut pipe, _stop) = served(Duration::ZERO);
-        // SETTINGS_INITIAL_WINDOW_SIZE: of each response the client takes so many bytes.
+        // SETTINGS_INITIAL_WINDOW_SIZE: bytes that the client takes of each response.
         let settings = [b"\0\0\x06\x04\0\0\0\0\0\0\x04\0\0\0", &[window][..]].concat();
         // GET / over http, for the authority "h".
         let request = b"\0\0\x06\x01\x05\0\0\0\x01\x82\x84\x86\x41\x01h";
