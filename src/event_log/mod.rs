@@ -1,8 +1,10 @@
-//! The one stream log: every stream, by its id, from its first byte upstream to the end of its retention.
+//! The log of streams: each stream by its id, from its first byte upstream to the end of its retention.
 //!
-//! Owned here: the streams, the index by which a resume finds one, the records of sessions, the index of calls that a retry
-//! may match, and the sweeper that forgets what is over. Invariant: no index keeps a stream longer than its retention. Absent:
-//! HTTP (ingress), SSE responses (delivery) and the upstream (upstream).
+//! Arrows point down: `recovery` brings streams, sessions and calls back, of this process and of others; `log`
+//! creates, finds, keeps and forgets streams; `writer` appends and evicts; `stream` is one stream with its reader;
+//! `backing` is the store behind the log; `identity` and `quota` say whose a stream is and how much its owner
+//! may hold. `sessions`, `retry_index` and `sweeper` stand beside them. Invariant: no index keeps a stream
+//! longer than its retention. Absent: HTTP (`ingress`), SSE responses (`delivery`) and the upstream (`upstream`).
 
 mod backing;
 mod identity;

@@ -1,4 +1,7 @@
-//! Claims: the records of calls that a client may send again to another replica, or after a restart.
+//! Claims: records of calls that a client may send again to another replica, or after a restart.
+//!
+//! Owned here: the records' form and keys, and the guard that extends, rewrites and removes them. Absent: lookups and
+//! decisions (`recovery/remote_retries.rs`).
 
 use std::collections::HashSet;
 use std::fmt;
@@ -17,56 +20,56 @@ use crate::random;
 use crate::store::{Error, Store};
 use crate::sync;
 
-/// How often records are looked at that are to be kept.
+/// Interval at which claims are checked for extension.
 pub(in crate::event_log) const LOOK: Duration = Duration::from_secs(15);
 
-/// A call, and where it was begun.
+/// Record of a claim: a call and the replica that runs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClaimRecord {
-    /// The replica.
+    /// Replica that runs the call.
     pub owner: Owner,
-    /// What its stream is called, if it comes to one.
+    /// Id of its stream, if it becomes one.
     pub stream: StreamId,
-    /// The body of its POST, where it has a key.
+    /// Fingerprint of the POST body, if the call has a key.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub body: Option<Fingerprint>,
 }
 
-/// A call with a key, as another token of its caller finds it. Anybody can claim to be that caller: nothing of it is for one who has
-/// not proven it.
+/// Record by which the same caller finds a call with a key under another token. The caller's identity is only claimed
+/// here: nothing of the call is revealed before it is proven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SubjectClaim {
-    /// The call.
+    /// Record of the call.
     pub run: ClaimRecord,
-    /// Its fingerprint with the token that began it.
+    /// Fingerprint of the call under the token that began it.
     pub call: Fingerprint,
-    /// The server had accepted that token before.
+    /// True if the server had accepted that token before.
     pub is_accepted: bool,
 }
 
-/// What is written down of a call that is claimed.
+/// Contents of a new claim.
 #[derive(Clone, Copy, Debug)]
 pub struct ClaimRequest {
-    /// For how long its answer is kept.
+    /// Retention of the response.
     pub retention: Duration,
-    /// The body of its POST, where it has a key.
+    /// Fingerprint of the POST body, if the call has a key.
     pub body: Option<Fingerprint>,
 }
 
-/// What a claim met.
+/// Outcome of a claim.
 #[derive(Debug)]
 pub enum ClaimOutcome {
-    /// Nobody has begun the call: it is to be run here.
+    /// No replica has begun the call: it runs here.
     Claimed(ClaimGuard),
-    /// It was begun before; and how that is written.
+    /// The call was begun before; with the bytes of its record.
     Existing(ClaimRecord, Bytes),
-    /// Nobody has begun it, and nobody was to.
+    /// The call was not begun, and no claim was wanted.
     Unclaimed,
-    /// What is written of it cannot be read: another version's, perhaps.
+    /// The record cannot be read, perhaps because another version wrote it.
     Unreadable,
 }
 
-/// The calls whose records are on their way out of the store: they are over, or never ran, whatever the store still says.
+/// Calls whose records are being removed from the store: they are over or never ran, whatever the store still holds.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct ReleasedClaims(Mutex<HashSet<StreamId>>);
 
@@ -80,20 +83,20 @@ impl ReleasedClaims {
     }
 }
 
-/// A record as it was written.
+/// A record as written.
 #[derive(Clone)]
 pub(in crate::event_log) struct Record {
     pub(in crate::event_log) key: Vec<u8>,
     pub(in crate::event_log) value: Vec<u8>,
 }
 
-/// The records of a call that was claimed here; dropping it removes them, unless the call was left.
+/// Guard of the records of a call that was claimed here. To drop it removes them, unless they were left behind.
 pub struct ClaimGuard {
     pub(in crate::event_log) store: Arc<dyn Store>,
     released: Arc<ReleasedClaims>,
     pub(in crate::event_log) stream: StreamId,
     pub(in crate::event_log) record: Record,
-    /// That by which another token finds it. In a box: most have none.
+    /// Record for the caller's other tokens, or `None`. Boxed: most calls have none.
     pub(in crate::event_log) subject_record: Option<Box<Record>>,
     retention: Duration,
     kept_at: Mutex<Instant>,
@@ -127,22 +130,23 @@ impl ClaimGuard {
         }
     }
 
-    /// However long ago that was last done: the record of a replica that dies outlives it for as long as an answer is kept.
+    /// Returns the lifetime of a record after an extension. The record of a replica that dies outlives it by the
+    /// retention of a response.
     pub(in crate::event_log) fn keep(&self) -> Duration {
         self.retention + self.renewal() + LOOK
     }
 
-    /// How often its time begins anew.
+    /// Returns the interval between extensions.
     fn renewal(&self) -> Duration {
         self.retention / 4
     }
 
-    /// What the stream of the call is to be called.
+    /// Returns the id for the stream of the call.
     pub fn stream(&self) -> StreamId {
         self.stream
     }
 
-    /// No other token finds the call: the place is another call's.
+    /// Drops the record for other tokens, because its place is another call's.
     pub fn drop_subject_claim(&mut self) {
         self.subject_record = None;
     }
@@ -155,12 +159,13 @@ impl ClaimGuard {
         let mut kept_at = sync::lock(&self.kept_at);
         if now.saturating_duration_since(*kept_at) >= self.renewal() {
             *kept_at = now;
-            // Nobody waits for the answer: what is not kept now is kept the next time.
+            // A failure needs no handling: the next round extends the record.
             self.records().for_each(|of| drop(self.store.expire_if_equal(&of.key, &of.value, Some(self.keep()))));
         }
     }
 
-    /// The records stay, for the time that is left to them: the call goes on to be known elsewhere, or nobody knows what became of it.
+    /// Leaves the records in the store for the rest of their lifetime: the call stays known to other replicas, or its
+    /// outcome is unknown.
     pub(in crate::event_log) fn leave(&self) {
         self.is_left.store(true, Ordering::Relaxed);
     }
@@ -169,8 +174,8 @@ impl ClaimGuard {
         self.records().for_each(|of| drop(self.store.claim(&of.key, &of.value, self.keep())));
     }
 
-    /// Removes the records. Asks again for as long as the store does not confirm it and could still have one: it would say of a call that
-    /// is over, or never ran, that it may have run.
+    /// Removes the records. Retries until the store confirms it or the record has expired there: a record that stays
+    /// would report a finished call, or one that never ran, as possibly run.
     fn release(&self) {
         let records: Vec<_> = self.records().cloned().collect();
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
@@ -192,7 +197,7 @@ impl ClaimGuard {
 }
 
 impl Record {
-    /// Removes it from a store that did not confirm it, and could have it until then.
+    /// Removes the record from a store that did not confirm it; gives up at `until`.
     async fn remove_for_sure(&self, store: &dyn Store, until: Instant) {
         while clock::now() < until {
             clock::sleep(STORE_RETRY_PAUSE).await;
@@ -200,7 +205,7 @@ impl Record {
                 break;
             }
         }
-        // A claim whose connection broke may take effect after that.
+        // A claim whose connection broke may take effect later.
         clock::sleep(LOOK).await;
         let _ = store.expire_if_equal(&self.key, &self.value, None).wait().await;
     }
@@ -208,7 +213,7 @@ impl Record {
 
 impl Drop for ClaimGuard {
     fn drop(&mut self) {
-        // A record that stays says that the call may have run, until its time is over.
+        // A record that stays says that the call may have run, until the record expires.
         if !self.is_left.load(Ordering::Relaxed) {
             self.release();
         }

@@ -1,4 +1,4 @@
-//! Fingerprints: by which a POST is known as the retry of a call.
+//! Fingerprints, by which a POST is recognised as the retry of a call.
 
 use std::hash::{Hash, Hasher};
 
@@ -9,11 +9,12 @@ use crate::event_log::identity::ownership::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::protocol::cluster::Base64;
 
-/// What makes two POSTs the same call: principal, session and body, or principal and `Idempotency-Key`.
+/// Identity of a call: principal, session and body, or principal and `Idempotency-Key`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint([u8; 32]);
 
-/// Its beginning is enough for a map that hashes it with a secret key: to find many bodies that share it is beyond anybody.
+/// Hashes the first eight bytes alone. The map hashes them with a secret key, and to find many bodies with the same
+/// beginning is infeasible.
 impl Hash for Fingerprint {
     fn hash<H: Hasher>(&self, state: &mut H) {
         let [a, b, c, d, e, f, g, h, ..] = self.0;
@@ -22,33 +23,34 @@ impl Hash for Fingerprint {
 }
 
 impl Fingerprint {
-    /// Of a call in a session: the body holds the request id with its type.
+    /// Returns the fingerprint of a call in a session; the body holds the request id with its type.
     pub fn of_call(binding: &Binding, query: &str, body: &[u8]) -> Self {
         Self::hash(b"call", &binding.principal, &[binding.session_text(), query], body)
     }
 
-    /// Of an `Idempotency-Key`.
+    /// Returns the fingerprint of an `Idempotency-Key`.
     pub fn of_key(binding: &Binding, key: &[u8]) -> Self {
         Self::hash(b"key", &binding.principal, &[binding.session_text()], key)
     }
 
-    /// Of an `Idempotency-Key` of whom the caller's token says it speaks for; `None` where it says nothing.
+    /// Returns the fingerprint of an `Idempotency-Key` under the subject that the caller's token claims, or `None` if
+    /// it claims none.
     pub fn of_subject_key(binding: &Binding, key: &[u8]) -> Option<Self> {
         let subject = Principal::Known(binding.subject?.digest());
         Some(Self::hash(b"subject", &subject, &[binding.session_text()], key))
     }
 
-    /// Of a body alone: whether a key came back with the same one.
+    /// Returns the fingerprint of a body alone, to compare the bodies of two POSTs with one key.
     pub fn of_body(query: &str, body: &[u8]) -> Self {
         Self::hash(b"body", &Principal::Anonymous, &[query], body)
     }
 
-    /// As replicas say it to each other.
+    /// Encodes the fingerprint for messages between replicas.
     pub fn to_wire(&self) -> Base64 {
         Base64(self.0.to_vec())
     }
 
-    /// Reads that; `None` for what is none.
+    /// Decodes a fingerprint from a message, or returns `None` if it is malformed.
     pub fn from_wire(wire: &Base64) -> Option<Self> {
         wire.0.as_slice().try_into().ok().map(Self)
     }

@@ -1,4 +1,4 @@
-//! The generation of the store's contents, and whether they may be incomplete.
+//! Generation of the store's contents, and whether they may be incomplete.
 
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
@@ -7,32 +7,33 @@ use crate::clock;
 use crate::protocol::ids::StoreEpoch;
 use crate::sync;
 
-/// What the store holds, as it was when somebody last looked. Nothing where it cannot lose that while this process runs.
+/// Last seen generation of the store's contents, or `None` if the store cannot lose them while this process runs.
 #[derive(Debug, Default)]
 pub struct Generation(Mutex<Option<Seen>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     epoch: StoreEpoch,
-    /// How often the store was regained by then.
+    /// Number of losses that the store had reported then.
     times: u64,
-    /// It was regained, and what it has may not be complete until then.
+    /// End of the recovery after a loss: the contents may be incomplete until then. `None` before the first loss.
     recovering_until: Option<Instant>,
 }
 
-/// What may have happened to what the store held.
+/// Extent of a loss of the store's contents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreLoss {
-    /// Nothing.
+    /// No loss.
     Nothing,
-    /// Something of it may be missing.
+    /// Some of the contents may be missing.
     Partial,
-    /// It is gone.
+    /// All contents are gone.
     Total,
 }
 
 impl Generation {
-    /// The contents are these now, and were regained so often. For one lease after they were they are young.
+    /// Notes the epoch of the contents and the number of losses. After a loss the store counts as recovering for one
+    /// lease.
     pub(in crate::event_log) fn note(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         let mut seen = sync::lock(&self.0);
         let regained = match *seen {
@@ -48,7 +49,7 @@ impl Generation {
         regained
     }
 
-    /// Whether contents that were regained so often may lack what others are bringing there.
+    /// Returns whether the contents may lack records that other replicas are rewriting.
     pub(in crate::event_log) fn is_recovering(&self, times: u64) -> bool {
         let seen = sync::lock(&self.0);
         seen.is_some_and(|seen| seen.times != times || seen.recovering_until.is_some_and(|until| clock::now() < until))

@@ -1,38 +1,40 @@
-//! Whether the other replicas still count this one as living, and what it may take for granted where they may not.
+//! Lease health: whether the other replicas may already have declared this one dead, and what it may assume then.
 //!
-//! Once the lease has lapsed others may have ended what is open here. Whether they have, the store says; and where it cannot be asked,
-//! memory stands for it. A process that was frozen past its lease cannot ask either in its first moment, since its connections broke
-//! meanwhile, and must not take that for an outage: so the store counts as out of reach only after as many renewals have failed, one
-//! behind the other, as take a few seconds. Absent: who renews the lease (the replicas), and how long a batch waits (the recorder).
+//! Once the lease has expired, others may have ended the streams that are open here. The store knows whether they
+//! have; if it is unreachable, memory stands in for it. A process that was frozen past its lease finds its connections
+//! broken at first, and must not mistake that for an outage. The store therefore counts as unreachable only after
+//! several renewals in a row have failed, which takes a few seconds. Absent: the renewal itself (`cluster/lease.rs`),
+//! and the wait of a batch (the recorder).
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::clock;
 
-/// So many renewals fail in a row where the store is out of reach; at the pace of the replicas that is three seconds.
+/// Failed renewals in a row after which the store counts as unreachable: three seconds at the pace of the replicas.
 const MISSES: u32 = 12;
-/// Between two of them lies less than this, however slowly the store fails to answer. After more, this process was frozen.
+/// Longest gap between two failures of one row, however slowly the store fails. A longer one means that this process
+/// was frozen.
 const ROW: Duration = Duration::from_secs(10);
 
-/// What became of the renewals of this replica's lease. All times are of [`clock::boot`], which goes on while the process is frozen.
+/// State of this replica's lease. All times are of [`clock::boot`], which runs on while the process is frozen.
 #[derive(Debug, Default)]
 pub struct LeaseHealth {
-    /// In milliseconds; 0 where nobody asks.
+    /// End of the lease in milliseconds, or 0 without a lease.
     until: AtomicU64,
-    /// Renewals that failed in a row, and when the last one did, in milliseconds.
+    /// Failed renewals in a row, and the time of the last one in milliseconds.
     misses: AtomicU32,
     missed_at: AtomicU64,
 }
 
 impl LeaseHealth {
-    /// This replica counts as living until then.
+    /// Notes a renewal: the lease runs until then.
     pub(in crate::event_log) fn note(&self, until: Duration) {
         self.misses.store(0, Ordering::Relaxed);
         self.until.store(millis(until), Ordering::Relaxed);
     }
 
-    /// A renewal has failed just now. To be told by one task.
+    /// Notes a failed renewal. To be called by one task.
     pub(in crate::event_log) fn note_renewal_failed(&self) {
         let is_first = !self.has_missed_lately();
         let misses = if is_first { 0 } else { self.misses.load(Ordering::Relaxed) };
@@ -40,13 +42,13 @@ impl LeaseHealth {
         self.missed_at.store(millis(clock::boot()), Ordering::Relaxed);
     }
 
-    /// The lease has lapsed: others may have taken what this replica has.
+    /// True if the lease has expired, so that others may have adopted this replica's streams.
     pub(in crate::event_log) fn is_expired(&self) -> bool {
         let until = self.until.load(Ordering::Relaxed);
         until > 0 && until <= millis(clock::boot())
     }
 
-    /// It has lapsed, and whether the store can be reached is not known yet.
+    /// True if the lease has expired and it is not yet known whether the store is reachable.
     pub(in crate::event_log) fn is_in_doubt(&self) -> bool {
         let is_out_of_reach = self.misses.load(Ordering::Relaxed) >= MISSES && self.has_missed_lately();
         self.is_expired() && !is_out_of_reach
@@ -90,7 +92,7 @@ mod tests {
     async fn who_was_frozen_does_not_take_its_first_failures_for_an_outage() {
         let lease_health = LeaseHealth::default();
         lease_health.note(clock::boot() + LEASE);
-        // In an outage, too, which may be over when it wakes.
+        // Also in an outage, which may be over when the process wakes.
         for misses in [0, 100] {
             miss(&lease_health, misses).await;
             tokio::time::advance(LEASE).await;

@@ -1,4 +1,8 @@
-//! The store behind the log, and what it has of a stream.
+//! The store behind the log, and the progress of each stream in it.
+//!
+//! Owned here: the handle of the store with the state of this replica towards it ([`lease_health`], [`generation`],
+//! [`reader_table`]), and the records and claims that are written there. Absent: the writer and its batches
+//! (`writer/recorder.rs`).
 
 pub(in crate::event_log) mod claim;
 pub(in crate::event_log) mod fingerprint;
@@ -24,49 +28,49 @@ use crate::protocol::ids::{Seq, StoreEpoch};
 use crate::protocol::stream::Batch;
 use crate::store::{Coordination, Error, Pending, Store, Stored, WriterEpoch};
 
-/// An unsealed stream stays in its store for so long after its writer was last heard of. Whoever takes up a stream whose writer is
-/// gone comes far earlier; this frees what nobody takes up.
+/// Retention of an unsealed stream in the store after its writer was last seen. Adoption by another replica happens
+/// far earlier; this only frees streams that none adopts.
 pub(in crate::event_log) const KEEP_UNSEALED: Duration = Duration::from_secs(6 * 3600);
-/// How often a store that cannot be reached is looked at again.
+/// Pause between two attempts at an unreachable store.
 pub(in crate::event_log) const STORE_RETRY_PAUSE: Duration = Duration::from_millis(250);
 
-/// The store behind a log, and how it is used.
+/// The store behind a log, and the policy for its use.
 #[derive(Clone)]
 pub struct Backing {
     /// The store.
     pub store: Arc<dyn Store>,
-    /// The same, where other replicas use it too.
+    /// Coordination of the replicas that share the store, or `None` if it is not shared.
     pub shared: Option<Arc<dyn Coordination>>,
-    /// What is done without it.
+    /// Policy for an unreachable store.
     pub on_unreachable: OnUnreachable,
-    /// Whether this replica counts as living for the others.
+    /// Lease health of this replica.
     pub lease_health: Arc<LeaseHealth>,
-    /// Whether what it holds may be incomplete.
+    /// Generation of the store's contents.
     pub generation: Arc<Generation>,
-    /// Told of a new reader here where one at another replica may have to end.
+    /// Notifies of a new local reader that may displace one at another replica.
     pub displacing: Arc<Notify>,
-    /// Where its failures are counted.
+    /// Metrics for failures of the store.
     pub metrics: Arc<Metrics>,
 }
 
 impl Backing {
-    /// The contents of the store now, where they may become others while this process runs.
+    /// Returns the epoch of the store's contents, or `None` if they cannot be lost while this process runs.
     pub(in crate::event_log) fn epoch(&self) -> Option<StoreEpoch> {
         self.shared.as_ref().map(|shared| shared.epoch())
     }
 
-    /// Whether what failed with `error` waits until the store is back.
+    /// Returns whether an operation that failed with `error` waits for the store.
     pub(in crate::event_log) fn should_wait(&self, error: &Error) -> bool {
         self.on_unreachable == OnUnreachable::Refuse && matches!(error, Error::Unavailable(_))
     }
 
-    /// Counts a write that the store could not take.
+    /// Counts a write that the store refused.
     pub(in crate::event_log) fn note_failure(&self, error: &Error) {
         self.metrics.store.observe_failure(error);
     }
 
-    /// Makes a change that belongs to no stream, for as long as the store is to be waited for. `what` it could not do otherwise. Says
-    /// whether it is made.
+    /// Makes a change that belongs to no stream; retries while the store is to be waited for. `what` names the change
+    /// in the log. Returns whether the change was made.
     pub(in crate::event_log) async fn retry_until_available<T>(
         &self,
         change: impl Fn() -> Pending<Result<T, Error>>,
@@ -87,32 +91,32 @@ impl Backing {
         true
     }
 
-    /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
+    /// True for one lease after a data loss: a missing record may still be rewritten by its owner.
     pub(in crate::event_log) fn is_recovering(&self) -> bool {
         self.shared.as_ref().is_some_and(|shared| self.generation.is_recovering(*shared.possible_losses().borrow()))
     }
 }
 
-/// What the store has of one stream.
+/// Progress of one stream in the store.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct StoreProgress {
-    /// There is a record.
+    /// True if the stream has a record there.
     pub(in crate::event_log) is_created: bool,
-    /// Its end is there as well: nothing more is on its way.
+    /// True if the stream is sealed there: nothing more is in flight.
     pub(in crate::event_log) is_sealed: bool,
-    /// The last event that is there.
+    /// Last event there.
     pub(in crate::event_log) upto: Seq,
-    /// The last event that was dropped there.
+    /// Last event that was trimmed there.
     pub(in crate::event_log) trimmed: Seq,
-    /// What the last state said.
+    /// Digest of the last state written.
     pub(in crate::event_log) marks: StateMarks,
-    /// Events are missing there, because the store could not take them when they came.
+    /// True if the store lacks events that it could not take when they arrived.
     pub(in crate::event_log) is_behind: bool,
-    /// Some of those are gone here as well: the rest of the stream stays in memory.
+    /// True if some of those are trimmed here as well: the rest of the stream stays in memory.
     pub(in crate::event_log) is_memory_only: bool,
 }
 
-/// How much of a stream the store was known to have.
+/// Part of a stream that the store was known to have.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::event_log) struct StorePosition {
     upto: Seq,
@@ -121,37 +125,38 @@ pub(in crate::event_log) struct StorePosition {
 }
 
 impl StorePosition {
-    /// Whether the store has that much, or another writer has the stream.
+    /// Returns whether the store has at least this much, or a later writer has the stream.
     pub(in crate::event_log) fn is_in(self, stored: &Stored) -> bool {
         stored.epoch > self.epoch || (stored.tail >= self.upto && stored.sealed >= self.is_sealed)
     }
 }
 
 impl StoreProgress {
-    /// What the store is known to have, under this writer's epoch; `None` where that is nothing, or no more of the stream goes there.
+    /// Returns the part that the store is known to have, under this writer's epoch, or `None` if that is nothing or
+    /// the stream stays in memory.
     pub(in crate::event_log) fn position(&self, epoch: WriterEpoch) -> Option<StorePosition> {
         let is_there = self.is_created && !self.is_memory_only;
         is_there.then_some(StorePosition { upto: self.upto, is_sealed: self.is_sealed, epoch })
     }
 
-    /// Whether the store has everything up to `after`, so that what is next can follow.
+    /// Returns whether the store has everything up to `after`, so that the next event can follow.
     pub(in crate::event_log) fn is_level_with(&self, after: Seq) -> bool {
         self.is_created && !self.is_behind && self.upto == after
     }
 }
 
-/// A batch on its way into the store, with the state that it brings about where that is worth writing.
+/// A batch in flight to the store, with the state after it if that is worth writing.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct Staged {
     pub(in crate::event_log) batch: Batch,
     pub(in crate::event_log) state: Option<(StateMarks, Bytes)>,
 }
 
-/// What became of a batch, or of a seal.
+/// Outcome of writing a batch or a seal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::event_log) enum PersistOutcome {
-    /// It is there: the store has it, or memory stands for the store.
+    /// Persisted by the store, or kept by memory in its place.
     Persisted,
-    /// Another writer has the stream. Nothing of this one will ever be in it again.
+    /// Fenced: another writer has the stream, and nothing of this one will be in it again.
     Fenced,
 }

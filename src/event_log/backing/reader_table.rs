@@ -1,4 +1,4 @@
-//! Readers at other replicas, of streams that are written here.
+//! Table of the readers at other replicas, for streams that are written here.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard};
@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use crate::protocol::ids::{AttachId, Owner, StreamId};
 use crate::sync;
 
-/// For so long after it was heard of, a reader at another replica counts as one that reads.
+/// Time after its last report for which a reader at another replica counts as reading.
 pub const READER_HOLD: Duration = Duration::from_secs(15);
 
-/// The readers elsewhere.
+/// Readers at other replicas, by stream.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct ReaderTable {
     known: Mutex<HashMap<StreamId, Vec<RemoteReader>>>,
@@ -25,7 +25,7 @@ pub(in crate::event_log) struct RemoteReader {
     pub(in crate::event_log) touches: u64,
 }
 
-/// A reader that is not the newest any more, and where it is to be told.
+/// A displaced reader: its replica, the stream and the attachment.
 pub type Displaced = (Owner, StreamId, AttachId);
 
 impl ReaderTable {

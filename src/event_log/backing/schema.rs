@@ -1,8 +1,9 @@
-//! What is written of a stream beside its events, so that another process, or this one after a restart, can serve and end it.
+//! Records of a stream beside its events, with which another process, or this one after a restart, serves and ends it.
 //!
-//! Two records, both JSON: what a stream is, which never changes, and where it stands, which is written anew with the batch that changes
-//! it. A field that a later version adds must have a default, so that what an older version wrote can be read; one that it takes
-//! away stays readable for one version. Absent: the events, and when anything is written (`writer/recorder.rs`).
+//! Two records, both JSON: the description, which never changes, and the state, which is written with the batch that
+//! changes it. A field that a later version adds must have a default, so that records of older versions can be read; a
+//! field that it drops stays readable for one version. Absent: the events, and the time of each write
+//! (`writer/recorder.rs`).
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,10 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{Policy, Snapshot, SnapshotDigest};
 use std::time::Duration;
 
-/// What a stream is.
+/// Description of a stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::event_log) struct About {
-    /// Who made it, and in which contents of the store: its handle says so for ever.
+    /// Replica that made the stream, and the epoch of the store's contents then; the handle names both for ever.
     pub(in crate::event_log) owner: Owner,
     pub(in crate::event_log) epoch: StoreEpoch,
     pub(in crate::event_log) policy: Policy,
@@ -33,35 +34,36 @@ pub(in crate::event_log) struct About {
     pub(in crate::event_log) secret: Option<Secret>,
 }
 
-/// How a stream is sliced.
+/// Description of a stream that is read in slices, as partial results.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Slicing {
-    /// Which calls may carry it on.
+    /// Digest by which a later call is recognised as a continuation.
     pub sameness: CallDigest,
-    /// What its result looks like.
+    /// Form of an interim result.
     pub form: Form,
-    /// How long a slice is.
+    /// Length of a slice.
     pub length: Duration,
-    /// What the first call is called, upstream as well.
+    /// Names of the first call, also used upstream.
     pub first: Names,
 }
 
-/// Where it stands.
+/// State of a stream.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::event_log) struct State {
     pub(in crate::event_log) machine: Snapshot,
-    /// What its slices are called, the first one aside.
+    /// Names of its slices except the first.
     #[serde(default)]
     pub(in crate::event_log) slices: Vec<Names>,
-    /// Where it was made after the stream was recorded.
+    /// Secret of the resume token, if it was made after the description was written.
     #[serde(default)]
     pub(in crate::event_log) secret: Option<Secret>,
-    /// The last event of a writer that is gone, as far as the store knew, where another one ended it: what follows is that one's.
+    /// Last event of a dead writer as far as the store knew, if another replica ended the stream: later events are
+    /// that one's.
     #[serde(default)]
     pub(in crate::event_log) adopted_after: Option<Seq>,
 }
 
-/// Whether a state is worth writing.
+/// Digest of a state, to tell whether a new one is worth writing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::event_log) struct StateMarks {
     pub(in crate::event_log) machine: SnapshotDigest,
@@ -69,7 +71,7 @@ pub(in crate::event_log) struct StateMarks {
     pub(in crate::event_log) has_secret: bool,
 }
 
-/// A record that cannot be read: damaged, or of another version.
+/// Error for a record that cannot be read: damaged, or of another version.
 #[derive(Debug, thiserror::Error)]
 #[error("the record of a stream cannot be read: {0}")]
 pub(in crate::event_log) struct Unreadable(#[from] serde_json::Error);
@@ -89,7 +91,7 @@ impl State {
         encode(self)
     }
 
-    /// `None`: none was written yet.
+    /// Decodes a state; `None` if none was written yet.
     pub(in crate::event_log) fn decode(bytes: &[u8]) -> Result<Option<Self>, Unreadable> {
         if bytes.is_empty() { Ok(None) } else { Ok(Some(serde_json::from_slice(bytes)?)) }
     }

@@ -1,16 +1,16 @@
-//! Identities: of this replica, of callers, and of the owners of streams.
+//! Identities of this replica, of callers, and of the owners of streams.
 
 pub(in crate::event_log) mod ownership;
 pub(in crate::event_log) mod principal;
 
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 
-/// What names this replica and its store's contents in every event ID.
+/// Identity of this replica and of its store's contents, part of every event ID.
 pub struct Identity {
     /// The replica.
     pub owner: Owner,
-    /// The contents of its store when it began.
+    /// Epoch of the store's contents at the start.
     pub epoch: StoreEpoch,
-    /// Signs event IDs, and accepts them.
+    /// Keys that sign and verify event IDs.
     pub keys: Keyring,
 }

@@ -1,4 +1,5 @@
-//! Who a request comes from, as far as a proxy can tell: a keyed hash of the credential, never the credential.
+//! Principals: the identity of a caller as far as a proxy can tell, a keyed hash of the credential and never the
+//! credential itself.
 
 use std::sync::Arc;
 
@@ -14,23 +15,23 @@ use crate::protocol::certificate::CertificateNames;
 use crate::protocol::headers::names::X_API_KEY;
 use crate::protocol::jwt::Claims;
 
-/// The subjects of so many tokens are remembered. One more, and all are looked for anew.
+/// Number of tokens whose subjects are cached. At one more the cache is cleared.
 const SUBJECTS_MAX: usize = 4096;
 
-/// The caller a stream belongs to. Equal credentials give equal principals within one process (or one key).
+/// Caller to which a stream belongs. Equal credentials give equal principals within one process, or under one key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Principal {
-    /// No credential: a stream's event ID is its only key.
+    /// No credential: the event ID is the only key to a stream.
     Anonymous,
-    /// No credential, but a query in the URL, of which this is a hash. It may be a key, so it keeps streams apart; but many may use
-    /// one URL, so that these callers are as good as anonymous.
+    /// No credential, but a query in the URL, given as a hash. It may be a key, so it separates streams; but many
+    /// callers may use one URL, so they count as anonymous.
     AnonymousAt([u8; 16]),
-    /// A hash of all credentials and of where they stood.
+    /// Hash of all credentials and of their places.
     Known([u8; 16]),
 }
 
 impl Principal {
-    /// Whether the caller showed no credential.
+    /// True if the caller showed no credential.
     pub fn is_anonymous(&self) -> bool {
         match self {
             Principal::Anonymous | Principal::AnonymousAt(_) => true,
@@ -38,7 +39,7 @@ impl Principal {
         }
     }
 
-    /// What it is told from others by.
+    /// Returns the bytes that distinguish the principal, or `None` if it is anonymous.
     pub(in crate::event_log) fn digest(&self) -> Option<&[u8; 16]> {
         match self {
             Principal::Anonymous => None,
@@ -47,19 +48,20 @@ impl Principal {
     }
 }
 
-/// What a request shows of its caller.
+/// Credentials that a request presents.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown<'a> {
-    /// Its headers.
+    /// Headers of the request.
     pub headers: &'a HeaderMap,
-    /// The query of its URL, without the parameter that names a stream.
+    /// Query of the URL without the parameter that names a stream, or `None` if there is none.
     pub query: Option<&'a str>,
-    /// The names in the certificate that its client showed; `None` as well for a certificate of a proxy in front.
+    /// Names in the client's certificate, or `None` without one and for the certificate of a proxy in front.
     pub certificate: Option<CertificateNames>,
 }
 
 impl Shown<'_> {
-    /// The credentials with the places they stand in. An empty header shows nothing; where a header comes several times, all count.
+    /// Returns the credentials with their places. An empty header is no credential; of a repeated header all values
+    /// count.
     fn credentials(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
         let certificate = self.certificate.as_ref().map(|names| ("certificate", names.as_bytes()));
         let authorization = said(self.headers, AUTHORIZATION).map(|value| ("authorization", value));
@@ -74,24 +76,24 @@ impl Shown<'_> {
         self.query.filter(|query| !query.is_empty()).map(|query| ("query", query.as_bytes()))
     }
 
-    /// Whether it shows more than `Authorization`, cookies included.
+    /// True if the request presents more than `Authorization`, cookies included.
     pub fn has_other_credentials(&self) -> bool {
         let has_header = |name: HeaderName| said(self.headers, name).next().is_some();
         self.certificate.is_some() || self.query().is_some() || has_header(X_API_KEY) || has_header(COOKIE)
     }
 }
 
-/// The values of a header that are not empty.
+/// Returns the values of a header that are not empty.
 fn said(headers: &HeaderMap, name: HeaderName) -> impl Iterator<Item = &[u8]> {
     headers.get_all(name).into_iter().map(|value| value.as_bytes().trim_ascii()).filter(|value| !value.is_empty())
 }
 
-/// Whom a caller's token says it speaks for: a hash of a JWT's issuer and subject. Anybody can claim any.
+/// Subject that a caller's token claims: a hash of the issuer and subject of a JWT. Unproven.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Subject([u8; 16]);
 
 impl Subject {
-    /// What it is told from others by.
+    /// Returns the bytes that distinguish the subject.
     pub(in crate::event_log) fn digest(self) -> [u8; 16] {
         self.0
     }
@@ -102,33 +104,33 @@ impl Subject {
     }
 }
 
-/// Tells principals apart.
+/// Derives principals and subjects from requests.
 #[derive(Clone)]
 pub struct Principals {
     source: PrincipalSource,
     key: [u8; 32],
-    /// What was found in tokens, by their principals: a token comes with every request of its caller, and decoding it costs more
-    /// than all else that is done to tell who that is.
+    /// Subjects found in tokens, by principal. A token comes with every request of its caller, and decoding it costs
+    /// more than all other steps here.
     subjects: Arc<DashMap<Principal, Subject>>,
 }
 
 impl Principals {
-    /// Reads the credential from where `source` says and hashes it with `key`.
+    /// Creates a resolver that reads the credential from `source` and hashes it with `key`.
     pub fn new(source: PrincipalSource, key: [u8; 32]) -> Self {
         Self { source, key, subjects: Arc::default() }
     }
 
-    /// Whether callers are told apart by the usual headers.
+    /// True if the usual headers identify callers.
     pub fn is_auto(&self) -> bool {
         self.source == PrincipalSource::Auto
     }
 
-    /// Whether the operator says who a caller is: by a header that nobody else can set.
+    /// True if a header that only the operator can set identifies callers.
     pub fn are_named(&self) -> bool {
         matches!(self.source, PrincipalSource::Header(_))
     }
 
-    /// The principal of a request.
+    /// Returns the principal of a request.
     pub fn of(&self, shown: &Shown<'_>) -> Principal {
         match &self.source {
             PrincipalSource::Auto => match (shown.credentials().next(), shown.query()) {
@@ -144,8 +146,8 @@ impl Principals {
         }
     }
 
-    /// The subject a request of `principal` claims, where its one `Authorization` is a JWT. What else the request shows is a part of
-    /// it: only the token may change.
+    /// Returns the subject that a request of `principal` claims, if its only `Authorization` is a JWT. All other
+    /// credentials are part of the subject: only the token may change.
     pub fn subject_of(&self, principal: &Principal, shown: &Shown<'_>) -> Option<Subject> {
         if !self.is_auto() {
             return None;
@@ -175,7 +177,7 @@ impl Principals {
         Some(Subject(self.hash(claims.into_iter().chain(others))))
     }
 
-    /// Whoever shows these credentials.
+    /// Returns the principal with these credentials.
     fn known<'p, 'v>(&self, mut credentials: impl Iterator<Item = (&'p str, &'v [u8])>) -> Principal {
         match credentials.next() {
             Some(first) => Principal::Known(self.hash([first].into_iter().chain(credentials))),
@@ -198,7 +200,7 @@ impl Principals {
     }
 }
 
-/// The values of all cookies of this name: which of several counts is the server's to say.
+/// Returns the values of all cookies with this name: the server decides which of several counts.
 fn cookies<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a [u8]> {
     let pairs = said(headers, COOKIE).flat_map(|line| line.split(|byte| *byte == b';')).map(<[u8]>::trim_ascii);
     pairs

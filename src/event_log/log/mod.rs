@@ -35,9 +35,9 @@ use crate::random;
 use crate::simulation::{self, Bug};
 use crate::store::{Coordination, StoreHealth};
 
-/// TailLimits the answers that are written to the store at a time once it takes them again.
+/// Late responses that are written at a time, once the store accepts writes again.
 pub(in crate::event_log) const LATE_WRITES_MAX: usize = 16;
-/// How often a drain looks whether answers were fetched.
+/// Interval at which a drain checks for undelivered responses.
 const FETCH_LOOK: Duration = Duration::from_millis(50);
 
 /// All streams of this process.
@@ -51,15 +51,15 @@ pub struct EventLog {
     pub(in crate::event_log) released: Arc<ReleasedClaims>,
     pub(in crate::event_log) sweeper: Sweeper,
     pub(in crate::event_log) readers: ReaderTable,
-    /// The turns of answers that wait for the store.
+    /// Permits for the late responses that are written to the store.
     pub(in crate::event_log) late_responses: Arc<Semaphore>,
-    /// Replicas whose lease has lapsed; see [`EventLog::set_expired_owners`].
+    /// Replicas whose lease has expired; see [`EventLog::set_expired_owners`].
     pub(in crate::event_log) expired_owners: Mutex<HashSet<Owner>>,
     pub(in crate::event_log) dummy_secret: [u8; 16],
 }
 
 impl EventLog {
-    /// An empty log. `backing: None` is the memory store: the tail alone.
+    /// Creates an empty log. `backing: None` is the memory store: the tail alone.
     pub fn new(
         identity: Identity,
         bounds: TailLimits,
@@ -83,16 +83,16 @@ impl EventLog {
         }
     }
 
-    /// What `sharer` holds.
+    /// Returns the quota of `key`.
     pub fn quota(&self, key: QuotaKey) -> Arc<Quota> {
         self.streams.quotas.of(key, clock::now())
     }
 
-    /// StreamTable for one more call of `share`, whose request has so many bytes. May forget streams that have arrived.
+    /// Reserves memory for one more call of `quota` with a request of this size. May evict delivered streams.
     ///
     /// # Errors
-    /// The bound that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`, where no call may
-    /// begin without a store.
+    /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`
+    /// if no call may begin without a store.
     pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
         if !self.takes_calls() {
             return Err(ErrorCode::StoreFailed);
@@ -100,8 +100,8 @@ impl EventLog {
         self.streams.admit(quota, request_bytes)
     }
 
-    /// StreamTable for a session's standalone stream. That is no call: neither the bound of those that run nor that of those without a
-    /// client holds for it.
+    /// Reserves memory for a session's standalone stream. That is no call: the limits of running and of detached calls
+    /// do not apply.
     ///
     /// # Errors
     /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
@@ -112,7 +112,7 @@ impl EventLog {
         self.streams.admit_standalone(quota, request_bytes)
     }
 
-    /// Whether new calls may begin, for all that the store says.
+    /// Returns whether the store allows new calls.
     pub fn takes_calls(&self) -> bool {
         self.backing.as_ref().is_none_or(|backing| match backing.store.health() {
             StoreHealth::Ready => true,
@@ -121,12 +121,12 @@ impl EventLog {
         })
     }
 
-    /// Whether the store can be reached, and takes what is new.
+    /// Returns the health of the store.
     pub fn store_health(&self) -> StoreHealth {
         self.backing.as_ref().map_or(StoreHealth::Ready, |backing| backing.store.health())
     }
 
-    /// StreamTable for what `holding` holds of a request, made where it can be.
+    /// Evicts until the quota of `reservation` is within its limits.
     ///
     /// # Errors
     /// `ShareFull` or `ProxyFull`.
@@ -134,20 +134,20 @@ impl EventLog {
         self.streams.ensure_within_limits(reservation.quota())
     }
 
-    /// The same for a POST without requests, where it needs any.
+    /// Evicts for a POST without requests, if that needs capacity.
     ///
     /// # Errors
-    /// As for [`Self::make_room`].
+    /// As for [`Self::evict_for`].
     pub fn evict_for_upload(&self, carried: &UploadReservation) -> Result<(), ErrorCode> {
         if carried.needs_capacity() { self.evict_for(carried.reservation()) } else { Ok(()) }
     }
 
-    /// A new stream, not yet found by anybody.
+    /// Creates a stream, which cannot be found yet.
     pub fn create(&self, spec: Spec, reservation: StreamReservation) -> Arc<Stream> {
         self.create_as(StreamId::from_bytes(random::bytes()), spec, reservation)
     }
 
-    /// The same of one whose name is known already.
+    /// Creates a stream with a known id.
     pub fn create_as(&self, id: StreamId, spec: Spec, reservation: StreamReservation) -> Arc<Stream> {
         Arc::new(Stream::new(
             id,
@@ -160,16 +160,16 @@ impl EventLog {
         ))
     }
 
-    /// The one writer of a stream that [`Self::create`] made; asked for once.
+    /// Returns the one writer of a stream that [`Self::create`] made. To be called once.
     pub fn writer(&self, stream: &Arc<Stream>) -> Writer {
         Writer::new(stream.clone(), self.streams.clone())
     }
 
-    /// Lets resumes find the stream, from its first id on.
+    /// Publishes the stream, so that resumes find it from its first id on.
     pub fn publish_once(&self, stream: &Arc<Stream>) {
         if stream.publish_first() {
             self.streams.insert(stream);
-            // Where another replica has taken it before, or just now, it was not there to be left.
+            // Another replica may have adopted the stream before it was published, when there was no entry to remove.
             if stream.has_moved() {
                 self.streams.leave(stream);
             }
@@ -182,19 +182,20 @@ impl EventLog {
         id.verify(&self.identity.keys)
     }
 
-    /// The stream an event ID names and the cursor in it, if the caller may have it. Forged, foreign, unknown and forgotten
-    /// look the same from outside, in time as well: every step is taken in every case.
+    /// Returns the stream of an event ID and the cursor in it, if the caller may have it. Forged, foreign, unknown and
+    /// forgotten ids are indistinguishable from outside, also by time: every step is taken in every case.
     pub fn find(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
         self.find_where(id, |owner| owner.admits(binding))
     }
 
-    /// The same where the caller may have it only if its token is what it claims to be.
+    /// Returns the stream of an event ID if it would be the caller's with a genuine token; see
+    /// [`Binding::is_claimed_by`].
     pub fn find_claimed(&self, id: Option<&Verified>, binding: &Binding) -> Option<(Arc<Stream>, Seq)> {
         self.find_where(id, |owner| owner.is_claimed_by(binding))
     }
 
-    /// The stream that a resume token opens for this caller, in whichever session: tokens outlive those. Forged, foreign, cancelled,
-    /// abandoned and forgotten look the same from outside, in time as well.
+    /// Returns the stream that a resume token opens for this caller, in any session, because tokens outlive sessions.
+    /// Forged, foreign, cancelled, abandoned and forgotten ones are indistinguishable from outside, also by time.
     pub fn find_by_token(
         &self,
         token: &ResumeToken,
@@ -204,7 +205,7 @@ impl EventLog {
         self.find_opened(token, handle, |owner| owner.principal == binding.principal)
     }
 
-    /// The same where the caller may have it only if its own token is what it claims to be.
+    /// Returns the stream that a resume token opens if it would be the caller's with a genuine token of its own.
     pub fn find_claimed_by_token(
         &self,
         token: &ResumeToken,
@@ -221,7 +222,7 @@ impl EventLog {
         admits: impl Fn(&Binding) -> bool,
     ) -> Option<Arc<Stream>> {
         let found = self.find_where(handle, admits).map(|(stream, _)| stream);
-        // Whoever has no stream to compare with compares with one that nobody has.
+        // Without a stream, the token is compared with a secret that opens none.
         let dummy = Secret::from_bytes(self.dummy_secret);
         let secret = found.as_ref().and_then(|stream| stream.secret()).unwrap_or(&dummy);
         let opens = token.is_opened_by(secret);
@@ -242,51 +243,51 @@ impl EventLog {
         }
     }
 
-    /// The replica whose streams begin here.
+    /// Returns this replica, the owner of new streams.
     pub fn owner(&self) -> Owner {
         self.identity.owner
     }
 
-    /// The contents of the store, as streams that begin now are named by them.
+    /// Returns the epoch of the store's contents, part of the ids of new streams.
     pub fn epoch(&self) -> StoreEpoch {
         self.backing.as_ref().and_then(|backing| backing.epoch()).unwrap_or(self.identity.epoch)
     }
 
-    /// The records of sessions.
+    /// Returns the records of sessions.
     pub fn sessions(&self) -> &Sessions {
         &self.sessions
     }
 
-    /// A name for a session that the upstream did not name.
+    /// Issues an id for a session that the upstream did not name.
     pub fn issue_session(&self, session: &IssuedSession) -> Option<SessionId> {
         session.seal(&self.identity.keys, random::bytes())
     }
 
-    /// What a session's name says, if a proxy with one of our keys issued it.
+    /// Decodes a session id, if a proxy with one of these keys issued it.
     pub fn open_issued(&self, id: &SessionId) -> Option<IssuedSession> {
         IssuedSession::open(id, &self.identity.keys)
     }
 
-    /// The calls that a retry may match.
+    /// Returns the index of calls that a retry may match.
     pub fn retry_index(&self) -> &Arc<RetryIndex<Stream>> {
         &self.retry_index
     }
 
-    /// Every stream that can be found, as an operator may see it, in no order.
+    /// Returns a summary of every stream in the log, in no order.
     pub fn summaries(&self) -> Vec<Summary> {
         let now = clock::now();
         self.streams.entries.iter().map(|entry| entry.value().summary(now)).collect()
     }
 
-    /// Returns how many streams that are over have an answer that a client may still come for; see [`Self::fetched`].
+    /// Returns the number of finished streams with a response that a client may still fetch; see [`Self::fetched`].
     pub fn unfetched(&self, patience: Duration) -> usize {
         let now = clock::now();
         let expects = |stream: &Stream| stream.look(|machine| machine.reader_expected_until(patience, now)).is_some();
         self.streams.entries.iter().filter(|entry| entry.value().stream().is_some_and(|stream| expects(stream))).count()
     }
 
-    /// Waits until nobody can be expected to come for the answer of a stream that is over, if clients take at most `patience` to
-    /// come back.
+    /// Waits until no client can be expected to fetch the response of a finished stream, if clients reconnect within
+    /// `patience`.
     pub async fn fetched(&self, patience: Duration) {
         while self.unfetched(patience) > 0 {
             clock::sleep(FETCH_LOOK).await;
@@ -299,37 +300,37 @@ impl EventLog {
         self.streams.all().iter().for_each(|stream| stream.close_reader(retry));
     }
 
-    /// Ends every stream that can be found and is not over, with the error `code` for whatever it owes.
+    /// Ends every open stream with the error `code` for each owed response.
     pub fn end_all(&self, code: ErrorCode) {
         self.streams.all().iter().for_each(|stream| stream.expire(code));
     }
 
-    /// How many streams can be found.
+    /// Returns the number of streams in the log.
     pub fn len(&self) -> usize {
         self.streams.entries.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the log is empty.
     pub fn is_empty(&self) -> bool {
         self.streams.entries.is_empty()
     }
 
-    /// Whether anything outlives this process.
+    /// Returns whether a store outlives this process.
     pub fn has_store(&self) -> bool {
         self.backing.is_some()
     }
 
-    /// What is done without the store.
+    /// Returns the policy for an unreachable store.
     pub fn on_unreachable(&self) -> OnUnreachable {
         self.backing.as_ref().map_or(OnUnreachable::Degrade, |backing| backing.on_unreachable)
     }
 
-    /// The store, where other replicas use it as well.
+    /// Returns the coordination of a shared store, or `None` if the store is not shared.
     pub fn shared(&self) -> Option<Arc<dyn Coordination>> {
         self.backing.as_ref()?.shared.clone()
     }
 
-    /// Leaves the records of all calls: this process ends, and others, or the next one, serve what is in the store.
+    /// Leaves the claims of all calls in the store: this process ends, and others, or the next one, serve its streams.
     pub fn leave_claims(&self) {
         self.retry_index().streams().iter().for_each(|stream| stream.leave_claims());
     }
@@ -337,12 +338,12 @@ impl EventLog {
 
 impl Drop for EventLog {
     fn drop(&mut self) {
-        // What the store has of them outlives them.
+        // The claims outlive this process.
         self.leave_claims();
     }
 }
 
-/// A fresh name for a connection's claim on a stream.
+/// Returns a fresh id for a connection's attachment.
 pub fn new_attach() -> AttachId {
     AttachId(u64::from_be_bytes(random::bytes()))
 }

@@ -1,4 +1,4 @@
-//! Retention: when a stream that is over is shortened to a stub, and when it is forgotten.
+//! Retention: a finished stream shrinks to a stub once its delivery is proven, and is forgotten in the end.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use crate::protocol::ids::StreamId;
 use crate::protocol::stream::Phase;
 use crate::simulation::{self, Bug};
 
-/// How often idle sessions are looked for.
+/// Interval of the sweep of idle sessions.
 const SESSION_SWEEP: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// The stream is over: keeps it until its retention ends.
+    /// Keeps a finished stream until its retention ends.
     pub fn retain(&self, stream: &Arc<Stream>) {
         self.publish_once(stream);
         let until = stream.kept_until();
         let at = until.unwrap_or_else(|| clock::now() + stream.look(|machine| machine.policy().retention));
         self.sweeper.schedule(at, stream.id());
-        // Its client may have been faster than its end.
+        // The delivery may have been proven before the end of the stream.
         self.reduce_to_stub(stream);
     }
 
@@ -35,8 +35,8 @@ impl EventLog {
         }
     }
 
-    /// The response that carried the stream's last message has arrived. What is proven to have is shortened to a stub, and an answer
-    /// that passed is forgotten unless a retry may come for it yet.
+    /// Notes the delivery of the response with the stream's last message. A stream with a proven delivery shrinks to a
+    /// stub. A response that passed through is forgotten, unless a retry may still match it.
     pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: Delivery) {
         stream.note_delivered(delivery);
         if stream.look(|machine| machine.phase() != Phase::Passed) {
@@ -51,7 +51,7 @@ impl EventLog {
         }
     }
 
-    /// Puts a stub in the place of a stream that is over and proven to have arrived, where that has all that may be asked for.
+    /// Replaces a stream with a proven delivery by its stub, if the stub has all that may still be read.
     pub(in crate::event_log) fn reduce_to_stub(&self, stream: &Arc<Stream>) {
         if !stream.is_proven() || !self.streams.has(stream) {
             return;
@@ -60,14 +60,14 @@ impl EventLog {
         if let Some(stub) = stream.to_stub(now)
             && self.streams.replace(stream, stub.enter())
         {
-            // What has arrived is no call to come back to.
+            // A delivered call cannot be retried.
             stream.forget_retries();
             self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, stream.id());
         }
     }
 
-    /// The stream of that name, from its stub where it has one. A stub without an answer stays, because its stream has no events to be read:
-    /// its retention begins anew.
+    /// Returns the stream, rebuilt from its stub if need be. A stub without a response stays in place, because its
+    /// stream has no events to read; its retention begins anew.
     pub(in crate::event_log) fn expand(&self, id: StreamId) -> Option<Arc<Stream>> {
         let now = clock::now();
         let mut known = self.streams.entries.get_mut(&id)?;
@@ -91,7 +91,7 @@ impl EventLog {
         Some(stream)
     }
 
-    /// What becomes now of a stub whose time may have come; `None` where there is none of that name.
+    /// Checks a stub whose time may have come. Returns `None` if there is none of this id.
     pub(in crate::event_log) fn check_stub(&self, id: StreamId, now: Instant) -> Option<Verdict> {
         let mut known = self.streams.entries.get_mut(&id)?;
         let StreamEntry::Stub(stub) = known.value_mut() else { return None };
@@ -101,7 +101,7 @@ impl EventLog {
             drop(self.streams.entries.remove_if(&id, |_, known| known.stream().is_none()));
             return Some(Verdict::Gone);
         }
-        // Its end is waited for since it was sealed.
+        // The end of retention is scheduled since the stream was sealed.
         let is_early = stub.drop_answer(now);
         drop(known);
         if !is_early {
@@ -110,7 +110,7 @@ impl EventLog {
         Some(if is_early { Verdict::Gone } else { Verdict::Until(Some(until)) })
     }
 
-    /// Forgets what is over, until dropped.
+    /// Sweeps finished streams and idle sessions, until dropped.
     pub async fn sweep(&self) {
         tokio::join!(self.sweeper.run(|id, now| self.check_retention(id, now)), self.sweep_sessions());
     }
@@ -128,7 +128,7 @@ impl EventLog {
                 Verdict::Gone
             }
             until => {
-                // One that came out of its stub for a client goes back.
+                // A stream that was rebuilt from its stub shrinks again.
                 self.reduce_to_stub(&stream);
                 self.keep_for(id, until, now);
                 Verdict::Until(until)
@@ -136,7 +136,8 @@ impl EventLog {
         }
     }
 
-    /// Somebody came back for a stream that is over: the store keeps it for as long as this process does, and a restart takes nothing.
+    /// Extends the retention of a resumed stream in the store, so that it stays there as long as here, also over a
+    /// restart.
     fn keep_for(&self, id: StreamId, until: Option<Instant>, now: Instant) {
         if let Some(backing) = self.backing.clone() {
             let keep = until.unwrap_or(now + backing::KEEP_UNSEALED).saturating_duration_since(now);

@@ -1,19 +1,19 @@
-//! The quotas that hold most, in the order in which they give up memory where the process is full.
+//! The quotas that hold most, in the order in which a full process evicts from them.
 
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use crate::event_log::quota::Quota;
 
-/// From whom room is made where the process is full. The lock on it is held for a look, never while room is made: who comes meanwhile makes
-/// its own from the same share.
+/// Quotas to evict from in a full process. The lock is held for a look, never during an eviction, so that other
+/// threads evict from the same quota meanwhile.
 #[derive(Default)]
 pub(in crate::event_log) struct LargestQuotas {
-    /// The largest first.
+    /// Quotas, the largest first.
     pub(in crate::event_log) quotas: Vec<Weak<Quota>>,
-    /// Whose turn it is: once for each of them, then round and round.
+    /// Index of the current quota; after the first round it wraps.
     pub(in crate::event_log) turn: usize,
-    /// Until when these are taken to be the largest.
+    /// Time until which these count as the largest, or `None` before the first search.
     pub(in crate::event_log) until: Option<Instant>,
 }
 
@@ -22,18 +22,18 @@ impl LargestQuotas {
         self.until.is_none_or(|until| until <= now)
     }
 
-    /// Whether all have given what they had.
+    /// Returns whether all quotas have been tried.
     pub(in crate::event_log) fn is_through(&self) -> bool {
         self.turn >= self.quotas.len()
     }
 
-    /// Whose turn it is, if that still holds much.
+    /// Returns the current quota if it still exceeds its fair share.
     pub(in crate::event_log) fn current(&self) -> Option<Arc<Quota>> {
         let turn = self.turn.checked_rem(self.quotas.len())?;
         self.quotas[turn].upgrade().filter(|quota| quota.exceeds_fair_share())
     }
 
-    /// Whoever had that turn has nothing more to give.
+    /// Moves on from the quota at `turn`, which has nothing left to evict.
     pub(in crate::event_log) fn pass(&mut self, turn: usize) {
         if self.turn == turn {
             let next = turn + 1;

@@ -1,13 +1,14 @@
-//! What one principal holds of this process, and what all of them hold together.
+//! Quotas: the memory and calls that one principal holds, and all principals together.
 //!
-//! Owned here: the accounts that every bound per principal hangs on, and the verdict whether one is over. A stream has its
-//! principal's share at hand, so that an event costs two additions and no search. Invariants: what a [`StreamReservation`] or a [`Reservation`]
-//! added is taken off when it is dropped, so that an account never drifts; memory is counted as it is taken, reserves and all.
-//! Absent: making room, which needs the streams (`writer/eviction.rs`), and the answer to whoever finds no room.
+//! Owned here: the accounts behind every limit per principal, and the decision whether one is exceeded. A stream
+//! refers to the quota of its principal, so that an event costs two additions and no lookup. Invariants: the bytes of
+//! a [`StreamReservation`] or a [`Reservation`] are subtracted when it is dropped, so that an account never drifts;
+//! memory is counted as it is allocated, spare capacity included. Absent: eviction, which needs the streams
+//! (`writer/eviction.rs`), and the error response for a refused request.
 //!
-//! **The total.** The last eighth of `max_bytes_total` is kept for those who hold little. Once the rest is taken, whoever holds
-//! more than an even part of that eighth is over, and gives way as if its own share were full; the others do not notice. So one
-//! principal's excess is taken from that principal also when the process is full.
+//! **The total.** The last eighth of `max_bytes_total` is reserved for principals that hold little. Once the rest is
+//! taken, a principal that holds more than its fair share of that eighth is over its limit, as if its own quota were
+//! full; the others are not affected. A full process therefore evicts from the principals that filled it.
 
 pub(in crate::event_log) mod largest;
 mod upload;
@@ -31,23 +32,22 @@ use crate::protocol::headers::SessionId;
 use crate::protocol::ids::StreamId;
 use crate::sync;
 
-/// What a stream costs beside its events, about: its state, its pump and the upstream connection's part in it.
+/// Approximate cost of a stream beside its events: state, pump and its part of the upstream connection.
 const STREAM_COST: usize = 2048;
-/// This part of the total is kept for those who hold little.
+/// Divisor of the total: this part is reserved for principals that hold little.
 const RESERVE: usize = 8;
-/// What is read of an event that has not come whole, however full the share is: the piece that a gather takes at once. To read on with it
-/// where there is no room is a turn, of one call at a time.
+/// Bytes of an incomplete event that are read however full the quota is: one piece of a gathering read. To read more
+/// without capacity takes the [`Overrun`], one call at a time.
 const ARRIVING_FREE: usize = 64 * 1024;
-/// A call that has the turn and gets no further keeps it for so long: neither a server that stops within an event nor a client that takes
-/// nothing keeps the other calls of a full share waiting.
+/// Time that a call without progress keeps the [`Overrun`]. Neither a server that stops within an event nor a client
+/// that reads nothing blocks the other calls of a full quota.
 const OVERRUN_IDLE: Duration = Duration::from_secs(5);
-/// Resumes that may come at once, in seconds' worth of their rate: all clients of a site are cut together and come back
-/// together.
+/// Burst of resumes, as time at their rate: all clients of a site are cut together and resume together.
 const RESUME_BURST: Duration = Duration::from_secs(10);
-/// Quotas that nobody uses are looked for once there are so many, and again at each doubling of those in use.
+/// Number of quotas from which unused ones are swept; the next sweep follows at twice the number then in use.
 const QUOTAS_MIN: usize = 1024;
 
-/// The bounds of one stream's tail.
+/// Limits of one stream's tail.
 #[derive(Clone, Copy, Debug)]
 pub struct TailLimits {
     /// Bytes of memory.
@@ -56,40 +56,42 @@ pub struct TailLimits {
     pub max_events: usize,
 }
 
-/// What one principal may hold, and all together.
+/// Limits of one principal, and of all together.
 #[derive(Clone, Copy, Debug)]
 pub struct QuotaLimits {
     /// Bytes of one principal.
     pub max_bytes: usize,
-    /// Bytes of all.
+    /// Bytes of all principals.
     pub max_bytes_total: usize,
-    /// Calls of one principal that run.
+    /// Running calls of one principal.
     pub max_streams: usize,
-    /// Those of them that no connection reads.
+    /// Running calls of one principal without a reader.
     pub max_detached: usize,
-    /// Resumes of one principal in a second.
+    /// Resumes of one principal per second.
     pub resumes_per_sec: u32,
-    /// A stub keeps its last response for so long, and a delivery that is in doubt is a retry's for so long.
+    /// Time for which a stub keeps its last response, and for which a retry may match a call whose delivery is in
+    /// doubt.
     pub delivered_retention: Duration,
-    /// Sessions that are remembered.
+    /// Sessions that have a record.
     pub max_sessions: usize,
 }
 
-/// Whose share it is.
+/// Holder of a quota.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum QuotaKey {
     /// A principal with a credential.
     Known([u8; 16]),
     /// An anonymous session that was opened here.
     Session(SessionId),
-    /// Whoever else is at that address.
+    /// Any other caller at this address.
     Peer(IpAddr),
 }
 
 impl QuotaKey {
-    /// The share of a principal that `is_proven` is its own. Anybody can make up a credential: any other shares with those who show
-    /// none. That is its session's share, if the session was opened here: anybody can make up the name of one. Else its address's; of
-    /// IPv6 the network's, because a host has as many addresses as it likes.
+    /// Returns the key for a principal; `is_proven` says that the server has accepted its credential. Any caller can
+    /// invent a credential, so an unproven one shares with the callers without one: the key is the session if it was
+    /// opened here, else the address. An IPv6 address counts by its /64 network, because a host has as many addresses
+    /// as it likes.
     pub fn of(principal: &Principal, is_proven: bool, opened: Option<&SessionId>, address: IpAddr) -> Self {
         const HOST: u128 = u64::MAX as u128;
         match (principal, opened, address.to_canonical()) {
@@ -101,45 +103,46 @@ impl QuotaKey {
     }
 }
 
-/// All shares.
+/// All quotas, by their keys.
 pub struct Quotas {
     global: Arc<GlobalQuota>,
     quotas: DashMap<QuotaKey, Arc<Quota>>,
     sweep_at: AtomicUsize,
 }
 
-/// What every share is a part of.
+/// Total of all quotas.
 pub(super) struct GlobalQuota {
     pub(super) allowance: QuotaLimits,
-    /// Its gauge of bytes is the account itself: there is no second one to differ from it.
+    /// Metrics; their gauge of held bytes is the account itself, so that no second one can differ.
     pub(super) metrics: Arc<Metrics>,
-    /// Quotas that hold anything.
+    /// Quotas that hold any bytes.
     holders: AtomicUsize,
-    /// That of the calls of all shares, where the process is full.
+    /// Overrun of all calls, for a full process.
     overrun: Overrun,
 }
 
-/// One principal's share.
+/// Quota of one principal.
 pub struct Quota {
     global: Arc<GlobalQuota>,
     bytes: AtomicUsize,
     streams: AtomicUsize,
     detached: AtomicUsize,
-    /// POSTs without requests that are on their way up.
+    /// POSTs without requests in flight to the upstream.
     carried: AtomicUsize,
-    /// When the resumes that were let through are paid for: at most [`RESUME_BURST`] from now, and one more.
+    /// Time at which the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus one.
     resumes_paid: Mutex<Option<Instant>>,
-    /// The queue of those that wait. Nothing is owed for them before it is their turn, so whoever leaves it gives up its place.
+    /// Queue of waiting resumes. A resume is counted only once it is admitted, so a caller that leaves owes nothing.
     resumes_queue: tokio::sync::Mutex<()>,
     delivered: Mutex<Delivered>,
-    /// The stubs of a share, by when they became that: they go before all else.
+    /// Stubs by the time of their creation: they are evicted first.
     proven: Mutex<BTreeSet<(Instant, StreamId)>>,
-    /// That of its calls, where it is full.
+    /// Overrun of this quota's calls.
     overrun: Overrun,
 }
 
-/// The right to read on with a large event although there is no room. One call has it at a time, until its client has taken the event:
-/// so what is full gets on, and is exceeded by one event, or by one more for each [`OVERRUN_IDLE`] in which a client takes nothing.
+/// Right to read on with a large event although the quota is full. One call has it at a time, until its client has
+/// read the event. A full quota thus makes progress, and is exceeded by one event, or by one more for each
+/// [`OVERRUN_IDLE`] in which a client reads nothing.
 #[derive(Default)]
 struct Overrun {
     held: Mutex<OverrunState>,
@@ -148,14 +151,14 @@ struct Overrun {
 
 #[derive(Default)]
 struct OverrunState {
-    /// Counts the calls that had the turn, so that one that has lost it does not give back another one's.
+    /// Number of the latest holder, so that an earlier one cannot free the right of a later one.
     number: u64,
-    /// When the call that has it got on last.
+    /// Last progress of the holder, or `None` if the right is free.
     progress_at: Option<Instant>,
 }
 
 impl Overrun {
-    /// Takes the turn where no other call has it, or that call gets no further. Returns its number.
+    /// Takes the right if it is free or its holder makes no progress. Returns the number of the new holder.
     fn take(&self, now: Instant) -> Option<u64> {
         let mut held = self.lock();
         if held.progress_at.is_some_and(|at| now.saturating_duration_since(at) < OVERRUN_IDLE) {
@@ -166,7 +169,7 @@ impl Overrun {
         Some(held.number)
     }
 
-    /// Notes that the call with this number got on; false where it has the turn no more.
+    /// Notes progress of the holder with this number. Returns false if it has lost the right.
     fn touch(&self, number: u64, now: Instant) -> bool {
         let mut held = self.lock();
         let is_held = held.number == number && held.progress_at.is_some();
@@ -190,20 +193,21 @@ impl Overrun {
     }
 }
 
-/// Why a stream that is over may go to make room. Those of the first row go first.
+/// Reason for which a finished stream may be evicted. Streams of the first queue go first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum EvictionQueue {
-    /// It has arrived.
+    /// The last message was delivered.
     Delivered,
-    /// The connection that carried it all ended in peace. Its client may lack the end: the stream goes last, and whole.
+    /// The connection with the last message was closed gracefully, but the client may lack the end. The stream is
+    /// evicted last, and whole.
     Unconfirmed,
 }
 
-/// The streams of a share that are over and may go, by when each came into its row: the first to go.
+/// Finished streams of a quota that may be evicted, by the time at which they were queued.
 #[derive(Default)]
 struct Delivered {
     row: BTreeSet<(Instant, StreamId)>,
-    /// Up to here they were shortened.
+    /// Last stream whose front was trimmed.
     shortened: Option<(Instant, StreamId)>,
     unconfirmed: BTreeSet<(Instant, StreamId)>,
 }
@@ -224,14 +228,14 @@ impl fmt::Debug for Quota {
 }
 
 impl Quotas {
-    /// None yet.
+    /// Creates an empty set of quotas.
     pub fn new(allowance: QuotaLimits, metrics: Arc<Metrics>) -> Self {
         let global =
             Arc::new(GlobalQuota { allowance, metrics, holders: AtomicUsize::new(0), overrun: Overrun::default() });
         Self { global, quotas: DashMap::new(), sweep_at: AtomicUsize::new(QUOTAS_MIN) }
     }
 
-    /// The share of `sharer`, an empty one if it has none yet.
+    /// Returns the quota of `key`; creates it if there is none.
     pub fn of(&self, key: QuotaKey, now: Instant) -> Arc<Quota> {
         if let Some(quota) = self.quotas.get(&key) {
             return quota.clone();
@@ -242,19 +246,19 @@ impl Quotas {
         self.quotas.entry(key).or_insert_with(|| Arc::new(Quota::new(self.global.clone()))).clone()
     }
 
-    /// Forgets the shares that nobody uses. Made-up names cost no more than twice what is in use.
+    /// Forgets unused quotas. Invented keys cost at most twice the quotas in use.
     pub(super) fn sweep(&self, now: Instant) {
         self.quotas.retain(|_, quota| Arc::strong_count(quota) > 1 || quota.owes_time(now));
         self.sweep_at.store(self.quotas.len().saturating_mul(2).max(QUOTAS_MIN), Ordering::Relaxed);
     }
 
-    /// How many are known.
+    /// Returns the number of quotas.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.quotas.len()
     }
 
-    /// Those that hold anything, the largest first.
+    /// Returns the quotas that hold any bytes, the largest first.
     pub(super) fn largest_first(&self) -> Vec<Arc<Quota>> {
         let mut quotas: Vec<(usize, Arc<Quota>)> =
             self.quotas.iter().map(|quota| (quota.bytes(), quota.value().clone())).collect();
@@ -269,7 +273,7 @@ impl Quotas {
 }
 
 impl GlobalQuota {
-    /// Bytes that must go before those who hold more than an even part of the reserve may hold more.
+    /// Returns the bytes to free before principals above their fair share may hold more.
     pub(super) fn excess(&self) -> usize {
         self.metrics.held_bytes().saturating_sub(self.high())
     }
@@ -278,7 +282,7 @@ impl GlobalQuota {
         self.allowance.max_bytes_total - self.allowance.max_bytes_total / RESERVE
     }
 
-    /// What everybody may hold, however full it is.
+    /// Returns the bytes that every principal may hold in a full process.
     fn fair_share(&self) -> usize {
         self.allowance.max_bytes_total / RESERVE / self.holders.load(Ordering::Relaxed).max(1)
     }
@@ -300,7 +304,7 @@ impl Quota {
         }
     }
 
-    /// Resolves when a call that had the turn to read on has given it back.
+    /// Resolves when a call has released its overrun.
     pub(super) async fn overrun_released(&self) {
         tokio::select! {
             () = self.overrun.freed.notified() => {}
@@ -308,27 +312,27 @@ impl Quota {
         }
     }
 
-    /// Bytes it holds.
+    /// Returns the bytes held.
     pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 
-    /// Calls of it that run.
+    /// Returns the number of running calls.
     pub fn streams(&self) -> usize {
         self.streams.load(Ordering::Relaxed)
     }
 
-    /// Those of them that no connection reads.
+    /// Returns the number of running calls without a reader.
     pub fn detached(&self) -> usize {
         self.detached.load(Ordering::Relaxed)
     }
 
-    /// Whether it must give something up before it may hold more.
+    /// Returns whether the quota must free bytes before it may hold more.
     pub fn is_exceeded(&self) -> bool {
         self.excess() > 0
     }
 
-    /// Bytes it must give up: what is above its own bound, or its part of what is above the total.
+    /// Returns the bytes to free: the excess over its own limit, or its part of the excess over the total.
     pub(super) fn excess(&self) -> usize {
         self.own_excess().max(self.global_excess())
     }
@@ -342,19 +346,20 @@ impl Quota {
         if excess == 0 { 0 } else { excess.min(self.bytes().saturating_sub(self.global.fair_share())) }
     }
 
-    /// Whether it holds more than everybody may, however full the process is.
+    /// Returns whether the quota holds more than its fair share of a full process.
     pub(super) fn exceeds_fair_share(&self) -> bool {
         self.bytes() > self.global.fair_share()
     }
 
-    /// Holds `bytes` of a request until they are known to belong to a stream.
+    /// Reserves `bytes` for a request until it belongs to a stream.
     pub fn reserve(self: &Arc<Self>, bytes: usize) -> Reservation {
         let mut reservation = Reservation { quota: self.clone(), bytes: 0 };
         reservation.set(bytes);
         reservation
     }
 
-    /// The account of one more stream, whose request has so many bytes. Its stream says when it is a call that runs.
+    /// Reserves memory for one more stream with a request of this size. The stream reports later that it is a running
+    /// call.
     pub(super) fn reserve_stream(self: &Arc<Self>, request_bytes: usize) -> StreamReservation {
         self.global.metrics.observe_stream();
         let base = STREAM_COST + request_bytes;
@@ -372,12 +377,14 @@ impl Quota {
         }
     }
 
-    /// Whether a resume may go on at once: none waits, and the rate allows one more. Counts it then.
+    /// Admits a resume at once, if none waits and the rate allows one more. Returns whether it was admitted and
+    /// counted.
     pub fn try_resume(&self) -> bool {
         self.resumes_queue.try_lock().is_ok() && self.count_resume(clock::now()).is_ok()
     }
 
-    /// Waits until one more resume may go on, in the order of arrival, and counts it. Dropping the future before gives up its place.
+    /// Waits until one more resume is admitted, in the order of arrival, and counts it. To drop the future gives up
+    /// the place in the queue.
     pub async fn wait_for_resume(&self) {
         let _turn = self.resumes_queue.lock().await;
         while let Err(at) = self.count_resume(clock::now()) {
@@ -385,10 +392,10 @@ impl Quota {
         }
     }
 
-    /// Counts a resume that goes on `now`.
+    /// Counts a resume at `now`.
     ///
     /// # Errors
-    /// When one may.
+    /// The time at which one may be counted.
     fn count_resume(&self, now: Instant) -> Result<(), Instant> {
         let cost = Duration::from_secs(1) / self.global.allowance.resumes_per_sec;
         let mut paid = sync::lock(&self.resumes_paid);
@@ -402,7 +409,7 @@ impl Quota {
         }
     }
 
-    /// Whether forgetting it would make its next resumes cheaper.
+    /// Returns whether forgetting the quota would make its next resumes cheaper.
     fn owes_time(&self, now: Instant) -> bool {
         sync::lock(&self.resumes_paid).is_some_and(|paid| paid > now)
     }
@@ -415,12 +422,12 @@ impl Quota {
         self.delivered().row(row).remove(&(at, stream));
     }
 
-    /// How many of its streams are in that row.
+    /// Returns the length of a queue.
     pub(super) fn queue_len(&self, row: EvictionQueue) -> usize {
         self.delivered().row(row).len()
     }
 
-    /// Takes the first stream out of that row, with the time it came there.
+    /// Takes the first stream out of a queue, with the time at which it was queued.
     pub(super) fn pop_first_of(&self, row: EvictionQueue) -> Option<(Instant, StreamId)> {
         self.delivered().row(row).pop_first()
     }
@@ -433,12 +440,13 @@ impl Quota {
         self.proven().remove(&(at, stream));
     }
 
-    /// Its oldest stub.
+    /// Takes the oldest stub.
     pub(super) fn pop_stub(&self) -> Option<StreamId> {
         self.proven().pop_first().map(|(_, stream)| stream)
     }
 
-    /// Its stream that was delivered first of those that this has not handed out yet. They stay in the row.
+    /// Returns the stream that was delivered first among those not yet returned by this method. The stream stays in
+    /// the queue.
     pub(super) fn next_to_trim(&self) -> Option<StreamId> {
         let mut delivered = self.delivered();
         let from = delivered.shortened.map_or(Bound::Unbounded, Bound::Excluded);
@@ -447,7 +455,7 @@ impl Quota {
         Some(next.1)
     }
 
-    /// One of its streams dropped so many events to make room, and keeps its upstream waiting or not.
+    /// Counts the events that a stream trimmed, and whether the stream now pauses its upstream.
     pub(super) fn observe_trim(&self, trimmed: u64, pauses: bool) {
         if trimmed > 0 {
             self.global.metrics.observe_trimmed(trimmed);
@@ -484,7 +492,7 @@ impl Quota {
     }
 }
 
-/// Bytes held in somebody's name for as long as this lives.
+/// Bytes counted in a quota for the life of this value.
 #[derive(Debug)]
 pub struct Reservation {
     quota: Arc<Quota>,
@@ -492,7 +500,7 @@ pub struct Reservation {
 }
 
 impl Reservation {
-    /// So many from now on.
+    /// Changes the number of bytes.
     pub fn set(&mut self, bytes: usize) {
         match bytes.checked_sub(self.bytes) {
             Some(0) => {}
@@ -502,7 +510,7 @@ impl Reservation {
         self.bytes = bytes;
     }
 
-    /// Whose they are.
+    /// Returns the quota in which the bytes count.
     pub fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
@@ -514,20 +522,20 @@ impl Drop for Reservation {
     }
 }
 
-/// One stream's part of its principal's share: what it holds, whether it is a call that runs, and whether that has no client.
+/// Reservation of one stream: its bytes, and whether it is a running call, with or without a reader.
 #[derive(Debug)]
 pub struct StreamReservation {
     reservation: Reservation,
-    /// What it holds beside its events.
+    /// Bytes beside the events.
     base: usize,
-    /// What is remembered of the server's questions.
+    /// Bytes of the server's requests that are remembered.
     asks: usize,
     events: usize,
-    /// Events that the store has not accepted yet.
+    /// Bytes of events that the store has not accepted yet.
     staged: usize,
-    /// What has come of an event that is not whole.
+    /// Bytes of an incomplete event.
     arriving: usize,
-    /// The number of its turn in its share, where it has taken one.
+    /// Number by which this call holds the quota's overrun, or `None`.
     overrun: Option<u64>,
     global_overrun: Option<u64>,
     running: bool,
@@ -539,13 +547,13 @@ impl StreamReservation {
         &self.reservation.quota
     }
 
-    /// Its events take so many bytes.
+    /// Sets the bytes of the events.
     pub(super) fn set_events(&mut self, bytes: usize) {
         self.events = bytes;
         self.count();
     }
 
-    /// Events of so many bytes are on their way into the store.
+    /// Sets the bytes of the events in flight to the store.
     pub(super) fn set_staged(&mut self, bytes: usize) {
         if bytes != self.staged {
             self.staged = bytes;
@@ -553,20 +561,20 @@ impl StreamReservation {
         }
     }
 
-    /// The store has accepted what was on its way there; the events take so many bytes with that.
+    /// Counts the staged events as stored; `events` are the bytes of all events then.
     pub(super) fn set_stored(&mut self, events: usize) {
         self.staged = 0;
         self.set_events(events);
     }
 
-    /// So many bytes have come of an event that is not whole.
+    /// Sets the bytes received of an incomplete event.
     pub(super) fn set_arriving(&mut self, bytes: usize) {
         self.arriving = bytes;
         self.count();
     }
 
-    /// Returns whether the rest of an event that is arriving is to wait, because there is no room and it is not this call's turn. A call
-    /// takes a turn only where it `may_take` one.
+    /// Returns whether the rest of an arriving event must wait, because the quota is full and another call has the
+    /// overrun. A call takes the overrun only if it `may_take` it.
     pub(super) fn must_wait(&mut self, may_take: bool, now: Instant) -> bool {
         if self.arriving <= ARRIVING_FREE {
             return false;
@@ -579,20 +587,21 @@ impl StreamReservation {
             number.is_none()
         };
         if quota.own_excess() > 0 && waits(&quota.overrun, &mut self.overrun) {
-            // A call never waits for its share's turn with that of the process: the call that has its share's may wait for this one.
+            // A call never waits for its quota's overrun while it holds the global one, for which the holder of the
+            // first may wait.
             self.release_global_overrun();
             return true;
         }
         quota.global_excess() > 0 && waits(&quota.global.overrun, &mut self.global_overrun)
     }
 
-    /// Returns whether a part of an event has come, and not all of it, or an event waits for the store: no client can have it.
+    /// Returns whether an event is incomplete or waits for the store, so that no client can have it.
     pub(super) fn is_arriving(&self) -> bool {
         self.arriving > 0 || self.staged > 0
     }
 
-    /// Keeps the turn that it has, although it gets no further: the store cannot be reached, and another call's event would wait there
-    /// as well.
+    /// Keeps the overrun without progress: the store is unreachable, and the event of another call would wait there as
+    /// well.
     pub(super) fn keep_overrun(&mut self, now: Instant) {
         let quota = self.reservation.quota();
         let keep = |overrun: &Overrun, number: Option<u64>| number.is_some_and(|number| overrun.touch(number, now));
@@ -600,12 +609,12 @@ impl StreamReservation {
         keep(&quota.global.overrun, self.global_overrun);
     }
 
-    /// Returns whether it has taken a turn.
+    /// Returns whether this call holds an overrun.
     pub(super) fn has_overrun(&self) -> bool {
         self.overrun.is_some() || self.global_overrun.is_some()
     }
 
-    /// Lets another call read on.
+    /// Releases the overrun to another call.
     pub(super) fn release_overrun(&mut self) {
         if let Some(number) = self.overrun.take() {
             self.quota().overrun.free(number);
@@ -619,7 +628,7 @@ impl StreamReservation {
         }
     }
 
-    /// What is remembered of the server's questions takes so many bytes. Nothing to do for most events: they ask nothing.
+    /// Sets the bytes of the server's requests that are remembered. Most events hold none, and cost nothing here.
     pub(super) fn set_server_requests(&mut self, bytes: usize) {
         if bytes != self.asks {
             self.asks = bytes;
@@ -631,21 +640,21 @@ impl StreamReservation {
         self.reservation.set(self.base + self.asks + self.events + self.staged + self.arriving);
     }
 
-    /// It keeps so many bytes beside its events, for a retry: of what was arriving.
+    /// Keeps these bytes of the arriving data beside the events, for a retry.
     pub(super) fn keep_beside(&mut self, bytes: usize) {
         self.arriving = 0;
         self.base += bytes;
         self.count();
     }
 
-    /// Its call is over, the request is gone; its events take so many bytes.
+    /// Releases the request of a call that is over; `events` are the bytes of its events.
     pub(super) fn forget_request(&mut self, events: usize) {
         self.base = STREAM_COST;
         self.set_arriving(0);
         self.set_events(events);
     }
 
-    /// Whether it is a call that runs. One that is over counts by its bytes alone.
+    /// Sets whether the stream is a running call. A finished one counts by its bytes alone.
     pub(super) fn set_running(&mut self, running: bool) {
         if running == self.running {
             return;
@@ -658,7 +667,7 @@ impl StreamReservation {
         };
     }
 
-    /// Whether it is a call that runs without a client.
+    /// Sets whether the stream is a running call without a reader.
     pub(super) fn set_detached(&mut self, detached: bool) {
         if detached == self.detached {
             return;

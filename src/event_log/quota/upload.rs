@@ -1,25 +1,25 @@
-//! POSTs without requests on their way up: what they take of a share, and which of them need no room.
+//! Uploads: POSTs without requests in flight to the upstream. Small ones pass a full quota.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use crate::event_log::quota::{Quota, Reservation};
 
-/// Approximate cost of one beside its bytes: its task, and its part in a connection to the upstream.
+/// Approximate cost of one upload beside its bytes: its task, and its part of an upstream connection.
 const COST: usize = 4096;
-/// One up to this size needs no room, where no more than [`FEW`] are on their way: what a client says may be what ends a call and makes
-/// room.
+/// Size up to which an upload needs no capacity while at most [`FEW`] are in flight: such a message may end a call and
+/// so free memory.
 const SLIGHT: usize = COST + 64 * 1024;
 const FEW: usize = 16;
 
-/// A POST without requests on its way up: its bytes are held, and it is counted, for as long as this lives.
+/// Reservation of a POST without requests: counts the POST and its bytes for the life of this value.
 #[derive(Debug)]
 pub struct UploadReservation {
     reservation: Reservation,
 }
 
 impl Quota {
-    /// Holds `bytes` of a POST that goes up.
+    /// Reserves `bytes` for a POST to the upstream.
     pub fn reserve_upload(self: &Arc<Self>, bytes: usize) -> UploadReservation {
         self.carried.fetch_add(1, Ordering::Relaxed);
         UploadReservation { reservation: self.reserve(COST + bytes) }
@@ -27,12 +27,12 @@ impl Quota {
 }
 
 impl UploadReservation {
-    /// What it holds.
+    /// Returns the reservation of the bytes.
     pub fn reservation(&self) -> &Reservation {
         &self.reservation
     }
 
-    /// Whether it goes up only where its share has room for it.
+    /// Returns whether the upload must wait for capacity in its quota.
     pub fn needs_capacity(&self) -> bool {
         self.reservation.bytes > SLIGHT || self.reservation.quota.carried.load(Ordering::Relaxed) > FEW
     }
