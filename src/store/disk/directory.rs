@@ -1,4 +1,4 @@
-//! The directory of a disk store: whose it is, in which format, and the keys in it.
+//! Directory of a disk store: its owner, its format, and its keys.
 //!
 //! ```text
 //! lock      held while a process has the directory open
@@ -7,8 +7,8 @@
 //! db        the database; under the name db.new until it is complete
 //! ```
 //!
-//! They are made in this order, and each of them at once: a directory with the mark and without `db` has no contents yet. A
-//! directory that is refused is left as it is.
+//! The files are created in this order, each of them atomically: a directory with the mark and without `db` has no
+//! contents yet. A refused directory is left unchanged.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Write};
@@ -30,35 +30,35 @@ const FORMAT: &str = "format";
 const KEYS: &str = "keys";
 const DATABASE: &str = "db";
 const UNFINISHED: &str = "db.new";
-/// A file is written under this name until it is whole.
+/// Name of a file until it is complete.
 const UNWRITTEN: &str = "unwritten";
-/// What a file system puts in its root.
+/// Directory that a file system creates in its root.
 const LOST_AND_FOUND: &str = "lost+found";
 
 const MARK: &str = "mcp-resume disk store, format ";
 const VERSION: u32 = 1;
 
-/// A directory that is ours, until dropped.
+/// A locked directory, until dropped.
 pub(super) struct Directory {
     path: PathBuf,
-    /// The lock ends with it.
+    /// Released when it is dropped.
     _lock: Option<File>,
 }
 
-/// What the keys file says.
+/// Contents of the keys file.
 #[derive(Serialize, Deserialize)]
 struct KeysFile {
     name: String,
     epoch: u32,
     signing: String,
     principal: String,
-    /// Of everything before it, so that a damaged file is not taken for another one's keys.
+    /// Checksum of the other fields, so that a damaged file is not mistaken for the keys of another store.
     sha256: String,
 }
 
 impl Directory {
-    /// Makes the directory if there is none, checks whose it is, and locks it. Where its lock is missing, `look` decides first
-    /// whether one is made: a directory that is refused is not to be changed.
+    /// Creates the directory if there is none, checks its format, and locks it. If the lock file is missing, `look`
+    /// decides first if one is created: a refused directory must not change.
     pub(super) fn open(path: &Path, look: impl FnOnce(&Self) -> Result<(), OpenError>) -> Result<Self, OpenError> {
         if !path.is_dir() {
             make_private(path).map_err(|error| OpenError::at(path, error))?;
@@ -75,12 +75,12 @@ impl Directory {
         Ok(directory)
     }
 
-    /// Where the database is.
+    /// Returns the path of the database.
     pub(super) fn database(&self) -> PathBuf {
         self.path.join(DATABASE)
     }
 
-    /// The name and the keys, where there are contents that they belong to.
+    /// Returns the name and the keys, or `None` if there are no contents yet.
     pub(super) fn keys(&self) -> Result<Option<(String, Keys)>, OpenError> {
         let there = |name: &str| self.path.join(name).try_exists().map_err(|error| OpenError::at(&self.path, error));
         match (there(KEYS)?, there(DATABASE)?) {
@@ -90,8 +90,8 @@ impl Directory {
         }
     }
 
-    /// Makes the contents: new keys under the name that was kept, else under `default_name`, and the database that `fill` makes
-    /// at the path it is given and closes.
+    /// Creates the contents: new keys, with the existing name or else `default_name`, and the database, which `fill`
+    /// creates at the given path and closes.
     pub(super) fn make_contents(
         &self,
         default_name: &str,
@@ -124,7 +124,7 @@ impl Directory {
         Ok((name, keys))
     }
 
-    /// Writes so many bytes and removes them again: whether there is room for them.
+    /// Writes that many bytes and removes them again, to find out if there is room.
     pub(super) fn probe(&self, bytes: usize) -> io::Result<()> {
         let path = self.path.join(UNWRITTEN);
         self.remove_unwritten()?;
@@ -151,7 +151,7 @@ impl Directory {
         OpenError::Keys { path: self.path.join(KEYS), problem: problem.into() }
     }
 
-    /// Writes a file so that it is there whole or not at all, whatever happens.
+    /// Writes a file atomically: after a crash it is there as a whole or not at all.
     fn write(&self, name: &str, bytes: &[u8]) -> Result<(), OpenError> {
         let (unwritten, path) = (self.path.join(UNWRITTEN), self.path.join(name));
         let write = || {
@@ -193,7 +193,7 @@ impl KeysFile {
     }
 }
 
-/// Whether the directory is still to be marked as ours; an error where it is not ours to open.
+/// Returns true if the directory has no format mark yet. An error means that it belongs to another program or version.
 fn read_format(path: &Path) -> Result<bool, OpenError> {
     let foreign = |what: &str| Err(OpenError::Foreign { path: path.into(), found: what.into() });
     match fs::read(path.join(FORMAT)) {
@@ -248,7 +248,7 @@ fn new_private(path: &Path) -> io::Result<File> {
     options.open(path)
 }
 
-/// What was renamed stays renamed. Other systems than Unix do so by themselves, and open no directories.
+/// Makes a rename durable. Systems other than Unix need no such call, and cannot open a directory.
 fn sync_directory(path: &Path) -> io::Result<()> {
     match cfg!(unix) {
         true => File::open(path)?.sync_all(),

@@ -1,9 +1,10 @@
-//! What a power cut leaves of the database's journals, looked at before the database does.
+//! Inspection of the database's journals after a power failure, before the database reads them.
 //!
-//! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything behind a damaged
-//! place in the middle. Here a torn end is cut off, which costs what was not answered yet, and damage before intact writes is
-//! told from it. So is a journal of several that is missing, except the oldest one, and one without its end that another follows: the
-//! database syncs a journal before it begins the next one. A journal is a row of batches:
+//! The database refuses a journal whose last write is torn in an unlucky place, and silently drops everything after
+//! damage in the middle. Here a torn end is cut off, which costs only calls without a reply, and damage before intact
+//! writes is reported. A missing journal is reported too, unless it is the oldest one, and so is a journal without its
+//! end that another one follows: the database syncs a journal before it begins the next one. A journal is a sequence of
+//! batches:
 //!
 //! ```text
 //! 1 <items 4> <seqno 8>                                                       start
@@ -11,7 +12,7 @@
 //! 3 <xxh3 of the items 8> F J L 3                                             end
 //! ```
 //!
-//! with numbers in little endian; zeros follow the last one.
+//! with numbers in little-endian order; zeros follow the last one.
 
 use std::collections::BTreeMap;
 use std::fs::{self, OpenOptions};
@@ -31,27 +32,29 @@ const START_BYTES: usize = 1 + 4 + 8;
 const ITEM_BYTES: usize = 1 + 1 + 1 + 8 + 2 + 4 + 4;
 const END_BYTES: usize = 1 + 8 + 4;
 const TRAILER: &[u8] = b"FJL\x03";
-/// The database counts flushes and compactions too: there are fewer of them between two writes.
+/// Maximum distance of the numbers of two writes. The database counts flushes and compactions too, of which there are
+/// fewer.
 const MAX_STEP: u64 = 1 << 32;
 
-/// The journals of a closed database, as they were found. Nothing is changed before [`Self::cut`].
+/// Journals of a closed database, as found. [`Self::cut`] alone changes them.
 pub(super) struct Journals {
-    /// Where a journal ends in a torn write.
+    /// Journals with a torn end, and where it begins.
     torn: Vec<(PathBuf, usize)>,
-    /// The number of the last write.
+    /// Number of the last write.
     last: Option<u64>,
-    /// Rows that were looked for: the keyspace and the value.
+    /// Rows with the wanted key: keyspace and value.
     found: Vec<(u64, Vec<u8>)>,
 }
 
 impl Journals {
-    /// Reads the journals in `path`, and notes every row with the key `wanted`.
+    /// Reads the journals in `path`, and collects every row with the key `wanted`.
     ///
-    /// With [`Fsync::Always`] no write follows a torn one, and intact ones behind are an error. With [`Fsync::Interval`] a power
-    /// cut may leave that, and the torn one is the end. A later journal does not begin before the earlier one is synced, with either.
+    /// With [`Fsync::Always`] no write follows a torn one, and intact writes after it are an error. With
+    /// [`Fsync::Interval`] a power failure may leave such writes, and the torn one is the end. With either, a later
+    /// journal begins only after the earlier one is synced.
     pub(super) fn inspect(path: &Path, fsync: Fsync, wanted: &[u8]) -> Result<Self, Failure> {
         let mut journals = Self { torn: Vec::new(), last: None, found: Vec::new() };
-        // Why no write can follow the journals so far.
+        // Reason why no write can follow the journals so far.
         let mut broken: Option<String> = None;
         for (number, path) in numbered(path)? {
             // The database opens them for writing.
@@ -80,7 +83,7 @@ impl Journals {
         Ok(journals)
     }
 
-    /// Reads the intact writes at the beginning of a journal, and returns where they end.
+    /// Reads the intact writes at the beginning of a journal, and returns their end.
     fn read(&mut self, bytes: &[u8], number: u64, wanted: &[u8]) -> Result<usize, Failure> {
         let mut end = 0;
         while let Some(batch) = batch(&bytes[end..]) {
@@ -94,23 +97,23 @@ impl Journals {
             end += batch.size;
         }
         if number == 0 && end == 0 {
-            // Making the database wrote to it.
+            // The creation of the database wrote to it.
             return Err(damaged("0.jnl has lost what was in it"));
         }
         Ok(end)
     }
 
-    /// The number of the last write, if there is one.
+    /// Returns the number of the last write, or `None` if there is none.
     pub(super) fn last(&self) -> Option<u64> {
         self.last
     }
 
-    /// The values of the rows that were looked for, in one keyspace.
+    /// Returns the values of the rows found in one keyspace.
     pub(super) fn found(&self, keyspace: u64) -> impl Iterator<Item = &[u8]> {
         self.found.iter().filter(move |(id, _)| *id == keyspace).map(|(_, value)| &**value)
     }
 
-    /// Cuts torn ends off.
+    /// Truncates the journals before their torn ends.
     pub(super) fn cut(self) -> Result<(), Failure> {
         for (path, end) in self.torn {
             warn!(path = %path.display(), end, "a journal of the store ends in a torn write, which is cut off");
@@ -121,7 +124,7 @@ impl Journals {
     }
 }
 
-/// The journals by their numbers, which follow one another: the database deletes the oldest first.
+/// Returns the journals by their numbers, which are consecutive: the database deletes the oldest first.
 fn numbered(path: &Path) -> Result<BTreeMap<u64, PathBuf>, Failure> {
     let mut journals = BTreeMap::new();
     for entry in fs::read_dir(path).map_err(failed)? {
@@ -135,7 +138,7 @@ fn numbered(path: &Path) -> Result<BTreeMap<u64, PathBuf>, Failure> {
         journals.insert(number, path);
     }
     let Some((&first, _)) = journals.first_key_value() else {
-        // The database would make a new one.
+        // The database would create a new one.
         return Err(damaged("its journal is missing"));
     };
     match (first..).zip(journals.keys()).find(|(expected, number)| expected != *number) {
@@ -148,13 +151,13 @@ fn failed(error: io::Error) -> Failure {
     fjall::Error::Io(error).into()
 }
 
-/// Most of a journal is zeros, kept for later.
+/// True if all bytes are zero. Most of a journal is zeros, preallocated.
 fn is_zero(bytes: &[u8]) -> bool {
     const ZEROS: [u8; 4096] = [0; 4096];
     bytes.chunks(ZEROS.len()).all(|chunk| *chunk == ZEROS[..chunk.len()])
 }
 
-/// Whether there is an intact batch anywhere.
+/// True if there is an intact batch anywhere.
 fn has_batch(bytes: &[u8]) -> bool {
     memchr::memchr_iter(START, bytes).any(|at| batch(&bytes[at..]).is_some())
 }
@@ -163,7 +166,7 @@ fn has_batch(bytes: &[u8]) -> bool {
 struct Batch<'a> {
     /// Bytes in the journal.
     size: usize,
-    /// Each has a higher one than those before it.
+    /// Number of the write; higher than those of all earlier batches.
     number: u64,
     rows: Vec<Row<'a>>,
 }
@@ -174,7 +177,7 @@ struct Row<'a> {
     value: &'a [u8],
 }
 
-/// The intact batch that begins here.
+/// Returns the intact batch that begins here.
 fn batch(bytes: &[u8]) -> Option<Batch<'_>> {
     let (&[START], rest) = bytes.split_first_chunk()? else { return None };
     let (&count, rest) = rest.split_first_chunk()?;
@@ -210,7 +213,7 @@ mod tests {
 
     use super::*;
 
-    /// A write of one row, as the database leaves it in a journal.
+    /// Returns a write of one row, in the form of a journal.
     fn written(number: u64, value: &[u8]) -> Vec<u8> {
         let mut item = vec![ITEM, 0, 0];
         item.extend_from_slice(&7_u64.to_le_bytes());
@@ -222,7 +225,7 @@ mod tests {
         [&start[..], &item, &[END], &xxh3_64(&item).to_le_bytes(), TRAILER].concat()
     }
 
-    /// A folder with these journals, removed at the end.
+    /// A folder with these journals, removed at the end of the test.
     struct Folder(PathBuf);
 
     impl Folder {
@@ -262,7 +265,7 @@ mod tests {
             (2, torn(&written(6, b"d"))),
             (0, [written(1, b"a"), written(3, b"b")].concat()),
             (1, zeros),
-            // One that was just begun.
+            // A journal that was just begun.
             (3, vec![0; 5000]),
         ]);
         for fsync in [Fsync::Always, Fsync::Interval] {

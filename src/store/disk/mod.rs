@@ -1,20 +1,22 @@
-//! The store of one replica on its own disk: survives a restart and a crash of the process, and what [`Fsync`] says of the
-//! machine.
+//! Store of one replica on its own disk. It survives a restart and a crash of the process, and a crash of the machine
+//! as far as [`Fsync`] promises.
 //!
-//! One thread writes ([`writer`]): it takes all calls that wait, checks them in their order against what is in memory of each
-//! stream ([`index`]), writes what they change as one group, syncs once, and answers them all. Reads go to the database beside
-//! it, on the runtime's threads for blocking work: below the tail in memory they are rare, and any of them may wait for the disk.
-//! The database is fjall ([`database`]); how streams lie in it is in [`layout`], what else is in the directory in [`directory`].
+//! One thread writes ([`writer`]). It takes all waiting calls, checks them in order against the places in memory
+//! ([`index`]), writes their changes as one group, syncs once, and answers them all. Reads go to the database beside
+//! it, on the threads of the runtime for blocking work: below the tail in memory they are rare, and any of them may
+//! wait for the disk. The database is fjall ([`database`]). Its keys and rows are listed in [`layout`], the other files
+//! of the directory in [`directory`].
 //!
-//! Space: a stream that has expired is gone at once, by a look at its time; its rows are removed and its events are no longer
-//! wanted soon after. Tables of the database with nothing wanted in them are dropped whole; when what is on disk is more than
-//! twice what lives and some, the rest is written anew. Besides that the database takes up to about 200 MiB for its journals.
+//! Space: an expired stream is gone at once for readers, who check its expiry. Its rows are removed and its events
+//! become obsolete soon after. Tables with obsolete events alone are dropped as a whole. Once the tables take more than
+//! twice the live bytes and a constant, the rest is rewritten. The journals of the database take up to about 200 MiB
+//! more.
 //!
-//! Failures: a write that fails answers all calls of its group with the error. The database is then opened again, with a growing
-//! pause, until it has written and done the flushes and compactions that are due; writes are refused meanwhile, and what they find
-//! then is what is on disk. So a disk that is full stays that until there is room for all of this, and one that is full when the
-//! store is opened is so from there on. Reads go on ([`access`]): from the database that failed, and from the one that was opened in
-//! its place.
+//! Failures: after a failed write all calls of the group return the error. The database is then opened again, with
+//! growing pauses, until a write and all due flushes and compactions have succeeded. Writes are refused meanwhile, and
+//! later ones find the state of the disk. A full disk thus stays full for this store until there is room for all of
+//! this, also if it was full when the store was opened. Reads go on ([`access`]), from the failed database and then
+//! from the reopened one.
 
 mod access;
 mod database;
@@ -53,67 +55,67 @@ pub use crate::config::Fsync;
 use crate::protocol::ids::{Owner, Seq, StreamId};
 use crate::protocol::stream::Batch;
 
-/// Calls whose bytes wait for the writer beyond this are refused: the disk does not keep up.
+/// Maximum bytes of calls that wait for the writer. Further calls are refused: the disk does not keep up.
 const MAX_QUEUED_BYTES: usize = 64 << 20;
-/// The longest key of a record.
+/// Maximum length of the key of a record.
 const MAX_RECORD_KEY: usize = 32 << 10;
 
-/// Where the store is, and what it promises.
+/// Location and guarantees of a store.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A directory of its own; made where there is none.
+    /// Directory of the store alone. Created if there is none.
     pub path: PathBuf,
-    /// What survives a power cut.
+    /// Durability in a power failure.
     pub fsync: Fsync,
-    /// It takes nothing new beyond this many bytes of live streams and records. The directory takes up to about twice that, and
-    /// 200 MiB.
+    /// Limit in bytes of live streams and records, beyond which new ones are refused. The directory takes up to about
+    /// twice that, and 200 MiB.
     pub max_bytes: u64,
 }
 
-/// A store that was opened.
+/// An opened store.
 pub struct Opened {
     /// The store.
     pub store: Arc<Disk>,
-    /// The keys in the directory.
+    /// Keys in the directory.
     pub keys: Keys,
-    /// The replica's name: the one it was first opened with.
+    /// Name of the replica: the one with which the store was first opened.
     pub name: String,
 }
 
-/// Why a directory was not opened. Where damage is the reason, every file in it is as it was.
+/// Error from opening a directory. In a damaged directory every file is left unchanged.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// The system refused.
+    /// The operating system returned an error.
     #[error("{path}: {error}", path = .path.display())]
     Io {
-        /// What was to be read or written.
+        /// File or directory of the failed call.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         #[source]
         error: io::Error,
     },
-    /// Another store has it open, in this process or another one.
+    /// The directory is open in another store, in this process or another one.
     #[error("{path} is in use by another process", path = .path.display())]
     Locked {
         /// The directory.
         path: PathBuf,
     },
-    /// The directory has other things in it than a store.
+    /// The directory holds files of another program.
     #[error("{path} is not a store of this program and not empty: there is `{found}` in it", path = .path.display())]
     Foreign {
         /// The directory.
         path: PathBuf,
-        /// A file that does not belong there.
+        /// Name of such a file.
         found: String,
     },
-    /// It was written by another version.
+    /// The directory was written by another version.
     #[error("{path} has format {found}, and this version of the program knows format {known} alone", path = .path.display())]
     Format {
         /// The directory.
         path: PathBuf,
-        /// Its format.
+        /// Format of the directory.
         found: u32,
-        /// The one we know.
+        /// Format of this version.
         known: u32,
     },
     /// The keys cannot be read.
@@ -121,15 +123,15 @@ pub enum OpenError {
     Keys {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         problem: String,
     },
     /// The database is damaged, or its disk fails or is full.
     #[error("the database {path} cannot be opened: {problem}", path = .path.display())]
     Database {
-        /// Its directory.
+        /// Directory of the database.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Description of the damage.
         problem: String,
     },
 }
@@ -144,12 +146,12 @@ impl OpenError {
     }
 }
 
-/// How large what is not streams may grow.
+/// Sizes of memory and disk besides the live data.
 #[derive(Clone, Copy, Debug)]
 struct Sizes {
-    /// A memtable, of which each keyspace has one or two.
+    /// Size of a memtable. Each keyspace has one or two.
     memtable: u64,
-    /// What may lie on disk unwanted before anything is written anew for it.
+    /// Bytes of obsolete data on disk that start no compaction.
     slack: u64,
 }
 
@@ -159,29 +161,29 @@ impl Default for Sizes {
     }
 }
 
-/// Looks at a directory without changing it.
+/// Inspects a directory without changing it.
 fn look(directory: &Directory, fsync: Fsync) -> Result<(), OpenError> {
     let Some((_, keys)) = directory.keys()? else { return Ok(()) };
     let path = directory.database();
     inspect::inspect(&path, keys.epoch, fsync).map(drop).map_err(|failure| OpenError::database(&path, failure))
 }
 
-/// What the writer and the readers have in common.
+/// State shared by the writer and the readers.
 struct Shared {
     owner: Owner,
     index: Index,
     followers: Followers,
     access: Access,
     queued_bytes: AtomicUsize,
-    /// Groups that were written.
+    /// Number of groups written.
     #[cfg(test)]
     groups: AtomicUsize,
-    /// Attempts to write again after a failure.
+    /// Number of attempts to write again after a failure.
     #[cfg(test)]
     attempts: AtomicUsize,
 }
 
-/// The store. Dropping the last handle waits until all calls are written and the database is closed.
+/// The disk store. Dropping the last handle blocks until all calls are written and the database is closed.
 pub struct Disk {
     shared: Arc<Shared>,
     completions: Completions<Answer>,
@@ -193,17 +195,18 @@ impl Drop for Disk {
     fn drop(&mut self) {
         self.calls = None;
         if let Some(writer) = self.writer.take() {
-            // It ends by itself now; a panic in it has been told of.
+            // The thread ends by itself now. A panic in it has been reported.
             let _ = writer.join();
         }
     }
 }
 
 impl Disk {
-    /// Opens the directory, or makes it. Reads all that is known of live streams, though not their events; blocks meanwhile.
+    /// Opens the directory, or creates it. Reads all places of live streams, though not their events, and blocks
+    /// meanwhile.
     ///
     /// # Errors
-    /// [`OpenError`]; nothing was changed in a directory that is damaged, foreign or in use.
+    /// [`OpenError`]. A directory that is damaged, foreign or in use is left unchanged.
     pub fn open(options: Options, default_name: &str) -> Result<Opened, OpenError> {
         Self::open_with(options, default_name, Sizes::default())
     }
@@ -231,7 +234,7 @@ impl Disk {
         let (sender, calls) = mpsc::channel();
         let mut writer = Writer::new(shared.clone(), calls, directory, keys.epoch, &options, sizes);
         writer.open().map_err(|failure| OpenError::database(&path, failure))?;
-        // The runtime's clock is the writer's too.
+        // The writer uses the clock of the runtime.
         let runtime = tokio::runtime::Handle::try_current().ok();
         let thread = thread::Builder::new().name("disk-store".into()).spawn(move || {
             let _clock = runtime.as_ref().map(tokio::runtime::Handle::enter);
@@ -250,7 +253,7 @@ impl Disk {
         })
     }
 
-    /// Leaves a call to the writer; in its queue from here on, whatever becomes of the result.
+    /// Queues a call for the writer. It will be made even if the result is dropped.
     fn call<T: Send + 'static>(&self, bytes: usize, act: impl FnOnce(Reply<T>) -> Act) -> Pending<Result<T, Error>> {
         let queued = &self.shared.queued_bytes;
         if queued.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES {
@@ -266,7 +269,7 @@ impl Disk {
         Pending::Later(Box::pin(async move { result.await.unwrap_or_else(|_| Err(stopped())) }))
     }
 
-    /// Reads from the database where that may wait for the disk.
+    /// Reads from the database on a thread that may wait for the disk.
     fn look<T: Send + 'static>(
         &self,
         look: impl FnOnce(&Shared, &Database) -> Result<T, Failure> + Send + 'static,
@@ -295,7 +298,7 @@ impl Shared {
             if let Some(events) = database.read(place.number, after, place.tail, max_bytes)? {
                 return Ok(Read::Events(events));
             }
-            // Events were cleared away while they were read, unless nothing has happened to the stream.
+            // A compaction may have dropped events during the read; if the stream is unchanged, events are missing.
             let Some(later) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
             if (later.number, later.trimmed) == (place.number, place.trimmed) {
                 return Err(database::damaged(format!("events behind {after} are missing")));
@@ -314,7 +317,7 @@ impl From<Failure> for Error {
     }
 }
 
-/// The wall clock in the unit that is kept.
+/// Returns the wall clock, in milliseconds as stored.
 fn now() -> u64 {
     millis(clock::wall())
 }

@@ -20,28 +20,28 @@ use xxhash_rust::xxh3::{Xxh3Default, xxh3_128};
 use super::at;
 use crate::store::disk::database::{Failure, damaged};
 
-/// The kind of every checksum there is.
+/// The only kind of checksum in use.
 const XXH3: u8 = 0;
-/// Blocks of the tables that are read here.
+/// Cache for the blocks of the tables that are read here.
 const CACHE_BYTES: u64 = 1 << 20;
 
-/// How much of the tables is verified.
+/// Extent of the verification of tables.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Depth {
-    /// All of it.
+    /// The whole table.
     Whole,
-    /// All but the blocks of data: what the database reads at its start.
+    /// The table without its data blocks: the part that the database reads when it opens.
     Index,
 }
 
-/// A keyspace whose files are as they were written.
+/// A verified keyspace.
 pub(super) struct Keyspace {
     pub(super) id: u64,
     pub(super) name: String,
     tables: Vec<Table>,
 }
 
-/// A table, as the manifest has it.
+/// A table as listed in the manifest.
 struct Listed {
     id: u64,
     checksum: u128,
@@ -61,12 +61,12 @@ impl Keyspace {
         Ok(Self { id, name: name.into(), tables })
     }
 
-    /// The number of the last write that is in a table.
+    /// Returns the number of the last write in the tables.
     pub(super) fn last_write(&self) -> Option<u64> {
         self.tables.iter().map(Table::get_highest_seqno).max()
     }
 
-    /// The newest value of a row in the tables.
+    /// Returns the newest value of a row in the tables.
     pub(super) fn row(&self, key: &[u8]) -> Result<Option<Vec<u8>>, Failure> {
         let mut newest: Option<(u64, Vec<u8>)> = None;
         for table in &self.tables {
@@ -99,7 +99,7 @@ impl Listed {
     }
 }
 
-/// The tables of the manifest that `current` names.
+/// Returns the tables of the manifest that `current` names.
 fn manifest(path: &Path) -> Result<Vec<Listed>, Failure> {
     let current = path.join("current");
     let text = fs::read(&current).map_err(|error| at(&current, &error))?;
@@ -150,7 +150,7 @@ fn number(rest: &mut &[u8]) -> Option<u64> {
     take(rest).map(u64::from_le_bytes)
 }
 
-/// Looks for names that the database stumbles over.
+/// Reports file names at which the database would fail.
 fn check_names(tables: &Path) -> Result<(), Failure> {
     for entry in fs::read_dir(tables).map_err(|error| at(tables, &error))? {
         let entry = entry.map_err(|error| at(tables, &error))?;
@@ -164,7 +164,7 @@ fn check_names(tables: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// That of a whole file.
+/// Returns the checksum of a whole file.
 fn checksum(path: &Path) -> io::Result<u128> {
     let mut file = File::open(path)?;
     let mut hasher = Xxh3Default::new();

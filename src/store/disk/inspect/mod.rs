@@ -1,14 +1,16 @@
-//! Reads a closed database before the database itself opens it, and changes nothing.
+//! Verification of a closed database before the database itself opens it. Nothing is changed.
 //!
-//! The database's own start deletes a keyspace that lacks its file `current` and every table that no manifest names, cuts its
-//! journals, and finds damage only then. So all that it relies on is verified here first:
+//! When it opens, the database deletes every keyspace without its file `current` and every table that no manifest
+//! lists, cuts its journals, and only then finds damage. Everything that it relies on is therefore verified here first:
 //!
-//! - the mark, the lock and the journals ([`Journals`]);
-//! - each keyspace ([`Keyspace`]): the manifest that `current` names, by its checksum, and every table in it, by theirs;
-//! - that the three keyspaces are there and belong to the store epoch, and that no journal ends before what was flushed from it.
+//! - the format mark, the lock and the journals ([`Journals`]);
+//! - each keyspace ([`Keyspace`]): the manifest that `current` names, by its checksum, and every table in it, by its
+//!   own;
+//! - that the three keyspaces are there and belong to the store epoch, and that no journal ends before the data flushed
+//!   from it.
 //!
-//! Blocks of data in tables of `events` are left out on purpose: damage there costs the streams concerned when they are read, and
-//! neither the start nor other streams. Absent: repairs.
+//! Data blocks in tables of `events` are left out on purpose: damage there concerns single streams, is found when they
+//! are read, and must not prevent the start. Absent: repairs.
 
 mod keyspace;
 
@@ -23,15 +25,15 @@ use super::journal::Journals;
 use super::layout;
 use crate::protocol::ids::StoreEpoch;
 
-/// Of the database's file `version`.
+/// Contents of the file `version` of the database.
 const MARK: &[u8] = b"FJL\x03";
-/// The keyspace that the database keeps the names of keyspaces in.
+/// Keyspace in which the database keeps the names of its keyspaces.
 const NAMES: u64 = 0;
 
-/// Verifies the closed database at `path`, and returns its journals, whose torn ends are still there.
+/// Verifies the closed database at `path`, and returns its journals. Torn ends are not cut yet.
 ///
 /// # Errors
-/// The first damage that was found. Nothing in `path` has changed.
+/// The first damage found. Nothing in `path` has changed.
 pub(super) fn inspect(path: &Path, epoch: StoreEpoch, fsync: Fsync) -> Result<Journals, Failure> {
     caught(|| {
         check_mark(path)?;
@@ -54,19 +56,19 @@ fn check_mark(path: &Path) -> Result<(), Failure> {
     match fs::read(path.join("version")) {
         Ok(mark) if mark == MARK => Ok(()),
         Ok(_) => Err(damaged("its file `version` is damaged, or says another version")),
-        // The database would make a new one of it.
+        // The database would create a new one from it.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Err(damaged("the file `version` is missing")),
         Err(error) => Err(fjall::Error::Io(error).into()),
     }
 }
 
-/// Opens a lock as the database does.
+/// Opens the lock file in the way of the database.
 fn check_lock(path: &Path) -> Result<(), Failure> {
     let lock = OpenOptions::new().read(true).write(true).open(path);
     lock.map(drop).map_err(|error| at(path, &error))
 }
 
-/// Every keyspace but that of the names.
+/// Verifies every keyspace except that of the names.
 fn inspect_keyspaces(path: &Path) -> Result<Vec<Keyspace>, Failure> {
     let names = Keyspace::inspect(path, NAMES, "names", Depth::Whole)?;
     let mut keyspaces = Vec::new();

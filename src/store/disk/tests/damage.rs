@@ -1,10 +1,10 @@
-//! Files that are cut off, or have other bits in them than were written.
+//! Files that are truncated, or have flipped bits.
 
 use super::*;
 
 const SIZES: Sizes = Sizes { memtable: 32 << 10, slack: 1 << 20 };
 
-/// A closed store whose events are in tables and in a journal: the stream, and the texts of its events.
+/// A closed store with events in tables and in a journal: the stream, and the texts of its events.
 async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
     let directory = TemporaryDirectory::new();
     let open = || Disk::open_with(directory.options(Fsync::Always), "replica", SIZES).unwrap().store;
@@ -15,12 +15,13 @@ async fn written() -> (TemporaryDirectory, StreamId, Vec<String>) {
         assert_eq!(store.appended(stream, after as u64, &[text]).await, Appended::Ok);
     }
     drop(store);
-    // Opened once more, the journal is as long as what is in it.
+    // After another open, the journal is as long as its contents.
     drop(open());
     (directory, stream, texts)
 }
 
-/// The same with the writes of the journal in three: the database begins another one after so many writes that a test would take long.
+/// Returns such a store with the writes of the journal in three files. The database begins a new journal only after so
+/// many writes that a test would take long.
 async fn written_in_three() -> (TemporaryDirectory, StreamId, Vec<String>) {
     let (directory, stream, texts) = written().await;
     let journal = |number: usize| directory.0.join(format!("db/{number}.jnl"));
@@ -34,20 +35,20 @@ async fn written_in_three() -> (TemporaryDirectory, StreamId, Vec<String>) {
     (directory, stream, texts)
 }
 
-/// What became of a copy after damage.
+/// State of a copy after damage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
-    /// It was not opened, and is as it was.
+    /// The open failed, and the copy is unchanged.
     Refused,
     /// Nothing is missing.
     Whole,
-    /// The stream lacks its end.
+    /// The end of the stream is missing.
     Cut,
-    /// The stream is there and cannot be read.
+    /// The stream exists and cannot be read.
     Unreadable,
 }
 
-/// Opens a damaged copy: an error, or a store in which the stream has lost nothing but its end, if it can be read.
+/// Opens a damaged copy. Permitted are an error, or a store in which the stream, if readable, has lost at most its end.
 async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[String], what: &str) -> Outcome {
     let before = directory.contents();
     let opened = Disk::open_with(directory.options(Fsync::Always), "replica", SIZES);
@@ -68,13 +69,13 @@ async fn look_at(directory: &TemporaryDirectory, stream: StreamId, texts: &[Stri
     }
 }
 
-/// What may become of a directory one of whose files is damaged.
+/// Permitted states of a directory with one damaged file.
 fn allowed(name: &Path, is_flip: bool) -> &'static [Outcome] {
     use Outcome::{Cut, Refused, Unreadable, Whole};
     let in_events = name.starts_with("db/keyspaces/2/tables");
     match name.to_str().unwrap() {
         "lock" => &[Whole],
-        // It ends with the end of a line.
+        // The file ends with the end of a line.
         "format" => &[Refused, Whole],
         "db/lock" => &[Refused, Whole],
         "db/0.jnl" => &[Refused, Cut],
@@ -83,7 +84,8 @@ fn allowed(name: &Path, is_flip: bool) -> &'static [Outcome] {
     }
 }
 
-/// The file gone, emptied, cut off in several places, and with other bits in several places.
+/// Damages the file in each way: removed, emptied, truncated at several places, and with flipped bits at several
+/// places.
 fn damages(bytes: &[u8]) -> Vec<(String, Option<Vec<u8>>, bool)> {
     let len = bytes.len();
     let mut damages = vec![("missing".into(), None, false), ("empty".into(), Some(Vec::new()), false)];
@@ -132,7 +134,7 @@ async fn damage_to_a_journal_that_others_follow_is_refused_with_nothing_changed(
         let bytes = fs::read(directory.0.join(&name)).unwrap();
         for (how, damaged, _) in damages(&bytes) {
             if number == 0 && damaged.is_none() {
-                // Nothing says that there was one before the oldest one.
+                // No file records that there was a journal before the oldest one.
                 continue;
             }
             let what = format!("{name} {how}");
@@ -146,7 +148,7 @@ async fn damage_to_a_journal_that_others_follow_is_refused_with_nothing_changed(
     }
 }
 
-/// Leaves the beginning of a write behind the last one, as a power cut does. Opening would cut it off.
+/// Appends the beginning of a write to the journal, as a power failure does. An open would cut it off.
 fn tear(directory: &TemporaryDirectory) {
     let journal = directory.0.join("db/0.jnl");
     let mut bytes = fs::read(&journal).unwrap();
@@ -231,7 +233,7 @@ async fn a_name_the_database_does_not_know_is_refused_with_nothing_changed() {
 #[tokio::test]
 async fn what_a_crash_leaves_behind_is_opened() {
     let (directory, stream, texts) = written().await;
-    // A table and a manifest that were not finished, a `current` that was not renamed yet, and a journal just begun.
+    // Unfinished files: a table and a manifest, a `current` that was not renamed yet, and a journal just begun.
     for name in ["db/keyspaces/2/tables/999", "db/keyspaces/2/v999", "db/keyspaces/2/.tmpAbCdEf", "db/1.jnl"] {
         let copy = directory.copy();
         fs::write(copy.0.join(name), "").unwrap();
@@ -247,7 +249,7 @@ async fn a_refused_directory_is_not_given_a_lock() {
     assert_eq!(look_at(&directory, stream, &texts, "two files missing").await, Outcome::Refused);
 }
 
-/// Where the last bytes of a journal begin that are not zero.
+/// Returns the place of the last bytes of a journal that are not zero.
 fn end_of(journal: &[u8]) -> usize {
     journal.iter().rposition(|byte| *byte != 0).unwrap() + 1
 }

@@ -1,4 +1,4 @@
-//! Whose the directory is.
+//! Ownership of the directory.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What is particular to the disk store; what it has in common with others is in the suite.
+//! Tests of the properties that the disk store alone has; the contract suite tests the common ones.
 
 mod damage;
 mod directory;
@@ -15,7 +15,7 @@ use crate::store::contract;
 
 const KEEP: Duration = Duration::from_secs(3600);
 
-/// A directory that is removed at the end.
+/// A directory that is removed at the end of the test.
 struct TemporaryDirectory(PathBuf);
 
 impl TemporaryDirectory {
@@ -36,14 +36,14 @@ impl TemporaryDirectory {
         Disk::open(self.options(Fsync::Always), "replica").unwrap()
     }
 
-    /// A copy of what is in it now.
+    /// Returns a copy of its present contents.
     fn copy(&self) -> Self {
         let copy = Self::new();
         copy_all(&self.0, &copy.0);
         copy
     }
 
-    /// Every file in it.
+    /// Returns the path of every file in it.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let mut directories = vec![self.0.clone()];
@@ -57,7 +57,7 @@ impl TemporaryDirectory {
         files
     }
 
-    /// Every file in it, with what is in it.
+    /// Returns every file in it, with its contents.
     fn contents(&self) -> Vec<(PathBuf, Vec<u8>)> {
         self.files().into_iter().map(|file| (file.clone(), fs::read(file).unwrap())).collect()
     }
@@ -144,7 +144,7 @@ impl Disk {
         self.read(stream, Seq(0), usize::MAX).wait().await.unwrap()
     }
 
-    /// Lets the writer wait until the sender is dropped.
+    /// Blocks the writer until the returned sender is dropped.
     fn hold(&self) -> mpsc::Sender<()> {
         let (go_on, held) = mpsc::channel();
         let call = Call { at: now(), bytes: 0, act: Act::Hold(held) };

@@ -1,4 +1,4 @@
-//! Random calls beside the store in memory, with restarts, failures and time between them.
+//! Random calls to the disk store and to the store in memory, with restarts, failures and time between them.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseResult;
@@ -51,12 +51,12 @@ fn id(stream: u8) -> StreamId {
     StreamId::from_bytes([stream; 12])
 }
 
-/// No time is ever up on a second, so that it does not matter in which order what is due at once is done.
+/// No expiry falls on a full second, so that the order of items due at once does not matter.
 fn seconds(seconds: u64) -> Duration {
     Duration::from_millis(seconds * 1000 + 500)
 }
 
-/// What a store answers, to compare.
+/// Result of a call, for comparison.
 fn shown<T: std::fmt::Debug>(result: Result<T, Error>) -> String {
     match result {
         Ok(value) => format!("{value:?}"),
@@ -83,7 +83,7 @@ async fn call(store: &dyn Store, step: &Step, epoch: WriterEpoch, tail: u64) -> 
         }
         Step::TakeOver { stream } => shown(store.take_over(id(*stream)).wait().await),
         Step::Trim { stream, stale, upto } => {
-            // A stream that is gone is not trimmed, and whether that is an error says nothing.
+            // A stream that is gone is not trimmed, and an error for it is permitted.
             let _ = store.trim(id(*stream), epoch_of(*stale), Seq(*upto)).wait().await;
             String::new()
         }
@@ -96,7 +96,7 @@ async fn call(store: &dyn Store, step: &Step, epoch: WriterEpoch, tail: u64) -> 
     }
 }
 
-/// Everything there is to see.
+/// Returns everything that can be read.
 async fn look(store: &dyn Store) -> Vec<String> {
     let mut seen = Vec::new();
     for stream in (0..3).map(id) {

@@ -1,8 +1,8 @@
-//! How much it takes, and what it does when there is no more.
+//! Disk space in use, and behaviour without any left.
 
 use super::*;
 
-/// Small, so that a small test has all of it happen.
+/// Small sizes, so that a small test meets every case.
 const SIZES: Sizes = Sizes { memtable: 256 << 10, slack: 1 << 20 };
 
 fn open_small(directory: &TemporaryDirectory, max_bytes: u64) -> Arc<Disk> {
@@ -10,7 +10,7 @@ fn open_small(directory: &TemporaryDirectory, max_bytes: u64) -> Arc<Disk> {
     Disk::open_with(options, "replica", SIZES).unwrap().store
 }
 
-/// Bytes of the tables in a directory: all that grows beside the journals.
+/// Returns the bytes of the tables in a directory: all that grows besides the journals.
 fn table_bytes(directory: &TemporaryDirectory) -> u64 {
     let is_table = |file: &Path| file.parent().is_some_and(|parent| parent.ends_with("tables"));
     let files = directory.files();
@@ -36,7 +36,7 @@ async fn the_space_of_what_has_expired_is_used_again() {
         store.clean().await;
         assert_eq!(store.shared.index.streams.len(), 1);
         let bytes = table_bytes(&directory);
-        // A round's events may be on their way to the disk, and once more from one table to another.
+        // The events of one round may be on their way to the disk, and a second time on their way between tables.
         assert!(bytes < 16 << 20, "{bytes} bytes of {written} are there after round {round}");
     }
     assert!(written > 40 << 20);
@@ -84,13 +84,13 @@ async fn a_full_store_takes_nothing_new_until_there_is_room() {
     assert!(matches!(store.create(name(), b"", Seq(0), KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(store.put(b"key", b"", KEEP).wait().await, Err(Error::Full(_))));
     assert!(matches!(append(tail).wait().await, Err(Error::Full(_))));
-    // An answer to what is there already needs no room, nor does an end.
+    // A repeated append needs no room, and neither does a seal.
     assert_eq!(append(tail - 1).wait().await.unwrap(), Appended::Ok);
-    // A little room is not enough.
+    // A little free room is not enough.
     store.trim(lasting, WriterEpoch(0), Seq(1)).wait().await.unwrap();
     assert_eq!(store.health(), StoreHealth::Full);
     tokio::time::advance(Duration::from_secs(61)).await;
-    // What has expired goes to make room.
+    // Expired data is removed to make room.
     assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
     assert_eq!(store.health(), StoreHealth::Ready);
     assert_eq!(store.seal(lasting, WriterEpoch(0), b"end", KEEP).wait().await.unwrap(), Appended::Ok);
@@ -115,7 +115,7 @@ async fn what_was_given_up_for_room_is_gone_for_a_call_that_was_made_before_as_w
     let directory = TemporaryDirectory::new();
     let store = directory.open();
     let lasting = store.made(KEEP).await;
-    // Nothing is swept for a while after this.
+    // No expired data is removed for a while after this.
     tokio::time::advance(Duration::from_secs(10)).await;
     store.clean().await;
     let brief = store.made(Duration::from_millis(500)).await;
@@ -133,7 +133,7 @@ async fn what_was_given_up_for_room_is_gone_for_a_call_that_was_made_before_as_w
     assert_eq!(store.appended(lasting, 0, &["a"]).await, Appended::Ok);
 }
 
-/// A disk of its own, which can be full. Tests run as root where they run it.
+/// A file system of its own, which can be full. These tests need root.
 #[cfg(target_os = "linux")]
 mod full_disk {
     use std::process::Command;
@@ -155,13 +155,13 @@ mod full_disk {
 
     impl Drop for Mount {
         fn drop(&mut self) {
-            // Whoever still looks at it keeps it until then.
+            // A process that still uses the mount keeps it until it has finished.
             let _ = Command::new("umount").arg("-l").arg(&self.0.0).status();
         }
     }
 
-    /// How long a test goes on looking for what must come; it fails then, where it would hang. The store's own threads take their time
-    /// whatever the test's clock says.
+    /// Time limit of a test that waits for a change, so that it fails and does not hang. The threads of the store take
+    /// their time independently of the clock of the test.
     struct Patience(std::time::Instant);
 
     impl Patience {
@@ -176,7 +176,7 @@ mod full_disk {
         }
     }
 
-    /// Waits until the store stands otherwise.
+    /// Waits until the health of the store changes.
     async fn leaves(store: &Disk, standing: StoreHealth) {
         let patience = Patience::new();
         while store.health() == standing {
@@ -185,7 +185,7 @@ mod full_disk {
         }
     }
 
-    /// 12 MiB of it are taken, for the time being.
+    /// Size of the disk, of which 12 MiB are taken for the time being.
     const DISK: u64 = 24 << 20;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -195,17 +195,18 @@ mod full_disk {
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_disk_that_is_full_for_a_flush_stays_full_until_there_is_room() {
-        // What the flush had written is room again, for commits.
+        // The space of the failed flush is free again, for commits.
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK).await;
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_disk_that_is_full_for_a_compaction_stays_full_until_there_is_room() {
-        // Four tables of a mebibyte and the journal of as much leave room for commits and flushes, not for the tables once more.
+        // Four tables of one MiB and a journal of that size leave room for commits and flushes, but not for a second
+        // copy of the tables.
         fill_and_free(Sizes { memtable: 1 << 20, ..SIZES }, DISK - (1 << 20)).await;
     }
 
-    /// Appends until there is no room, looks on for a while, makes room, and goes on.
+    /// Appends until there is no room, watches for a while, makes room, and goes on.
     async fn fill_and_free(sizes: Sizes, disk: u64) {
         let mount = Mount::new(&disk.to_string());
         let ballast = mount.0.0.join("ballast");
@@ -234,14 +235,14 @@ mod full_disk {
             assert_eq!(store.health(), StoreHealth::Full);
             let error = append(tail).wait().await.unwrap_err();
             assert!(matches!(error, Error::Full(_)), "{error}");
-            // What is there is read on, while the database is opened again as well.
+            // Existing events stay readable, also while the database is opened again.
             assert_eq!(store.read(stream, Seq(0), 1).wait().await.unwrap(), events(0, &[&text]));
             assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"value"[..]));
         }
         fs::remove_file(&ballast).unwrap();
         leaves(&store, StoreHealth::Full).await;
         assert_eq!(store.health(), StoreHealth::Ready);
-        // Whether the call took effect that failed is open; the same one again is right either way.
+        // The failed call may have taken effect. Repeating it is right in either case.
         assert_eq!(append(tail).wait().await.unwrap(), Appended::Ok);
         let expected = vec![&*text; tail as usize + 1];
         assert!(store.all(stream).await == events(0, &expected), "something was lost");
@@ -249,7 +250,7 @@ mod full_disk {
         assert!(open().all(stream).await == events(0, &expected), "something was lost");
     }
 
-    /// Takes the last byte of the disk.
+    /// Fills the disk to the last byte.
     fn fill(mount: &Mount) -> PathBuf {
         let rest = mount.0.0.join("rest");
         let mut file = fs::File::create(&rest).unwrap();
@@ -311,7 +312,7 @@ mod full_disk {
             }
         };
         assert!(matches!(error, Error::Full(_)), "{error}");
-        // Opened again before anything has expired, and not after that.
+        // The database is opened again before anything has expired, and not after that.
         let attempts = store.shared.attempts.load(Ordering::Relaxed);
         let patience = Patience::new();
         while store.shared.attempts.load(Ordering::Relaxed) < attempts + 3 {
@@ -336,7 +337,7 @@ mod full_disk {
         for after in 0..15 {
             assert_eq!(store.appended(stream, after, &[&text]).await, Appended::Ok);
         }
-        // Enough for what is appended, and not for the memtable that it fills.
+        // Room for the appended events, but not for the memtable that they fill.
         let rest = fill(&mount);
         let file = fs::OpenOptions::new().write(true).open(&rest).unwrap();
         file.set_len(file.metadata().unwrap().len() - (640 << 10)).unwrap();

@@ -81,7 +81,7 @@ async fn where_a_stream_stands_is_found_again_from_its_events() {
         let appended = store.append(stream, WriterEpoch(0), Seq(after), &batch(after, &["event"]), state);
         assert_eq!(appended.wait().await.unwrap(), Appended::Ok);
     }
-    // As a process that is killed leaves it.
+    // The state that a killed process leaves.
     let copy = directory.copy();
     let again = copy.open();
     assert_eq!(place(&again), place(&store));
@@ -101,7 +101,7 @@ async fn a_call_whose_result_nobody_waits_for_takes_effect() {
     assert_eq!(fresh.store.appended(stream, 1, &["b"]).await, Appended::Ok);
 }
 
-/// A store with something of everything in it, and what it answers.
+/// Returns a store with rows of every kind, and its expected replies.
 async fn fill(store: &Disk) -> Vec<StreamId> {
     let streams = [store.made(KEEP).await, store.made(KEEP).await, store.made(KEEP).await, store.made(KEEP).await];
     let [open, sealed, taken, gone] = streams;
@@ -175,7 +175,7 @@ async fn everything_answered_is_there_after_the_process_is_killed() {
         let directory = TemporaryDirectory::new();
         let store = Disk::open(directory.options(fsync), "replica").unwrap().store;
         let streams = fill(&store).await;
-        // What the system has of the files is what a killed process leaves.
+        // A killed process leaves the files as the system has them.
         let copy = directory.copy();
         assert_filled(&copy.open(), &streams).await;
         assert_filled(&store, &streams).await;

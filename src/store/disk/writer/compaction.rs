@@ -1,4 +1,4 @@
-//! Frees the space of what nobody wants any more, on a thread of its own.
+//! Compaction: frees the space of obsolete data, on a thread of its own.
 
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -11,11 +11,11 @@ use crate::store::disk::database::{Database, Failure, Part};
 #[derive(Default)]
 pub(super) struct Cleaner {
     thread: Option<JoinHandle<Result<(), Failure>>>,
-    /// Bytes that were written or became unwanted since it last looked.
+    /// Bytes written or made obsolete since the last check.
     noted: u64,
 }
 
-/// What is on disk may be this much at most.
+/// Maximum bytes of the tables, beyond which they are compacted.
 #[derive(Clone, Copy)]
 struct Limits {
     events: u64,
@@ -31,7 +31,7 @@ impl Cleaner {
         self.thread.is_some()
     }
 
-    /// Waits until it has ended.
+    /// Waits until the thread has ended.
     pub(super) fn wait(&mut self) {
         if let Some(Ok(Err(failure))) = self.thread.take().map(JoinHandle::join) {
             warn!(error = failure.problem, "the store could not free space");
@@ -40,7 +40,7 @@ impl Cleaner {
 }
 
 impl Writer {
-    /// Looks whether there is enough to free, and whether the cleaner has ended.
+    /// Starts a compaction if there is enough to free, and finishes one that has ended.
     pub(super) fn clean(&mut self) {
         if self.cleaner.thread.as_ref().is_some_and(JoinHandle::is_finished) {
             self.finish_cleaning();
@@ -74,7 +74,7 @@ impl Writer {
         }
     }
 
-    /// Clears away all that has expired by now, and waits until its space is free.
+    /// Removes all expired data, and waits until its space is free.
     #[cfg(test)]
     pub(super) fn clean_all(&mut self, now: u64) {
         self.commit();

@@ -1,4 +1,4 @@
-//! Calls that are written in one step: the checks of each, and what they change together.
+//! Group commit: the checks of each call, and the changes of a group of calls that are written together.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -15,36 +15,36 @@ use crate::store::disk::layout::{self, OVERHEAD, Place};
 use crate::store::disk::reply::{Answer, Reply};
 use crate::store::{Appended, Error, WriterEpoch};
 
-/// An answer, and where it goes.
+/// A reply and its queue.
 type Addressed = (Arc<Queue<Answer>>, Answer);
-/// A record's value and the time it ends; `None` where it is removed.
+/// Value and expiry of a record; `None` if it is removed.
 type Record = Option<(Bytes, u64)>;
 
-/// What the calls so far change, laid over what is in memory; each key once.
+/// Changes of the calls so far, over the state in memory; each key once.
 #[derive(Default)]
 pub(super) struct Group {
     places: HashMap<StreamId, Change>,
-    /// What streams are, and their states.
+    /// Descriptions and states of streams.
     rows: HashMap<Vec<u8>, Option<Vec<u8>>>,
     events: Vec<([u8; 16], Vec<u8>)>,
     records: HashMap<Arc<[u8]>, Record>,
-    /// By how much more lives.
+    /// Growth of the live bytes.
     growth: i64,
-    /// About what is to be written.
+    /// Approximate bytes to write.
     bytes: usize,
     answers: Vec<Addressed>,
 }
 
-/// Where a stream is left.
+/// New place of a stream.
 #[derive(Clone, Copy)]
 struct Change {
-    /// `None`: it is gone.
+    /// The place, or `None` if the stream is removed.
     place: Option<Place>,
-    /// Whether that is written. It need not be where the events say it.
+    /// True if the place is written. It need not be if it follows from the events.
     is_written: bool,
 }
 
-/// A group on its way to the disk.
+/// A group during its commit.
 pub(super) struct Pending {
     places: HashMap<StreamId, Option<Place>>,
     records: HashMap<Arc<[u8]>, Option<(u64, u64)>>,
@@ -53,12 +53,12 @@ pub(super) struct Pending {
 }
 
 impl Pending {
-    /// The group is written.
+    /// Answers the calls of a group that was written.
     pub(super) fn answer(self) {
         completion::deliver(self.answers);
     }
 
-    /// It is not.
+    /// Answers the calls of a group that was not written.
     pub(super) fn fail(mut self, failure: Failure) {
         let failure = Arc::new(failure);
         self.answers.iter_mut().for_each(|(_, answer)| answer.fail(&failure));
@@ -71,7 +71,7 @@ impl Group {
         self.bytes
     }
 
-    /// What is to be written, if anything, and what is to be done after.
+    /// Returns the changes to write, or `None` if there are none, and the work for after the commit.
     pub(super) fn into_changes(self) -> (Pending, Option<Changes>) {
         let is_empty = self.places.is_empty() && self.rows.is_empty() && self.records.is_empty();
         let written = self.places.iter().filter(|(_, change)| change.is_written);
@@ -117,13 +117,13 @@ impl Group {
     }
 }
 
-/// How much of the agenda is swept in one group.
+/// Maximum items of the expiry queue that are removed in one group.
 const SWEPT_AT_ONCE: usize = 1024;
 
-/// For how long a stream is kept is exact to this part of it.
+/// The expiry of a stream is exact to this part of its time to live.
 const KEPT_TO_WITHIN: u64 = 16;
 
-/// An append, less whom it answers.
+/// An append without its reply.
 struct Append {
     epoch: WriterEpoch,
     after: Seq,
@@ -133,12 +133,12 @@ struct Append {
 }
 
 impl Append {
-    /// Where it leaves the stream; it writes nothing new where the batch is there already.
+    /// Returns the place of the stream after the append. A repeated batch changes no more than the expiry.
     fn placed(&self, before: Place, is_new: bool, at: u64) -> Place {
         let mut place = before;
         if !place.sealed {
             let until = at.saturating_add(place.keep);
-            // Not a moment later with each: that would be a row each time.
+            // A small extension is left out: each would need a write of the row.
             if until < place.until || until - place.until >= place.keep / KEPT_TO_WITHIN {
                 place.until = until;
             }
@@ -206,7 +206,7 @@ impl Writer {
                 self.group.answer(reply, trimmed);
             }
             Act::Keep { stream, keep, reply } => {
-                // What is gone is not kept.
+                // A stream that is gone is not extended.
                 let _ = self.change(stream, at, |place| place.until = place.until.max(at.saturating_add(keep)));
                 self.group.answer(reply, Ok(()));
             }
@@ -246,7 +246,7 @@ impl Writer {
         }
     }
 
-    /// The place of a stream as the group leaves it, whether or not it has expired.
+    /// Returns the place of a stream after the group, expired or not.
     fn place(&self, stream: StreamId) -> Option<Place> {
         match self.group.places.get(&stream) {
             Some(change) => change.place,
@@ -307,7 +307,7 @@ impl Writer {
         let mut is_new = true;
         if append.after != before.tail {
             if self.group.places.contains_key(&stream) {
-                // What it is compared with is to be in the database.
+                // The events to compare with must be in the database.
                 self.commit();
                 return self.append(stream, append, at);
             }
@@ -335,7 +335,7 @@ impl Writer {
         Ok(Appended::Ok)
     }
 
-    /// Whether the batch is what stands behind its place already.
+    /// True if the batch equals the stored events at its place.
     fn holds(&self, place: &Place, append: &Append) -> Result<bool, Error> {
         let last = append.after.0.saturating_add(append.events);
         if append.after < place.trimmed || last > place.tail.0 {
@@ -380,7 +380,7 @@ impl Writer {
         }
     }
 
-    /// The size of a record as the group leaves it, and the time it ends.
+    /// Returns expiry and size of a record after the group.
     fn sized(&self, key: &Arc<[u8]>) -> Option<(u64, u64)> {
         match self.group.records.get(key) {
             Some(record) => record.as_ref().map(|(value, until)| (*until, database::record_size(key, value))),
@@ -404,7 +404,7 @@ impl Writer {
         }
     }
 
-    /// Keeps a record until then, or forgets it, if it is still `value`.
+    /// Extends a record to `until`, or removes it if that is `None`, provided that it still equals `value`.
     fn hold(&mut self, key: Arc<[u8]>, value: &[u8], until: Option<u64>, at: u64) -> Result<(), Error> {
         if let Some(there) = self.record(&key, at)?.filter(|there| there == value) {
             let size = self.sized(&key).map_or(0, |(_, size)| size);
@@ -413,7 +413,7 @@ impl Writer {
         Ok(())
     }
 
-    /// The value of a record as the group leaves it, unless it has expired.
+    /// Returns the value of a record after the group, or `None` if it has expired.
     fn record(&self, key: &Arc<[u8]>, at: u64) -> Result<Option<Bytes>, Error> {
         if self.sized(key).is_none_or(|(until, _)| until <= at) {
             return Ok(None);
@@ -432,7 +432,7 @@ impl Writer {
         }
     }
 
-    /// Sees to it that so much more may live; whether the group was committed for that.
+    /// Makes room for `growth` more live bytes. Returns true if the group was committed for that.
     fn make_room(&mut self, growth: u64, at: u64) -> Result<bool, Error> {
         let fits = |writer: &Self| {
             writer.room.live().saturating_add_signed(writer.group.growth).saturating_add(growth) <= writer.room.limit()
@@ -440,7 +440,7 @@ impl Writer {
         if fits(self) {
             return Ok(false);
         }
-        // What has expired goes first.
+        // Expired data goes first.
         self.commit();
         self.sweep(at);
         if fits(self) {
@@ -453,7 +453,7 @@ impl Writer {
         Err(Error::Full(format!("{} bytes live, and {} may", self.room.live(), self.room.max)))
     }
 
-    /// Removes what has expired.
+    /// Removes expired streams and records.
     pub(super) fn sweep(&mut self, now: u64) {
         self.swept = now;
         loop {
@@ -487,7 +487,7 @@ impl Writer {
         }
     }
 
-    /// Brings what is in memory to where the group has left the disk, and answers.
+    /// Applies a written group to the state in memory, and answers its calls.
     pub(super) fn apply(&mut self, mut pending: Pending) {
         let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
         self.cleaner.note(pending.bytes as u64);
@@ -557,7 +557,7 @@ impl Writer {
         self.room.rows -= before.map_or(0, |(_, size)| size);
     }
 
-    /// Lets go of the events that nobody wants, now that this is on disk for good.
+    /// Marks events as obsolete, once the commit that made them so is synced.
     pub(super) fn unwant(&mut self) {
         let Some(database) = &self.database else { return };
         for unwanted in self.unwanted.drain(..) {
@@ -570,13 +570,13 @@ impl Writer {
 }
 
 impl Place {
-    /// A fenced writer changes nothing, and what is beyond the tail is left alone.
+    /// Trims the stream. A fenced writer changes nothing, and neither does a place beyond the tail.
     fn trim(&mut self, epoch: WriterEpoch, upto: Seq) {
         let upto = upto.min(self.tail);
         if epoch < self.epoch || upto <= self.trimmed {
             return;
         }
-        // How large the events are that stay is on disk; they are taken to be as large as those that go.
+        // The size of the remaining events is on disk only. Their average size is taken for that of the dropped ones.
         let (before, after) = (self.tail.0 - self.trimmed.0, self.tail.0 - upto.0);
         self.events = (u128::from(self.events) * u128::from(after) / u128::from(before)) as u64;
         self.trimmed = upto;

@@ -1,7 +1,7 @@
-//! The one thread that writes: takes calls, forms groups of them, commits, answers; and clears away what has expired.
+//! The writer thread: takes calls, forms groups of them, commits, and answers. It also removes expired data.
 //!
-//! A group is all calls that wait, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. A call is checked against what is in memory as the calls before it in the
-//! same group would leave it; nobody sees any of that before the group is committed.
+//! A group has all waiting calls, up to [`MAX_GROUP_BYTES`] and [`MAX_GROUP_CALLS`]. Each call is checked against the
+//! state in memory as changed by the earlier calls of the group. Readers see none of that before the commit.
 
 mod compaction;
 mod group_commit;
@@ -29,24 +29,24 @@ use crate::clock;
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 use crate::store::{Appended, StoreHealth, WriterEpoch};
 
-/// A group: large enough that a sync is shared by many, small enough that none waits long.
+/// Maximum size of a group: large enough that many calls share a sync, small enough that none waits long.
 const MAX_GROUP_BYTES: usize = 2 << 20;
 const MAX_GROUP_CALLS: usize = 4096;
-/// How long what was written is left unsynced with [`Fsync::Interval`].
+/// Longest time that a commit stays unsynced with [`Fsync::Interval`].
 const INTERVAL: Duration = Duration::from_millis(200);
-/// How often expired streams are looked for at most, while there are calls.
+/// Least interval between two removals of expired data, in milliseconds.
 const SWEEP_EVERY: u64 = 1000;
-/// A thread without calls wakes up at least this often, and looks whether a flush or a compaction has failed.
+/// Longest and shortest wait for a call. A failed flush or compaction is noticed after the longest wait.
 const LONGEST_REST: Duration = Duration::from_secs(2);
 const SHORTEST_REST: Duration = Duration::from_millis(10);
-/// How often it looks whether the cleaner has ended.
+/// Interval of the checks for the end of a compaction.
 const CLEANER_REST: Duration = Duration::from_millis(50);
-/// Pauses before the next attempt to write after a failure.
+/// Pauses before further attempts to write after a failure.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
-/// A call of the store, as it was made.
+/// A call of the store.
 pub(super) struct Call {
-    /// By the wall clock.
+    /// Time of the call, by the wall clock.
     pub(super) at: u64,
     pub(super) bytes: usize,
     pub(super) act: Act,
@@ -64,9 +64,9 @@ pub(super) enum Act {
         stream: StreamId,
         epoch: WriterEpoch,
         after: Seq,
-        /// How many.
+        /// Number of events.
         events: u64,
-        /// Encoded as it is stored.
+        /// The events, encoded as stored.
         batch: Vec<u8>,
         state: Option<Vec<u8>>,
         reply: Reply<Appended>,
@@ -119,15 +119,15 @@ pub(super) enum Act {
         key: Arc<[u8]>,
         reply: Reply<()>,
     },
-    /// Waits until a test lets it go on.
+    /// Blocks until the test drops the sender.
     #[cfg(test)]
     Hold(mpsc::Receiver<()>),
-    /// Clears away all that can be, and waits for it.
+    /// Removes all obsolete data, and waits for it.
     #[cfg(test)]
     Clean {
         reply: Reply<()>,
     },
-    /// As a write that failed.
+    /// Simulates a failed write.
     #[cfg(test)]
     Fail {
         full: bool,
@@ -143,27 +143,27 @@ pub(super) struct Writer {
     fsync: Fsync,
     sizes: Sizes,
     room: Room,
-    /// `None` for good once there is nobody left to call.
+    /// `None` after a failure, and for good once no caller is left.
     database: Option<Arc<Database>>,
-    /// Opened on a disk that has no room: not written to yet.
+    /// Database that was opened on a full disk and not written to yet.
     starved: Option<(Arc<Database>, Failure)>,
     group: Group,
     agenda: Agenda,
     next_number: u64,
-    /// Since when something is not synced.
+    /// Time of the first unsynced commit, or `None` if all is synced.
     unsynced: Option<Instant>,
-    /// What is no longer wanted once what was written is synced.
+    /// Data that becomes obsolete with the next sync.
     unwanted: Vec<Unwanted>,
-    /// When it last looked for what has expired.
+    /// Time of the last removal of expired data.
     swept: u64,
     cleaner: Cleaner,
 }
 
-/// How much lives, and whether more may.
+/// Live bytes and their limit.
 struct Room {
     max: u64,
     events: u64,
-    /// Streams' rows and records.
+    /// Bytes of the rows of streams, and of the records.
     rows: u64,
     full: bool,
 }
@@ -173,7 +173,7 @@ impl Room {
         self.events + self.rows
     }
 
-    /// Up to where it takes what is new: once full, only when a sixteenth is free.
+    /// Limit for new data: once the store is full, a sixteenth less.
     fn limit(&self) -> u64 {
         if self.full { self.max - self.max / 16 } else { self.max }
     }
@@ -213,7 +213,7 @@ impl Writer {
         }
     }
 
-    /// Opens the database and reads what lives. A disk without room is no error: what is there can be read.
+    /// Opens the database and reads the live data. A full disk is no error: the data can be read.
     pub(super) fn open(&mut self) -> Result<(), Failure> {
         let database = self.open_database()?;
         match self.probe() {
@@ -234,12 +234,12 @@ impl Writer {
         Ok(Arc::new(database))
     }
 
-    /// Looks for room. Writes of a few bytes succeed on a disk that is as good as full.
+    /// Checks for room. Writes of a few bytes would succeed on a disk that is practically full.
     fn probe(&self) -> Result<(), Failure> {
         Ok(self.directory.probe(MAX_GROUP_BYTES).map_err(fjall::Error::Io)?)
     }
 
-    /// Runs until nobody is left to call.
+    /// Runs until no caller is left.
     pub(super) fn run(mut self) {
         if let Some((database, failure)) = self.starved.take() {
             self.heal(failure, Some(database));
@@ -262,7 +262,7 @@ impl Writer {
         self.shared.access.set(State::Closed);
     }
 
-    /// Everything that waits, as far as it fits in a group.
+    /// Takes all waiting calls that fit in a group, and commits them.
     fn take_all(&mut self, first: Call) {
         let mut next = Some(first);
         let mut taken = 0;
@@ -277,7 +277,7 @@ impl Writer {
         self.commit();
     }
 
-    /// Commits the group and answers it.
+    /// Commits the group and answers its calls.
     fn commit(&mut self) {
         let group = std::mem::take(&mut self.group);
         let (pending, changes) = group.into_changes();
@@ -296,7 +296,7 @@ impl Writer {
                 self.apply(pending);
             }
             Err(failure) => {
-                // Who hears of it finds the store in the state that it tells of.
+                // Callers that get the failure find the store in the reported state.
                 self.stop(&failure);
                 pending.fail(failure.clone());
                 self.heal(failure, None);
@@ -304,13 +304,13 @@ impl Writer {
         }
     }
 
-    /// Writes nothing more. Who reads goes on.
+    /// Ends all writes. Reads go on.
     fn stop(&mut self, failure: &Failure) {
         self.shared.index.stand(if failure.full { StoreHealth::Full } else { StoreHealth::Unreachable });
         self.database = None;
     }
 
-    /// Tries until it can write again. Calls are refused meanwhile. `unused` was opened and not written to yet.
+    /// Tries until writes succeed again. Calls are refused meanwhile. `unused` was opened and not written to yet.
     fn heal(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
         warn!(error = failure.problem, "the store cannot write, and tries again until it can");
         let mut backoff = BACKOFF;
@@ -333,8 +333,9 @@ impl Writer {
         self.shared.followers.notify_all();
     }
 
-    /// Looks for room, and has the database do what is due, which is what a full disk fails. One in which a write has failed is opened
-    /// again before that: it takes no more of them, and what they have left of files goes. `None` when nobody is left to call.
+    /// Checks for room, and makes the database do the due flushes and compactions, which a full disk would fail. A
+    /// database with a failed write is opened again before that: it takes no more writes, and the files that they left
+    /// behind are removed. Returns `None` if no caller is left.
     fn try_again(
         &mut self,
         unused: &mut Option<Arc<Database>>,
@@ -349,7 +350,7 @@ impl Writer {
         };
         let has_dropped = self.forget_expired(&database)?;
         if let Err(failure) = self.probe() {
-            // Files of tables that were dropped go when it is opened again.
+            // The files of dropped tables are deleted when the database is opened again.
             *unused = (!has_dropped).then_some(database);
             return Err(failure);
         }
@@ -357,8 +358,9 @@ impl Writer {
         Ok(is_called.then_some(database))
     }
 
-    /// Drops tables in which everything has expired: their space may be all there is to go on with. False where there are none. What is
-    /// so forgotten is gone for every call, one that was made before it expired as well; its row goes with the next sweep.
+    /// Drops tables with expired streams alone: the store may need their space to go on. Returns false if there are
+    /// none. These streams are gone for every call, also for one made before they expired; their rows are removed with
+    /// the next sweep.
     fn forget_expired(&self, database: &Database) -> Result<bool, Failure> {
         let now = now();
         self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)).for_each(|mut place| {
@@ -368,10 +370,10 @@ impl Writer {
         database.drop_unwanted()
     }
 
-    /// Opens the database again, first of all for those who read. `None` when nobody is left to call.
+    /// Opens the database again, for readers first. Returns `None` if no caller is left.
     fn reopen(&mut self, failure: &Failure) -> Result<Option<Arc<Database>>, Failure> {
         let before = self.shared.access.set(State::Opening);
-        // The last reader closes it; it is locked until then.
+        // The last reader closes the database, which is locked until then.
         while before.as_ref().is_some_and(|before| Arc::strong_count(before) > 1) {
             if !self.refuse_for(SHORTEST_REST, failure) {
                 return Ok(None);
@@ -383,7 +385,7 @@ impl Writer {
         opened.map(Some)
     }
 
-    /// False when nobody is left to call.
+    /// Does the due work of the database on a thread of its own. Returns false if no caller is left.
     fn catch_up(&mut self, database: &Arc<Database>, failure: &Failure) -> Result<bool, Failure> {
         let catching_up = database.clone();
         let thread = thread::Builder::new().name("disk-opener".into()).spawn(move || catching_up.catch_up());
@@ -396,7 +398,7 @@ impl Writer {
         Ok(is_called)
     }
 
-    /// Answers calls with the failure for a while. False when nobody is left to call.
+    /// Refuses calls with the failure for a while. Returns false if no caller is left.
     fn refuse_for(&mut self, pause: Duration, failure: &Failure) -> bool {
         let until = clock::now() + pause;
         loop {
@@ -411,7 +413,7 @@ impl Writer {
         }
     }
 
-    /// Takes what is on disk into memory. Who reads meanwhile finds each stream as it was or as it is, never none.
+    /// Reads the state on disk into memory. Concurrent readers find each stream in its old or new state, never missing.
     fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
         let (index, now) = (&self.shared.index, now());
         let (places, records) = (database.places()?, database.records()?);
@@ -429,7 +431,7 @@ impl Writer {
         for (stream, _) in &places.damaged {
             index.damaged.insert(*stream);
         }
-        // The space of what has expired may be all there is to go on with.
+        // The store may need the space of expired streams to go on.
         for (_, place) in places.known.iter().chain(&places.damaged).filter(|(_, place)| place.lives(now)) {
             database.wanted.keep(place.number, place.trimmed);
         }
@@ -453,13 +455,13 @@ impl Writer {
         self.show_room();
     }
 
-    /// Says whether there is room, which once there was none is only when some is.
+    /// Publishes the readiness. A store that was full is ready again only once a sixteenth is free.
     fn show_room(&mut self) {
         self.room.full = self.room.full && self.room.live() > self.room.limit();
         self.shared.index.stand(if self.room.full { StoreHealth::Full } else { StoreHealth::Ready });
     }
 
-    /// What is to be done between calls.
+    /// Does the periodic work between calls.
     fn tidy(&mut self) {
         if self.unsynced.is_some_and(|since| clock::now() - since >= INTERVAL) {
             self.sync();
@@ -485,7 +487,7 @@ impl Writer {
         }
     }
 
-    /// How long there is nothing to do without a call.
+    /// Returns the time until the next periodic work.
     fn rest(&self) -> Duration {
         let now = now();
         let next = self.agenda.next().map(|due| due.max(self.swept + SWEEP_EVERY).saturating_sub(now));
