@@ -1,7 +1,7 @@
-//! A stream that another replica writes, as it is read here: it follows the store and appends nothing.
+//! Follower: a stream that another replica writes, copied from the store for readers here.
 //!
-//! Owned here: what is taken from the store, and what the writer is told of readers. Absent: whether a reader may go on, which the writer
-//! decides, because it hears of all of them.
+//! Owned here: the copy of the events, and the reports about local readers to the writer. Absent: which reader may go
+//! on. The writer decides that, because it hears of all of them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,31 +19,31 @@ use crate::protocol::ids::{Owner, Seq};
 use crate::protocol::stream::Batch;
 use crate::store::{ChangeSubscription, Error, Read, Stored};
 
-/// Events are taken from the store in pieces of about this size.
+/// Approximate size of one read from the store.
 pub(in crate::event_log) const PIECE: usize = 1024 * 1024;
-/// A mirror that nobody reads is given up after this long.
+/// Time without readers after which a follower ends.
 const IDLE: Duration = Duration::from_secs(30);
-/// How often the writer hears how far a reader is.
+/// Interval of reports about a reader's progress.
 const REPORT: Duration = Duration::from_secs(1);
-/// A writer that does not hear of a reader for [`READER_HOLD`] takes it for gone: it is told this often at least.
+/// Longest time between two reports. The writer takes a reader for gone after [`READER_HOLD`].
 const RENEW: Duration = Duration::from_secs(5);
-/// A stream that another replica writes.
+/// Copies a stream of another replica.
 pub(in crate::event_log) struct Follower {
     stream: Arc<Stream>,
     backing: Arc<Backing>,
     here: Owner,
-    /// Who writes it.
+    /// Replica that writes the stream.
     writer: Owner,
     touches: u64,
     reported: Option<(Reader, Instant)>,
 }
 
-/// What the store has of it.
+/// State of the stream in the store.
 #[derive(PartialEq, Eq)]
 pub(in crate::event_log) enum FollowerState {
     Open,
     Sealed,
-    /// It was lost there, or forgotten; or what was read here of its writer is not what the store has of the one that ended it.
+    /// Lost or forgotten by the store, or the events read here are not those of the replica that ended the stream.
     Lost,
 }
 
@@ -52,7 +52,7 @@ impl Follower {
         Self { stream, backing, here, writer: here, touches: 0, reported: None }
     }
 
-    /// Follows the store until the stream is over, or nobody wants it here any more.
+    /// Follows the store until the stream is sealed or has had no reader for a while.
     pub(in crate::event_log) async fn run(mut self, log: Arc<EventLog>, following: ChangeSubscription) {
         let mut unread_since: Option<Instant> = None;
         loop {
@@ -64,7 +64,7 @@ impl Follower {
             tokio::select! {
                 biased;
                 () = following.changed() => {}
-                // Who reads has changed, or somebody asked.
+                // The reader has changed, or a client asked for the stream.
                 () = self.stream.pump.notified() => {
                     self.touches += 1;
                     continue;
@@ -76,30 +76,31 @@ impl Follower {
             }
             match self.look().await {
                 Ok(FollowerState::Open) => {}
-                // Its readers come back, and are told by whoever has it what became of it.
+                // The readers resume, and the owner tells them the outcome.
                 Ok(FollowerState::Lost) => break,
                 Ok(FollowerState::Sealed) => {
                     self.report().await;
                     if log.keep_restored(&self.backing, &self.stream).await.is_err() {
                         debug!(stream.id = %self.stream.id(), "the store could not be told to keep a stream");
                     }
-                    // As the last thing: while somebody reads, the same call again would be another one's.
+                    // The last report comes last: while there is a reader, a repeated call counts as a retry of
+                    // another's.
                     while self.stream.look(|machine| machine.reader().is_attached()) {
                         self.stream.pump.notified().await;
                     }
                     self.report().await;
                     return;
                 }
-                // It tells when it is back.
+                // The store notifies once it is back.
                 Err(error) => debug!(stream.id = %self.stream.id(), %error, "a mirror cannot look"),
             }
         }
         log.streams.forget(&self.stream);
-        // Somebody may have come in the meantime: it finds another one.
+        // A reader that attached meanwhile resumes at a new follower.
         self.stream.leave();
     }
 
-    /// Tells the writer who reads here, if that is news or was said long ago.
+    /// Reports the local reader to the writer, if it has changed or the last report is old.
     async fn report(&mut self) {
         let Some(shared) = self.backing.shared.as_ref().filter(|_| self.writer != self.here) else { return };
         let now = clock::now();
@@ -130,7 +131,7 @@ impl Follower {
         })
     }
 
-    /// Takes what the store has and this does not.
+    /// Copies the events and the state that the store has and this follower lacks.
     pub(in crate::event_log) async fn catch_up(&mut self, stored: &Stored) -> Result<FollowerState, Error> {
         self.writer = stored.owner;
         let state = State::decode(&stored.state).unwrap_or_default();
@@ -149,9 +150,9 @@ impl Follower {
                 Read::Events(events) if events.is_empty() => break,
                 Read::Events(events) => {
                     let mut batch = Batch::starting_at(Seq(last.0 + 1));
-                    // What came since has a state of its own.
+                    // Later events come with a state of their own.
                     for (seq, event) in events.into_iter().take_while(|(seq, _)| *seq <= stored.tail) {
-                        // A hole is a gap, and never passed over.
+                        // A missing event is an error: a gap is never skipped.
                         if seq.0 != last.0 + batch.len() as u64 + 1 {
                             return Err(Error::Unavailable(format!(
                                 "event {} is missing",

@@ -1,9 +1,9 @@
-//! What became of a call with a key, where that is no stream: an answer that passed, or a failure.
+//! Kept responses: the outcome of a call with a key that is no stream, a response that passed through or a failure.
 //!
-//! Owned here: a record in the store beside the one that says which replica runs the call (`remote_retries.rs`), so that the same key finds its answer
-//! when that process is gone. Invariants: it is in the store before a client has the answer, unless memory stands for the store; one that
-//! waits for the store counts in its caller's share. Absent: answers that are streams, which the store has anyway, and answers to calls
-//! without a key.
+//! Owned here: a record in the store beside the call's claim (`remote_retries.rs`), so that the key finds its response
+//! after the process is gone. Invariants: the record is in the store before a client has the response, unless memory
+//! stands in for the store; a record that waits for the store counts in its caller's quota. Absent: responses that are
+//! streams, which the store has anyway, and responses to calls without a key.
 
 use std::time::{Duration, Instant};
 
@@ -22,11 +22,11 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::StreamId;
 use crate::store::{Error, StoreHealth};
 
-/// A larger answer does not go through the store. One that is kept for a retry is smaller, but for lists of tools.
+/// Size above which a response is not stored. Responses kept for a retry are smaller, except lists of tools.
 const ANSWER_MAX: usize = 1024 * 1024;
 impl EventLog {
-    /// Writes down the answer of a call that has a key and a record, if `head` is one that would be lost with this process. Waits for a
-    /// store that is to be waited for; any other has it as soon as it takes it.
+    /// Stores the response of a call with a key and a claim, if `head` would be lost with this process. Waits for a
+    /// store that is to be waited for; otherwise the record follows once the store accepts it.
     pub async fn store_response(&self, stream: &Stream, head: &Head) {
         let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim()) else {
             return;
@@ -49,7 +49,7 @@ impl EventLog {
         }
     }
 
-    /// Writes it down again where the store has lost it.
+    /// Writes the record again after a loss in the store.
     pub(in crate::event_log) fn rewrite_response(&self, stream: &Stream) {
         if let Some(backing) = self.backing.as_ref().filter(|_| stream.body().is_some() && stream.has_claim())
             && let Some((record, keep)) = record_of(stream, &stream.head_now())
@@ -58,10 +58,10 @@ impl EventLog {
         }
     }
 
-    /// Returns the answer that was written down of the call whose stream would have this name.
+    /// Returns the stored response of the call with this stream id, or `None` if there is none.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store cannot be asked.
     pub async fn stored_response(&self, run: StreamId) -> Result<Option<RepeatedCall>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         let record = backing.store.get(&key(run)).wait().await?;
@@ -75,16 +75,16 @@ impl EventLog {
     }
 }
 
-/// An answer that the store did not take when it came.
+/// Record of a response that the store refused at first.
 struct Late {
     key: Vec<u8>,
     record: Bytes,
-    /// When its call's retention ends.
+    /// End of the call's retention.
     until: Instant,
 }
 
 impl Late {
-    /// Writes it once the store takes it, in its turn, and for no longer than is left of its retention.
+    /// Writes the record once the store accepts it and a permit is free; gives up at the end of the retention.
     async fn write(&self, backing: &Backing, turns: &Semaphore) {
         let Ok(Ok(_turn)) = timeout(self.left(), turns.acquire()).await else { return };
         loop {
@@ -105,7 +105,7 @@ impl Late {
     }
 }
 
-/// What `head` is for somebody who sends the call again elsewhere.
+/// Returns the answer to another replica that received the call again.
 pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> RepeatedCall {
     match head {
         Head::Waiting => RepeatedCall::Waiting,
@@ -113,7 +113,7 @@ pub(in crate::event_log) fn reply_for_retry(stream: StreamId, head: &Head) -> Re
         Head::Failed(failure) => RepeatedCall::Failed(*failure),
         Head::Plain(plain) => match plain.kept_body().filter(|body| body.len() <= ANSWER_MAX) {
             Some(body) => RepeatedCall::Answer(HttpMessage::answer(plain.status, &plain.headers, body.to_vec())),
-            // As for a retry here that comes second: the first one has it.
+            // As for a second retry here: the first one has the response.
             None => RepeatedCall::Failed(Failure::after_send(ErrorCode::StreamLost)),
         },
     }

@@ -1,4 +1,4 @@
-//! Leases: of this replica, and of those whose lease has lapsed.
+//! Leases of this replica and of the others, as they bear on streams.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,38 +12,39 @@ use crate::store::Error;
 use crate::sync;
 
 impl EventLog {
-    /// The other replicas have heard of this one, which counts as living for them until that time of [`clock::boot`].
+    /// Notes that the lease of this replica was renewed until that time of [`clock::boot`](crate::clock::boot).
     pub fn note_lease_renewed(&self, until: Duration) {
         if let Some(backing) = &self.backing {
             backing.lease_health.note(until);
         }
     }
 
-    /// The others could not be told that this replica lives.
+    /// Notes that a renewal of this replica's lease failed.
     pub fn note_renewal_failed(&self) {
         if let Some(backing) = &self.backing {
             backing.lease_health.note_renewal_failed();
         }
     }
 
-    /// Replaces the set of replicas whose lease has lapsed. The open streams of such a replica end when a client asks for them here: the
-    /// replica may only be cut off from the store, and still serve the clients that it has.
+    /// Replaces the set of replicas with an expired lease. Their open streams are ended when a client asks for them
+    /// here: such a replica may only be cut off from the store, and still serve its clients.
     pub fn set_expired_owners(&self, owners: HashSet<Owner>) {
         *sync::lock(&self.expired_owners) = owners;
     }
 
-    /// Returns the open streams that are read here, or were asked for a moment ago, and whose writer's lease has lapsed.
+    /// Returns the open streams that are read here, or were requested a moment ago, and whose writer's lease has
+    /// expired.
     pub fn requested_of_expired_owners(&self) -> Vec<StreamId> {
         let lapsed = sync::lock(&self.expired_owners).clone();
         if lapsed.is_empty() {
             return Vec::new();
         }
-        // Whose it is can be seen without the stream's lock.
+        // The origin can be read without the stream's lock.
         let is_asked = |stream: &Arc<Stream>| lapsed.contains(&stream.origin_owner()) && stream.is_remote();
         self.streams.all().into_iter().filter(is_asked).map(|stream| stream.id()).collect()
     }
 
-    /// Returns whether `owner`'s lease has lapsed, and does still: it may have been renewed since that was noted.
+    /// Returns whether the lease of `owner` is still expired: it may have been renewed since that was noted.
     pub(in crate::event_log) async fn has_expired_lease(&self, backing: &Backing, owner: Owner) -> Result<bool, Error> {
         let was_noted = sync::lock(&self.expired_owners).contains(&owner);
         match &backing.shared {

@@ -1,4 +1,31 @@
-//! Recovery: streams, sessions and calls of other processes, and of this one before a restart or a loss in the store.
+//! Recovery: streams, sessions and calls of other processes, and of this one before a restart or a data loss.
+//!
+//! States of a stream as one replica sees it, in a shared store:
+//!
+//! ```text
+//!     call arrives            +-------+  sealed by its writer   +--------+
+//!     --------------------->  | owned | ----------------------> | sealed | -> retention ends
+//!                             +-------+                         +--------+
+//!       data loss: resynced    |  ^ |                              ^   ^
+//!       from memory (`resync`) +--+ | adopted by another replica   |   |
+//!                                   v (`lease`: ours expired)      |   |
+//!                             +-------+                            |   |
+//!                             | moved | readers resume elsewhere   |   |
+//!                             +-------+                            |   |
+//!     client resumes here     +----------+  sealed by its owner    |   |
+//!     --------------------->  | followed | ------------------------+   |
+//!     (`restore`, `follower`) +----------+                             |
+//!                                   | lease of the owner expired       |
+//!                                   v                                  |
+//!                             +---------+  ended with `owner_died`     |
+//!                             | adopted | -----------------------------+
+//!                             +---------+
+//! ```
+//!
+//! An owned stream is written here; a followed one is copied from the store while it is read here (`remote_readers`
+//! tells its owner). Adoption fences the old owner: the store takes no more of its writes. `remote_retries` and
+//! `kept_responses` bring calls back, `sessions` brings sessions back. Absent: the renewal of leases and the messages
+//! between replicas (`cluster`).
 
 pub(in crate::event_log) mod follower;
 pub(in crate::event_log) mod kept_responses;

@@ -1,8 +1,7 @@
 //! Readers at other replicas, of streams that are written here.
 //!
-//! A stream has one reader wherever that is: the newest one the writer has heard of. Owned here: what is known of those that are
-//! elsewhere. Invariant: a reader that was displaced does not become the reader again, whatever it says late. Absent: how it is heard
-//! and told (`cluster`).
+//! A stream has one reader in the whole cluster: the newest one that the writer has heard of. Invariant: a displaced
+//! reader never becomes the reader again, however late its reports arrive. Absent: the messages (`cluster`).
 
 use std::time::Duration;
 
@@ -13,11 +12,12 @@ use crate::event_log::stream::Stream;
 use crate::protocol::cluster::Reader;
 use crate::protocol::ids::{AttachId, StreamId};
 
-/// What a reader says that was displaced is recognised for so long.
+/// Time for which late reports of a displaced reader are recognised.
 const REMEMBERED: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// What another replica says of a reader there. Returns the readers that it displaces, or itself where it was displaced before.
+    /// Handles a report about a reader at another replica. Returns the readers that it displaces, or the reader itself
+    /// if it was displaced before.
     pub fn note_reader(&self, said: &Reader) -> Vec<Displaced> {
         let Some(stream) = self.streams.get(said.stream) else {
             return Vec::new();
@@ -26,7 +26,7 @@ impl EventLog {
         let mut readers = self.readers.lock();
         let known = readers.entry(said.stream).or_default();
         let mut displaced = Vec::new();
-        // Whoever read there has left, or was followed by another one.
+        // The previous reader there has left or was replaced.
         for before in known.iter_mut().filter(|known| known.from == said.from && known.is_reading) {
             if Some(before.attach) != said.attach {
                 before.is_reading = false;
@@ -72,7 +72,8 @@ impl EventLog {
         displaced
     }
 
-    /// The readers elsewhere that a newer one here has displaced since this was last asked. Forgets those that were not heard of.
+    /// Returns the remote readers that were displaced by a newer one here since the last call. Forgets readers without
+    /// recent reports.
     pub fn displaced_readers(&self) -> Vec<Displaced> {
         let now = clock::now();
         let mut displaced = Vec::new();
@@ -98,7 +99,7 @@ impl EventLog {
         displaced
     }
 
-    /// The writer of a stream says that a reader here is not the newest.
+    /// Detaches a reader here, because the writer of the stream knows a newer one.
     pub fn displace(&self, stream: StreamId, attach: AttachId) {
         if let Some(stream) = self.streams.get(stream) {
             stream.detach_remote(attach);

@@ -1,12 +1,14 @@
-//! Which replica runs a call that a client may send again, here, to another one or after a restart.
+//! Remote retries: a client may send a call again here, to another replica or after a restart, and finds the replica
+//! that runs it.
 //!
-//! Owned here: a record in the store for each call that a retry may match elsewhere, claimed before the call goes upstream and gone with the
-//! entry of the index of retries that it stands for; and what this replica tells others of the calls that it runs. Where replicas share
-//! the store every such call has a record, else only one with a key. A call with a key whose caller shows a JWT has a second one, by which
-//! the same caller finds it with another token. Invariants: of many that are sent one call at once, one claims it;
-//! what is changed or removed is the record that was seen, never one that has taken its place; that of a call which its replica leaves
-//! behind stays; that of a call which never ran goes, however often the store has to be asked. Absent: what a client is answered
-//! (ingress), and the answers that outlive the process (`kept_responses.rs`).
+//! Owned here: the claims, and the answers to other replicas about the calls of this one. A call is claimed before it
+//! goes upstream, and its claim is removed with its entry in the retry index. With a shared store every call that a
+//! retry may match has a claim, else only one with a key. A call with a key whose caller shows a JWT has a second
+//! record, by which the same caller finds it with another token. Invariants: of concurrent copies of a call, one
+//! claims it; a change or removal applies to the record that was seen, never to its successor; the claim of a call
+//! that its replica leaves behind stays; the claim of a call that never ran is removed, with as many attempts as the
+//! store needs. Absent: the response to the client (`ingress`), and responses that outlive the process
+//! (`kept_responses.rs`).
 
 use std::time::Duration;
 
@@ -24,14 +26,15 @@ use crate::protocol::cluster::{Base64, RepeatedCall};
 use crate::protocol::ids::StreamId;
 use crate::store::Error;
 
-/// Another replica that asks waits so long for the head of a response, and then asks again: it may have gone, and so may its client.
+/// Time that a query from another replica waits for the response head. The other replica then asks again, because it
+/// or its client may have gone.
 const HEAD_WAIT: Duration = Duration::from_millis(500);
 impl EventLog {
-    /// Claims a call for this replica, unless it was claimed before; with `only_looks`, looks whether it was. To be called while the call
-    /// is about to be registered ([`crate::event_log::Retries::registering`]).
+    /// Claims a call for this replica, unless it was claimed before; with `only_looks`, only looks for a claim. To be
+    /// called under the call's registration lock ([`crate::event_log::RetryIndex::registering`]).
     ///
     /// # Errors
-    /// When the store cannot be asked. Nothing is left of the claim then.
+    /// If the store cannot be asked. No claim is left then.
     pub async fn claim(
         &self,
         call: &Fingerprint,
@@ -43,23 +46,23 @@ impl EventLog {
         if only_looks {
             return Ok(store.get(&key).wait().await?.map_or(ClaimOutcome::Unclaimed, before));
         }
-        // There from before it is asked for: a client that leaves now takes the record with it.
+        // The guard exists before the write: if the client leaves now, the record goes too.
         let hold = ClaimGuard::new(self.owner(), self.released.clone(), store, key, claim);
         let Record { key, value } = &hold.record;
         let claimed = hold.store.claim(key, value, hold.keep()).wait().await;
         match claimed.inspect_err(|error| backing.note_failure(error))? {
             None => Ok(ClaimOutcome::Claimed(hold)),
-            // It was asked for twice on the way.
+            // The claim was sent twice on the way.
             Some(there) if there == *value => Ok(ClaimOutcome::Claimed(hold)),
             Some(there) => Ok(before(there)),
         }
     }
 
-    /// Writes down that `hold` is of the `call` with this body of a caller with this subject, whose token the server had accepted or not,
-    /// unless there is one of another token: then that, and how it is written.
+    /// Records the `call` for the caller's other tokens, under this subject, with its body and whether the server had
+    /// accepted the token. Returns the record of a call under another token if there is one, with its bytes.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store cannot be asked.
     pub async fn claim_for_subject(
         &self,
         hold: &mut ClaimGuard,
@@ -71,7 +74,7 @@ impl EventLog {
         let Some(backing) = &self.backing else { return Ok(None) };
         let run = ClaimRecord { owner: self.owner(), stream: hold.stream, body };
         let record = Record { key: subject_key(subject), value: written(&SubjectClaim { run, call, is_accepted }) };
-        // There from before it is asked for, as the other one.
+        // Set before the write, as for the claim itself.
         hold.subject_record = Some(Box::new(record.clone()));
         loop {
             let claimed = hold.store.claim(&record.key, &record.value, hold.keep()).wait().await;
@@ -81,25 +84,25 @@ impl EventLog {
             if elder.call != call {
                 return Ok(Some((elder, there)));
             }
-            // An earlier one of the same token, on its way out: this one could not be claimed before.
+            // An earlier record of the same token is being removed: otherwise this call could not have been claimed.
             hold.store.expire_if_equal(&record.key, &there, None).wait().await?;
         }
     }
 
-    /// Returns the call with a key that was begun for a caller with this subject, and how that is written.
+    /// Returns the record of a call with a key under this subject, with its bytes, or `None` if there is none.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store cannot be asked.
     pub async fn subject_claim(&self, subject: &Fingerprint) -> Result<Option<(SubjectClaim, Bytes)>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         let record = backing.store.get(&subject_key(subject)).wait().await?;
         record.map(|record| Ok((read_subject_claim(&record)?, record))).transpose()
     }
 
-    /// Frees the place of a call that nobody comes back to any more, with any token.
+    /// Removes the record under a subject, if it is still this one: the call can no longer be retried with any token.
     ///
     /// # Errors
-    /// When the store cannot be told.
+    /// If the store cannot be told.
     pub async fn release_subject_claim(&self, subject: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
             Some(backing) => backing.store.expire_if_equal(&subject_key(subject), record, None).wait().await,
@@ -107,10 +110,10 @@ impl EventLog {
         }
     }
 
-    /// Frees the place of a call whose record nobody comes back to any more.
+    /// Removes the claim of a call, if it is still this one: the call can no longer be retried.
     ///
     /// # Errors
-    /// When the store cannot be told.
+    /// If the store cannot be told.
     pub async fn release_claim(&self, call: &Fingerprint, record: &Bytes) -> Result<(), Error> {
         match &self.backing {
             Some(backing) => backing.store.expire_if_equal(&key(call), record, None).wait().await,
@@ -118,10 +121,10 @@ impl EventLog {
         }
     }
 
-    /// Keeps the record of `run`, a call of another replica, for `retention` from now on, if it is still there.
+    /// Extends the claim `run` of another replica's call by `retention`, if it is still there.
     ///
     /// # Errors
-    /// When the store cannot be told.
+    /// If the store cannot be told.
     pub async fn extend_claim(&self, call: &Fingerprint, run: &ClaimRecord, retention: Duration) -> Result<(), Error> {
         match &self.backing {
             Some(backing) => backing.store.expire_if_equal(&key(call), &written(run), Some(retention)).wait().await,
@@ -129,16 +132,16 @@ impl EventLog {
         }
     }
 
-    /// Returns whether a call that this process claimed is over or never ran, so that its record says nothing any more.
+    /// Returns whether a call that was claimed here is over or never ran, so that its claim is void.
     pub fn has_released_claim(&self, run: StreamId) -> bool {
         self.released.contains(run)
     }
 
-    /// Returns what this replica knows of a call that was sent again at another one, where `run` is what its record names, and `body` is
-    /// there if it has a key. Waits for a word of its answer, and not for long.
+    /// Answers another replica that received a call again: `run` is the stream in the call's claim, and `body` is
+    /// present if the call has a key. Waits briefly for the response head.
     pub async fn lookup_retry(&self, call: &Base64, run: Option<StreamId>, body: Option<&Base64>) -> RepeatedCall {
         let Some(call) = Fingerprint::from_wire(call) else { return RepeatedCall::Nothing };
-        // One that was claimed a moment ago may not be registered yet.
+        // A call that was claimed a moment ago may not be registered yet.
         drop(self.retry_index().registering(call).await);
         let Some(stream) = self.retry_index().find(&call) else {
             let is_released = run.is_some_and(|run| self.has_released_claim(run));
@@ -158,7 +161,7 @@ impl EventLog {
         }
     }
 
-    /// Keeps the records of the calls that are known here, until dropped.
+    /// Extends the claims of this replica's calls, until dropped.
     pub async fn keep_claims(&self) {
         if !self.has_store() {
             return std::future::pending().await;

@@ -1,9 +1,8 @@
-//! Streams of other processes, and of this one before it was started: served from the store, and ended where nobody writes them any
-//! more.
+//! Restoring: streams of other processes, and of this one before its restart, come out of the store.
 //!
-//! Owned here: how a stream comes out of its record. One that is over is read whole and lives here like any other. One that is not
-//! belongs to a replica that writes it: here it is a mirror (`follower.rs`). Absent: who may have it (as for any stream), and when a replica
-//! counts as gone (`cluster`).
+//! Owned here: how a stream is rebuilt from its records, and how an orphan is adopted and ended. A sealed stream is
+//! read whole and lives here like any other. An open one belongs to the replica that writes it; here a follower copies
+//! it (`follower.rs`). Absent: access control (as for any stream), and the expiry of leases (`cluster`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -27,39 +26,39 @@ use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::{Owner, Seq, StreamId, Verified};
 use crate::store::{Error, Read, StoreHealth, Stored, WriterEpoch};
 
-/// So long a client may wait for an event that the store was handed.
+/// Time that a client waits for an event that is in flight to the store.
 const STORE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// The store cannot be asked, and only it could tell.
+/// Error: only the store could tell, and it cannot be reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the store cannot be reached")]
 pub struct Unreachable;
 
-/// The last event that a client has of a stream.
+/// Last event that a client has of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct LastEvent {
     seq: Seq,
-    /// Logged in the place of a writer that was gone.
+    /// True if the event was logged by a replica that adopted the stream.
     is_adopted: bool,
 }
 
 impl EventLog {
-    /// Takes the stream that an event ID names out of the store, if it is there and not here. Says nothing of who may have it; what is
-    /// not there is no error.
+    /// Restores the stream of an event ID from the store, if it is there and not here. Checks no access. A missing
+    /// stream is no error.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store cannot be asked.
     pub async fn restore(self: &Arc<Self>, verified: &Verified) -> Result<(), Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(()) };
         let last = LastEvent { seq: verified.seq, is_adopted: verified.is_adopted };
         self.restore_stream(&backing, verified.stream, last).await
     }
 
-    /// The stream of a call that another replica ran, or this one before it was started; `None` where there is none in the store. Says
-    /// nothing of who may have it.
+    /// Restores the stream of a call of another replica, or of this one before its restart; `None` if the store has
+    /// none. Checks no access.
     ///
     /// # Errors
-    /// When the store cannot be asked.
+    /// If the store cannot be asked.
     pub async fn restore_by_id(self: &Arc<Self>, id: StreamId) -> Result<Option<Arc<Stream>>, Unreachable> {
         let Some(backing) = self.backing.clone() else { return Ok(None) };
         self.restore_stream(&backing, id, LastEvent::default()).await?;
@@ -80,7 +79,7 @@ impl EventLog {
             if is_unreachable && backing.on_unreachable == OnUnreachable::Refuse {
                 return Err(Unreachable);
             }
-            // A client that read it elsewhere may be back before the store has answered its writer.
+            // A client that read at another replica may resume here before the store has answered the writer.
             if tokio::time::timeout(STORE_PATIENCE, here.stored(seq)).await.is_err() {
                 return Err(Unreachable);
             }
@@ -93,19 +92,19 @@ impl EventLog {
             match self.is_taken_over(backing, &here).await {
                 Ok(false) => return Ok(()),
                 Ok(true) => self.streams.leave(&here),
-                // Memory stands for a store that is out of reach.
+                // Memory stands in for an unreachable store.
                 Err(_) if is_unreachable && !backing.lease_health.is_in_doubt() => return Ok(()),
                 Err(_) => return Err(Unreachable),
             }
         }
         if is_unreachable {
-            // Only the store has what a stub lacks.
+            // Only the store has the events that a stub lacks.
             let has_rest = |known: &StreamEntry| matches!(known, StreamEntry::Stub(stub) if stub.has_after(seq));
             let is_here = self.streams.entries.get(&id).is_some_and(|known| has_rest(known.value()));
             let stands = is_here && backing.on_unreachable == OnUnreachable::Degrade;
             return if stands { Ok(()) } else { Err(Unreachable) };
         }
-        // The store may have more of it than a stub that is here.
+        // The store may have more of the stream than a stub here.
         match self.load_from_store(backing, id).await {
             Ok(()) => Ok(()),
             Err(error) => {
@@ -115,7 +114,7 @@ impl EventLog {
         }
     }
 
-    /// A client that read at the stream's writer may be back before this replica has heard of what it read there.
+    /// Waits for the follower to reach `seq`: a client that read at the writer may resume here before the event has.
     async fn wait_for_follower(&self, backing: &Backing, here: &Arc<Stream>, seq: Seq) -> Result<(), Unreachable> {
         if !here.is_remote() || here.last_kept() >= seq {
             return Ok(());
@@ -127,13 +126,13 @@ impl EventLog {
         tokio::time::timeout(STORE_PATIENCE, here.caught_up_to(seq)).await.map_err(|_| Unreachable)
     }
 
-    /// The writer of the stream that an event ID names, where it may have what is neither here nor in the store: what came while the
-    /// store was away. To be asked for after [`Self::restore`].
+    /// Returns the writer of an event ID's stream, if it may have events that are neither here nor in the store, from
+    /// an outage of the store. To be called after [`Self::restore`].
     pub fn may_be_ahead(&self, verified: &Verified) -> Option<(Owner, StreamId, Seq)> {
         if verified.owner == self.identity.owner {
             return None;
         }
-        // The map's guard ends before the stream's lock is waited for.
+        // The guard of the map is dropped before the wait for the stream's lock.
         let here = self.streams.get(verified.stream);
         let is_missing = here.is_none_or(|here| {
             !here.is_written_here() && here.look(|machine| !machine.is_sealed() && machine.tail() < verified.seq)
@@ -141,27 +140,27 @@ impl EventLog {
         is_missing.then_some((verified.owner, verified.stream, verified.seq))
     }
 
-    /// The last event that a client may have of a stream of this process.
+    /// Returns the last event that a client may have of a stream of this process.
     pub fn written_upto(&self, id: StreamId) -> Option<Seq> {
         let known = self.streams.entries.get(&id)?;
         let stream = match known.value() {
             StreamEntry::Stream(stream) => stream.clone(),
             StreamEntry::Stub(stub) => return Some(stub.tail),
         };
-        // The map's guard ends before the stream's lock is waited for.
+        // The guard of the map is dropped before the wait for the stream's lock.
         drop(known);
         Some(stream.last_kept())
     }
 
     async fn load_from_store(self: &Arc<Self>, backing: &Arc<Backing>, id: StreamId) -> Result<(), Error> {
-        // Heard of from before it is looked at on, so that nothing is missed.
+        // Subscribed before the first look, so that no change is missed.
         let following = match &backing.shared {
             Some(shared) => Some(shared.follow(id).wait().await?),
             None => None,
         };
         let Some(mut stored) = backing.store.load(id).wait().await? else { return Ok(()) };
         if !stored.sealed && self.has_expired_lease(backing, stored.owner).await? {
-            // In a task of its own: a stream that was taken is ended, also where the client that asked for it leaves.
+            // In a task of its own: an adopted stream is ended even if the client that asked for it leaves.
             let log = self.clone();
             let adopting = tokio::spawn(async move { log.adopt(id).await });
             adopting.await.map_err(|error| Error::Unavailable(error.to_string()))??;
@@ -173,10 +172,10 @@ impl EventLog {
         let mut follower = Follower::new(stream.clone(), backing.clone(), self.identity.owner);
         let is_over = follower.catch_up(&stored).await? == FollowerState::Sealed;
         if !is_over && following.is_none() {
-            // Its writer is gone, and a store without room has not taken its end yet.
+            // The writer is dead, and a full store has not accepted the end yet.
             return Err(Error::Unavailable("the end of the stream is still to be written".into()));
         }
-        // Of two that restore it at once, one is enough.
+        // Of two concurrent restores, one is enough.
         if !self.streams.insert_first(&stream) {
             return Ok(());
         }
@@ -186,7 +185,7 @@ impl EventLog {
         match following {
             Some(following) if !is_over => drop(tokio::spawn(follower.run(self.clone(), following))),
             Some(_) | None => {
-                // Here it stays readable in any case.
+                // The stream stays readable here in any case.
                 if let Err(error) = self.keep_restored(backing, &stream).await {
                     warn!(stream.id = %id, %error, "the store could not be told to keep a stream that is read again");
                 }
@@ -195,7 +194,7 @@ impl EventLog {
         Ok(())
     }
 
-    /// From now on its retention counts anew, here and in the store.
+    /// Starts the retention of a restored stream anew, here and in the store.
     pub(in crate::event_log) async fn keep_restored(
         &self,
         backing: &Backing,
@@ -206,7 +205,7 @@ impl EventLog {
         backing.store.keep(stream.id(), retention).wait().await.inspect_err(|error| backing.note_failure(error))
     }
 
-    /// The stream of a record, without its events; `None` where the record cannot be read.
+    /// Rebuilds a stream from its records, without events. Returns `None` if the records cannot be read.
     fn rebuild(&self, backing: &Arc<Backing>, id: StreamId, stored: &Stored, tail: Seq) -> Option<Stream> {
         let records = About::decode(&stored.about).and_then(|about| Ok((about, State::decode(&stored.state)?)));
         let (about, state) = match records {
@@ -216,14 +215,15 @@ impl EventLog {
                 return None;
             }
         };
-        // What is not here is not gone there.
+        // Events that are missing here are not trimmed in the store.
         let store_progress = StoreProgress { is_created: true, upto: tail, trimmed: tail, ..StoreProgress::default() };
         let restored = Restored { id, about, state, epoch: stored.epoch, tail, store_progress };
         let reservation = self.reservation_of_restored(&restored.about);
         Some(Stream::restored(restored, self.identity.clone(), self.bounds, backing.clone(), reservation, clock::now()))
     }
 
-    /// It counts as its principal's, whoever asks for it. Nothing is refused: it is there, and somebody waits.
+    /// Reserves memory in the quota of the stream's principal, which may not be the caller. Never refused: the stream exists,
+    /// and a client waits.
     fn reservation_of_restored(&self, about: &About) -> StreamReservation {
         let key = match (&about.binding.principal, &about.binding.session) {
             (Principal::Known(known), _) => QuotaKey::Known(*known),
@@ -235,10 +235,12 @@ impl EventLog {
         self.quota(key).reserve_stream(0)
     }
 
-    /// Takes the stream from a writer that is gone, and ends it with an error for whatever it owes. Nothing where it has ended.
+    /// Takes the stream over from a dead writer, and ends it with an error for each owed response. Does nothing if it
+    /// has ended.
     ///
     /// # Errors
-    /// When the store cannot do it now. It may be tried again; a stream that was taken is ended as soon as the store can.
+    /// If the store cannot do it now. The call may be repeated; a stream that was taken over is ended as soon as the
+    /// store permits.
     pub async fn adopt(self: &Arc<Self>, id: StreamId) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         let epoch = match backing.store.take_over(id).wait().await {
@@ -248,7 +250,7 @@ impl EventLog {
         };
         let ended = self.end_adopted(backing, id, epoch).await;
         if ended.is_err() {
-            // It is this replica's now: nobody else looks for it.
+            // This replica now owns the stream: no other one will end it.
             let (log, backing) = (self.clone(), backing.clone());
             tokio::spawn(async move {
                 loop {
@@ -264,11 +266,11 @@ impl EventLog {
 
     async fn end_adopted(&self, backing: &Arc<Backing>, id: StreamId, epoch: WriterEpoch) -> Result<(), Error> {
         let Some(stored) = backing.store.load(id).wait().await? else { return Ok(()) };
-        // Where another one has taken it since, that one ends it: two must not write under one epoch.
+        // A later writer ends the stream itself: two must not write under one epoch.
         if stored.sealed || stored.epoch != epoch {
             return Ok(());
         }
-        // Its events stay where they are.
+        // The events stay in the store.
         let Some(stream) = self.rebuild(backing, id, &stored, stored.tail) else {
             return backing.store.expire(id).wait().await;
         };
@@ -277,7 +279,7 @@ impl EventLog {
         let writer = Writer::new(Arc::new(stream), self.streams.clone());
         writer.update(|machine, now| machine.handle_failure(Failure::after_send(ErrorCode::OwnerDied), now)).await;
         let metrics = backing.metrics.clone();
-        // Others may have set about it as well: the store takes one seal.
+        // Other replicas may be ending it as well: the store accepts one seal.
         let ended = move || {
             info!(stream.id = %id, "a stream whose writer is gone was ended");
             metrics.observe_adopted();
@@ -286,8 +288,8 @@ impl EventLog {
         Ok(())
     }
 
-    /// Tells a stream without its events which of them are responses that it owed, behind the state that was last written: events that
-    /// were brought to a store after it had been away come before their state.
+    /// Feeds the responses behind the last state to a stream that was rebuilt without its events. Events that were
+    /// rewritten after an outage precede their state.
     async fn read_responses(&self, backing: &Backing, stream: &Stream, stored: &Stored) -> Result<(), Error> {
         let state = State::decode(&stored.state).unwrap_or_default();
         let mut after = state.map_or(Seq(0), |state| state.machine.upto()).max(stored.trimmed);
@@ -305,11 +307,12 @@ impl EventLog {
         Ok(())
     }
 
-    /// Ends every stream that this replica left open when it was last running, and returns how many were. To be called before anything
-    /// is served. Those that a store without room does not take are ended once it has some: until then clients are told to come again.
+    /// Ends every stream that this replica left open before its restart. To be called before the first request.
+    /// Returns how many were ended; those that a full store refuses are ended later, and clients are told to retry
+    /// until then.
     ///
     /// # Errors
-    /// When the store cannot do it.
+    /// If the store cannot do it.
     pub async fn recover(self: &Arc<Self>) -> Result<usize, Error> {
         let Some(backing) = &self.backing else { return Ok(0) };
         let left = backing.store.open_streams(self.identity.owner).wait().await?;
@@ -321,7 +324,7 @@ impl EventLog {
             tokio::spawn(async move {
                 while !waiting.is_empty() {
                     clock::sleep(STORE_RETRY_PAUSE).await;
-                    // What is open by now otherwise is written by this process.
+                    // An open stream that is no longer listed is written by this process.
                     match log.adopt_all(&waiting).await {
                         Ok(still) => waiting = still,
                         Err(error) => debug!(%error, "streams that were left open before cannot be ended yet"),
@@ -333,9 +336,9 @@ impl EventLog {
         Ok(ended)
     }
 
-    /// Ends these streams, whose writer is gone. Returns those for whose ends the store has no room.
+    /// Ends these streams of dead writers. Returns those whose ends a full store refused.
     async fn adopt_all(self: &Arc<Self>, left: &[StreamId]) -> Result<Vec<StreamId>, Error> {
-        // Each waits for the disk: together they wait once.
+        // Each waits for the disk; together they wait once.
         const AT_ONCE: usize = 64;
         let mut full = Vec::new();
         for some in left.chunks(AT_ONCE) {
@@ -354,10 +357,11 @@ impl EventLog {
         Ok(full)
     }
 
-    /// Leaves every stream that another replica has taken meanwhile. To be called when this one was not heard of for longer than its lease.
+    /// Drops every stream that another replica has adopted. To be called once this replica's lease had expired.
     ///
     /// # Errors
-    /// When the store cannot be asked. What was not looked at yet may still be another's: the store takes nothing more of it.
+    /// If the store cannot be asked. An unchecked stream may then be another's; the store accepts no more of it from
+    /// here.
     pub async fn drop_taken_over(&self) -> Result<(), Error> {
         let Some(backing) = &self.backing else { return Ok(()) };
         for (_, stream) in self.open_local_streams() {
@@ -368,8 +372,8 @@ impl EventLog {
         Ok(())
     }
 
-    /// Whether another replica may have the stream, and this one not know it yet: it was not heard of for its lease, or a client has what
-    /// was never written here, or the end that another one wrote.
+    /// Returns whether another replica may have adopted the stream without notice: the lease has expired, or a client
+    /// has an event that was never written here, or the end that another replica wrote.
     fn may_be_taken_over(&self, backing: &Backing, stream: &Stream, last: LastEvent) -> bool {
         let is_strange = || stream.look(|machine| machine.tail() < last.seq);
         let is_ended_elsewhere = last.is_adopted && stream.adopted_after().is_none();
@@ -386,13 +390,13 @@ impl EventLog {
         Ok(stored.is_some_and(|stored| stored.epoch > epoch))
     }
 
-    /// The streams that can be found, are not over, and are written here.
+    /// Returns the open streams that are written here.
     fn open_local_streams(&self) -> Vec<(StreamId, Arc<Stream>)> {
         let open = self.streams.all().into_iter().filter(|stream| stream.is_written_here());
         open.map(|stream| (stream.id(), stream)).collect()
     }
 
-    /// Keeps the unsealed streams of this process in the store, for as long as it runs. Until dropped.
+    /// Extends the retention of this process's open streams in the store, until dropped.
     pub async fn keep_open(&self) {
         let Some(backing) = &self.backing else { return std::future::pending().await };
         loop {

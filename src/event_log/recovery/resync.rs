@@ -1,9 +1,10 @@
-//! A store that may hold less than was written to it: what is missing there is brought there again.
+//! Resync: when the store comes back with data missing, each replica rewrites the streams that it owns.
 //!
-//! It may have lost everything, which another epoch of its contents says; or it was out of reach and came back as it was a while ago, by a
-//! failover or from an old snapshot, and says nothing. Invariant: for one lease after either, nobody is taken for gone, and nothing for
-//! never having been, because the store does not know it: whoever has it is about to say so. Absent: events that a running call still
-//! writes, of which the writer finds out itself (the recorder).
+//! A store may have lost everything, which shows as another epoch of its contents. It may also have come back from a
+//! failover or an old snapshot with the last writes missing, which shows only as a reconnection. Invariant: for one
+//! lease after either, no replica is declared dead and no stream reported lost because the store does not know it: its
+//! owner is about to rewrite it. Absent: events of a running call, whose loss the writer notices itself
+//! (`writer/recorder.rs`).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,18 +18,19 @@ use crate::event_log::writer::recorder;
 use crate::protocol::ids::StoreEpoch;
 
 impl EventLog {
-    /// The store's contents are these now, and were regained so often: whether [`Self::verify_and_rewrite`] or [`Self::rewrite_all`] is due.
+    /// Notes the epoch of the store's contents and the number of losses; tells whether [`Self::verify_and_rewrite`] or
+    /// [`Self::rewrite_all`] is due.
     pub fn note_generation(&self, epoch: StoreEpoch, times: u64, lease: Duration) -> StoreLoss {
         self.backing.as_ref().map_or(StoreLoss::Nothing, |backing| backing.generation.note(epoch, times, lease))
     }
 
-    /// Whether what the store does not know may be there all the same: it was regained less than a lease ago.
+    /// True for one lease after a data loss: a missing record may still be rewritten by its owner.
     pub fn is_store_recovering(&self) -> bool {
         self.backing.as_ref().is_some_and(|backing| backing.is_recovering())
     }
 
-    /// The store has lost what it had: what lives here, or was written here and is still remembered, is brought there again. Streams that
-    /// run see to it themselves; sessions, and streams that are over, follow one after the other, behind.
+    /// Rewrites everything after a total loss. Running streams rewrite themselves; sessions and finished streams
+    /// follow one after the other, in the background.
     pub fn rewrite_all(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let over: Vec<_> = self.written_here().filter(|stream| stream.note_store_loss()).collect();
@@ -41,7 +43,7 @@ impl EventLog {
         });
     }
 
-    /// Everything but streams: to write it again costs no more than to look whether it is there.
+    /// Rewrites everything but streams: a write costs no more than a check.
     async fn rewrite_records(&self) {
         for stream in self.retry_index.streams() {
             stream.rewrite_claims();
@@ -55,8 +57,8 @@ impl EventLog {
         }
     }
 
-    /// The store was out of reach, and may have come back without what it took last: what is small is written again, and each stream that
-    /// was written here is looked for, one after the other, behind, and brought there again if something of it is missing.
+    /// Verifies the store after a possible partial loss. Small records are rewritten; each stream that was written
+    /// here is compared with the store, one after the other, in the background, and rewritten if something is missing.
     pub fn verify_and_rewrite(self: &Arc<Self>) {
         let Some(backing) = self.backing.clone() else { return };
         let written: Vec<_> = self.written_here().collect();
@@ -73,14 +75,14 @@ impl EventLog {
                             recorder::seal(&stream, &backing, || {}).await;
                         }
                     }
-                    // Once it is back it is looked at again.
+                    // The next return of the store begins another check.
                     Err(error) => return debug!(%error, "a store that is back cannot be looked at"),
                 }
             }
         });
     }
 
-    /// The streams that can be found, and that no other replica wrote.
+    /// Returns the streams in the log that were written here.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
         self.streams.all().into_iter().filter(|stream| !stream.is_follower())
     }

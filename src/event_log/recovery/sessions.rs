@@ -1,4 +1,4 @@
-//! Sessions in the store: what `initialize` said is known to every process that has it, and after a restart.
+//! Sessions in the store: the result of `initialize` is known to every process that shares it, and after a restart.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,15 @@ use crate::event_log::sessions::{Opened, Session};
 use crate::protocol::headers::SessionId;
 use crate::store::Error;
 
-/// The record of a session stays so long after the session was last opened or looked up elsewhere. A client whose record is gone is served
-/// as one whose `initialize` did not pass here.
+/// Lifetime of a session's record after its opening or its last lookup elsewhere. A client without a record is served
+/// as if its `initialize` had not passed here.
 const KEEP: Duration = Duration::from_secs(24 * 3600);
-/// This replica is found by a session that has ended for so long: what was sent before its end may arrive after it.
+/// Time after its end for which a session still leads to this replica, because messages from before the end may arrive
+/// late.
 const KEEP_ENDED: Duration = Duration::from_secs(60);
 
 impl EventLog {
-    /// Waits until a new reader here may have displaced one at another replica, of any stream.
+    /// Waits until a new local reader of any stream may have displaced one at another replica.
     pub async fn has_displaced_readers(&self) {
         match &self.backing {
             Some(backing) => backing.displacing.notified().await,
@@ -27,8 +28,9 @@ impl EventLog {
         }
     }
 
-    /// Writes down what was agreed on in a session that has just been opened. Where the store cannot be reached, the session is known here
-    /// alone, or, with [`OnUnreachable::Refuse`], this waits until it can: another replica would serve the session as another one.
+    /// Stores the result of a session's `initialize`. With an unreachable store, the session is known here alone; with
+    /// [`OnUnreachable::Refuse`](crate::config::OnUnreachable::Refuse) this waits instead, because another replica
+    /// would serve the session as an unknown one.
     pub async fn save_session(&self, id: &SessionId, principal: &Principal, opened: &Opened) {
         let Some(backing) = &self.backing else { return };
         self.join_session(id).await;
@@ -37,7 +39,7 @@ impl EventLog {
         backing.retry_until_available(|| backing.store.put(&key, &record, KEEP), "take the record of a session").await;
     }
 
-    /// From now on other replicas find this one by the session: something of it lives here. Without the store as
+    /// Lets other replicas find this one by the session. An unreachable store is handled as in
     /// [`EventLog::save_session`].
     pub async fn join_session(&self, id: &SessionId) {
         let Some(backing) = &self.backing else { return };
@@ -47,12 +49,12 @@ impl EventLog {
         }
     }
 
-    /// The session, if another process has written it down. Where none has, that is known from now on.
+    /// Loads the session from the store; `None` if it has no record, which is remembered.
     ///
     /// # Errors
-    ///
-    /// The store cannot be asked, and nobody is to be served without it. Where they are ([`OnUnreachable::Degrade`]), it is as if the
-    /// store had nothing, this time.
+    /// If the store cannot be asked and no request may be served without it. With
+    /// [`OnUnreachable::Degrade`](crate::config::OnUnreachable::Degrade), an unreachable store counts as one without
+    /// the record, this time.
     pub async fn load_session(&self, id: &SessionId, principal: &Principal) -> Result<Option<Arc<Session>>, Error> {
         let Some(backing) = &self.backing else { return Ok(None) };
         match backing.store.get(&key(id, principal)).wait().await {
@@ -63,7 +65,7 @@ impl EventLog {
                     Ok(None)
                 }
             },
-            // Whoever opened it may be about to write it down again.
+            // The owner of the session may be about to rewrite the record.
             Ok(None) if backing.is_recovering() => Ok(None),
             Ok(None) => {
                 self.sessions.find(id, principal).iter().for_each(|session| session.note_looked_up());
@@ -76,14 +78,14 @@ impl EventLog {
         }
     }
 
-    /// Forgets the session of `binding`, which has ended elsewhere.
+    /// Forgets the session of `binding`, which has ended at another replica.
     pub async fn forget_session_of(&self, binding: &Binding) {
         if let Some(id) = &binding.session {
             drop(self.forget_session(id, &binding.principal).await);
         }
     }
 
-    /// Forgets a session everywhere and hands out its record, so that its streams can be ended.
+    /// Forgets a session everywhere, and returns its record so that its streams can be ended.
     pub async fn forget_session(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         if let Some(backing) = &self.backing
             && let Err(error) = backing.store.remove(&key(id, principal)).wait().await
@@ -97,7 +99,7 @@ impl EventLog {
         session
     }
 
-    /// The session has ended: other replicas need not find this one by it any more.
+    /// Stops leading other replicas here by a session that has ended.
     pub async fn leave_session(&self, id: &SessionId, session: &Session) {
         let Some(shared) = self.shared().filter(|_| session.is_found_by()) else { return };
         if let Err(error) = shared.join(&session_group(id), KEEP_ENDED).wait().await {
@@ -106,7 +108,7 @@ impl EventLog {
     }
 }
 
-/// What a session is called where replicas say what they have to do with.
+/// Returns the name under which replicas share the places of a session.
 pub fn session_group(id: &SessionId) -> Vec<u8> {
     [b"session\0", id.as_str().as_bytes()].concat()
 }
