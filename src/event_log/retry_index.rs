@@ -1,7 +1,8 @@
-//! Which POST is the retry of which call.
+//! Retry index: finds the call that a POST repeats.
 //!
-//! Owned here: the index from a call's fingerprint to its stream, and whether a match may be used. An entry lives exactly as long as
-//! its stream and holds no stream alive. Absent: the calls of other replicas (`recovery/remote_retries.rs`).
+//! Owned here: the index from a call's fingerprint to its stream, generic over the latter, and the decision whether a
+//! match may be used. An entry lives exactly as long as its stream and does not keep the stream alive. Absent: the
+//! calls of other replicas (`recovery/remote_retries.rs`).
 
 use std::sync::{Arc, Weak};
 
@@ -12,23 +13,23 @@ use tokio::sync::{Mutex, OwnedMutexGuard};
 use crate::event_log::backing::claim::ClaimGuard;
 use crate::event_log::backing::fingerprint::Fingerprint;
 
-/// What the index knows of a POST.
+/// Result of a lookup with registration.
 pub enum Match<T> {
-    /// Nothing: it is a new call, and now registered.
+    /// No match: the POST is a new call, now registered.
     New(Arc<T>, Registration<T>),
-    /// A stream of the same fingerprint.
+    /// A stream with the same fingerprint.
     Same(Arc<T>),
 }
 
-/// The index.
+/// Index of calls that a retry may match.
 #[derive(Debug)]
 pub struct RetryIndex<T> {
     calls: DashMap<Fingerprint, Weak<T>>,
-    /// Those that are about to be registered, once the store has said whether another replica runs them.
+    /// Locks of calls that are about to be registered, once the store has said whether another replica runs them.
     registering: Arc<Locks>,
 }
 
-/// The calls that are about to be registered.
+/// Registration locks, by fingerprint.
 type Locks = DashMap<Fingerprint, Arc<Mutex<()>>>;
 
 impl<T> Default for RetryIndex<T> {
@@ -37,7 +38,7 @@ impl<T> Default for RetryIndex<T> {
     }
 }
 
-/// Keeps others from registering the same call meanwhile.
+/// Registration lock: no other task registers the same call meanwhile.
 #[derive(Debug)]
 pub struct RegistrationLock {
     registering: Arc<Locks>,
@@ -47,7 +48,7 @@ pub struct RegistrationLock {
 
 impl Drop for RegistrationLock {
     fn drop(&mut self) {
-        // Whoever waits has the lock at hand, and takes it out after.
+        // A waiting task already holds the lock's `Arc`, and removes the entry itself.
         let is_mine = |lock: &Arc<Mutex<()>>| {
             Arc::ptr_eq(lock, OwnedMutexGuard::mutex(&self.guard)) && Arc::strong_count(lock) == 2
         };
@@ -55,7 +56,7 @@ impl Drop for RegistrationLock {
     }
 }
 
-/// An entry of the index; dropping it removes it.
+/// Entry of the index, removed when this is dropped.
 #[derive(Debug)]
 pub struct Registration<T> {
     index: Arc<RetryIndex<T>>,
@@ -65,7 +66,7 @@ pub struct Registration<T> {
 }
 
 impl<T> Registration<T> {
-    /// With what tells other replicas of it.
+    /// Adds the claim that tells other replicas of the call.
     pub fn under(mut self, hold: Option<ClaimGuard>) -> Self {
         self.hold = hold;
         self
@@ -77,23 +78,24 @@ impl<T> Registration<T> {
 }
 
 impl<T> RetryIndex<T> {
-    /// The stream of this fingerprint.
+    /// Returns the stream with this fingerprint, or `None`.
     pub fn find(&self, fingerprint: &Fingerprint) -> Option<Arc<T>> {
         self.calls.get(fingerprint).and_then(|entry| entry.value().upgrade())
     }
 
-    /// The stream of this fingerprint, if `matches` accepts it; else registers the stream that `create` makes, in one step, so
-    /// that two retries at once find the same call.
+    /// Returns the stream with this fingerprint if `matches` accepts it; else registers the stream that `create`
+    /// makes. Both in one step, so that two concurrent retries find the same call.
     ///
     /// # Errors
-    /// That of `create`; nothing is registered then.
+    /// The error of `create`; nothing is registered then.
     pub fn find_or_register<E>(
         self: &Arc<Self>,
         fingerprint: Fingerprint,
         matches: impl FnOnce(&Arc<T>) -> bool,
         create: impl FnOnce() -> Result<Arc<T>, E>,
     ) -> Result<Match<T>, E> {
-        // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's lock.
+        // Outlives the entry: the last user of a stream removes its entry, which must not happen under the entry's
+        // lock.
         let mut stale = None;
         let entry = self.calls.entry(fingerprint);
         if let Entry::Occupied(found) = &entry
@@ -111,25 +113,25 @@ impl<T> RetryIndex<T> {
         Ok(Match::New(stream, Registration { index: self.clone(), fingerprint, stream: weak, hold: None }))
     }
 
-    /// Waits until nobody else is about to register this call.
+    /// Waits until no other task is about to register this call, and locks its registration.
     pub async fn registering(self: &Arc<Self>, fingerprint: Fingerprint) -> RegistrationLock {
-        // The map's guard ends before the lock is waited for.
+        // The guard of the map is dropped before the wait for the lock.
         let lock = self.registering.entry(fingerprint).or_default().value().clone();
         let guard = lock.lock_owned().await;
         RegistrationLock { registering: self.registering.clone(), fingerprint, guard }
     }
 
-    /// The streams of all calls.
+    /// Returns the streams of all calls.
     pub(super) fn streams(&self) -> Vec<Arc<T>> {
         self.calls.iter().filter_map(|entry| entry.value().upgrade()).collect()
     }
 
-    /// How many calls are known.
+    /// Returns the number of calls.
     pub fn len(&self) -> usize {
         self.calls.len()
     }
 
-    /// Whether none is.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.calls.is_empty()
     }
@@ -137,7 +139,7 @@ impl<T> RetryIndex<T> {
 
 impl<T> Drop for Registration<T> {
     fn drop(&mut self) {
-        // Whoever does not find it here does not find it there.
+        // The claim goes before the entry: a retry that misses the entry must miss the claim too.
         drop(self.hold.take());
         // A newer call may have taken the place.
         self.index.calls.remove_if(&self.fingerprint, |_, stream| stream.ptr_eq(&self.stream));

@@ -1,6 +1,6 @@
-//! Forgets sealed streams when their retention is over.
+//! Sweeper: forgets sealed streams when their retention ends.
 //!
-//! Unsealed streams have a pump that keeps their timers; a sealed one holds no task, so one sweeper waits for them all.
+//! An open stream has a pump that runs its timers. A sealed one has no task, so one sweeper waits for all of them.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -13,26 +13,26 @@ use crate::clock::{self, Alarm};
 use crate::protocol::ids::StreamId;
 use crate::sync;
 
-/// When a stream that is being read is looked at again.
+/// Time after which a stream with a reader is checked again.
 const LOOK_AGAIN: Duration = Duration::from_secs(30);
 
-/// The streams that are over, by the time they may be forgotten.
+/// Sealed streams, by the time of their next check.
 #[derive(Debug, Default)]
 pub(super) struct Sweeper {
     due: Mutex<BinaryHeap<Reverse<(Instant, StreamId)>>>,
     earlier: Notify,
 }
 
-/// What is known of a stream whose time has come.
+/// Result of a check.
 pub(super) enum Verdict {
-    /// Forgotten, or never was.
+    /// Forgotten now or before.
     Gone,
-    /// Somebody came back for it: look again then, or in a while if it is being read.
+    /// A client resumed it: check again at this time, or after a while if it has a reader.
     Until(Option<Instant>),
 }
 
 impl Sweeper {
-    /// Looks at `stream` at the given time.
+    /// Schedules a check of `stream` at the given time.
     pub(super) fn schedule(&self, at: Instant, stream: StreamId) {
         sync::lock(&self.due).push(Reverse((at, stream)));
         self.earlier.notify_one();
@@ -44,7 +44,7 @@ impl Sweeper {
         loop {
             alarm.set(self.peek());
             tokio::select! {
-                // Either comes round again: only the order must be the same in each simulated run.
+                // Either order is correct, but each simulated run must have the same one.
                 biased;
                 () = alarm.ring() => self.sweep(clock::now(), &check_retention),
                 () = self.earlier.notified() => {}

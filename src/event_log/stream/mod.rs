@@ -1,8 +1,8 @@
-//! One stream, as every task may share it.
+//! One stream, shared by all its tasks.
 //!
-//! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may look, attach, cancel or answer. One short lock guards
-//! state machine and tail together and is never held across an await. Absent: decisions (the machine makes them) and waiting
-//! for the upstream (the pump does).
+//! The pump alone appends, through its [`crate::event_log::writer::Writer`]; any task may read the state, attach,
+//! cancel or answer. One short lock guards state machine and tail together and is never held across an await. Absent:
+//! decisions (the machine makes them) and the wait for the upstream (the pump).
 
 pub(in crate::event_log) mod delivery;
 pub(in crate::event_log) mod in_flight;
@@ -51,30 +51,30 @@ use crate::sync;
 
 pub use responses::Collected;
 
-/// What a stream is made of.
+/// Specification of a new stream.
 pub struct Spec {
-    /// What it lives by.
+    /// Policy of the stream's machine.
     pub policy: Policy,
-    /// Who it belongs to.
+    /// Owner of the stream.
     pub binding: Binding,
-    /// The request ids it owes responses for.
+    /// Ids of the requests that it owes responses for.
     pub ids: Vec<RequestId>,
-    /// Whether they came as an array.
+    /// True if the requests came as an array.
     pub batch: bool,
-    /// Whether its responses close as soon as what is stored is written.
+    /// True if a response closes as soon as all stored events are written.
     pub polls: bool,
-    /// The body of the POST that begins it, where a retry may name it by a key.
+    /// Fingerprint of the POST body, if a retry may name the call by a key.
     pub body: Option<Fingerprint>,
-    /// How it is read in slices, where it is.
+    /// Description for reading in slices, or `None` if the stream is not sliced.
     pub slicing: Option<Slicing>,
 }
 
-/// What a step of the machine left to do.
+/// Result of a step of the machine.
 pub(super) struct Advanced<R> {
     pub(super) result: R,
-    /// What is to be brought into the store.
+    /// Batch to write to the store, or `None`.
     pub(super) staged: Option<Staged>,
-    /// It wants room.
+    /// True if the stream needs an eviction.
     pub(super) needs_eviction: bool,
 }
 
@@ -84,31 +84,31 @@ pub struct Stream {
     identity: Arc<Identity>,
     created: Instant,
     batch: bool,
-    /// Who made it, in which contents of the store.
+    /// Replica that made the stream, and the epoch of the store's contents then.
     origin: (Owner, StoreEpoch),
     handle: OnceLock<Handle>,
     secret: OnceLock<Secret>,
-    /// What its call is. Boxed, because a prompt JSON answer has no use for it.
+    /// Name of the call. Boxed, because a prompt JSON response needs none.
     name: OnceLock<Arc<CallName>>,
-    /// The last event of a writer that is gone, where another one ended the stream.
+    /// Last event of a dead writer, if another replica ended the stream.
     adopted_after: OnceLock<Seq>,
     binding: Binding,
     pub(super) bounds: TailLimits,
-    /// What to make of a client that may be asked to poll.
+    /// True if a client of the stream may be asked to poll.
     polls: bool,
-    /// The body of the POST that began it, where a retry may name it by a key. Boxed, because few have one.
+    /// Fingerprint of the POST body, if a retry may name the call by a key. Boxed, because few streams have one.
     body: Option<Box<Fingerprint>>,
     registrations: Mutex<Vec<Registration<Stream>>>,
-    /// `None`: it is not read in slices.
+    /// Slices, or `None` if the stream is not sliced.
     slices: Option<Box<Slices>>,
-    /// Its principal's.
+    /// Quota of the stream's principal.
     quota: Arc<Quota>,
     sent: SetOnce<()>,
     is_published: AtomicBool,
-    /// `None`: memory is the store.
+    /// Store behind the log, or `None` if memory is the store.
     pub(super) backing: Option<Arc<Backing>>,
     pub(super) inner: Mutex<Inner>,
-    /// Wakes the pump: something changed that it may have to act on.
+    /// Wakes the pump after a change that it may have to act on.
     pub(super) pump: Notify,
 }
 
@@ -158,13 +158,13 @@ impl Stream {
         }
     }
 
-    /// Its random name.
+    /// Returns the random id of the stream.
     pub fn id(&self) -> StreamId {
         self.id
     }
 
-    /// Its part of every event ID; made when it is first wanted, because a prompt JSON answer never wants one. Not to be called
-    /// under the stream's lock.
+    /// Returns the stream's part of every event ID. Made at its first use, because a prompt JSON response needs none.
+    /// Not to be called under the stream's lock.
     pub fn handle(&self) -> &Handle {
         self.handle.get_or_init(|| {
             let ids: Vec<RequestId> = self.look(|machine| machine.owed_responses().ids().cloned().collect());
@@ -178,7 +178,7 @@ impl Stream {
         Handle::mint(&self.identity.keys, kind, owner, epoch, self.id, ids, self.batch)
     }
 
-    /// Says what its call is, by the body of its POST. Once is enough.
+    /// Names the call after the body of its POST. Later calls change nothing.
     pub fn name_call(&self, body: &[u8]) {
         if self.name.get().is_none()
             && let Some(name) = CallName::of(body)
@@ -187,17 +187,17 @@ impl Stream {
         }
     }
 
-    /// What its call is, where that was said.
+    /// Returns the name of the call, or `None` if it has none yet.
     pub fn call_name(&self) -> Option<&CallName> {
         self.name.get().map(|name| &**name)
     }
 
-    /// What is to stand around its messages. To be told before its pump begins.
+    /// Sets the announcements around the stream's messages. To be called before the pump begins.
     pub fn frame(&self, frame: Announcements) {
         self.lock().machine.handle_announcements(frame);
     }
 
-    /// Where it stands, for a client that asks without reading: its timers begin anew.
+    /// Returns the status for a client that does not read; the stream's timers restart.
     pub fn status(&self, after: Option<Seq>) -> Status {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -208,8 +208,8 @@ impl Stream {
         status
     }
 
-    /// A client came back by POST, with `cursor` where it named one: it has everything up to there, which goes. Returns where it
-    /// goes on.
+    /// Notes that a client resumed by POST with all events up to `cursor`, if it named one; those are trimmed. Returns
+    /// the position from which it reads on.
     pub fn note_return_by_token(&self, cursor: Option<Seq>) -> Seq {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -224,22 +224,22 @@ impl Stream {
         after
     }
 
-    /// Who may have it.
+    /// Returns the owner of the stream.
     pub fn binding(&self) -> &Binding {
         &self.binding
     }
 
-    /// Whether its responses close as soon as what is stored is written.
+    /// Returns whether a response closes as soon as all stored events are written.
     pub fn polls(&self) -> bool {
         self.polls
     }
 
-    /// The body that began it, where a retry may name it by a key.
+    /// Returns the fingerprint of the POST body, if a retry may name the call by a key.
     pub fn body(&self) -> Option<Fingerprint> {
         self.body.as_deref().copied()
     }
 
-    /// Somebody asks for it without reading.
+    /// Notes a request for the stream without a reader.
     pub(super) fn touch(&self) {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -248,7 +248,7 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// Waits for the head of its response, without being its reader.
+    /// Waits for the response head without being the reader.
     pub(super) async fn head(&self) -> Head {
         poll_fn(|cx| {
             let mut inner = self.lock();
@@ -263,38 +263,39 @@ impl Stream {
         .await
     }
 
-    /// Returns the head of its response as it is now.
+    /// Returns the response head as it is now.
     pub fn head_now(&self) -> Head {
         self.lock().head.clone()
     }
 
-    /// The bytes of its request have been handed to an upstream connection.
+    /// Notes that the request was handed to an upstream connection.
     pub fn note_sent(&self) {
-        // The second telling is of a redirect.
+        // A redirect sends the request a second time.
         let _ = self.sent.set(());
     }
 
-    /// Whether they have.
+    /// Returns whether the request was handed to an upstream connection.
     pub fn is_sent(&self) -> bool {
         self.sent.initialized()
     }
 
-    /// Waits until they have; for ever if they never are.
+    /// Waits until the request was handed to an upstream connection; for ever if it never is.
     pub async fn sent(&self) {
         self.sent.wait().await;
     }
 
-    /// Whether resumes can find it, or once could.
+    /// Returns whether resumes can find the stream, or once could.
     pub(super) fn is_published(&self) -> bool {
         self.is_published.load(Ordering::Relaxed)
     }
 
-    /// True the first time.
+    /// Publishes the stream. Returns true the first time.
     pub(super) fn publish_first(&self) -> bool {
         !self.is_published.swap(true, Ordering::Relaxed)
     }
 
-    /// Whether its answer passed and a retry may yet come for it: nobody was there to take it, or it has a key.
+    /// Returns whether the response passed through and a retry may still fetch it: no client was there to take it, or
+    /// it has a key.
     pub fn is_answer_unclaimed(&self) -> bool {
         self.has_retries()
             && self.look(|machine| {
@@ -303,12 +304,12 @@ impl Stream {
             })
     }
 
-    /// Looks at the state machine.
+    /// Reads the state machine.
     pub fn look<R>(&self, look: impl FnOnce(&Machine) -> R) -> R {
         look(&self.lock().machine)
     }
 
-    /// The reader was given the events up to `last`: there may be room.
+    /// Notes that the reader was given the events up to `last`, which may free capacity.
     pub(super) fn note_written(&self, inner: &mut Inner, last: Seq) {
         let was_full = inner.machine.is_paused();
         inner.machine.handle_written(last, clock::now());
@@ -319,22 +320,24 @@ impl Stream {
         }
     }
 
-    /// A client came back by GET with `cursor`: it has everything up to there.
+    /// Notes that a client resumed by GET with all events up to `cursor`.
     pub fn note_return(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_reconnect(cursor, now));
     }
 
-    /// The same by the stream's URL.
+    /// Notes that a client resumed by the stream's URL with all events up to `cursor`.
     pub fn note_return_by_url(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_reconnect_by_url(cursor, now));
     }
 
-    /// Whether it is now the turn of a client that has everything up to `cursor`; see [`Machine::handle_input_turn`].
+    /// Returns whether it is now the turn of a client with all events up to `cursor`; see
+    /// [`Machine::handle_input_turn`].
     pub fn begin_turn(&self, cursor: Seq) -> bool {
         self.lock().machine.handle_input_turn(cursor, clock::now())
     }
 
-    /// The same POST came again, with `cursor` where it named one. Whether its client would come back by GET nobody knows.
+    /// Notes that the same POST was repeated, with `cursor` if it named one. Whether its client would resume by GET
+    /// stays unknown.
     pub fn note_retry(&self, cursor: Option<Seq>) {
         self.take_return(|machine, now| machine.handle_confirmed(cursor, now));
     }
@@ -348,7 +351,7 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// Waits until no connection reads it.
+    /// Waits until the stream has no reader.
     pub async fn detached(&self) {
         poll_fn(|cx| {
             let mut inner = self.lock();
@@ -361,23 +364,23 @@ impl Stream {
         .await;
     }
 
-    /// What it takes of its principal's share.
+    /// Returns the quota of the stream's principal.
     pub(crate) fn quota(&self) -> &Arc<Quota> {
         &self.quota
     }
 
-    /// Looks again whether there is room, after some may have been made.
+    /// Checks again for capacity after an eviction.
     pub(super) fn fit(&self) {
         let mut inner = self.lock();
         inner.fit(self.bounds);
     }
 
-    /// The client cancels `id`; see [`Machine::handle_cancel`].
+    /// Cancels `id` for the client; see [`Machine::handle_cancel`].
     pub fn cancel(&self, id: &RequestId) -> bool {
         let mut inner = self.lock();
         let cancelled = inner.machine.handle_cancel(id, clock::now());
         if cancelled {
-            // Whoever waits for the answer may wait for nothing now.
+            // A task that waits for the response may have nothing left to wait for.
             inner.wake();
             drop(inner);
             self.pump.notify_one();
@@ -385,12 +388,12 @@ impl Stream {
         cancelled
     }
 
-    /// The client answers a server→client request; see [`Machine::handle_client_response`].
+    /// Handles a client response; see [`Machine::handle_client_response`].
     pub fn answer(&self, id: &RequestId) -> ClientResponse {
         self.lock().machine.handle_client_response(id, clock::now())
     }
 
-    /// Begins the response now, because an id is about to be written; see [`Machine::handle_commit`].
+    /// Commits the response head now, before an id is written; see [`Machine::handle_commit`].
     pub fn commit(&self) -> bool {
         let mut inner = self.lock();
         let begins = inner.machine.handle_commit();
@@ -399,7 +402,7 @@ impl Stream {
         begins
     }
 
-    /// An answer never reached the upstream.
+    /// Notes that a client response never reached the upstream.
     pub fn answer_lost(&self, id: &RequestId) {
         let mut inner = self.lock();
         inner.machine.handle_client_response_lost(id);
@@ -407,13 +410,13 @@ impl Stream {
         inner.wake();
     }
 
-    /// Ends the stream, with the error `code` for whatever it still owes: its session was deleted, or the process ends.
+    /// Ends the stream with the error `code` for each owed response: its session was deleted, or the process ends.
     pub fn expire(&self, code: ErrorCode) {
         self.lock().machine.handle_expire(code, clock::now());
         self.pump.notify_one();
     }
 
-    /// What an operator may see of it.
+    /// Returns a summary for the operator.
     pub fn summary(&self, now: Instant) -> Summary {
         let inner = self.lock();
         let machine = &inner.machine;
@@ -436,7 +439,8 @@ impl Stream {
         }
     }
 
-    /// One step of the machine. With a store, what is to be brought there comes back; without one it is in the tail already.
+    /// Makes one step of the machine. With a store, returns the batch to write; without one, the events are in the
+    /// tail already.
     pub(super) fn advance<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> Advanced<R> {
         let now = clock::now();
         let mut inner = self.lock();
@@ -457,7 +461,7 @@ impl Stream {
         Advanced { result, staged, needs_eviction }
     }
 
-    /// Settles the head and wakes the reader where there is something for it.
+    /// Settles the head, and wakes the reader after a change for it.
     fn publish(&self, mut inner: MutexGuard<'_, Inner>, stored: bool) {
         let settled = inner.settle_head();
         let sealed = inner.machine.is_sealed();
@@ -474,7 +478,7 @@ impl Stream {
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Inner> {
-        // A panic under the lock would have left the log consistent: every step is complete before anything that can fail.
+        // A panic under the lock leaves the log consistent: every step is complete before anything that can fail.
         sync::lock(&self.inner)
     }
 }

@@ -1,10 +1,10 @@
-//! The streams that can be found, and making room among them when a bound is reached.
+//! Eviction: frees memory when a limit is reached.
 //!
-//! StreamTable is made first from what is over and has arrived: from stubs, then from what precedes the end of streams that are delivered, then
-//! from those streams, the oldest first in each case. They are those of the principal that is over its share, or, where the process
-//! is full, of those that hold most. What else a full share gives up is the front of the stream that is being written (`stream/state.rs`).
-//! Nothing that a client has yet to get is dropped for want of room, with one exception, which goes last: a stream of which all was written
-//! to a connection that ended in peace may not have arrived. It goes whole, and only while no client has asked for it since.
+//! Delivered data goes first: stubs, then the front of delivered streams, then those streams, the oldest first in each
+//! case. They belong to the principal over its quota, or, in a full process, to the largest quotas. A full quota also
+//! trims the front of the stream that is being written (`stream/state.rs`). Undelivered data is never evicted, with
+//! one exception, which goes last: a stream of which everything was written to a connection that closed gracefully may
+//! not have arrived. It is evicted whole, and only while no client has resumed it.
 
 use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
@@ -16,20 +16,20 @@ use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::error::ErrorCode;
 use crate::sync;
 
-/// Where the process is full, whose shares are the largest is found out again so much later.
+/// Time for which the largest quotas are not searched again in a full process.
 const SEARCH_PAUSE: Duration = Duration::from_millis(250);
-/// What a stream that arrived keeps for as long as that makes room enough: more than sockets and a proxy on the way hold, and so can lose.
+/// Bytes that a delivered stream keeps while that frees enough: more than sockets and a proxy on the way buffer, and
+/// so can lose.
 const KEPT_DELIVERED: usize = 512 * 1024;
-/// A search takes so many steps from one share at a time, so that it makes room for a few calls to come and keeps its thread for no longer
-/// than that.
+/// Steps of an eviction from one quota at a time: enough for a few calls to come, and a bounded time for the thread.
 const STEPS: usize = 64;
-/// Within these steps it makes no more room beyond what is needed than this part of the total.
+/// Divisor of the total: the memory that these steps free beyond what is needed.
 const SPARE: usize = 16;
-/// Once all of the largest shares have given what they had, a call that is to be refused looks at so many of them once more.
+/// Quotas that a call tries once more before it is refused, after all of the largest have been tried.
 const LOOKS: usize = 64;
 
 impl StreamTable {
-    /// StreamTable for one more call of `share`, whose request has so many bytes.
+    /// Reserves memory for one more call of `quota` with a request of this size.
     pub(in crate::event_log) fn admit(
         &self,
         quota: &Arc<Quota>,
@@ -40,13 +40,13 @@ impl StreamTable {
             return Err(ErrorCode::TooManyDetached);
         }
         self.ensure_within_limits(quota)?;
-        // Counted before it is compared: two at once do not both get the last place.
+        // Counted before the comparison, so that two concurrent calls do not both get the last place.
         let mut reservation = quota.reserve_stream(request_bytes);
         reservation.set_running(true);
         if quota.streams() > allowance.max_streams { Err(ErrorCode::TooManyStreams) } else { Ok(reservation) }
     }
 
-    /// StreamTable for a session's standalone stream, whose request has so many bytes. It is no call: only bytes bound it.
+    /// Reserves memory for a session's standalone stream. It is no call: only bytes limit it.
     pub(in crate::event_log) fn admit_standalone(
         &self,
         quota: &Arc<Quota>,
@@ -56,43 +56,43 @@ impl StreamTable {
         Ok(quota.reserve_stream(request_bytes))
     }
 
-    /// StreamTable for whatever `share` holds already. An error says that nothing could be given up: other calls may take the room as fast as
-    /// this one makes it.
+    /// Evicts until `quota` is within its limits. An error means that nothing could be evicted; other calls may take
+    /// the memory as fast as this one frees it.
     pub(in crate::event_log) fn ensure_within_limits(&self, quota: &Quota) -> Result<(), ErrorCode> {
         let now = clock::now();
         if !self.evict_own(quota, now) {
             return Err(ErrorCode::ShareFull);
         }
-        // This share may have come to hold much since it was found out who does.
+        // This quota may have grown since the largest were searched.
         let has_capacity = self.evict_globally(quota, now, LOOKS) || self.evict_while(quota, now, Quota::global_excess);
         if has_capacity { Ok(()) } else { Err(ErrorCode::ProxyFull) }
     }
 
-    /// Makes what room there is for `share`. Not to be called under a stream's lock.
+    /// Evicts for `quota` as far as possible. Not to be called under a stream's lock.
     pub(in crate::event_log) fn evict(&self, quota: &Quota) {
         let now = clock::now();
         self.evict_own(quota, now);
         self.evict_globally(quota, now, 0);
     }
 
-    /// Makes room within the bound of `share`; false where there is nothing left to give up.
+    /// Evicts until `quota` is within its own limit; returns false if nothing is left to evict.
     fn evict_own(&self, quota: &Quota, now: Instant) -> bool {
         self.evict_while(quota, now, Quota::own_excess)
     }
 
-    /// Has `share` give up as long as it exceeds what it may hold; false where it does and there is nothing left.
+    /// Evicts from `quota` while it has an excess; returns false if nothing is left to evict.
     fn evict_while(&self, quota: &Quota, now: Instant, excess: impl Fn(&Quota) -> usize) -> bool {
         while excess(quota) > 0 {
             if !self.evict_step(quota, now) {
-                // Who took the last of it meanwhile has made the room.
+                // Another thread that evicted the last of it has freed the memory.
                 return excess(quota) == 0;
             }
         }
         true
     }
 
-    /// Makes room for `share` in the process, from whoever holds most; false where they have nothing left to give up. Once they have all been
-    /// seen to, it looks `again` at so many.
+    /// Evicts from the largest quotas until `quota` is within the total; returns false if nothing is left to evict.
+    /// Tries `again` quotas once more after all have been tried.
     fn evict_globally(&self, quota: &Quota, now: Instant, again: usize) -> bool {
         let mut looks = 0;
         while quota.global_excess() > 0 {
@@ -114,7 +114,7 @@ impl StreamTable {
         true
     }
 
-    /// From whom to take, found out anew where that was a while ago.
+    /// Returns the largest quotas, searched anew if the last search is old.
     fn largest_quotas(&self, now: Instant) -> MutexGuard<'_, LargestQuotas> {
         let mut largest = self.lock_largest();
         if largest.is_old(now) {
@@ -130,7 +130,7 @@ impl StreamTable {
         largest
     }
 
-    /// Takes some steps, from one share; false where it has nothing left to give up.
+    /// Evicts in some steps from one quota; returns false if nothing is left there.
     fn evict_from(&self, quota: &Quota, now: Instant) -> bool {
         let global = self.quotas.global();
         let mut wanted = global.excess() + global.allowance.max_bytes_total / SPARE;
@@ -151,12 +151,12 @@ impl StreamTable {
         sync::lock(&self.largest)
     }
 
-    /// One step; false when there is none left.
+    /// Makes one step; returns false if there is none left.
     fn evict_step(&self, quota: &Quota, now: Instant) -> bool {
         self.evict_stub(quota) || self.trim_one(quota) || self.evict_one_stream(quota, now)
     }
 
-    /// Takes from a stream of `share` that arrived what no client can be missing; false when all have been seen to.
+    /// Trims a delivered stream of `quota` to what a client may still lack; returns false once all are trimmed.
     fn trim_one(&self, quota: &Quota) -> bool {
         let Some(id) = quota.next_to_trim() else { return false };
         if let Some(stream) = self.get(id) {
@@ -165,7 +165,7 @@ impl StreamTable {
         true
     }
 
-    /// Forgets the oldest stub of `share`; false when it has none.
+    /// Forgets the oldest stub of `quota`; returns false if there is none.
     fn evict_stub(&self, quota: &Quota) -> bool {
         while let Some(id) = quota.pop_stub() {
             if self.entries.remove_if(&id, |_, known| known.stream().is_none()).is_some() {
@@ -176,25 +176,25 @@ impl StreamTable {
         false
     }
 
-    /// Forgets the stream of `share` that arrived first, else the one whose client left first; false when there is none but those that are
-    /// read.
+    /// Forgets the stream of `quota` that was delivered first, else the one whose client left first; returns false if
+    /// there are none without a reader.
     fn evict_one_stream(&self, quota: &Quota, now: Instant) -> bool {
         self.evict_first(quota, EvictionQueue::Delivered, now)
             || self.evict_first(quota, EvictionQueue::Unconfirmed, now)
     }
 
     fn evict_first(&self, quota: &Quota, row: EvictionQueue, now: Instant) -> bool {
-        // One that is read goes to the end of the row: each is looked at once.
+        // A stream with a reader moves to the end of the queue: each is checked once.
         for _ in 0..quota.queue_len(row) {
             let Some((since, id)) = quota.pop_first_of(row) else { return false };
             let Some(stream) = self.get(id) else { continue };
             if stream.evict(row, since, now) {
                 self.forget(&stream);
                 if stream.body().is_some() {
-                    // A key finds what the store has of it.
+                    // A key still finds the stream in the store.
                     stream.leave_claims();
                 }
-                // Its last user may be far away: no retry is to find it meanwhile.
+                // The last user may drop the stream much later, and no retry may find it until then.
                 stream.forget_retries();
                 quota.global().metrics.observe_eviction();
                 return true;

@@ -1,4 +1,4 @@
-//! The pump's side of a stream: the one writer.
+//! Writer: the pump's side of a stream, the only one that appends.
 
 mod eviction;
 pub(in crate::event_log) mod recorder;
@@ -17,10 +17,11 @@ use crate::event_log::writer::recorder::{Recorder, seal};
 use crate::event_log::writer::stream_table::StreamTable;
 use crate::protocol::stream::{Effect, Machine};
 
-/// A paused stream looks so often whether others of its principal have made room. Its own reader tells it at once.
+/// Interval at which a paused stream checks for capacity freed by others of its principal. Its own reader notifies it
+/// at once.
 const CAPACITY_POLL: Duration = Duration::from_millis(250);
 
-/// The pump's side of a stream: the one writer. Not `Clone`, so that there is never a second.
+/// The one writer of a stream. Not `Clone`, so that there is never a second.
 pub struct Writer {
     stream: Arc<Stream>,
     streams: Arc<StreamTable>,
@@ -31,19 +32,20 @@ impl Writer {
         Self { stream, streams }
     }
 
-    /// The stream it writes.
+    /// Returns the stream.
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
-    /// Tells the machine what happened, stores what it staged, publishes the head it decided on, and wakes the reader: one
-    /// state change and one wake-up however many events there are. Not to be dropped half way: the pump awaits it whole.
+    /// Passes an input to the machine, stores the staged events, publishes the head and wakes the reader: one state
+    /// change and one wake-up for any number of events. The future must not be dropped half way; the pump awaits it to
+    /// the end.
     pub async fn update<R>(&self, tell: impl FnOnce(&mut Machine, Instant) -> R) -> R {
         let Advanced { result, staged, mut needs_eviction } = self.stream.advance(tell);
         if let Some(backing) = &self.stream.backing
             && (staged.is_some() || self.recorder(backing).can_catch_up())
         {
-            // Boxed: without a store nothing of it is carried along.
+            // Boxed, so that the future stays small without a store.
             needs_eviction |= Box::pin(self.record(backing, staged.unwrap_or_default())).await;
         }
         if needs_eviction {
@@ -57,7 +59,7 @@ impl Writer {
         Recorder { stream: &self.stream, backing }
     }
 
-    /// Store before deliver, until nothing is staged any more. Says whether the stream wants room.
+    /// Stores before delivery, until nothing is staged. Returns whether the stream needs an eviction.
     async fn record(&self, backing: &Backing, mut staged: Staged) -> bool {
         loop {
             if self.recorder(backing).keep(&staged).await == PersistOutcome::Fenced {
@@ -72,20 +74,20 @@ impl Writer {
         }
     }
 
-    /// Seals the stream with its store, once the machine has. One that the store does not take now is sealed there as soon as it can
-    /// be, or forgotten there once its retention is over.
+    /// Seals the stream in its store after the machine has sealed it. If the store cannot take the seal now, a
+    /// background task retries until the end of the retention, and then lets the store forget the stream.
     pub async fn seal(&self) {
         self.seal_and(|| {}).await;
     }
 
-    /// The same, and then `done`, unless another writer has the stream.
+    /// Seals the stream, then calls `done`, unless another writer has the stream.
     pub(in crate::event_log) async fn seal_and(&self, done: impl FnOnce() + Send + 'static) {
         if let Some(backing) = &self.stream.backing {
             seal(&self.stream, backing, done).await;
         }
     }
 
-    /// Publishes a head that the upstream gave.
+    /// Publishes a head from the upstream.
     pub fn set_head(&self, head: Head) {
         let mut inner = self.stream.lock();
         if let Head::Plain(plain) = &head {
@@ -95,12 +97,12 @@ impl Writer {
         inner.wake();
     }
 
-    /// The next thing the machine wants done.
+    /// Returns the next effect of the machine.
     pub fn poll_effect(&self) -> Option<Effect> {
         self.stream.lock().machine.poll_effect()
     }
 
-    /// When the machine wants to be told the time, and whether the upstream may be read.
+    /// Returns the machine's next deadline, and whether the upstream may be read.
     pub fn agenda(&self) -> (Option<Instant>, bool) {
         let inner = self.stream.lock();
         let deadline = inner.machine.poll_timeout();
@@ -116,13 +118,13 @@ impl Writer {
         (Some(deadline.map_or(look, |deadline| deadline.min(look))), !is_paused)
     }
 
-    /// Resolves when another task changed the stream.
+    /// Resolves when another task has changed the stream.
     pub async fn changed(&self, may_read: bool) {
         let changed = self.stream.pump.notified();
         if may_read {
             return changed.await;
         }
-        // What keeps it from reading may be another call of its share.
+        // Another call of the same quota may block the reading.
         tokio::select! {
             biased;
             () = changed => {}
@@ -130,8 +132,8 @@ impl Writer {
         }
     }
 
-    /// Waits until what arrives may be read on with: there is room, or it is this call's turn. For an answer that passes, of which the
-    /// store gets nothing. Dropping the future loses nothing.
+    /// Waits until the rest of an arriving response may be read: there is capacity, or this call has the overrun. For
+    /// a response that passes through without the store. Cancel safe.
     pub async fn wait_for_capacity(&self) {
         while !self.has_capacity() {
             self.streams.evict(self.stream.quota());
@@ -153,13 +155,14 @@ impl Writer {
         !inner.is_held_up
     }
 
-    /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
+    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until the chunk is
+    /// dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
         in_flight::counted(self.stream.quota(), bytes)
     }
 
-    /// So many bytes have come of an event, or of an answer that becomes one, that is not whole. Counts from now on; whether there is room
-    /// for the rest is decided with the next [`Self::update`].
+    /// Counts the bytes received of an incomplete event, or of a response that becomes one, from now on. The next
+    /// [`Self::update`] decides whether there is capacity for the rest.
     pub fn note_arriving(&self, bytes: usize) {
         self.stream.lock().reservation.set_arriving(bytes);
     }

@@ -1,7 +1,7 @@
-//! The writer's conversation with the store: every batch is there before anybody reads it, or it is known why not.
+//! Recorder: writes each batch to the store before any reader sees it, or knows why it cannot.
 //!
-//! Owned here: what the store has of one stream, what becomes of a batch that the store cannot take, and how a stream catches up
-//! once it can. Absent: the events themselves (the tail has them) and who decides that there are any (the machine).
+//! Owned here: the handling of a batch that the store refuses, and the catch-up of a stream once the store is back.
+//! Absent: the events themselves (the tail has them) and their production (the machine).
 
 use std::sync::Arc;
 
@@ -16,9 +16,9 @@ use crate::protocol::ids::Seq;
 use crate::protocol::stream::Batch;
 use crate::store::{Appended, Error, StoreHealth, WriterEpoch};
 
-/// One append of a stream that catches up.
+/// Bytes of one append during a catch-up.
 const CATCH_UP: usize = 256 * 1024;
-/// So many events that are gone here may still be in the store: each trim is a call.
+/// Events that are trimmed here but not yet in the store: each trim is a call.
 const TRIM_STEP: u64 = 256;
 
 enum PersistError {
@@ -32,8 +32,9 @@ impl From<Error> for PersistError {
     }
 }
 
-/// How often a batch asks at most, while it is in doubt whether the store can be reached, before memory stands for it whatever the
-/// renewals of the lease say: nobody waits for ever. Not how long: the process may be frozen while it waits.
+/// Attempts that remain for a batch while it is unknown whether the store can be reached. Then memory stands in for
+/// the store, whatever the lease health: no batch waits for ever. Counted in attempts, not in time, because the
+/// process may be frozen while it waits.
 struct RetryBudget(u32);
 
 impl Default for RetryBudget {
@@ -43,7 +44,7 @@ impl Default for RetryBudget {
 }
 
 impl RetryBudget {
-    /// With a pause of [`STORE_RETRY_PAUSE`] about three seconds.
+    /// About three seconds, with pauses of [`STORE_RETRY_PAUSE`].
     const TRIES: u32 = 12;
 
     fn is_due(&mut self, backing: &Backing) -> bool {
@@ -53,8 +54,8 @@ impl RetryBudget {
     }
 }
 
-/// Seals a stream that is over in its store, and then calls `done`, unless another writer has the stream. Where the store does not take
-/// that now it goes on behind, until the stream's retention is over.
+/// Seals a finished stream in its store, then calls `done`, unless another writer has the stream. If the store cannot
+/// take the seal now, a background task retries until the end of the retention.
 pub(in crate::event_log) async fn seal(
     stream: &Arc<Stream>,
     backing: &Arc<Backing>,
@@ -76,7 +77,7 @@ pub(in crate::event_log) async fn seal(
                 None => {}
             }
             if clock::now() >= until {
-                // What has no end is kept for long, and what takes up the room may be this.
+                // An unsealed stream has a long retention in the store, and may be what fills it.
                 if let Err(error) = backing.store.expire(stream.id).wait().await {
                     debug!(stream.id = %stream.id, %error, "the store could not forget a stream that it has no end of");
                 }
@@ -87,14 +88,14 @@ pub(in crate::event_log) async fn seal(
     });
 }
 
-/// One stream's recorder.
+/// Recorder of one stream.
 pub(in crate::event_log) struct Recorder<'a> {
     pub(in crate::event_log) stream: &'a Stream,
     pub(in crate::event_log) backing: &'a Backing,
 }
 
 impl Recorder<'_> {
-    /// Brings `staged` into the store, and whatever is missing there first. Waits for a store that is to be waited for.
+    /// Writes `staged` to the store, after all missing events. Waits for a store that is to be waited for.
     pub(in crate::event_log) async fn keep(&self, staged: &Staged) -> PersistOutcome {
         let mut has_warned = false;
         let mut patience = RetryBudget::default();
@@ -114,7 +115,8 @@ impl Recorder<'_> {
                 let what = if waits { "the stream waits" } else { "memory holds the events" };
                 self.warn_once(&error, what);
             }
-            // After a lapse others may have ended the stream: only a store out of reach leaves it to this replica.
+            // After an expired lease other replicas may have ended the stream. Only an unreachable store leaves it to
+            // this one.
             let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
             if !waits {
                 self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
@@ -125,21 +127,21 @@ impl Recorder<'_> {
         }
     }
 
-    /// Whether the stream lacks something in the store that could be brought there now.
+    /// Returns whether the store lacks events that could be written now.
     pub(in crate::event_log) fn can_catch_up(&self) -> bool {
         self.stream.with_store_progress(|store_progress| store_progress.is_behind && !store_progress.is_memory_only)
             && self.backing.store.health() == StoreHealth::Ready
     }
 
     fn warn_once(&self, error: &Error, what: &str) {
-        // Once a stream: each of its batches meets the same.
+        // Once per stream: each of its batches fails alike.
         if !self.stream.with_store_progress(|store_progress| store_progress.is_behind) {
             warn!(stream.id = %self.stream.id, %error, "the store cannot take an event: {what}");
         }
     }
 
     async fn try_keep(&self, staged: &Staged) -> Result<(), PersistError> {
-        // Twice: what the store has may be another thing than was believed.
+        // Twice, because the first attempt may correct the assumed state of the store.
         for _ in 0..2 {
             if self.backing.store.health() == StoreHealth::Unreachable {
                 return match self.stream.with_store_progress(|store_progress| store_progress.is_memory_only) {
@@ -160,7 +162,7 @@ impl Recorder<'_> {
                 if self.backing.lease_health.is_expired()
                     && !self.stream.with_store_progress(|store_progress| store_progress.is_created)
                 {
-                    // Nobody would end what it began now, if it died.
+                    // No replica would end the new stream if this one died.
                     return Err(
                         Error::Unavailable("this replica counts as gone and must be heard of first".into()).into()
                     );
@@ -177,7 +179,7 @@ impl Recorder<'_> {
             match self.append(epoch, after, &staged.batch, staged.state.as_ref()).await? {
                 Appended::Ok => return Ok(()),
                 Appended::Fenced | Appended::Sealed => return Err(PersistError::Fenced),
-                // An append of which it was not known whether it took effect.
+                // The outcome of an earlier append was unknown.
                 Appended::Conflict { tail } if tail < after => {
                     self.stream.with_store_progress(|store_progress| store_progress.upto = tail)
                 }
@@ -208,7 +210,8 @@ impl Recorder<'_> {
         Ok(())
     }
 
-    /// Brings what readers have already into the store. False when that cannot be done any more.
+    /// Writes the events that readers already have. Returns false if some are trimmed, so that the stream stays in
+    /// memory.
     async fn catch_up(&self) -> Result<bool, PersistError> {
         loop {
             let (epoch, upto, missing) = {
@@ -256,7 +259,7 @@ impl Recorder<'_> {
                 }
                 Ok(Appended::Ok)
             }
-            // It lost what it had.
+            // The store has lost the stream.
             Err(Error::Gone) => {
                 self.stream.with_store_progress(|store_progress| store_progress.is_created = false);
                 Err(Error::Unavailable("it has lost the stream".into()))
@@ -265,7 +268,8 @@ impl Recorder<'_> {
         }
     }
 
-    /// The store has the events up to `upto`, and `state`. Up to where it may drop them, where that is worth a call.
+    /// Notes that the store has the events up to `upto`, and `state`. Returns the position up to which the store may
+    /// trim, if that is worth a call.
     fn note_appended(&self, upto: Seq, state: Option<&(StateMarks, Bytes)>) -> Option<Seq> {
         let mut inner = self.stream.lock();
         let trimmed = inner.machine.trimmed();
@@ -281,17 +285,17 @@ impl Recorder<'_> {
         is_due.then_some(trimmed)
     }
 
-    /// What is gone here need not be kept there.
+    /// Trims the events in the store that are trimmed here.
     async fn trim(&self, epoch: WriterEpoch, upto: Seq) {
         if let Err(error) = self.backing.store.trim(self.stream.id, epoch, upto).wait().await {
             warn!(stream.id = %self.stream.id, %error, "the store could not drop what is not needed any more");
         }
     }
 
-    /// Seals the stream there. `None` when it cannot be done now.
+    /// Seals the stream in the store, or returns `None` if that is not possible now.
     async fn seal(&self) -> Option<PersistOutcome> {
         if self.stream.with_store_progress(|store_progress| !store_progress.is_created && !store_progress.is_behind) {
-            // It never began: an answer that passed, or a failure before one.
+            // The stream never began: a response that passed through, or an early failure.
             return Some(PersistOutcome::Persisted);
         }
         match self.try_keep(&Staged::default()).await {

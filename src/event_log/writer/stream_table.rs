@@ -1,4 +1,4 @@
-//! The streams that can be found, by their ids.
+//! Stream table: the streams that can be found, by their ids.
 
 use std::sync::{Arc, Mutex};
 use std::time::Instant;
@@ -14,14 +14,14 @@ use crate::event_log::stream::stub::Stub;
 use crate::event_log::stream::summary::Summary;
 use crate::protocol::ids::StreamId;
 
-/// The streams that can be found, and what they take.
+/// Streams that can be found, and the quotas in which they count.
 pub(in crate::event_log) struct StreamTable {
     pub(in crate::event_log) entries: DashMap<StreamId, StreamEntry>,
     pub(in crate::event_log) quotas: Quotas,
     pub(in crate::event_log) largest: Mutex<LargestQuotas>,
 }
 
-/// A stream that can be found, whole or as a stub.
+/// Entry of the table: a whole stream or its stub.
 #[derive(Debug)]
 pub(in crate::event_log) enum StreamEntry {
     Stream(Arc<Stream>),
@@ -60,27 +60,28 @@ impl StreamTable {
         Self { entries: DashMap::new(), quotas, largest: Mutex::default() }
     }
 
-    /// The stream of that name, unless only its stub is left.
+    /// Returns the stream with this id, or `None` if there is none or only its stub.
     pub(in crate::event_log) fn get(&self, id: StreamId) -> Option<Arc<Stream>> {
         self.entries.get(&id)?.stream().cloned()
     }
 
-    /// Whether `stream` is the one of its name.
+    /// Returns whether `stream` is in the table.
     pub(in crate::event_log) fn has(&self, stream: &Arc<Stream>) -> bool {
         self.entries.get(&stream.id()).is_some_and(|known| known.is(stream))
     }
 
-    /// Every stream of which more is left than a stub.
+    /// Returns every whole stream.
     pub(in crate::event_log) fn all(&self) -> Vec<Arc<Stream>> {
         self.entries.iter().filter_map(|entry| entry.value().stream().cloned()).collect()
     }
 
-    /// Lets `stream` be found.
+    /// Inserts `stream`.
     pub(in crate::event_log) fn insert(&self, stream: &Arc<Stream>) {
         drop(self.entries.insert(stream.id(), StreamEntry::Stream(stream.clone())));
     }
 
-    /// The same unless a stream of that name is there already. Takes the place of a stub.
+    /// Inserts `stream` unless a whole one with its id is there; replaces a stub. Returns whether `stream` is in the
+    /// table then.
     pub(in crate::event_log) fn insert_first(&self, stream: &Arc<Stream>) -> bool {
         let mut known = self.entries.entry(stream.id()).or_insert_with(|| StreamEntry::Stream(stream.clone()));
         if known.stream().is_some() {
@@ -92,10 +93,10 @@ impl StreamTable {
         true
     }
 
-    /// Puts `stub` in the place of its stream; false where that is not there.
+    /// Replaces `stream` by `stub`; returns false if it is not in the table.
     pub(in crate::event_log) fn replace(&self, stream: &Arc<Stream>, stub: Box<Stub>) -> bool {
         let Some(mut known) = self.entries.get_mut(&stream.id()).filter(|known| known.is(stream)) else { return false };
-        // In the map before it is in the row: what is first there and is not found counts as gone.
+        // In the table before the queue: an id in the queue that is not in the table counts as gone.
         let (at, quota) = (stub.proven_at, stub.quota().clone());
         let before = std::mem::replace(known.value_mut(), StreamEntry::Stub(stub));
         quota.add_stub(at, stream.id());
@@ -104,14 +105,14 @@ impl StreamTable {
         true
     }
 
-    /// Forgets `stream`, where it is the one of its name.
+    /// Removes `stream` if it is in the table.
     pub(in crate::event_log) fn forget(&self, stream: &Arc<Stream>) {
         drop(self.entries.remove_if(&stream.id(), |_, known| known.is(stream)));
     }
 
-    /// Another replica has `stream`: nobody finds it here any more, its readers end, and its pump learns of it.
+    /// Removes `stream` because another replica owns it: its readers end, and its pump is notified.
     pub(in crate::event_log) fn leave(&self, stream: &Arc<Stream>) {
-        // First out of the map: nobody is to find what is over here and goes on elsewhere.
+        // Out of the table first: no client may find a stream that is over here and goes on elsewhere.
         self.forget(stream);
         if stream.leave() {
             warn!(stream.id = %stream.id(), "another replica has taken the stream");
