@@ -11,60 +11,26 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::Instrument;
 
-use super::partial_results::PartialResults;
+use super::call_request::{Beginning, CallRequest, PartialResults, Reply, Retry, retry_of};
 use super::remote_retry::{EarlierCall, PendingClaim};
 use super::request_log::log_return;
 use super::token_refresh::Unproven;
-use super::{Connection, Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond};
+use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::{self, Mode};
 use crate::delivery::{Follow, Kept, Passthrough, PendingResponse, Plan, Receipt, Start};
 use crate::dialect;
-use crate::event_log::{self, Attachment, Binding, Collected, Fingerprint, Head, Match, Plain, Session, Spec, Stream};
+use crate::event_log::{self, Attachment, Binding, Collected, Head, Match, Plain, Session, Spec, Stream};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::Renaming;
 use crate::protocol::dialect::{Declared, Waits};
 use crate::protocol::error::{ErrorCode, Failure};
-use crate::protocol::headers::{self, Accept, Era, ProtocolVersion, names};
+use crate::protocol::headers::{self, Accept, Era, ProtocolVersion};
 use crate::protocol::ids::{IssuedSession, Seq, StreamKind};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Policy;
 use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template};
-
-/// A POST with requests, and all that is known of it.
-pub(super) struct CallRequest {
-    pub(super) context: Box<RequestContext>,
-    pub(super) call: classify::Call,
-    accept: Accept,
-    body: Bytes,
-    /// Partial results, if the configuration allows them for the call.
-    partial: Option<Box<PartialResults>>,
-    pub(super) retry: Retry,
-    /// Observer of its response.
-    observer: ResponseObserver,
-}
-
-/// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
-/// buffer, which hyper could not reuse otherwise.
-pub(super) struct Reply {
-    pub(super) call: classify::Call,
-    pub(super) accept: Accept,
-    pub(super) query: Option<Box<str>>,
-    pub(super) session: Option<Arc<Session>>,
-    pub(super) connection: Arc<Connection>,
-    pub(super) beginning: Beginning,
-    /// True if the client may be told that a slice is over before the upstream has sent a head.
-    pub(super) may_begin: bool,
-}
-
-/// Position at which the response to a call begins.
-#[derive(Clone, Copy)]
-pub(super) struct Beginning {
-    pub(super) start: Start,
-    /// True if earlier events were trimmed. The client is told.
-    pub(super) has_gap: bool,
-}
 
 /// A request's attachment to the stream of the call that it began or came back to.
 struct Claimed {
@@ -552,34 +518,4 @@ fn poll_answer(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
         ready!(attachment.poll_answered(cx));
     }
     Poll::Ready(head)
-}
-
-/// Fingerprints by which a POST may be the retry of a call.
-#[derive(Clone, Copy)]
-pub(super) struct Retry {
-    /// Fingerprint of the call, or `None` if the POST cannot be a retry.
-    pub(super) fingerprint: Option<Fingerprint>,
-    /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same body.
-    pub(super) body: Option<Fingerprint>,
-    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and its token claims a subject.
-    pub(super) subject: Option<Fingerprint>,
-}
-
-/// Returns the fingerprints of a POST by `binding`: the caller with this token, or with an older one.
-fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
-    let parts = &context.parts;
-    let query = parts.uri.query().unwrap_or_default();
-    let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
-    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.is_opening);
-    match key {
-        Some(key) => Retry {
-            fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
-            body: Some(Fingerprint::of_body(query, body)),
-            subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
-        },
-        None if binding.session.is_some() && !call.is_opening => {
-            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
-        }
-        None => Retry { fingerprint: None, body: None, subject: None },
-    }
 }

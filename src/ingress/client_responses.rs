@@ -39,8 +39,6 @@ const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
 /// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
-const CANCELLED: &str = "notifications/cancelled";
-
 /// One POST on its way upstream.
 pub(super) struct Delivery {
     pub(super) template: Template,
@@ -88,7 +86,7 @@ impl Ingress {
         let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
             return self.forward_whole(context, body).await;
         };
-        let cancelled = cancelled_ids(&messages, &body);
+        let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
         let mut owner_unknown = None;
         let names_request = forward_to_owner::names_request(&messages, !cancelled.is_empty());
         if self.replicas.is_some() && self.may_concern_others(&context, names_request) {
@@ -462,21 +460,6 @@ fn with_upstream_ids<'a>(
     let named = |id| running.iter().find_map(|running| stream_owing(running, id)).map(|(_, named)| named);
     let renamed = cancelled.iter().filter_map(|id| Some((id, named(id).filter(|named| named != id)?))).collect();
     resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)
-}
-
-/// Returns the requests that the body's notifications cancel.
-pub(super) fn cancelled_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
-    let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *CANCELLED);
-    if !messages.iter().any(is_cancel) {
-        return Vec::new();
-    }
-    match serde_json::from_slice::<Vec<&RawValue>>(body) {
-        Ok(batch) => {
-            let cancels = batch.iter().zip(messages).filter(|(_, message)| is_cancel(message));
-            cancels.filter_map(|(raw, _)| jsonrpc::cancelled_request_id(raw.get().as_bytes())).collect()
-        }
-        Err(_) => jsonrpc::cancelled_request_id(body).into_iter().collect(),
-    }
 }
 
 /// Returns the body without the messages at the indexes `repeated`, which are in order, or `None` if none is left.

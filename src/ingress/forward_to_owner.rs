@@ -14,7 +14,6 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::{debug, warn};
 
-use super::client_responses::cancelled_ids;
 use super::token_refresh::is_concerned;
 use super::{Connection, Ingress, RequestContext, Sender, respond};
 use crate::body::BoxBody;
@@ -80,7 +79,7 @@ impl Ingress {
                         Ok(None) => {}
                         Err(error) if names_request => {
                             // The request may have arrived all the same, and must reach one server only.
-                            debug!(%error, "nobody knows whether a request reached another replica");
+                            debug!(%error, "a request may or may not have reached another replica");
                             return Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
                         }
                         Err(error) => return Err(error),
@@ -248,7 +247,7 @@ impl Ingress {
             self.delete(context, body).await
         } else {
             let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
-            let cancelled = cancelled_ids(&messages, &body);
+            let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
             let may_be_anybodys = is_home && to != Recipient::Concerned;
             if !may_be_anybodys && !is_concerned(&streams, &messages, &cancelled) {
                 return None;

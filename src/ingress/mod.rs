@@ -6,6 +6,7 @@
 
 mod body;
 mod call;
+mod call_request;
 mod client_responses;
 mod connection;
 mod dialect_requests;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use super::call::{Beginning, Reply};
+use super::call_request::{Beginning, PartialResults, Reply};
 use super::metrics::{Dialect, Resumed};
 use super::request_log::log_return;
 use super::token_refresh::Unproven;
@@ -18,19 +18,12 @@ use crate::delivery::Start;
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, Slicing};
 use crate::protocol::classify;
-use crate::protocol::dialect::resume_tokens::{self, CALLS_TOOL, CallDigest, Form, Names, TokenField};
+use crate::protocol::dialect::resume_tokens::{self, CallDigest, Form, Names, TokenField};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{self, Era};
 use crate::protocol::jsonrpc;
 use crate::protocol::stream::Phase;
 use crate::upstream::InlineTask;
-
-/// A call that the configuration allows partial results for. Decided once, when the call is classified.
-pub(super) struct PartialResults {
-    method: String,
-    /// Name of the tool, for a call of one.
-    tool: Option<String>,
-}
 
 impl Ingress {
     /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
@@ -183,18 +176,6 @@ impl Ingress {
         }
         self.log.publish_once(stream);
         dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
-    }
-}
-
-impl PartialResults {
-    /// Returns `None` for a message that nothing is configured for.
-    fn of(tokens: &ResumeTokens, message: &[u8]) -> Option<Self> {
-        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
-        if method != CALLS_TOOL {
-            return if tokens.methods.contains(&method) { Some(Self { method, tool: None }) } else { None };
-        }
-        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
-        Some(Self { method, tool: Some(tool) })
     }
 }
 

@@ -17,7 +17,7 @@ use bytes::Bytes;
 use tracing::{debug, warn};
 
 use super::Ingress;
-use super::call::{CallRequest, Retry};
+use super::call_request::{CallRequest, Retry};
 use super::token_refresh::Unproven;
 use crate::clock;
 use crate::cluster::{Absence, Replicas};

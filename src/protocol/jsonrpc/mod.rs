@@ -185,6 +185,21 @@ pub fn cancelled_request_id(bytes: &[u8]) -> Option<RequestId> {
     find(bytes, &["params", "requestId"]).and_then(RequestId::from_raw)
 }
 
+/// Returns the ids of the requests that the notifications of a body cancel. `messages` are those of `body`, in order.
+pub fn cancelled_request_ids(messages: &[Message], body: &[u8]) -> Vec<RequestId> {
+    let is_cancel = |message: &Message| matches!(message, Message::Notification { method } if **method == *"notifications/cancelled");
+    if !messages.iter().any(is_cancel) {
+        return Vec::new();
+    }
+    match serde_json::from_slice::<Vec<&RawValue>>(body) {
+        Ok(batch) => {
+            let cancels = batch.iter().zip(messages).filter(|(_, message)| is_cancel(message));
+            cancels.filter_map(|(raw, _)| cancelled_request_id(raw.get().as_bytes())).collect()
+        }
+        Err(_) => cancelled_request_id(body).into_iter().collect(),
+    }
+}
+
 /// `params.protocolVersion`, which an `initialize` asks for.
 pub fn requested_version(bytes: &[u8]) -> Option<String> {
     find(bytes, &["params", "protocolVersion"]).and_then(string).map(Cow::into_owned)

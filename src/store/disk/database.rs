@@ -8,8 +8,7 @@
 //!   first.
 //! - A damaged file may cause a panic, which is caught where files are first read.
 
-use std::io;
-use std::panic::{self, AssertUnwindSafe};
+use std::panic::AssertUnwindSafe;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -20,9 +19,10 @@ use fjall::compaction::filter::Factory;
 use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions, PersistMode, Readable as _};
 use tracing::warn;
 
+use super::failure::{Failure, caught, damaged};
 use super::index::{Sieve, Wanted};
 use super::inspect::inspect;
-use super::layout::{self, Place};
+use super::layout::{self, EVENTS, Place, RECORDS, STREAMS};
 use super::{Fsync, Sizes};
 use crate::protocol::ids::{Seq, StoreEpoch, StreamId};
 
@@ -37,12 +37,6 @@ const JOURNALS: u64 = 64 << 20;
 /// for a flush, and tables that wait for a compaction.
 const MAX_SEALED: usize = 1;
 const MAX_TABLES: usize = 16;
-
-pub(super) const STREAMS: &str = "streams";
-pub(super) const EVENTS: &str = "events";
-const RECORDS: &str = "records";
-/// All keyspaces.
-pub(super) const KEYSPACES: [&str; 3] = [STREAMS, EVENTS, RECORDS];
 
 /// An open database. Closed when dropped.
 pub(super) struct Database {
@@ -59,42 +53,6 @@ pub(super) struct Changes {
     pub(super) streams: Vec<(Vec<u8>, Option<Vec<u8>>)>,
     pub(super) events: Vec<([u8; 16], Vec<u8>)>,
     pub(super) records: Vec<(Vec<u8>, Option<Vec<u8>>)>,
-}
-
-/// Failure of the database. After a failed write it takes no more writes.
-#[derive(Clone, Debug)]
-pub(super) struct Failure {
-    /// True if there was no room.
-    pub(super) full: bool,
-    pub(super) problem: String,
-}
-
-impl From<fjall::Error> for Failure {
-    fn from(error: fjall::Error) -> Self {
-        let io = match &error {
-            fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => Some(error.kind()),
-            _ => None,
-        };
-        let full = match &error {
-            // An earlier flush or compaction has failed, and the database does not report the cause. A lack of room is
-            // the likely cause, and the one that forbids more writes. Any other is reported when the same work is tried
-            // again.
-            fjall::Error::Poisoned => true,
-            _ => matches!(io, Some(io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)),
-        };
-        let problem = match &error {
-            fjall::Error::Io(error) => error.to_string(),
-            fjall::Error::Poisoned => "a flush or a compaction failed".into(),
-            fjall::Error::InvalidVersion(_) => "its file `version` is damaged, or says another version".into(),
-            other => other.to_string(),
-        };
-        Self { full, problem }
-    }
-}
-
-/// Returns the failure for damage.
-pub(super) fn damaged(problem: impl Into<String>) -> Failure {
-    Failure { full: false, problem: problem.into() }
 }
 
 impl Database {
@@ -412,13 +370,4 @@ fn event_of(key: &[u8]) -> Result<(u64, Seq), Failure> {
 
 fn decode_record(row: &[u8]) -> Result<(u64, &[u8]), Failure> {
     layout::decode_record(row).ok_or_else(|| damaged("a record cannot be read"))
-}
-
-/// Turns a panic of the database into a failure, so that the process goes on.
-pub(super) fn caught<T>(act: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
-    panic::catch_unwind(AssertUnwindSafe(act)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().map(String::as_str);
-        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it panicked");
-        Err(damaged(text))
-    })
 }

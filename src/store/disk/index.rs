@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use dashmap::{DashMap, DashSet};
 use fjall::compaction::filter::{CompactionFilter, CompactionFilterResult, Context, Factory, ItemAccessor, Verdict};
 
-use super::database::{Failure, damaged};
+use super::failure::{Failure, damaged};
 use super::layout::{self, Place};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::StoreHealth;

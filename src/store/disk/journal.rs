@@ -23,7 +23,7 @@ use tracing::warn;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::Fsync;
-use super::database::{Failure, damaged};
+use super::failure::{Failure, damaged};
 
 const START: u8 = 1;
 const ITEM: u8 = 2;

@@ -26,6 +26,12 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::WriterEpoch;
 
+pub(super) const STREAMS: &str = "streams";
+pub(super) const EVENTS: &str = "events";
+pub(super) const RECORDS: &str = "records";
+/// All keyspaces.
+pub(super) const KEYSPACES: [&str; 3] = [STREAMS, EVENTS, RECORDS];
+
 /// Row of `streams` with the store epoch of the contents.
 pub(super) const EPOCH_ROW: &[u8] = b"mepoch";
 /// Row of `streams` that is written to find out if writes succeed.

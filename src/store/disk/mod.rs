@@ -22,6 +22,7 @@ mod access;
 mod database;
 mod directory;
 mod expiry;
+mod failure;
 mod index;
 mod inspect;
 mod journal;
@@ -42,8 +43,9 @@ use bytes::Bytes;
 use tokio::task::spawn_blocking;
 
 use self::access::Access;
-use self::database::{Database, Failure};
+use self::database::Database;
 use self::directory::Directory;
+use self::failure::Failure;
 use self::index::Index;
 use self::reply::{Answer, Reply};
 use self::writer::{Act, Call, Writer};
@@ -301,7 +303,7 @@ impl Shared {
             // A compaction may have dropped events during the read; if the stream is unchanged, events are missing.
             let Some(later) = self.index.find(stream, now()) else { return Ok(Read::Gone) };
             if (later.number, later.trimmed) == (place.number, place.trimmed) {
-                return Err(database::damaged(format!("events behind {after} are missing")));
+                return Err(failure::damaged(format!("events behind {after} are missing")));
             }
             place = later;
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::oneshot;
 
-use super::database::Failure;
+use super::failure::Failure;
 use crate::store::completion::{Complete, Queue};
 use crate::store::{Appended, Error};
 

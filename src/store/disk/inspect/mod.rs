@@ -20,9 +20,10 @@ use std::path::Path;
 
 use self::keyspace::{Depth, Keyspace};
 use super::Fsync;
-use super::database::{EVENTS, Failure, KEYSPACES, STREAMS, caught, damaged};
+use super::failure::{Failure, caught, damaged};
 use super::journal::Journals;
 use super::layout;
+use super::layout::{EVENTS, KEYSPACES, STREAMS};
 use crate::protocol::ids::StoreEpoch;
 
 /// Contents of the file `version` of the database.

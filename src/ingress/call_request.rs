@@ -1,0 +1,98 @@
+//! A POST with requests, as the ingress carries it from classification to its response.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+
+use super::{Connection, RequestContext};
+use crate::config::ResumeTokens;
+use crate::delivery::Start;
+use crate::event_log::{Binding, Fingerprint, Session};
+use crate::protocol::classify;
+use crate::protocol::dialect::resume_tokens::CALLS_TOOL;
+use crate::protocol::headers::{Accept, names};
+use crate::protocol::jsonrpc;
+use crate::upstream::ResponseObserver;
+
+/// A POST with requests, and all that is known of it.
+pub(super) struct CallRequest {
+    pub(super) context: Box<RequestContext>,
+    pub(super) call: classify::Call,
+    pub(super) accept: Accept,
+    pub(super) body: Bytes,
+    /// Partial results, if the configuration allows them for the call.
+    pub(super) partial: Option<Box<PartialResults>>,
+    pub(super) retry: Retry,
+    /// Observer of its response.
+    pub(super) observer: ResponseObserver,
+}
+
+/// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
+/// buffer, which hyper could not reuse otherwise.
+pub(super) struct Reply {
+    pub(super) call: classify::Call,
+    pub(super) accept: Accept,
+    pub(super) query: Option<Box<str>>,
+    pub(super) session: Option<Arc<Session>>,
+    pub(super) connection: Arc<Connection>,
+    pub(super) beginning: Beginning,
+    /// True if the client may be told that a slice is over before the upstream has sent a head.
+    pub(super) may_begin: bool,
+}
+
+/// Position at which the response to a call begins.
+#[derive(Clone, Copy)]
+pub(super) struct Beginning {
+    pub(super) start: Start,
+    /// True if earlier events were trimmed. The client is told.
+    pub(super) has_gap: bool,
+}
+
+/// A call that the configuration allows partial results for. Decided once, when the call is classified.
+pub(super) struct PartialResults {
+    pub(super) method: String,
+    /// Name of the tool, for a call of one.
+    pub(super) tool: Option<String>,
+}
+
+impl PartialResults {
+    /// Reads the method and the tool of a message, or returns `None` if no configuration covers it.
+    pub(super) fn of(tokens: &ResumeTokens, message: &[u8]) -> Option<Self> {
+        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
+        if method != CALLS_TOOL {
+            return if tokens.methods.contains(&method) { Some(Self { method, tool: None }) } else { None };
+        }
+        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
+        Some(Self { method, tool: Some(tool) })
+    }
+}
+
+/// Fingerprints by which a POST may be the retry of a call.
+#[derive(Clone, Copy)]
+pub(super) struct Retry {
+    /// Fingerprint of the call, or `None` if the POST cannot be a retry.
+    pub(super) fingerprint: Option<Fingerprint>,
+    /// Fingerprint of the body, if the POST has a key. A retry with the key must have the same body.
+    pub(super) body: Option<Fingerprint>,
+    /// Fingerprint by which the caller finds the call with another token, if the POST has a key and its token claims a subject.
+    pub(super) subject: Option<Fingerprint>,
+}
+
+/// Returns the fingerprints of a POST by `binding`: the caller with this token, or with an older one.
+pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &classify::Call, body: &[u8]) -> Retry {
+    let parts = &context.parts;
+    let query = parts.uri.query().unwrap_or_default();
+    let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
+    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.is_opening);
+    match key {
+        Some(key) => Retry {
+            fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),
+            body: Some(Fingerprint::of_body(query, body)),
+            subject: Fingerprint::of_subject_key(binding, key.as_bytes()),
+        },
+        None if binding.session.is_some() && !call.is_opening => {
+            Retry { fingerprint: Some(Fingerprint::of_call(binding, query, body)), body: None, subject: None }
+        }
+        None => Retry { fingerprint: None, body: None, subject: None },
+    }
+}
