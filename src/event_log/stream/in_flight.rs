@@ -1,7 +1,9 @@
-//! What was copied for a connection and is not yet taken by the kernel, counted in the share of the stream's principal.
+//! Data in flight: copied for a connection and not yet taken by the kernel, counted in the quota of the stream's
+//! principal.
 //!
-//! A piece counts until hyper drops it, which is when the socket has taken its last byte. Absent: a count of small pieces. hyper keeps
-//! sixteen pieces at most, so that small ones are a fixed part of each connection, and an event of ordinary size costs no allocation here.
+//! A chunk counts until hyper drops it, which is when the socket has taken its last byte. Absent: a count of small
+//! chunks. hyper keeps sixteen chunks at most, so small ones are a fixed part of each connection, and an event of
+//! ordinary size costs no allocation here.
 
 use std::sync::Arc;
 
@@ -9,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 
 use crate::event_log::quota::{Quota, Reservation};
 
-/// The responses of a stream, copied for connections that take no stream.
+/// Responses of a stream, copied for connections that take no stream.
 #[derive(Debug)]
 pub(in crate::event_log) struct Copied {
     /// Number of answered requests at the time of the copy.
@@ -34,7 +36,7 @@ impl AsRef<[u8]> for Body {
     }
 }
 
-/// A piece that is smaller is not counted.
+/// Size below which a chunk is not counted.
 const COUNTED: usize = 4 * 1024;
 
 struct InFlight {
@@ -48,7 +50,7 @@ impl AsRef<[u8]> for InFlight {
     }
 }
 
-/// Returns `bytes` as a piece of a body. A large piece counts in `share` until it is dropped.
+/// Returns `bytes` as a chunk of a body. A large chunk counts in `quota` until it is dropped.
 pub(in crate::event_log) fn counted(quota: &Arc<Quota>, bytes: BytesMut) -> Bytes {
     if bytes.len() < COUNTED {
         return bytes.freeze();

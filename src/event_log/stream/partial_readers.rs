@@ -1,4 +1,4 @@
-//! A stream that is read in slices, each by a call of its own, and by tokens.
+//! Readers of a sliced stream: each slice is read by a call of its own, found by a resume token.
 
 use std::sync::Arc;
 
@@ -13,33 +13,34 @@ use crate::protocol::stream::Phase;
 use crate::random;
 
 impl Stream {
-    /// How it is read in slices, if it is.
+    /// Returns the description of the slices, or `None` if the stream is not sliced.
     pub fn slicing(&self) -> Option<&Slicing> {
         self.slices.as_ref().map(|slices| &slices.slicing)
     }
 
-    /// A call that its client calls so reads it from now on, for as long as a slice is; `None` where it is not sliced.
+    /// Begins a slice for the call with these names, or returns `None` if the stream is not sliced.
     pub fn begin_slice(&self, names: Names) -> Option<Arc<Slice>> {
         let slices = self.slices.as_ref()?;
         let handle = self.mint(std::slice::from_ref(&names.id));
         let slice = slices.begin(names, handle, clock::now());
-        // The store is to know of it.
+        // The store must learn of the slice.
         self.pump.notify_one();
         Some(slice)
     }
 
-    /// The same for the first call, also where it comes again.
+    /// Begins a slice for the first call, also if that is repeated.
     pub fn begin_first_slice(&self) -> Option<Arc<Slice>> {
         self.begin_slice(self.slicing()?.first.clone())
     }
 
-    /// The call whose event IDs have this handle; `None` where it is not sliced, or nothing is known of such a call any more.
+    /// Returns the slice whose event IDs have this handle, or `None` if the stream is not sliced or no longer knows
+    /// the call.
     pub fn find_slice(&self, handle: &str) -> Option<Arc<Slice>> {
         self.slices.as_ref()?.find(handle)
     }
 
-    /// What the upstream calls the unsettled request that the client calls `id`: the same, or the first id where a later slice has
-    /// this one. `None` where it has no such request.
+    /// Returns the upstream's id of the unsettled request that the client calls `id`: the same, or the first id if a
+    /// later slice has this one. `None` if there is no such request.
     pub fn upstream_id(&self, id: &RequestId) -> Option<RequestId> {
         let due =
             |wanted: &RequestId| self.look(|machine| !machine.is_sealed() && machine.owed_responses().is_due(wanted));
@@ -50,8 +51,9 @@ impl Stream {
         Some(slices.slicing.first.id.clone()).filter(due)
     }
 
-    /// A client came back with the token of an interim result, and with `cursor` where it named one: it has what either says, and
-    /// that goes. Returns where it goes on; `None` where it has everything, or there is no stream to go on with.
+    /// Notes a client that resumed with the token of an interim result, and with `cursor` if it named one; all that it
+    /// has is trimmed. Returns the position from which it reads on, or `None` if it has everything or there is no
+    /// stream to read.
     pub fn note_continued(&self, cursor: Option<Seq>) -> Option<Seq> {
         let inner = &mut *self.lock();
         let machine = &mut inner.machine;
@@ -70,24 +72,24 @@ impl Stream {
         Some(inner.machine.default_cursor())
     }
 
-    /// The connection `attach` ends with an interim result behind the event at `upto`.
+    /// Notes that the connection `attach` ends with an interim result after the event at `upto`.
     pub fn note_interim(&self, attach: AttachId, upto: Seq) {
         self.lock().machine.handle_interim(attach, upto);
     }
 
-    /// That one has arrived; or its connection ended, so that nobody knows.
+    /// Notes that the interim result has arrived, or that its connection ended and the delivery is unknown.
     pub fn note_interim_settled(&self, attach: AttachId, has_arrived: bool) {
         self.lock().machine.handle_interim_settled(attach, has_arrived);
     }
 
-    /// Its resume token, made when it is first wanted. Opens the stream for its principal, so never to be logged. Not to be called
-    /// under the stream's lock.
+    /// Returns the resume token, made at its first use. The token opens the stream for its principal, so it must not
+    /// be logged. Not to be called under the stream's lock.
     pub fn resume_token(&self) -> String {
         let secret = self.secret.get_or_init(|| Secret::from_bytes(random::bytes()));
         ResumeToken::write(self.handle(), secret)
     }
 
-    /// Its token's secret, where it was ever given one.
+    /// Returns the secret of the resume token, or `None` if none was made.
     pub(in crate::event_log) fn secret(&self) -> Option<&Secret> {
         self.secret.get()
     }

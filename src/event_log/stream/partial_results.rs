@@ -1,7 +1,8 @@
-//! The calls by which a client reads one stream in slices: the first, and each that carried it on with the stream's token.
+//! Slices: the calls by which a client reads one stream as partial results, the first and each continuation with the
+//! stream's token.
 //!
-//! Owned here: what is kept of them with the stream. Each has a handle of its own (the same stream, its own request id), so that its
-//! event IDs lead back to it. Absent: when a slice ends (delivery), and what is said then (the dialect).
+//! Owned here: the slices of a stream. Each has a handle of its own (the same stream, its own request id), so that its
+//! event IDs lead back to it. Absent: the end of a slice (delivery), and the message sent then (the dialect).
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,24 +17,24 @@ use crate::protocol::sse;
 use crate::sync;
 use std::ops::Range;
 
-/// So many slices of a stream are known by their handles: the first, and the latest. A client that comes back to one in between
-/// left it long ago.
+/// Slices of a stream that are known by their handles: the first, and the latest. A client left those in between long
+/// ago.
 const KEPT: usize = 8;
 
-/// Places in an event and what stands there instead, in their order.
+/// Places in an event and their replacements, in order.
 pub(in crate::event_log) type Edits = Vec<(Range<usize>, String)>;
 
-/// One call.
+/// One slice: a call that reads the stream for a limited time.
 #[derive(Debug)]
 pub struct Slice {
     names: Names,
     handle: Handle,
     ends_at: Instant,
-    /// What the events call it, where that is something else.
+    /// Names in the events, or `None` if they are the slice's own.
     first: Option<Names>,
 }
 
-/// An event as a slice's client gets it.
+/// An event as the client of a slice gets it.
 pub(in crate::event_log) enum Told {
     AsItIs,
     Changed(Edits),
@@ -41,27 +42,27 @@ pub(in crate::event_log) enum Told {
 }
 
 impl Slice {
-    /// What its client calls it.
+    /// Returns the client's names of the call.
     pub fn names(&self) -> &Names {
         &self.names
     }
 
-    /// Its part of every event ID.
+    /// Returns the slice's part of every event ID.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// When its client gets an interim result, unless there is a real one.
+    /// Returns the time of the interim result, unless a response comes first.
     pub fn ends_at(&self) -> Instant {
         self.ends_at
     }
 
-    /// A message of the stream as its client gets it.
+    /// Renames a message of the stream for the client.
     pub fn rename(&self, data: &[u8]) -> Renaming {
         self.first.as_ref().map_or(Renaming::Same, |first| resume_tokens::rename(data, first, &self.names))
     }
 
-    /// An event as it was encoded, without its id.
+    /// Renames an encoded event without its id.
     pub(in crate::event_log) fn tell(&self, event: &[u8]) -> Told {
         if self.first.is_none() {
             return Told::AsItIs;
@@ -70,7 +71,7 @@ impl Slice {
             Renaming::Same => Told::AsItIs,
             Renaming::Unwanted => Told::Unwanted,
             Renaming::Changed(splices) => {
-                // An id and a token stand in one line each, wherever that is.
+                // An id or a token is always within one line.
                 let place = |at| sse::encoded_place(event, at);
                 let edits = splices.into_iter().map(|(span, text)| (place(span.start)..place(span.end), text));
                 Told::Changed(edits.collect())
@@ -79,7 +80,7 @@ impl Slice {
     }
 }
 
-/// The slices of one stream.
+/// Slices of one stream.
 #[derive(Debug)]
 pub(in crate::event_log) struct Slices {
     pub(in crate::event_log) slicing: Slicing,
@@ -92,7 +93,7 @@ impl Slices {
         Self { slicing, known: Mutex::default(), begun: AtomicU64::new(0) }
     }
 
-    /// A new one under `handle`. It is found before older ones of the same handle.
+    /// Begins a slice under `handle`. It is found before older ones with the same handle.
     pub(in crate::event_log) fn begin(&self, names: Names, handle: Handle, now: Instant) -> Arc<Slice> {
         let first = Some(&self.slicing.first).filter(|first| **first != names).cloned();
         let slice = Arc::new(Slice { names, handle, ends_at: now + self.slicing.length, first });
@@ -110,18 +111,18 @@ impl Slices {
         slice
     }
 
-    /// What those that are known are called, the first one aside.
+    /// Returns the names of the known slices except the first.
     pub(in crate::event_log) fn later(&self) -> Vec<Names> {
         let known = self.lock();
         known.iter().map(|slice| slice.names.clone()).filter(|names| *names != self.slicing.first).collect()
     }
 
-    /// How many ever began.
+    /// Returns the number of slices ever begun.
     pub(in crate::event_log) fn begun(&self) -> u64 {
         self.begun.load(Ordering::Relaxed)
     }
 
-    /// The one whose handle has this text.
+    /// Returns the slice with this handle, or `None`.
     pub(in crate::event_log) fn find(&self, handle: &str) -> Option<Arc<Slice>> {
         self.lock().iter().find(|slice| slice.handle.as_str() == handle).cloned()
     }

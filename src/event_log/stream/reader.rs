@@ -1,4 +1,4 @@
-//! The reader's side of a stream: one connection's claim to its events.
+//! Reader's side of a stream: the attachment of one connection.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -17,59 +17,61 @@ use crate::protocol::stream::{Phase, Place};
 use crate::simulation::{self, Bug};
 use crate::store::tail::ID_LINE;
 
-/// What a reader finds.
+/// Outcome of a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadOutcome {
     /// Events were written.
     Events {
-        /// The number of the last one; it may have been passed over.
+        /// Number of the last event handled; it may have been skipped.
         last: Seq,
-        /// How many.
+        /// Number of events written.
         written: u64,
-        /// There is a next one, for which `out` is too full.
+        /// True if the next event does not fit into `out`.
         is_full: bool,
-        /// Since the first of them was stored, where this reader was waiting for it: what the proxy adds to an event.
+        /// Time since the first of them was stored, if this reader was waiting for it: the latency that the proxy
+        /// adds.
         waited: Option<Duration>,
     },
-    /// A part of a large event was written; the rest is to be read next, before anything else is written.
+    /// Part of a large event was written; the rest must be read next, before anything else is written.
     Part {
         /// As in `Events`.
         waited: Option<Duration>,
     },
-    /// The rest of the event that was begun is gone: the response cannot go on.
+    /// The rest of a large event is gone: the response cannot go on.
     Cut,
-    /// At the tail of a sealed stream: there will be no more.
+    /// The end of a sealed stream: no more events follow.
     Ended,
-    /// A newer connection took over; tell the client to wait this long before it comes back.
+    /// A newer connection took over; the client shall reconnect after this pause.
     TakenOver(Duration),
-    /// Another replica has the stream: tell the client to come back after this long, and to find it there.
+    /// Another replica has the stream; the client shall reconnect after this pause, to find it there.
     Moved(Duration),
-    /// The events up to this number are gone; go on behind it and tell the client of the gap.
+    /// The events up to this number were trimmed; the reader goes on after them and reports the gap to its client.
     Trimmed(Seq),
 }
 
-/// The reader's claim on a stream. Dropping it is a disconnect: it starts the detached timer and changes nothing else.
+/// Attachment of the reader to a stream. To drop it is a disconnect: it starts the detached timer and changes nothing
+/// else.
 pub struct Attachment {
     stream: Arc<Stream>,
     attach: AttachId,
-    /// The call that reads, where the stream is read in slices.
+    /// Slice that is read, or `None` if the stream is not sliced.
     slice: Option<Arc<Slice>>,
-    /// Boxed, because few events are large.
+    /// Large event in progress. Boxed, because few events are large.
     begun: Option<Box<Begun>>,
 }
 
-/// An event that goes out in pieces.
+/// A large event that goes out in pieces.
 struct Begun {
     seq: Seq,
-    /// Bytes of it that were written.
+    /// Bytes written so far.
     at: usize,
     /// Replacements of parts of the event for this reader, the last first.
     edits: Edits,
 }
 
 impl Begun {
-    /// Writes the next part of it, which is `event` as it is stored, until `out` holds about `budget` bytes. True with the last one;
-    /// `None` where it is another event than the one that was begun.
+    /// Writes the next part of the stored `event`, until `out` holds about `budget` bytes. Returns true with the last
+    /// part, or `None` if `event` is not the one in progress.
     fn write(&mut self, event: &[u8], out: &mut BytesMut, budget: usize) -> Option<bool> {
         let until = out.len() + budget.saturating_sub(out.len()).max(ID_LINE);
         loop {
@@ -88,7 +90,7 @@ impl Begun {
 }
 
 impl Stream {
-    /// Makes `attach` the reader after `cursor`. The connection before it is woken to find that it was taken over.
+    /// Makes `attach` the reader after `cursor`. The previous connection is woken to learn of the takeover.
     pub fn attach(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let attachment = self.attach_before_pump(attach, cursor);
         // The detached timer has stopped.
@@ -96,7 +98,7 @@ impl Stream {
         attachment
     }
 
-    /// The same before there is a pump, which begins with looking anyway.
+    /// Attaches before there is a pump, which needs no wake-up at its start.
     pub fn attach_before_pump(self: &Arc<Self>, attach: AttachId, cursor: Seq) -> Attachment {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -122,28 +124,28 @@ impl Attachment {
         Self { stream, attach, slice: None, begun: None }
     }
 
-    /// The same as `slice` reads the stream.
+    /// Reads the stream as `slice`.
     pub fn under(mut self, slice: Option<Arc<Slice>>) -> Self {
         self.slice = slice;
         self
     }
 
-    /// The call that reads, where the stream is read in slices.
+    /// Returns the slice that is read, or `None` if the stream is not sliced.
     pub fn slice(&self) -> Option<&Slice> {
         self.slice.as_deref()
     }
 
-    /// What the event IDs on this connection begin with.
+    /// Returns the beginning of the event IDs on this connection.
     pub fn handle(&self) -> &Handle {
         self.slice.as_ref().map_or_else(|| self.stream.handle(), |slice| slice.handle())
     }
 
-    /// The stream.
+    /// Returns the stream.
     pub fn stream(&self) -> &Arc<Stream> {
         &self.stream
     }
 
-    /// The name of this claim.
+    /// Returns the id of this attachment.
     pub fn id(&self) -> AttachId {
         self.attach
     }
@@ -161,7 +163,7 @@ impl Attachment {
         }
     }
 
-    /// Nothing need wake this reader until it waits again: its task is about to look.
+    /// Stops wake-ups of this reader until it waits again: its task is about to look.
     pub fn look_away(&self) {
         let mut inner = self.stream.lock();
         if inner.machine.reader().is(self.attach) {
@@ -169,7 +171,7 @@ impl Attachment {
         }
     }
 
-    /// Waits for the head, taken over or not: for a client that takes no stream.
+    /// Waits for the head even after a takeover, for a client that takes no stream.
     pub fn poll_head_anyway(&self, cx: &mut Context<'_>) -> Poll<Head> {
         let mut inner = self.stream.lock();
         match &inner.head {
@@ -181,7 +183,7 @@ impl Attachment {
         }
     }
 
-    /// Waits until the stream is sealed, or owes no response any more; taken over or not.
+    /// Waits until the stream is sealed or owes no more responses, even after a takeover.
     pub fn poll_answered(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut inner = self.stream.lock();
         if inner.machine.is_sealed() || inner.machine.is_answered() {
@@ -191,18 +193,19 @@ impl Attachment {
         Poll::Pending
     }
 
-    /// Whether a part of an event was written and the rest was not.
+    /// Returns whether a large event is written in part.
     pub fn is_within_event(&self) -> bool {
         self.begun.is_some()
     }
 
-    /// Returns `bytes` as a piece of a body, counted in the name of the stream's principal until the piece is dropped.
+    /// Returns `bytes` as a chunk of a body, counted in the quota of the stream's principal until the chunk is
+    /// dropped.
     pub fn counted(&self, bytes: BytesMut) -> Bytes {
         in_flight::counted(self.stream.quota(), bytes)
     }
 
-    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail. An event larger
-    /// than that is written in parts. A reader that was taken over finishes the event it has begun.
+    /// Writes the events after `cursor` to `out`, each with its id, up to about `budget` bytes; pending at the tail. A
+    /// larger event is written in parts. A displaced reader finishes the event in progress.
     pub fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -250,7 +253,7 @@ impl Attachment {
         Poll::Ready(self.write_part(out, budget, waited))
     }
 
-    /// Writes the next part of the event that was begun.
+    /// Writes the next part of the event in progress.
     fn write_part(&mut self, out: &mut BytesMut, budget: usize, waited: Option<Duration>) -> ReadOutcome {
         let Some(begun) = &mut self.begun else { return ReadOutcome::Cut };
         let mut inner = self.stream.lock();
@@ -258,7 +261,7 @@ impl Attachment {
         let Some(event) = inner.tail.event(begun.seq) else { return ReadOutcome::Cut };
         let Some(is_over) = begun.write(event, out, budget) else { return ReadOutcome::Cut };
         let seq = begun.seq;
-        // Whoever reads instead has a place of its own.
+        // A new reader has a position of its own.
         if inner.machine.reader().is(self.attach) {
             if is_over {
                 self.stream.note_written(inner, seq);
@@ -273,7 +276,7 @@ impl Attachment {
         ReadOutcome::Events { last: seq, written: 1, is_full: true, waited }
     }
 
-    /// What its client names the place behind the event at `cursor` by; with `attach` where that is not what the event is called.
+    /// Returns the event ID of the position after `cursor`; with `attach` if that differs from the event's own.
     pub fn id_of_place(&self, cursor: Seq, attach: Option<AttachId>) -> String {
         let mut id = String::new();
         let is_adopted = self.stream.adopted_after().is_some_and(|after| cursor > after);
@@ -285,12 +288,13 @@ impl Attachment {
         id
     }
 
-    /// How long its client is to wait before it comes back, where this connection is to end once it has what there is.
+    /// Returns the client's pause before it reconnects, if this connection is to end after the stored events.
     pub fn closing(&self) -> Option<Duration> {
         self.stream.lock().closing.filter(|(attach, _)| *attach == self.attach).map(|(_, retry)| retry)
     }
 
-    /// Whether it is now the turn of this reader, which has everything up to `cursor`; see [`Machine::handle_input_turn`].
+    /// Returns whether it is now the turn of this reader, which has all events up to `cursor`; see
+    /// [`Machine::handle_input_turn`].
     ///
     /// [`Machine::handle_input_turn`]: crate::protocol::stream::Machine::handle_input_turn
     pub fn begin_turn(&self, cursor: Seq) -> bool {
@@ -298,7 +302,7 @@ impl Attachment {
         inner.machine.reader().is(self.attach) && inner.machine.handle_input_turn(cursor, clock::now())
     }
 
-    /// An id and a `retry` were written on this connection.
+    /// Notes that an id and a `retry` were written on this connection.
     pub fn note_primed(&self, retry: Duration) {
         self.stream.lock().machine.handle_primed(retry);
     }

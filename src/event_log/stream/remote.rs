@@ -1,4 +1,4 @@
-//! A stream that comes out of the store: written by a process before this one, or by another replica while it is read here.
+//! Streams from the store: written by an earlier process, or by another replica while they are read here.
 
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -22,19 +22,19 @@ use crate::protocol::stream::{Batch, Machine};
 use crate::store::tail::Tail;
 use crate::store::{Stored, WriterEpoch};
 
-/// What a record says of a stream.
+/// Records of a stream from the store.
 pub(in crate::event_log) struct Restored {
     pub(in crate::event_log) id: StreamId,
     pub(in crate::event_log) about: About,
     pub(in crate::event_log) state: Option<State>,
     pub(in crate::event_log) epoch: WriterEpoch,
-    /// The last event that is not kept here.
+    /// Last event that is not kept here.
     pub(in crate::event_log) tail: Seq,
     pub(in crate::event_log) store_progress: StoreProgress,
 }
 
 impl Stream {
-    /// The stream of a record, without its events.
+    /// Rebuilds the stream of the records, without events.
     pub(in crate::event_log) fn restored(
         restored: Restored,
         identity: Arc<Identity>,
@@ -76,7 +76,7 @@ impl Stream {
             inner.store_progress = Some(Box::new(store_progress));
             inner.is_follower = true;
         }
-        // Its bytes went upstream long ago.
+        // The request was sent upstream long ago.
         stream.note_sent();
         if stream.slices.is_some() {
             stream.begin_first_slice();
@@ -87,12 +87,12 @@ impl Stream {
         stream
     }
 
-    /// Whether another process wrote it, or writes it.
+    /// Returns whether another process writes or wrote the stream.
     pub(in crate::event_log) fn is_follower(&self) -> bool {
         self.lock().is_follower
     }
 
-    /// Takes note of an event that is in the store alone, behind the last state; see [`Machine::handle_logged`].
+    /// Notes an event that is only in the store, behind the last state; see [`Machine::handle_logged`].
     pub(in crate::event_log) fn note_logged(&self, seq: Seq, event: &[u8]) {
         let mut decoder = sse::Decoder::new(event.len().saturating_mul(2));
         decoder.feed(Bytes::copy_from_slice(event));
@@ -101,50 +101,51 @@ impl Stream {
         }
     }
 
-    /// Returns whether the stream ended because its process did, so that what its server has said since is lost.
+    /// Returns whether the stream ended because its process did, so that later messages of its server are lost.
     pub fn has_ended_with_its_process(&self) -> bool {
         let died = |code| matches!(code, ErrorCode::OwnerDied | ErrorCode::Draining);
         self.look(|machine| machine.is_sealed() && machine.failure().is_some_and(|failure| died(failure.code)))
     }
 
-    /// Its writer is gone, and had logged up to `after` as far as the store knows: what follows is another one's. The first to say so is
-    /// right.
+    /// Notes that the writer died with `after` as its last event in the store; later events are another one's. The
+    /// first note counts.
     pub(in crate::event_log) fn note_adopted(&self, after: Seq) {
         let _ = self.adopted_after.set(after);
     }
 
-    /// Where a client goes on whose last event is the one at `seq`, which `is_adopted` or not. What the writer had delivered and the store
-    /// did not know when that was gone is no place in the stream that has ended since: its client lacks the end, whatever its number.
+    /// Returns the position from which a client with the event at `seq` resumes; `is_adopted` says whether the adopter
+    /// logged that event. Events that the dead writer delivered but the store never had are no part of the stream:
+    /// such a client lacks the end, whatever number it names.
     pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
         let known = self.adopted_after().filter(|_| !is_adopted);
         known.map_or(seq, |after| seq.min(after))
     }
 
-    /// The last event of a writer that is gone, where another one ended the stream.
+    /// Returns the last event of the dead writer, if another replica ended the stream.
     pub(in crate::event_log) fn adopted_after(&self) -> Option<Seq> {
         self.adopted_after.get().copied()
     }
 
-    /// Whether it is not over, and written by this process.
+    /// Returns whether the stream is open and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
         !inner.is_follower && !inner.machine.is_sealed()
     }
 
-    /// Asks the connection that reads now to end once it has what there is, where its client may be closed on. One that comes later may
-    /// stay.
+    /// Asks the current reader's connection to end after the stored events, if its client permits that. A later
+    /// connection may stay.
     pub fn close_reader(&self, retry: Duration) {
         let mut inner = self.lock();
         inner.closing = inner.machine.reader().attached().map(|attach| (attach, retry));
         inner.wake();
     }
 
-    /// Whether another replica has it, and nothing more of it is read here.
+    /// Returns whether another replica has the stream, so that nothing more of it is read here.
     pub fn has_moved(&self) -> bool {
         self.lock().has_moved
     }
 
-    /// Waits until the store has said what it makes of the event at `seq`, where it was handed that.
+    /// Waits until the store has accepted or refused the event at `seq`, if that is in flight.
     pub(in crate::event_log) async fn stored(&self, seq: Seq) {
         poll_fn(|cx| {
             let mut inner = self.lock();
@@ -159,7 +160,7 @@ impl Stream {
         .await;
     }
 
-    /// Waits until the event at `seq` has come here, or nothing more will.
+    /// Waits until the event at `seq` has arrived, or no more will.
     pub(in crate::event_log) async fn caught_up_to(&self, seq: Seq) {
         poll_fn(|cx| {
             let mut inner = self.lock();
@@ -172,30 +173,30 @@ impl Stream {
         .await;
     }
 
-    /// Whether it is not over, and written by another process.
+    /// Returns whether the stream is open and written by another process.
     pub fn is_remote(&self) -> bool {
         let inner = self.lock();
         inner.is_follower && !inner.machine.is_sealed()
     }
 
-    /// The replica that began it, and writes it as long as its lease runs.
+    /// Returns the replica that made the stream, and writes it while its lease runs.
     pub(in crate::event_log) fn origin_owner(&self) -> Owner {
         self.origin.0
     }
 
-    /// The last event that is here.
+    /// Returns the last event that is here.
     pub(in crate::event_log) fn last_kept(&self) -> Seq {
         self.lock().tail.last()
     }
 
-    /// Takes events that were logged elsewhere.
+    /// Appends events that another replica logged.
     pub(in crate::event_log) fn append_remote(&self, batch: &Batch) {
         let mut inner = self.lock();
         inner.append_remote(batch, self.bounds, clock::now());
         self.publish(inner, true);
     }
 
-    /// The events up to `upto` are gone before they came here.
+    /// Skips to `upto`: earlier events were trimmed before they came here.
     pub(in crate::event_log) fn skip_to(&self, upto: Seq) {
         let mut inner = self.lock();
         inner.tail = Tail::starting_at(upto);
@@ -205,7 +206,7 @@ impl Stream {
         self.publish(inner, true);
     }
 
-    /// Takes the state that was written elsewhere, and the end.
+    /// Applies the state, and the end, that another replica wrote.
     pub(in crate::event_log) fn apply_remote_state(&self, state: Option<State>, stored: &Stored) {
         let mut inner = self.lock();
         inner.epoch = stored.epoch;
@@ -217,14 +218,14 @@ impl Stream {
         if stored.sealed {
             inner.machine.handle_remote_seal(clock::now());
         }
-        // A question may have been answered, or the last response have come.
+        // A server request may be answered now, or the last response have arrived.
         self.publish(inner, true);
         let known = self.slices.as_ref().map(|known| known.later()).unwrap_or_default();
         let new = slices.into_iter().flatten().filter(|names| !known.contains(names));
         new.for_each(|names| drop(self.begin_slice(names)));
     }
 
-    /// A connection of another replica reads it now. Whoever did before ends.
+    /// Makes a connection of another replica the reader. The previous reader ends.
     pub(in crate::event_log) fn attach_remote(&self, attach: AttachId, written: Seq) {
         let mut inner = self.lock();
         self.note_requested(&mut inner);
@@ -236,7 +237,7 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// That connection took the events up to `written`.
+    /// Notes that the remote reader was given the events up to `written`.
     pub(in crate::event_log) fn note_remote_written(&self, written: Seq) {
         let mut inner = self.lock();
         let written = written.min(inner.machine.tail());
@@ -247,7 +248,7 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// That connection does not read it any more. Nothing where it was not the reader.
+    /// Detaches the remote reader. Does nothing if it was not the reader.
     pub(in crate::event_log) fn detach_remote(&self, attach: AttachId) {
         let mut inner = self.lock();
         inner.machine.handle_detach(attach, clock::now());
@@ -258,13 +259,14 @@ impl Stream {
         self.pump.notify_one();
     }
 
-    /// What the store is known to have of it.
+    /// Returns the part that the store is known to have.
     pub(in crate::event_log) fn store_position(&self) -> Option<StorePosition> {
         let inner = self.lock();
         inner.store_progress.as_deref()?.position(inner.epoch)
     }
 
-    /// The store has lost it, and is to get it again. True where it was there to its end, so that nobody is at it.
+    /// Notes that the store has lost the stream and needs it again. Returns true if it was sealed there, so that no
+    /// task rewrites it.
     pub(in crate::event_log) fn note_store_loss(&self) -> bool {
         let was_sealed = self.with_store_progress(|store_progress| {
             if store_progress.is_created {
@@ -277,7 +279,8 @@ impl Stream {
         was_sealed
     }
 
-    /// What its reader here has, for the replica that writes it; `touches` is how often it was asked for.
+    /// Describes the local reader for the replica that writes the stream; `touches` counts the requests without a
+    /// reader.
     pub(in crate::event_log) fn local_reader(&self, from: Owner, touches: u64) -> Reader {
         let inner = self.lock();
         let reader = inner.machine.reader();

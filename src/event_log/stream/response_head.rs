@@ -1,4 +1,4 @@
-//! The head of the response to a POST or a standalone GET, and an answer that is no stream.
+//! Head of the response to a POST or a standalone GET, and upstream responses that are no stream.
 
 use std::sync::{Arc, Mutex};
 
@@ -9,34 +9,34 @@ use crate::body::BoxBody;
 use crate::protocol::error::Failure;
 use crate::sync;
 
-/// What the response to the downstream request begins with, once it is known.
+/// Head of the response to the downstream request.
 #[derive(Clone, Debug)]
 pub enum Head {
     /// Not known yet.
     Waiting,
-    /// The upstream answered with an SSE stream and this head.
+    /// The upstream responds with an SSE stream and this head.
     Stream(StatusCode, Arc<HeaderMap>),
-    /// The proxy committed: the head is ours.
+    /// The proxy committed: the head is its own.
     Committed,
-    /// The upstream's answer passes as it is.
+    /// The upstream's response passes through.
     Plain(Arc<Plain>),
-    /// The call failed before anything was committed.
+    /// The call failed before a commit.
     Failed(Failure),
     /// A newer request took over the stream before there was a head.
     TakenOver,
 }
 
-/// An upstream answer that is no stream: JSON, or an HTTP error.
+/// An upstream response that is no stream: JSON, or an HTTP error.
 #[derive(Debug)]
 pub struct Plain {
-    /// Its status.
+    /// Status of the response.
     pub status: StatusCode,
-    /// Its headers, hop-by-hop ones removed.
+    /// Headers of the response, without hop-by-hop ones.
     pub headers: HeaderMap,
     body: PlainBody,
 }
 
-/// Either small and complete, so that a retry gets it again, or on its way, and whoever asks first has it.
+/// Body: small and complete, so that a retry gets it again, or still arriving, for the first taker.
 #[derive(Debug)]
 enum PlainBody {
     Kept(Bytes),
@@ -44,17 +44,17 @@ enum PlainBody {
 }
 
 impl Plain {
-    /// An answer that is complete.
+    /// Creates a complete response.
     pub fn kept(status: StatusCode, headers: HeaderMap, body: Bytes) -> Self {
         Self { status, headers, body: PlainBody::Kept(body) }
     }
 
-    /// An answer that is still arriving; it can be taken once.
+    /// Creates a response that is still arriving; its body can be taken once.
     pub fn passing(status: StatusCode, headers: HeaderMap, body: BoxBody) -> Self {
         Self { status, headers, body: PlainBody::Passing(Mutex::new(Some(body))) }
     }
 
-    /// The complete body, where it was kept.
+    /// Returns the complete body, or `None` if it was not kept.
     pub fn kept_body(&self) -> Option<&Bytes> {
         match &self.body {
             PlainBody::Kept(bytes) => Some(bytes),
@@ -62,7 +62,7 @@ impl Plain {
         }
     }
 
-    /// Takes the body that is still arriving; `None` the second time, and for a kept one.
+    /// Takes the arriving body. Returns `None` the second time, and for a complete one.
     pub fn take_passing(&self) -> Option<BoxBody> {
         match &self.body {
             PlainBody::Kept(_) => None,

@@ -1,4 +1,4 @@
-//! The responses of a stream as one body, for a client that takes no stream.
+//! Responses of a stream as one body, for a client that takes no stream.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -14,20 +14,21 @@ use crate::protocol::jsonrpc::{self, Message};
 use crate::protocol::sse;
 use crate::protocol::stream::OwedResponse;
 
-/// The responses of a stream.
+/// Responses of a stream.
 pub struct Collected {
-    /// How many there are.
+    /// Number of responses.
     pub responses: usize,
-    /// All of them: an array where the requests came as one.
+    /// All responses; an array if the requests came as one.
     pub body: Bytes,
 }
 
 impl Stream {
-    /// Each response the stream owes, in the order of the requests; those without one are left out. In place of one that was dropped for
-    /// want of room stands the error that says so. An event that has several as an array is read once. `None` where there is none.
+    /// Returns the responses in the order of the requests, or `None` if there are none. Missing responses are left
+    /// out; a trimmed one is replaced by an error that says so. An event with several responses as an array is read
+    /// once.
     ///
-    /// Connections that are given the body at the same time share one copy, which counts in the name of the stream's principal until the
-    /// last of them lets go.
+    /// Connections that are given the body at the same time share one copy, which counts in the principal's quota
+    /// until the last of them releases it.
     pub fn collect(&self) -> Option<Collected> {
         let inner = &mut *self.lock();
         let answered = inner.machine.owed_responses().answered_len();
@@ -80,7 +81,7 @@ fn array_of(texts: &[Cow<'_, [u8]>], bytes: usize) -> Vec<u8> {
     array
 }
 
-/// A message as it is; of an array its responses.
+/// Appends a message, or the responses of an array.
 fn push_responses<'a>(texts: &mut Vec<Cow<'a, [u8]>>, data: Cow<'a, [u8]>) {
     let Ok(jsonrpc::Body::Batch(messages)) = jsonrpc::peek(&data) else { return texts.push(data) };
     match data {

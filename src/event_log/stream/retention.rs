@@ -1,4 +1,4 @@
-//! How long a stream that is over stays, and what of it goes earlier to make room.
+//! Retention of a finished stream, and its eviction before the end of that.
 
 use std::time::Instant;
 
@@ -10,7 +10,7 @@ use crate::event_log::stream::state::Inner;
 use crate::protocol::stream::Phase;
 
 impl Stream {
-    /// The response that carried its last message has arrived: it is among the first to go when room is needed.
+    /// Notes the delivery of the response with the last message: the stream is now among the first to be evicted.
     pub fn note_delivered(&self, delivery: Delivery) {
         let now = clock::now();
         let mut inner = self.lock();
@@ -26,28 +26,28 @@ impl Stream {
         }
     }
 
-    /// Whether its answer is proven to have arrived.
+    /// Returns whether the delivery is proven.
     pub(in crate::event_log) fn is_proven(&self) -> bool {
         self.lock().delivered.is_proven()
     }
 
-    /// Whether its answer has arrived beyond doubt, so that the same POST is a call of its own.
+    /// Returns whether the response was delivered beyond doubt, so that the same POST is a new call.
     pub fn has_arrived(&self) -> bool {
         let inner = self.lock();
         inner.machine.is_delivered() && !inner.delivered.is_doubted(clock::now())
     }
 
-    /// Until when a stream that is over stays; `None` while it is unsealed or being read.
+    /// Returns the end of a finished stream's retention, or `None` while it is open or has a reader.
     pub(in crate::event_log) fn kept_until(&self) -> Option<Instant> {
         let inner = self.lock();
         let until = inner.machine.readable_until()?;
-        // An answer that passed is there for retries alone.
+        // A response that passed through is kept for retries alone.
         let passed = inner.machine.phase() == Phase::Passed && !inner.machine.policy().has_idempotency_key;
         Some(inner.delivered.doubted_until().filter(|_| passed).map_or(until, |doubted| doubted.min(until)))
     }
 
-    /// The connection that carried its last message ended in peace. Its client may have got that message or not: the stream is kept, and
-    /// goes before a call is refused for want of room, unless a client comes back for it.
+    /// Notes that the connection with the last message was closed gracefully. Its client may or may not have that
+    /// message: the stream is kept, and evicted before a call is refused, unless a client resumes it.
     pub fn note_parted(&self) {
         let mut inner = self.lock();
         inner.machine.handle_graceful_close();
@@ -58,7 +58,7 @@ impl Stream {
         }
     }
 
-    /// Puts it at the end of that row, and out of any other.
+    /// Moves the stream to the end of an eviction queue, and out of any other.
     pub(in crate::event_log) fn enqueue(&self, inner: &mut Inner, row: EvictionQueue, at: Instant) {
         if let Some(before) = inner.queued.replace((row, at)) {
             self.quota.dequeue(before, self.id);
@@ -66,15 +66,15 @@ impl Stream {
         self.quota.enqueue((row, at), self.id);
     }
 
-    /// A client asks for it: one that left in peace lacks the end after all.
+    /// Notes a request for the stream: a client that left gracefully lacks the end after all.
     pub(in crate::event_log) fn note_requested(&self, inner: &mut Inner) {
         if let Some(place) = inner.queued.take_if(|(row, _)| *row == EvictionQueue::Unconfirmed) {
             self.quota.dequeue(place, self.id);
         }
     }
 
-    /// Gives up every event to make room. False when it has left its row since it was taken out as the first, and when a connection reads
-    /// it, and then it is the last in the row again.
+    /// Drops all events to free memory. Returns false if the stream has left its queue meanwhile, or if it has a
+    /// reader; then it moves to the end of the queue.
     pub(in crate::event_log) fn evict(&self, row: EvictionQueue, since: Instant, now: Instant) -> bool {
         let mut inner = self.lock();
         if inner.queued != Some((row, since)) {
@@ -93,7 +93,7 @@ impl Stream {
         true
     }
 
-    /// Gives up its front to make room, down to about `keep` bytes; nothing while a connection reads it.
+    /// Trims the front down to about `keep` bytes, unless the stream has a reader.
     pub(in crate::event_log) fn trim_to(&self, keep: usize) {
         let mut inner = self.lock();
         let inner = &mut *inner;

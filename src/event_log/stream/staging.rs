@@ -1,4 +1,4 @@
-//! What of a stream is to be brought into the store, and what follows from that.
+//! Staging: the events and records of a stream that go to the store, and the result of writing them.
 
 use crate::clock;
 use crate::event_log::backing::schema::{About, State, StateMarks};
@@ -9,7 +9,7 @@ use crate::protocol::ids::Seq;
 use crate::protocol::stream::{Batch, Machine, Phase};
 
 impl Stream {
-    /// What it is, for its record.
+    /// Returns the description for the stream's record.
     pub(in crate::event_log) fn about(&self) -> About {
         let (policy, ids) =
             self.look(|machine| (machine.policy().clone(), machine.owed_responses().ids().cloned().collect()));
@@ -28,7 +28,7 @@ impl Stream {
         }
     }
 
-    /// Where it stands, for its record.
+    /// Returns the state for the stream's record.
     pub(in crate::event_log) fn state(&self) -> State {
         self.state_of(&self.lock().machine)
     }
@@ -44,12 +44,12 @@ impl Stream {
         StateMarks { machine: machine.snapshot_digest(), slices, has_secret: self.secret().is_some() }
     }
 
-    /// Looks at, or changes, what is known of the store's record. To be called of a stream that has one.
+    /// Reads or changes the progress in the store. For streams with a store.
     pub(in crate::event_log) fn with_store_progress<R: Default>(&self, act: impl FnOnce(&mut StoreProgress) -> R) -> R {
         self.lock().store_progress.as_deref_mut().map(act).unwrap_or_default()
     }
 
-    /// What there is to be brought into the store; `None` where that is nothing.
+    /// Returns the batch to write to the store, or `None`.
     pub(in crate::event_log) fn stage(&self, inner: &mut Inner) -> Option<Staged> {
         let batch = inner.machine.poll_batch();
         if let Some(batch) = &batch {
@@ -58,7 +58,7 @@ impl Stream {
         let has_begun = matches!(inner.machine.phase(), Phase::Open | Phase::Sealed { .. });
         let store_progress = inner.store_progress.as_ref()?;
         if batch.is_none() && !(has_begun && store_progress.is_created) {
-            // A stream that begins is recorded whether or not there is an event yet.
+            // A new stream gets a record even before its first event.
             let begins =
                 inner.machine.phase() == Phase::Open && !store_progress.is_created && !store_progress.is_behind;
             return begins.then(Staged::default);
@@ -68,7 +68,7 @@ impl Stream {
         let is_sealed = inner.machine.is_sealed();
         match (batch, state) {
             (None, None) => None,
-            // The seal brings its own; and while memory stands for the store, or always will, none is missed.
+            // The seal writes a state of its own; without the store's confirmation none is missed.
             (None, Some(_)) if is_sealed || store_progress.is_behind || store_progress.is_memory_only => None,
             (batch, state) => {
                 let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
@@ -77,7 +77,7 @@ impl Stream {
         }
     }
 
-    /// The store has `batch`: it may be read. Hands out what is next.
+    /// Accepts a batch that the store has, so that it may be read. Returns the next one.
     pub(in crate::event_log) fn accept(&self, batch: &Batch) -> Advanced<()> {
         let mut inner = self.lock();
         if !batch.is_empty() {
@@ -89,13 +89,12 @@ impl Stream {
         Advanced { result: (), staged, needs_eviction }
     }
 
-    /// Its batch waits for a store that cannot be reached.
+    /// Keeps the overrun while a batch waits for an unreachable store.
     pub(in crate::event_log) fn keep_overrun(&self) {
         self.lock().reservation.keep_overrun(clock::now());
     }
 
-    /// Another writer has the stream: nobody reads any more of it here. Its readers end, to find it where it is now. False where that
-    /// was known.
+    /// Leaves the stream to another writer: its readers end, to find it there. Returns false if that was known.
     pub(in crate::event_log) fn leave(&self) -> bool {
         let mut inner = self.lock();
         let is_news = !std::mem::replace(&mut inner.has_moved, true);

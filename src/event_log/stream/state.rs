@@ -1,4 +1,5 @@
-//! What a stream's lock guards: the state machine and the tail, which change together, the head, and who waits for them.
+//! State under a stream's lock: the machine and the tail, which change together, the response head, and the waiting
+//! tasks.
 
 use std::sync::Weak;
 use std::task::{Context, Waker};
@@ -18,22 +19,22 @@ use crate::protocol::stream::{Batch, Machine, Phase};
 use crate::store::tail::{ID_LINE, Tail};
 use crate::store::{Appended, WriterEpoch};
 
-/// A full share takes no more than this from a stream that never pauses: what its reader is about to be given.
+/// Bytes that a full quota leaves unread in a stream that never pauses: about the next piece for its reader.
 const KEPT_UNREAD: usize = 64 * 1024;
 
-/// What one read has written.
+/// Result of one read.
 pub(in crate::event_log) struct Written {
-    /// The last number that was dealt with.
+    /// Last sequence number that was handled.
     pub(in crate::event_log) last: Seq,
-    /// How many events were written.
+    /// Number of events written.
     pub(in crate::event_log) events: u64,
-    /// The next event would have been too much.
+    /// True if the next event would exceed the budget.
     pub(in crate::event_log) is_full: bool,
-    /// The event that follows goes out in pieces; its id line is written.
+    /// Next event, if it goes out in pieces; its id line is written.
     pub(in crate::event_log) large: Option<Large>,
 }
 
-/// An event that is larger than one piece.
+/// An event larger than one piece.
 pub(in crate::event_log) struct Large {
     pub(in crate::event_log) seq: Seq,
     /// Replacements of parts of the event for this reader.
@@ -42,36 +43,38 @@ pub(in crate::event_log) struct Large {
 
 #[derive(Debug)]
 pub(in crate::event_log) struct Inner {
-    /// Boxed, so that a stream is small enough for what allocators do fast, and is not moved with it while it is made.
+    /// Boxed, so that a stream stays small enough for fast allocation, and is not moved with it while it is made.
     pub(in crate::event_log) machine: Box<Machine>,
     pub(in crate::event_log) tail: Tail,
     pub(in crate::event_log) epoch: WriterEpoch,
-    /// What the store has of it. `None`: memory is the store.
+    /// Progress in the store, or `None` if memory is the store.
     pub(in crate::event_log) store_progress: Option<Box<StoreProgress>>,
-    /// It comes out of the store, and is not written here unless to end it.
+    /// True if the stream came from the store, and is written here only to end it.
     pub(in crate::event_log) is_follower: bool,
-    /// A connection of another replica may be the reader.
+    /// True if a connection of another replica may be the reader.
     pub(in crate::event_log) has_remote_reader: bool,
-    /// This connection is to end once it has what there is, and its client to wait so long before it comes back.
+    /// Connection that is to end after the stored events, and the pause before its client reconnects; `None` if there
+    /// is none.
     pub(in crate::event_log) closing: Option<(AttachId, Duration)>,
-    /// Another writer has the stream: nothing here is true any more but what was read.
+    /// True if another writer has the stream: the state here is outdated, except what was read.
     pub(in crate::event_log) has_moved: bool,
     pub(in crate::event_log) head: Head,
-    /// What it takes of its principal's share.
+    /// Reservation in the principal's quota.
     pub(in crate::event_log) reservation: StreamReservation,
-    /// The rest of an event waits for room.
+    /// True if the rest of an event waits for capacity.
     pub(in crate::event_log) is_held_up: bool,
-    /// How certain it is that its last message has arrived.
+    /// Certainty of the delivery of the last message.
     pub(in crate::event_log) delivered: Delivered,
-    /// Its place among those that may go to make room, once it is over.
+    /// Place in an eviction queue, once the stream is over, or `None`.
     pub(in crate::event_log) queued: Option<(EvictionQueue, Instant)>,
-    /// The one reader's task: waiting for the head, or at the tail.
+    /// Task of the one reader, waiting for the head or at the tail.
     pub(in crate::event_log) reader: Option<Waker>,
-    /// When the first event was stored that the reader, then waiting at the tail, has not taken yet.
+    /// Time at which the first unread event was stored while the reader waited at the tail.
     pub(in crate::event_log) stored_at: Option<Instant>,
-    /// Tasks that wait for the head or the answer without being the reader: they were taken over and take no stream.
+    /// Tasks that wait for the head or the response without being the reader: displaced connections whose clients take
+    /// no stream.
     pub(in crate::event_log) watchers: Vec<Waker>,
-    /// The responses, where a connection that takes no stream has them.
+    /// Copy of the responses, while a connection without a stream has it.
     pub(in crate::event_log) collected: Weak<Copied>,
 }
 
@@ -104,13 +107,14 @@ impl Inner {
         }
     }
 
-    /// Wakers only schedule their tasks, so that they may be called under the lock.
+    /// Wakers only schedule their tasks, so they may be called under the lock.
     pub(in crate::event_log) fn wake(&mut self) {
         self.reader.take().into_iter().chain(self.watchers.drain(..)).for_each(Waker::wake);
     }
 
-    /// Writes the events after `cursor` to `out` until that holds about `budget` bytes. Answered server→client requests are passed
-    /// over: a cursor may stand on them all the same. An event larger than `budget` is left to the caller, who writes it in pieces.
+    /// Writes the events after `cursor` to `out`, up to about `budget` bytes. Answered server→client requests are
+    /// skipped; a cursor may still point to them. An event larger than `budget` is left to the caller, which writes it
+    /// in pieces.
     pub(in crate::event_log) fn write_events(
         &self,
         handle: &Handle,
@@ -149,8 +153,8 @@ impl Inner {
         done
     }
 
-    /// Makes room in this stream, and says whether the upstream must wait. Where the share is full the front of the stream goes,
-    /// and the upstream waits only for as long as there is something that nobody has read: a stream that is read flows on.
+    /// Trims the stream to its limits, and decides whether the upstream must wait. A full quota trims the front of the
+    /// stream; the upstream waits only while there are unread events, so a stream with a reader flows on.
     pub(in crate::event_log) fn fit(&mut self, bounds: TailLimits) {
         let before = self.tail.trimmed();
         let fits = self.tail.trim_to_fit(bounds.max_bytes, bounds.max_events, self.machine.releasable());
@@ -168,22 +172,22 @@ impl Inner {
         self.settle_overrun();
         self.machine.handle_full(waits_for_reader || self.is_held_up, now);
         if self.is_held_up && self.may_overrun() {
-            // Its client has all that there is: the call waits for others, and does not fail for that.
+            // The client has all stored events: the call waits for others, and does not fail for that.
             self.machine.handle_partial_write(now);
         }
         let trimmed = self.tail.trimmed().0 - before.0;
         self.reservation.quota().observe_trim(trimmed, self.machine.is_paused() && !was_paused);
     }
 
-    /// Returns whether a large event may be read although the share is full: a client waits for it and has all that precedes it, or what
-    /// no client reads of the stream is dropped.
+    /// Returns whether a large event may be read beyond a full quota: its client waits for it and has all earlier
+    /// events, or unread events of the stream are dropped.
     fn may_overrun(&self) -> bool {
         let reader = self.machine.reader();
         let has_all = !self.machine.policy().can_pause || self.machine.tail() <= reader.releasable();
         self.drops_unread() || (reader.is_attached() && has_all)
     }
 
-    /// Gives a turn back once the client has taken the event that it was taken for, or does not read any more.
+    /// Releases the overrun once the client has read the event, or no longer reads.
     pub(in crate::event_log) fn settle_overrun(&mut self) {
         if !self.reservation.has_overrun() {
             return;
@@ -196,12 +200,13 @@ impl Inner {
         }
     }
 
-    /// Returns whether unread events make room: those of a stream that never pauses, but for responses to a client that takes no stream.
+    /// Returns whether unread events may be dropped: the stream never pauses. Responses to a client that takes no
+    /// stream are kept.
     fn drops_unread(&self) -> bool {
         !self.machine.policy().can_pause && !self.machine.policy().should_refuse_requests
     }
 
-    /// What a full share takes of this stream.
+    /// Trims the front of this stream for a full quota.
     fn trim_front_for_quota(&mut self) {
         let excess = self.reservation.quota().excess();
         if excess == 0 {
@@ -216,17 +221,17 @@ impl Inner {
         }
     }
 
-    /// What a stream that never pauses loses unread: its oldest events; but of a client that takes no stream the responses
-    /// are all it waits for.
+    /// Returns the position up to which a stream that never pauses drops unread events. For a client that takes no
+    /// stream, it precedes the first response.
     fn unwanted(&self) -> Seq {
         let response =
             self.machine.owed_responses().first_response().filter(|_| self.machine.policy().should_refuse_requests);
         response.map_or(self.machine.tail(), |response| Seq(response.0.saturating_sub(1)))
     }
 
-    /// A client has the events up to `upto` and said so.
+    /// Trims the events up to `upto`, which the client has confirmed.
     pub(in crate::event_log) fn release_upto(&mut self, upto: Seq) {
-        // What the store lacks is brought there from here.
+        // Events that the store lacks are rewritten from here.
         if self.store_progress.as_ref().is_some_and(|store_progress| store_progress.is_behind) {
             return;
         }
@@ -235,14 +240,15 @@ impl Inner {
         self.reservation.set_events(self.tail.byte_len());
     }
 
-    /// What may go depends on who reads: after a change of readers there may be room.
+    /// Fits the stream again after a change of readers, which may free capacity.
     pub(in crate::event_log) fn fit_paused(&mut self, bounds: TailLimits) {
         if self.machine.is_paused() {
             self.fit(bounds);
         }
     }
 
-    /// Takes what the store has accepted. Where the share is full, room is to be made elsewhere first: see [`Self::is_short`].
+    /// Appends a batch that the store has accepted. If the quota is full, an eviction comes first; see
+    /// [`Self::needs_eviction`].
     pub(in crate::event_log) fn accept(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
@@ -258,12 +264,12 @@ impl Inner {
         }
     }
 
-    /// Whether its head may be written: its record is with the store, or cannot be.
+    /// Returns whether the head may be written: the stream has a record in the store, or cannot have one.
     fn is_recorded(&self) -> bool {
         self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_created || store_progress.is_behind)
     }
 
-    /// Takes what the store has of another writer.
+    /// Appends a batch of another writer from the store.
     pub(in crate::event_log) fn append_remote(&mut self, batch: &Batch, bounds: TailLimits, now: Instant) {
         let after = self.tail.last();
         let appended = self.tail.append(self.epoch, after, batch);
@@ -278,13 +284,13 @@ impl Inner {
         }
     }
 
-    /// Whether it wants room that may be had elsewhere, or now.
+    /// Returns whether the stream needs capacity, which an eviction may free.
     pub(in crate::event_log) fn needs_eviction(&self) -> bool {
         self.machine.is_paused() || self.is_held_up || self.reservation.quota().is_exceeded()
     }
 
-    /// Counts the calls that run here, and those of them that no connection reads. A standalone stream is no call, and what another
-    /// replica runs is that one's.
+    /// Counts the running calls here, and those without a reader. A standalone stream is no call, and a call of
+    /// another replica counts there.
     pub(in crate::event_log) fn note_presence(&mut self) {
         let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_follower;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
@@ -293,7 +299,7 @@ impl Inner {
         self.settle_overrun();
     }
 
-    /// A commit or an end while the head is outstanding decides the head.
+    /// Settles an outstanding head after a commit or the end of the stream. Returns whether it changed.
     pub(in crate::event_log) fn settle_head(&mut self) -> bool {
         if !matches!(self.head, Head::Waiting) {
             return false;

@@ -1,10 +1,10 @@
-//! What is left of a call once its answer is proven to have arrived.
+//! Stub: the short form of a call with a proven delivery.
 //!
-//! Owned here: the stub, which takes the stream's place in the map, and the way back. A stub has who the stream belongs to, where and how
-//! it ended, and for `delivered_retention` its call's name and its last response with what follows that. A client that comes back for those
-//! events gets the stream again, without the events before. Invariants: a stub counts by its bytes alone, so that it refuses nothing; it is
-//! the first to go when room is needed; without its call's name and its response it is shorter than 512 bytes. Absent: what proves a
-//! delivery (delivery), and what more of a stream may be asked for than a stub has (`to_stub` below).
+//! Owned here: the stub, which replaces the stream in the table, and the way back. A stub has the owner of the stream
+//! and its end, and for `delivered_retention` the name of the call and its last response with all that follows. A
+//! client that resumes for those events gets the stream again, without the earlier events. Invariants: a stub counts
+//! by its bytes alone, so that it refuses no call; it is evicted first; without name and response it is shorter than
+//! 512 bytes. Absent: the proof of a delivery (`delivery`).
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,16 +27,16 @@ use crate::protocol::stream::{Outcome, Phase, Snapshot};
 use crate::store::tail::Tail;
 use std::sync::PoisonError;
 
-/// What a stub takes without its answer, at most: itself, its session's name, and its places in the map, in its share's row and at the
-/// sweeper.
+/// Upper bound of a stub's cost without its response: itself, the session's id, and its entries in the table, in the
+/// quota and at the sweeper.
 const STUB_COST: usize = 512;
 
-/// The short form of a stream that is over.
+/// Short form of a finished stream.
 #[derive(Debug)]
 pub(in crate::event_log) struct Stub {
     pub(in crate::event_log) id: StreamId,
     pub(in crate::event_log) reservation: Reservation,
-    /// Its place in the row of its share.
+    /// Key in the quota's set of stubs.
     pub(in crate::event_log) proven_at: Instant,
     pub(in crate::event_log) binding: Binding,
     pub(in crate::event_log) origin: (Owner, StoreEpoch),
@@ -50,17 +50,17 @@ pub(in crate::event_log) struct Stub {
     pub(in crate::event_log) sealed_at: Instant,
     pub(in crate::event_log) left_at: Instant,
     pub(in crate::event_log) retention: Duration,
-    /// Boxed, because it goes long before the stub does.
+    /// Response, or `None` once its time is over. Boxed, because it is dropped long before the stub.
     pub(in crate::event_log) answer: Option<Box<Kept>>,
 }
 
-/// What a stub keeps for a while.
+/// Temporary part of a stub.
 #[derive(Debug)]
 pub(in crate::event_log) struct Kept {
     pub(in crate::event_log) name: Option<Arc<CallName>>,
     pub(in crate::event_log) snapshot: Snapshot,
     pub(in crate::event_log) secret: Option<Secret>,
-    /// The last response and what follows it.
+    /// Last response, and all that follows.
     pub(in crate::event_log) tail: Tail,
 }
 
@@ -72,7 +72,8 @@ impl Kept {
 }
 
 impl Stub {
-    /// Counts it. [`StreamTable::replace`](crate::event_log::writer::eviction::StreamTable::replace) puts it in the row of those that go first.
+    /// Counts the stub. [`StreamTable::replace`](crate::event_log::writer::stream_table::StreamTable::replace) adds it
+    /// to the quota's set.
     pub(in crate::event_log) fn enter(mut self) -> Box<Self> {
         self.count();
         self.quota().global().metrics.observe_stream();
@@ -87,7 +88,7 @@ impl Stub {
         self.reservation.set(STUB_COST + self.answer.as_ref().map_or(0, |kept| kept.byte_len()));
     }
 
-    /// Whether it has all that a client lacks which has everything up to `cursor`.
+    /// Returns whether the stub has every event after `cursor`.
     pub(in crate::event_log) fn has_after(&self, cursor: Seq) -> bool {
         let from = self.answer.as_ref().map_or(self.tail, |kept| kept.tail.trimmed());
         from <= cursor && cursor <= self.tail
@@ -97,7 +98,7 @@ impl Stub {
         self.sealed_at.max(self.left_at) + self.retention
     }
 
-    /// Drops the answer if its time is over; whether it did.
+    /// Drops the response if its time is over. Returns whether it did.
     pub(in crate::event_log) fn drop_answer(&mut self, now: Instant) -> bool {
         let is_due = now >= self.proven_at + self.quota().global().allowance.delivered_retention;
         let drops = is_due && self.answer.take().is_some();
@@ -105,7 +106,7 @@ impl Stub {
         drops
     }
 
-    /// What an operator may see of it.
+    /// Returns a summary for the operator.
     pub(in crate::event_log) fn summary(&self, now: Instant) -> Summary {
         Summary {
             id: self.id,
@@ -135,9 +136,9 @@ impl Drop for Stub {
 }
 
 impl Stream {
-    /// The stub that may take its place; `None` while it runs or is read, and where more of it may be asked for than a stub has: by an
-    /// `Idempotency-Key`, by a second answer to a question of the server, by the call of a slice. Its last response goes there if it is
-    /// large, and is copied otherwise.
+    /// Builds the stub that may replace the stream. Returns `None` while it runs or has a reader, and if more may be
+    /// asked for than a stub has: by an `Idempotency-Key`, a repeated client response, or a slice. A large last
+    /// response is moved, a small one copied.
     pub(in crate::event_log) fn to_stub(&self, now: Instant) -> Option<Stub> {
         let inner = &mut *self.lock();
         let Phase::Sealed { outcome, at } = inner.machine.phase() else { return None };
@@ -172,7 +173,7 @@ impl Stream {
         })
     }
 
-    /// The stream that has so been shortened, with `answer` where that is still there.
+    /// Rebuilds the stream of a stub, with `answer` if that is still there.
     pub(in crate::event_log) fn from_stub(
         stub: &Stub,
         answer: Option<Box<Kept>>,
@@ -212,7 +213,7 @@ impl Stream {
         inner.tail = tail;
         inner.head = Head::Committed;
         inner.delivered = Delivered::proven();
-        // Nothing more of it goes into the store.
+        // The store gets nothing more of the stream.
         inner.is_follower = is_stored;
         stream.note_sent();
         stream
@@ -220,11 +221,11 @@ impl Stream {
 }
 
 impl Inner {
-    /// Whether nobody reads the stream, and nobody is to come for what precedes its last response.
+    /// Returns whether the stream has no reader, and no client may ask for events before its last response.
     fn is_spent(&self) -> bool {
         let machine = &self.machine;
         let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().has_idempotency_key;
-        // What the store is still to get is brought there from here.
+        // Events that the store lacks are rewritten from here.
         let is_stored = self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed);
         let is_here = !self.has_moved && !self.is_follower && is_stored;
         let is_quiet = !machine.reader().is_attached() && machine.server_requests().is_empty();

@@ -1,4 +1,4 @@
-//! What an operator may see of a stream: nothing that opens it, nothing that was said in it.
+//! Summary of a stream for the operator: nothing that opens the stream, and nothing of its messages.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,34 +12,34 @@ use crate::protocol::stream::Phase;
 /// One stream at one moment.
 #[derive(Clone, Debug)]
 pub struct Summary {
-    /// Its random name, which opens nothing.
+    /// Random id, which opens nothing.
     pub id: StreamId,
-    /// What it records.
+    /// Kind of the stream.
     pub kind: StreamKind,
-    /// The era of its POST.
+    /// Era of the POST.
     pub era: Era,
-    /// What its call is, where that is known.
+    /// Name of the call, or `None` if unknown.
     pub name: Option<Arc<CallName>>,
-    /// Connections that have read it in this process.
+    /// Connections that have read the stream in this process.
     pub connections: u32,
-    /// What its call failed of.
+    /// Error of the call, or `None`.
     pub failure: Option<ErrorCode>,
-    /// Where it stands.
+    /// Phase of the stream.
     pub phase: Phase,
-    /// Whether every response it owes is there.
+    /// True if every owed response is there.
     pub is_answered: bool,
-    /// Whether the server waits for an answer of the client.
+    /// True if the server waits for a client response.
     pub awaits_input: bool,
-    /// Whether a connection reads it.
+    /// True if the stream has a reader.
     pub is_attached: bool,
-    /// Since it was created.
+    /// Time since the creation.
     pub age: Duration,
-    /// For how long it has been attached or detached.
+    /// Time for which the stream has been attached or detached.
     pub reader_for: Duration,
-    /// Events it ever had.
+    /// Number of events so far.
     pub events: u64,
-    /// Events that are still kept.
+    /// Number of events kept.
     pub kept_events: usize,
-    /// Bytes of memory they take.
+    /// Bytes of memory of the kept events.
     pub kept_bytes: usize,
 }

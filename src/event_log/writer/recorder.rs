@@ -32,9 +32,9 @@ impl From<Error> for PersistError {
     }
 }
 
-/// Attempts that remain for a batch while it is unknown whether the store can be reached. Then memory stands in for
-/// the store, whatever the lease health: no batch waits for ever. Counted in attempts, not in time, because the
-/// process may be frozen while it waits.
+/// Attempts that remain for a batch while it is unknown whether the store can be reached. Then memory stands in for the
+/// store, even with a lease in doubt: no batch waits for ever. Counted in attempts, not in time, because the process may
+/// be frozen while it waits.
 struct RetryBudget(u32);
 
 impl Default for RetryBudget {
