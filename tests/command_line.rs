@@ -352,7 +352,7 @@ fn health_says_what_the_process_says_and_exits_with_it() {
 }
 
 #[test]
-fn health_of_nobody_exits_1_and_of_a_wrong_address_2() {
+fn health_without_a_listener_exits_1_and_of_a_wrong_address_2() {
     let output = health(&["--admin", "127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("no admin listener answers at 127.0.0.1:1: "), "{}", text(&output.stderr));
@@ -547,7 +547,7 @@ fn check_refuses_what_it_cannot_send_without_repeating_it() {
 }
 
 #[test]
-fn check_before_nobody_exits_1_with_a_report_for_people_or_programs() {
+fn check_without_a_server_exits_1_with_a_report_for_people_or_programs() {
     // Port 1 has no listener.
     let output = check(&["--upstream", "http://127.0.0.1:1"]);
     assert_eq!(output.status.code(), Some(1));

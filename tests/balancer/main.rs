@@ -340,7 +340,7 @@ async fn a_request_that_names_a_sidecar_that_is_down_does_not_wait_for_it() {
 }
 
 #[tokio::test]
-async fn a_request_that_nobody_took_a_byte_of_is_sent_elsewhere() {
+async fn a_request_without_a_sent_byte_goes_to_another_sidecar() {
     let [mut one, two, _] = three().await;
     let balancer = balance(&[&one, &two], &[("BALANCE__HEALTH_MS", "86400000")]).await;
     one.stop().await;
@@ -371,7 +371,7 @@ async fn a_call_of_which_bytes_were_taken_is_never_sent_again() {
 }
 
 #[tokio::test]
-async fn where_nobody_is_left_the_client_is_told_with_its_id() {
+async fn an_error_with_the_requests_id_is_sent_when_no_sidecar_is_left() {
     let mut one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
     one.stop().await;
@@ -602,7 +602,7 @@ async fn http2_is_spoken_with_clients() {
 }
 
 #[tokio::test]
-async fn who_a_sidecar_is_is_nobody_elses_business() {
+async fn the_identity_of_a_sidecar_is_not_shown_to_clients() {
     let one = Sidecar::start(1).await;
     let balancer = balance(&[&one], &[]).await;
     let seen = balancer.ask(&get("/.well-known/mcp-resume", "")).await;

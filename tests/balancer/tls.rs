@@ -74,7 +74,7 @@ fn assert_unmet(seen: &str) {
 }
 
 #[tokio::test]
-async fn a_sidecar_that_asks_for_certificates_lets_its_balancer_in_and_nobody_else() {
+async fn a_sidecar_that_asks_for_certificates_admits_only_its_balancer() {
     let (pki, other) = (Pki::new(), Pki::new());
     let ask = async |shows: Option<&Pki>| {
         let balancer = balancer(sidecar(&pki).await, pki.pair(), pki.ca(), shows.map(Pki::pair)).await;

@@ -243,7 +243,7 @@ async fn equal_question_ids_of_two_streams_are_two_questions() {
 }
 
 #[tokio::test]
-async fn the_oldest_question_is_the_one_asked_first_on_whichever_stream() {
+async fn the_oldest_question_is_the_one_asked_first_on_any_stream() {
     let (mut upstream, proxy, session) = setup().await;
     let (one, mut first) = begin(&proxy, &mut upstream, &session.post(call(1))).await;
     let (two, mut second) = begin(&proxy, &mut upstream, &session.post(call(2))).await;

@@ -266,7 +266,7 @@ async fn what_makes_no_sense_on_a_stream_url_is_refused() {
     let (_other, mut response) = begin(&scene.proxy, &mut scene.upstream, &scene.session.post(call(8))).await;
     let other = response.prime().await.id().to_owned();
     let note = r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#;
-    let nobody = r#"{"jsonrpc":"2.0","error":{"code":1,"message":"m"},"id":null}"#;
+    let without_id = r#"{"jsonrpc":"2.0","error":{"code":1,"message":"m"},"id":null}"#;
     for (request, status) in [
         (scene.get().resume_from(&other), 400),
         (scene.get().resume_from("x"), 400),
@@ -277,7 +277,7 @@ async fn what_makes_no_sense_on_a_stream_url_is_refused() {
         (scene.post("nonsense"), 400),
         (scene.post(call(9)), 400),
         (scene.post(note), 400),
-        (scene.post(nobody), 400),
+        (scene.post(without_id), 400),
         (scene.post(array(&[answer("q"), call(9)])), 400),
         (scene.post(answer("q")).resume_from(&other), 400),
         (scene.post(answer("q")).with("Content-Type", "text/plain"), 400),

@@ -53,7 +53,7 @@ pub(super) async fn a_full_stream_that_was_read(trimmed: &Meter) {
     assert_fault(&lost.event().await.json(), 1, GONE, "client");
 }
 
-pub(super) async fn a_full_stream_that_nobody_reads(pauses: &Meter) {
+pub(super) async fn a_full_unread_stream(pauses: &Meter) {
     let (mut upstream, proxy, session) = observed_with(small).await;
     let (sse, _) = left(&proxy, &mut upstream, &session).await;
     assert_eq!(pauses.read(&proxy).await, 0.0);

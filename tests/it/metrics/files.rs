@@ -36,7 +36,7 @@ pub(super) async fn certificates_of_both_sides_that_change(reloads: &Meter) {
     becomes("refused").await;
 }
 
-pub(super) async fn a_log_that_nobody_reads(dropped: &Meter) {
+pub(super) async fn an_unread_log(dropped: &Meter) {
     let upstream = Upstream::start().await;
     let mut command = command(&upstream);
     // The other end of the pipe is not read.

@@ -79,7 +79,7 @@ every_metric! {
     "held_bytes" is moved by an_event_until_it_is_forgotten;
     "connections" is moved by a_connection;
     "streams_sealed_total" is moved by every_way_a_stream_ends;
-    "streams_sealed_detached_total" is moved by an_end_that_nobody_sees;
+    "streams_sealed_detached_total" is moved by an_end_without_a_client;
     "calls_abandoned_total" is moved by a_client_that_does_not_come_back_in_time;
     "upstream_events_total" is moved by events_of_the_upstream;
     "upstream_event_bytes_total" is moved by the_data_of_events;
@@ -102,10 +102,10 @@ every_metric! {
     "token_probes_total" is moved by a_refreshed_token;
     "evicted_streams_total" is moved by a_delivered_stream_that_makes_room;
     "trimmed_events_total" is moved by a_full_stream_that_was_read;
-    "upstream_pauses_total" is moved by a_full_stream_that_nobody_reads;
+    "upstream_pauses_total" is moved by a_full_unread_stream;
     "resumes_delayed_total" is moved by a_resume_behind_too_many;
     "certificate_reloads_total" is moved by certificates_of_both_sides_that_change;
-    "log_lines_dropped_total" is moved by a_log_that_nobody_reads;
+    "log_lines_dropped_total" is moved by an_unread_log;
     "sessions_kept" is moved by a_session_that_is_named;
     "evicted_sessions_total" is moved by sessions_that_are_made_up;
     "upstream_ready" is moved by a_server_that_is_gone_and_comes_back;

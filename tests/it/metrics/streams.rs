@@ -83,7 +83,7 @@ pub(super) async fn every_way_a_stream_ends(sealed: &Meter) {
     }
 }
 
-pub(super) async fn an_end_that_nobody_sees(detached: &Meter) {
+pub(super) async fn an_end_without_a_client(detached: &Meter) {
     let (mut upstream, proxy, session) = observed().await;
     let (sse, mut response) = begin(&proxy, &mut upstream, &session.post(call(2))).await;
     sse.finish(result(2)).await;

@@ -136,7 +136,7 @@ fn an_interrupted_first_open_is_completed() {
 
 #[cfg(unix)]
 #[test]
-fn nobody_else_may_read_it() {
+fn other_users_cannot_read_it() {
     use std::os::unix::fs::PermissionsExt;
     let directory = TemporaryDirectory::new();
     drop(directory.open());

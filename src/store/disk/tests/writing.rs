@@ -92,7 +92,7 @@ async fn where_a_stream_stands_is_found_again_from_its_events() {
 }
 
 #[tokio::test]
-async fn a_call_whose_result_nobody_waits_for_takes_effect() {
+async fn a_call_whose_result_is_not_awaited_takes_effect() {
     let fresh = Fresh::new(Fsync::Always);
     let stream = fresh.store.made(KEEP).await;
     let go_on = fresh.store.hold();
