@@ -1,10 +1,11 @@
-//! The records of MCP sessions: one for each session and principal that uses it.
+//! Records of MCP sessions: one for each session and principal that uses it.
 //!
-//! Owned here: what an `initialize` that went through the proxy said, and the session's streams, by which its cancels, answers
-//! and its end find them. A session that was opened elsewhere (before a restart, with a token that was refreshed since) has a
-//! record as well, from its first POST on, and lacks only what `initialize` said. Anybody can name a session, so records of that kind
-//! that nothing depends on have a bound, and so have those that were opened here; beyond it those go first that were used longest ago.
-//! The upstream stays the judge of a session. Absent: sessions of the proxy's own.
+//! Owned here: the result of an `initialize` that went through the proxy, and the session's streams, by which its
+//! cancels, client responses and deletion find them. A session that was opened elsewhere (before a restart, or with a
+//! token that was refreshed since) has a record as well, from its first POST on, without the result of `initialize`.
+//! Any caller can invent a session id, so such records without streams are limited in number, and so are those opened
+//! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
+//! sessions that the proxy itself issues.
 
 mod row;
 mod turns;
@@ -31,14 +32,15 @@ use crate::protocol::jsonrpc::RequestId;
 use crate::protocol::stream::{ClientResponse, Phase};
 use crate::sync;
 
-/// A session that nobody used for this long, and that has no stream, is forgotten. The upstream may still know it.
+/// Idle time after which a session without streams is forgotten. The upstream may still know it.
 const IDLE: Duration = Duration::from_secs(3600);
-/// The same for one that was opened elsewhere: without a stream there is nothing in its record, and anybody can name a session.
+/// Idle time for a session that was opened elsewhere: without a stream its record is empty, and any caller can invent
+/// an id.
 const IDLE_UNOPENED: Duration = Duration::from_secs(60);
 /// Time after the end of a call within which its session counts as busy.
 const BUSY_AFTER: Duration = Duration::from_secs(5);
-/// Records of sessions that were opened elsewhere, beside those that are in use, as a part of those that may be opened here. A record has
-/// up to 1.5 KiB.
+/// Divisor of the limit of sessions opened here: this many records of sessions opened elsewhere may exist beside those
+/// in use. A record has up to 1.5 KiB.
 const UNOPENED: usize = 4;
 /// Number of a session's streams below which no search for ended ones takes place.
 const STREAMS_MIN: usize = 4;
@@ -47,7 +49,7 @@ const STREAMS_MIN: usize = 4;
 #[derive(Debug)]
 pub struct Session {
     principal: Principal,
-    /// What `initialize` said; `None`: it did not pass here.
+    /// Result of `initialize`, or `None` if it did not pass here.
     opened: Option<Opened>,
     is_home: bool,
     record_count: Arc<RecordCount>,
@@ -56,7 +58,7 @@ pub struct Session {
     turns: Arc<tokio::sync::Mutex<()>>,
     held: Arc<AtomicUsize>,
     places: Arc<PostSlots>,
-    /// Calls that run.
+    /// Number of running calls.
     calls: AtomicUsize,
 }
 
@@ -71,21 +73,21 @@ impl Drop for RunningCall {
     }
 }
 
-/// What an `initialize` and its answer say.
+/// Result of an `initialize`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Opened {
-    /// The revision that was agreed on.
+    /// Negotiated protocol version.
     pub version: ProtocolVersion,
-    /// Whether the server declared `logging`.
+    /// True if the server declared `logging`.
     pub logging: bool,
-    /// The dialects the client declared.
+    /// Dialects that the client declared.
     pub declared: Declared,
 }
 
 #[derive(Debug)]
 struct State {
     streams: Vec<Weak<Stream>>,
-    /// With so many, those that are gone are looked for.
+    /// Number of streams at which dead ones are pruned.
     prune_at: usize,
     has_resumed: bool,
     has_resumed_by_url: bool,
@@ -96,7 +98,7 @@ struct State {
 }
 
 impl State {
-    /// Lets go of the streams that are gone, and looks for such again once there are twice as many as live now.
+    /// Drops the references to dead streams; the next pruning follows at twice the number of live ones.
     fn prune(&mut self) {
         self.streams.retain(|stream| stream.strong_count() > 0);
         self.prune_at = (self.streams.len() * 2).max(STREAMS_MIN);
@@ -130,84 +132,84 @@ impl Session {
         })
     }
 
-    /// Counts a call that begins.
+    /// Counts a new call.
     pub fn begin_call(self: &Arc<Self>) -> RunningCall {
         self.calls.fetch_add(1, Ordering::Relaxed);
         RunningCall(self.clone())
     }
 
-    /// Whether a call of it runs, or ended less than five seconds before `now`.
+    /// Returns whether a call runs, or ended less than five seconds before `now`.
     pub fn is_busy(&self, now: Instant) -> bool {
         let has_just_ended = |at| now.saturating_duration_since(at) < BUSY_AFTER;
         self.calls.load(Ordering::Relaxed) > 0 || self.lock().call_ended.is_some_and(has_just_ended)
     }
 
-    /// Whose record it is.
+    /// Returns the principal of the record.
     pub fn principal(&self) -> &Principal {
         &self.principal
     }
 
-    /// Whether it was opened by way of this process, whose upstream knows it.
+    /// Returns whether the session was opened through this process, whose upstream knows it.
     pub fn is_home(&self) -> bool {
         self.is_home
     }
 
-    /// What was agreed on in it, where that is known.
+    /// Returns the result of `initialize`, or `None` if unknown.
     pub(super) fn opened(&self) -> Option<&Opened> {
         self.opened.as_ref()
     }
 
-    /// Returns whether other replicas find this one by it.
+    /// Returns whether other replicas find this one by the session.
     pub(super) fn is_found_by(&self) -> bool {
         self.is_home || self.lock().is_joined
     }
 
-    /// True the first time: other replicas are to find this one by it.
+    /// Marks the session as one by which other replicas find this one. Returns true the first time.
     pub fn joins_first(&self) -> bool {
         !std::mem::replace(&mut self.lock().is_joined, true)
     }
 
-    /// Whether all is known of it that anybody could know: what `initialize` said, or that the store has nothing of it.
+    /// Returns whether all is known that can be: the result of `initialize`, or that the store has no record.
     pub fn is_known(&self) -> bool {
         self.opened.is_some() || self.lock().is_looked_up
     }
 
-    /// The store has nothing of it.
+    /// Notes that the store has no record.
     pub(super) fn note_looked_up(&self) {
         self.lock().is_looked_up = true;
     }
 
-    /// The revision it negotiated, where that is known.
+    /// Returns the negotiated protocol version, or `None` if unknown.
     pub fn version(&self) -> Option<&ProtocolVersion> {
         self.opened.as_ref().map(|opened| &opened.version)
     }
 
-    /// Whether its server is known to have declared `logging`, so that a warning message has a place to go.
+    /// Returns whether the server is known to have declared `logging`, so that a warning can be sent.
     pub fn logs(&self) -> bool {
         self.opened.as_ref().is_some_and(|opened| opened.logging)
     }
 
-    /// The dialects its client is known to have declared.
+    /// Returns the dialects that the client is known to have declared.
     pub fn declared(&self) -> Declared {
         self.opened.as_ref().map(|opened| opened.declared).unwrap_or_default()
     }
 
-    /// Whether its client has ever resumed a stream: it knows how.
+    /// Returns whether the client has ever resumed a stream, and so can.
     pub fn has_returned(&self) -> bool {
         self.lock().has_resumed
     }
 
-    /// Its client has resumed a stream.
+    /// Notes that the client has resumed a stream.
     pub fn note_return(&self) {
         self.lock().has_resumed = true;
     }
 
-    /// Whether its client has ever named a stream by its URL.
+    /// Returns whether the client has ever named a stream by its URL.
     pub fn has_used_url(&self) -> bool {
         self.lock().has_resumed_by_url
     }
 
-    /// Its client has named a stream by its URL, to come back to it.
+    /// Notes that the client has resumed a stream by its URL.
     pub fn note_return_by_url(&self) {
         let mut state = self.lock();
         state.has_resumed = true;
@@ -223,33 +225,33 @@ impl Session {
         state.streams.push(Arc::downgrade(stream));
     }
 
-    /// Adds one that was begun in another session, unless it is there.
+    /// Adds a stream that was begun in another session, unless it is there.
     pub fn join_stream(&self, stream: &Arc<Stream>) {
         if !self.streams().iter().any(|known| Arc::ptr_eq(known, stream)) {
             self.add_stream(stream);
         }
     }
 
-    /// The request streams of it that are not sealed: those that may owe a response.
+    /// Returns the open request streams: those that may owe a response.
     pub fn running(&self) -> Vec<Arc<Stream>> {
         let mut running = self.streams();
         running.retain(|stream| stream.look(|machine| !machine.is_sealed()));
         running
     }
 
-    /// Every request stream of it that still lives.
+    /// Returns every live request stream.
     pub fn streams(&self) -> Vec<Arc<Stream>> {
         let state = self.lock();
         state.streams.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// How many streams it names, those that are gone included.
+    /// Returns the number of references to streams, dead ones included.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.lock().streams.len()
     }
 
-    /// Whether any lives. Lets go of those that do not: a reference keeps a part of their memory.
+    /// Returns whether any stream is live. Drops references to dead ones, which keep a part of their memory.
     fn has_streams(&self) -> bool {
         let mut state = self.lock();
         state.prune();
@@ -268,7 +270,7 @@ impl Drop for Session {
     }
 }
 
-/// How many records there are, those that were forgotten while somebody still uses them included.
+/// Number of records, forgotten ones that are still used included.
 struct RecordCount {
     unopened: AtomicUsize,
     serials: AtomicU64,
@@ -293,7 +295,7 @@ impl fmt::Debug for RecordCount {
     }
 }
 
-/// The stream among `running` that owes a response for `id`, the newest first, and what the upstream calls that request.
+/// Returns the newest stream among `running` that owes a response for `id`, with the upstream's id of that request.
 pub fn stream_owing(running: &[Arc<Stream>], id: &RequestId) -> Option<(Arc<Stream>, RequestId)> {
     let owing = running.iter().rev().filter_map(|stream| Some((stream.clone(), stream.upstream_id(id)?)));
     owing.min_by_key(|(_, named)| named != id)
@@ -303,21 +305,22 @@ pub fn stream_owing(running: &[Arc<Stream>], id: &RequestId) -> Option<(Arc<Stre
 #[derive(Debug)]
 pub struct Sessions {
     sessions: DashMap<Key, Arc<Session>>,
-    /// Standalone streams need no record: a GET names its session.
+    /// Standalone streams need no record, because a GET names its session.
     standalone: DashMap<Key, Arc<Stream>>,
     record_count: Arc<RecordCount>,
-    /// Those of sessions that were opened here. Not to be locked under an entry of the map.
+    /// Sessions that were opened here, by their last use. Not to be locked under an entry of the map.
     row: Mutex<LruQueue>,
-    /// So many of them there may be.
+    /// Limit of the sessions opened here.
     most: usize,
-    /// Once so many records of sessions that were opened elsewhere are there, some are forgotten.
+    /// Number of records of sessions opened elsewhere at which some are forgotten.
     evict_at: AtomicUsize,
 }
 
 type Key = (SessionId, Principal);
 
 impl Sessions {
-    /// None yet. So many that were opened here are remembered at most, and a quarter as many others beside those in use.
+    /// Creates an empty set of sessions with room for `most` opened here, and a quarter as many others beside those in
+    /// use.
     pub fn new(metrics: Arc<Metrics>, most: usize) -> Self {
         Self {
             sessions: DashMap::new(),
@@ -340,8 +343,8 @@ impl Sessions {
         self.enter(key, serial);
     }
 
-    /// A record of a session whose opening is known is in the map now. Where there are too many, the one that was used longest ago goes; one
-    /// in use goes only where those before it are as well.
+    /// Queues a record of a session opened here that is now in the map. Beyond the limit the least recently used goes;
+    /// one in use goes only if those before it are in use as well.
     fn enter(&self, key: Key, serial: u64) {
         let mut row = self.row();
         let find = |key: &Key, serial: u64| {
@@ -355,7 +358,7 @@ impl Sessions {
                 self.record_count.metrics.observe_session_eviction();
             }
         }
-        // Behind all that were passed over: the newest is the last to go.
+        // After all that were skipped: the newest is the last to go.
         row.enter(key, serial, clock::now());
         row.tidy(self.most, |key, serial| matches!(find(key, serial), Found::Used(..)));
     }
@@ -364,18 +367,18 @@ impl Sessions {
         sync::lock(&self.row)
     }
 
-    /// The record of a session of the proxy's own, which says itself what is to be known of it.
+    /// Returns the record of a session that the proxy issued, whose id holds all that is to be known.
     pub fn find_or_open(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| self.restore(id, principal, opened))
     }
 
-    /// What the store knows of a session that was opened elsewhere.
+    /// Restores the record of a session that was opened elsewhere from the store.
     pub(super) fn restore(&self, id: &SessionId, principal: &Principal, opened: Opened) -> Arc<Session> {
         let key = (id.clone(), *principal);
         let fresh = Session::new(*principal, Some(opened), false, self.record_count.clone());
         let mut entry = self.sessions.entry(key.clone()).or_insert_with(|| fresh.clone());
         if entry.opened.is_none() {
-            // What was begun before anybody had looked stays its own.
+            // Streams that were begun before the lookup stay with the session.
             entry.streams().iter().for_each(|stream| fresh.add_stream(stream));
             *entry.value_mut() = fresh.clone();
         }
@@ -387,20 +390,21 @@ impl Sessions {
         session
     }
 
-    /// Those that others find this process by.
+    /// Returns the sessions by which other replicas find this process.
     pub(super) fn of_here(&self) -> Vec<(SessionId, Arc<Session>)> {
         let here = self.sessions.iter().filter(|entry| entry.is_found_by());
         here.map(|entry| (entry.key().0.clone(), entry.value().clone())).collect()
     }
 
-    /// The record of a session for this principal.
+    /// Returns the record of a session for this principal, or `None`.
     pub fn find(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let session = self.sessions.get(&(id.clone(), *principal)).map(|entry| entry.value().clone())?;
         session.lock().used = clock::now();
         Some(session)
     }
 
-    /// The same; a session that was opened elsewhere gets a record now. May forget others that were.
+    /// Returns the record of a session for this principal; creates one for a session opened elsewhere, and may forget
+    /// others of that kind.
     pub fn find_or_record(&self, id: &SessionId, principal: &Principal) -> Arc<Session> {
         self.find(id, principal).unwrap_or_else(|| {
             self.keep_bound();
@@ -409,12 +413,12 @@ impl Sessions {
         })
     }
 
-    /// Where too many sessions have a record that were opened elsewhere, forgets half of those that are not in use, the ones that
-    /// were used longest ago. A search is as long as the map, so there is one for every half of the bound in new records.
+    /// Forgets half of the unused records of sessions opened elsewhere, the least recently used, if there are too
+    /// many. A search scans the whole map, so there is one per half the limit of new records.
     fn keep_bound(&self) {
         let evict_at = self.evict_at.load(Ordering::Relaxed);
         let is_due = self.record_count.unopened.load(Ordering::Relaxed) >= evict_at;
-        // While one searches, nobody else does.
+        // One task searches at a time.
         let begins =
             || self.evict_at.compare_exchange(evict_at, usize::MAX, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         if !is_due || !begins() {
@@ -434,17 +438,17 @@ impl Sessions {
         self.evict_at.store(left + half.max(1), Ordering::Relaxed);
     }
 
-    /// Whether nothing is lost with the record but that its client knows how to resume.
+    /// Returns whether the record may be forgotten: all it holds is whether its client can resume.
     fn may_evict(&self, key: &Key, session: &Arc<Session>) -> bool {
         session.opened.is_none() && !self.is_in_use(key, session)
     }
 
-    /// Whether a request, or a stream that lives, has to do with it.
+    /// Returns whether a request or a live stream uses the record.
     fn is_in_use(&self, key: &Key, session: &Arc<Session>) -> bool {
         Arc::strong_count(session) > 1 || session.has_streams() || self.standalone.contains_key(key)
     }
 
-    /// Forgets a session and hands it out, so that its streams can be ended.
+    /// Forgets a session and returns it, so that its streams can be ended.
     pub fn remove(&self, id: &SessionId, principal: &Principal) -> Option<Arc<Session>> {
         let (_, session) = self.sessions.remove(&(id.clone(), *principal))?;
         if session.opened.is_some() {
@@ -453,13 +457,13 @@ impl Sessions {
         Some(session)
     }
 
-    /// The standalone stream of a session, while its upstream GET is under way or open.
+    /// Returns the standalone stream of a session, while its upstream GET is in flight or open.
     pub fn standalone(&self, session: &SessionId, principal: &Principal) -> Option<Arc<Stream>> {
         let key = (session.clone(), *principal);
         self.standalone.get(&key).map(|entry| entry.value().clone()).filter(is_living)
     }
 
-    /// Makes `stream` the standalone stream unless there is a living one, which is returned.
+    /// Makes `stream` the standalone stream, unless there is a live one, which is returned.
     pub fn set_standalone(
         &self,
         session: &SessionId,
@@ -479,20 +483,20 @@ impl Sessions {
         None
     }
 
-    /// The streams of a session on which the server ever asked anything.
+    /// Returns the streams of a session on which the server has sent requests.
     pub fn asking(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
         let mut asking = self.streams(id, session);
         asking.retain(|stream| stream.look(|machine| !machine.server_requests().is_empty()));
         asking
     }
 
-    /// Gives an answer to the oldest outstanding request of that id on one of `streams`, and says on which that was. One of a
-    /// stream that is over comes last: nobody waits for it.
+    /// Matches a client response with the oldest outstanding request of this id on `streams`, and returns the stream.
+    /// A finished stream comes last, because nothing there waits for it.
     pub fn answer(streams: &[Arc<Stream>], request: &RequestId) -> (ClientResponse, Option<Arc<Stream>>) {
         let since = |stream: &Arc<Stream>| stream.look(|machine| machine.awaits_response_since(request));
         let mut waiting: Vec<_> = streams.iter().filter_map(|stream| Some((since(stream)?, stream))).collect();
         waiting.sort_by_key(|(since, _)| *since);
-        // Another answer may be faster than this one: then the next one waits for it.
+        // Another client response may be faster: then the next request is tried.
         for (_, stream) in waiting {
             if stream.answer(request) == ClientResponse::First {
                 return (ClientResponse::First, Some(stream.clone()));
@@ -508,12 +512,12 @@ impl Sessions {
         answered.unwrap_or((ClientResponse::Unknown, None))
     }
 
-    /// Every stream of a session that still lives, the standalone one included.
+    /// Returns every live stream of a session, the standalone one included.
     pub fn streams(&self, id: &SessionId, session: &Session) -> Vec<Arc<Stream>> {
         session.streams().into_iter().chain(self.standalone(id, &session.principal)).collect()
     }
 
-    /// Forgets the sessions that nobody uses, and standalone streams that have ended.
+    /// Forgets idle sessions, and standalone streams that have ended.
     pub fn sweep(&self, now: Instant) {
         self.standalone.retain(|_, stream| is_living(stream));
         let mut gone = 0;
@@ -526,30 +530,30 @@ impl Sessions {
             stays
         });
         self.row().leave(gone);
-        // StreamTable that was made for what was in use goes with it.
+        // The extra limit for records in use shrinks with them.
         let left = self.record_count.unopened.load(Ordering::Relaxed);
         let most = unopened_max(self.most);
         self.evict_at.fetch_min(most.max(left + most / 2), Ordering::Relaxed);
     }
 
-    /// How many are known.
+    /// Returns the number of sessions.
     pub fn len(&self) -> usize {
         self.sessions.len()
     }
 
-    /// How many places the row of those that were opened here has.
+    /// Returns the length of the queue of sessions opened here.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.row().places()
     }
 
-    /// Whether none is.
+    /// Returns whether there are none.
     pub fn is_empty(&self) -> bool {
         self.sessions.is_empty()
     }
 }
 
-/// Records of sessions that were opened elsewhere where so many may be opened here.
+/// Returns the limit for sessions opened elsewhere, from the limit for those opened here.
 fn unopened_max(most: usize) -> usize {
     (most / UNOPENED).max(1)
 }

@@ -1,36 +1,36 @@
-//! The sessions that were opened here, in the order in which they are forgotten when there are too many.
+//! LRU queue of the sessions that were opened here.
 //!
-//! The row has each record once, by when it was used last as far as anybody looked. A record that is found to have been used since goes to
-//! the back, so that a use costs nothing here and one more record costs a bounded search. Absent: the records.
+//! The queue has each record once, by its last use as far as is known. A record that was used since moves to the back
+//! when it is reached, so that a use costs nothing here, and a new record costs a bounded search. Absent: the records.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use crate::event_log::sessions::Key;
 
-/// So many records that were used since, or are in use, are passed over for one that is forgotten. Then the next one goes whatever it is.
+/// Records skipped in one search because they are in use or were used since. The next record goes in any case.
 const PASSED_MAX: usize = 32;
 
 #[derive(Debug, Default)]
 pub(super) struct LruQueue {
     places: VecDeque<Entry>,
-    /// Records there are: places without those of records that are gone.
+    /// Number of records: entries without those of dead records.
     records: usize,
 }
 
 #[derive(Debug)]
 struct Entry {
     key: Key,
-    /// Tells the record from others of that key, before it and after.
+    /// Serial number that tells the record from earlier and later ones with its key.
     serial: u64,
     used: Instant,
 }
 
-/// What is found of a record that stands in the row.
+/// State of a record in the queue.
 pub(super) enum Found {
-    /// It is gone, and was counted then.
+    /// Forgotten, and counted then.
     Gone,
-    /// It was used last at this time; it is in use still, or not.
+    /// Time of the last use, and whether the record is in use.
     Used(Instant, bool),
 }
 
@@ -39,24 +39,24 @@ impl LruQueue {
         self.records
     }
 
-    /// How many places there are, those of records that are gone included.
+    /// Returns the number of entries, dead ones included.
     #[cfg(test)]
     pub(super) fn places(&self) -> usize {
         self.places.len()
     }
 
-    /// A record was made.
+    /// Adds a record.
     pub(super) fn enter(&mut self, key: Key, serial: u64, used: Instant) {
         self.records += 1;
         self.places.push_back(Entry { key, serial, used });
     }
 
-    /// So many records are gone. Their places are found later.
+    /// Counts forgotten records; their entries are found later.
     pub(super) fn leave(&mut self, records: usize) {
         self.records = self.records.saturating_sub(records);
     }
 
-    /// Takes out the record that is forgotten next.
+    /// Takes the record that is forgotten next.
     pub(super) fn pop(&mut self, find: impl Fn(&Key, u64) -> Found) -> Option<(Key, u64)> {
         let mut passed = 0;
         while let Some(mut place) = self.places.pop_front() {
@@ -76,7 +76,7 @@ impl LruQueue {
         None
     }
 
-    /// Drops the places of records that are gone, once there are as many of them as of others, or `most`.
+    /// Drops dead entries once they outnumber the live ones, or `most`.
     pub(super) fn tidy(&mut self, most: usize, is_there: impl Fn(&Key, u64) -> bool) {
         if self.places.len() > most.max(self.records).saturating_mul(2) {
             self.places.retain(|place| is_there(&place.key, place.serial));

@@ -1,7 +1,8 @@
-//! The order of a session's POSTs while some of them are held for the upstream, and how many may be on their way to it.
+//! Order of a session's POSTs while some of them are held for the upstream, and the limit of those in flight.
 //!
-//! Owned here: the queue, and the count of those that have a place. A POST without requests has one from before it is sent until the
-//! upstream has answered it, whoever has its turn meanwhile. Absent: what a POST is held for, and the answer to one that finds no place.
+//! Owned here: the queue, and the count of used slots. A POST without requests holds a slot from before it is sent
+//! until the upstream has answered it, independent of turns. Absent: the reason for which a POST is held, and the
+//! error without a slot.
 
 use std::future::Future;
 use std::pin::{Pin, pin};
@@ -15,17 +16,17 @@ use tokio::sync::Notify;
 use crate::event_log::sessions::Session;
 use crate::protocol::error::ErrorCode;
 
-/// The right to go before the session's later POSTs; they wait until it is dropped.
+/// Right to go before the session's later POSTs, which wait until this is dropped.
 #[derive(Debug)]
 pub struct Turn {
     _turn: tokio::sync::OwnedMutexGuard<()>,
     _held: Held,
 }
 
-/// A turn that comes when those before it are over.
+/// A turn that comes after those before it.
 pub type QueuedTurn = Pin<Box<dyn Future<Output = Turn> + Send>>;
 
-/// A POST that is held or waits behind one that is, counted for as long as this lives.
+/// A POST that is held, or waits behind one, counted for the life of this value.
 #[derive(Debug)]
 struct Held(Arc<AtomicUsize>);
 
@@ -42,7 +43,7 @@ impl Drop for Held {
     }
 }
 
-/// The place of a POST that waits for the upstream, taken for as long as this lives.
+/// Slot of a POST that waits for the upstream, taken for the life of this value.
 #[derive(Debug)]
 pub struct PostSlot(Arc<PostSlots>);
 
@@ -53,7 +54,7 @@ impl Drop for PostSlot {
     }
 }
 
-/// The places of one session.
+/// Slots of one session.
 #[derive(Debug, Default)]
 pub(super) struct PostSlots {
     taken: AtomicUsize,
@@ -61,17 +62,17 @@ pub(super) struct PostSlots {
 }
 
 impl PostSlots {
-    /// Takes one of `most`, where one is free.
+    /// Takes one of `most` slots if one is free.
     fn take(self: &Arc<Self>, most: usize) -> Option<PostSlot> {
         let one_more = |taken: usize| (taken < most).then_some(taken + 1);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| PostSlot(self.clone()))
     }
 
-    /// Waits until one of `most` is free.
+    /// Waits until one of `most` slots is free.
     async fn wait(self: &Arc<Self>, most: usize) -> PostSlot {
         loop {
             let mut freed = pin!(self.freed.notified());
-            // Before the look: one that is freed in between is told of.
+            // Enabled before the look, so that a slot freed in between is noticed.
             freed.as_mut().enable();
             if let Some(place) = self.take(most) {
                 return place;
@@ -82,19 +83,19 @@ impl PostSlots {
 }
 
 impl Session {
-    /// Whether any POST of this session is held, or waits behind one that is. Costs one load.
+    /// Returns whether any POST of this session is held, or waits behind one. Costs one load.
     pub fn has_held(&self) -> bool {
         self.held.load(Ordering::Acquire) > 0
     }
 
-    /// Waits until nothing of this session is held, in the order of arrival.
+    /// Waits until no POST of this session is held, in the order of arrival.
     pub async fn wait_idle(&self) {
         if self.has_held() {
             drop(self.turns.lock().await);
         }
     }
 
-    /// The same for a POST, which has a place meanwhile: one of `most`.
+    /// Waits until no POST of this session is held. The waiting POST takes one of `most` slots meanwhile.
     ///
     /// # Errors
     /// `TooManyHeld`.
@@ -107,8 +108,8 @@ impl Session {
         Ok(())
     }
 
-    /// Takes one of `most` places for a POST that goes to the upstream. Where all are taken and nothing is held, the upstream may be
-    /// answering many at once: one that becomes free within `patience` is waited for.
+    /// Takes one of `most` slots for a POST to the upstream. If all are taken and none is held, the upstream may be
+    /// busy with many at once: this waits up to `patience` for a free one.
     ///
     /// # Errors
     /// `TooManyHeld`.
@@ -123,20 +124,20 @@ impl Session {
         }
     }
 
-    /// Makes later POSTs wait.
+    /// Takes a turn, behind which later POSTs wait.
     pub async fn take_turn(self: Arc<Self>) -> Turn {
         let held = Held::new(&self.held);
         self.turn(held).await
     }
 
-    /// A turn behind what is held now, its place in the queue taken; `None` when nothing is held.
+    /// Queues for a turn behind the POSTs that are held now, or returns `None` if there are none.
     pub fn queue_turn(self: &Arc<Self>) -> Option<QueuedTurn> {
         if !self.has_held() {
             return None;
         }
         let held = Held::new(&self.held);
         let mut turn: QueuedTurn = Box::pin(self.clone().turn(held));
-        // The first poll enters the queue; whoever waits for it polls again.
+        // The first poll enters the queue; the owner of the future polls again.
         match turn.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(turn) => Some(Box::pin(std::future::ready(turn))),
             Poll::Pending => Some(turn),

@@ -115,7 +115,7 @@ impl Stream {
 
     /// Returns the position from which a client with the event at `seq` resumes; `is_adopted` says whether the adopter
     /// logged that event. Events that the dead writer delivered but the store never had are no part of the stream:
-    /// such a client lacks the end, whatever number it names.
+    /// such a client lacks the end, even if it names a high number.
     pub(in crate::event_log) fn resume_cursor(&self, seq: Seq, is_adopted: bool) -> Seq {
         let known = self.adopted_after().filter(|_| !is_adopted);
         known.map_or(seq, |after| seq.min(after))

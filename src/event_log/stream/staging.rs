@@ -68,7 +68,7 @@ impl Stream {
         let is_sealed = inner.machine.is_sealed();
         match (batch, state) {
             (None, None) => None,
-            // The seal writes a state of its own; without the store's confirmation none is missed.
+            // The seal writes a state of its own, and while memory stands in for the store no state is needed.
             (None, Some(_)) if is_sealed || store_progress.is_behind || store_progress.is_memory_only => None,
             (batch, state) => {
                 let batch = batch.unwrap_or_else(|| Batch::starting_at(Seq(inner.machine.tail().0 + 1)));
