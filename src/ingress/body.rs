@@ -27,11 +27,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Lowest rate in bytes per second. A poor phone line is faster.
 const LEAST_RATE: usize = 512;
 
-/// Returns the whole body, of at most `limit` bytes. Bytes that come in several pieces are reserved in `quota` meanwhile; `make_room`
+/// Returns the whole body, of at most `limit` bytes. Bytes that come in several pieces are reserved in `quota` meanwhile; `evict_for`
 /// decides whether they may grow.
 ///
 /// # Errors
-/// `BodyTooLarge`; `BodyTooSlow`; the error of `make_room`; `BadRequest` if the body broke off, which no client reads.
+/// `BodyTooLarge`; `BodyTooSlow`; the error of `evict_for`; `BadRequest` if the body broke off, which no client reads.
 pub(super) async fn read<B: Body<Data = Bytes> + Unpin>(
     headers: &HeaderMap,
     mut body: B,

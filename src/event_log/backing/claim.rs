@@ -69,7 +69,8 @@ pub enum ClaimOutcome {
     Unreadable,
 }
 
-/// Calls whose records are being removed from the store: they are over or never ran, whatever the store still holds.
+/// Calls whose records are being removed from the store. The calls are over or never ran, even if the store still has
+/// their records.
 #[derive(Debug, Default)]
 pub(in crate::event_log) struct ReleasedClaims(Mutex<HashSet<StreamId>>);
 
