@@ -1,4 +1,4 @@
-//! The records of calls that a retry may match elsewhere.
+//! Claims of calls that a retry may match at another replica.
 
 use super::sharing::finish;
 use super::*;
@@ -55,7 +55,7 @@ async fn a_record_that_is_left_stays_and_one_that_is_dropped_goes() {
     }
 }
 
-/// A call that is claimed and registered as `log` runs it; `body` is there where it has a key.
+/// Claims and registers a call that `log` runs; `body` is set if it has a key.
 async fn run(log: &EventLog, body: Option<Fingerprint>) -> (Fingerprint, ClaimRequest, Arc<Stream>) {
     let (call, claim) = (Fingerprint::of_key(&binding(), b"key"), ClaimRequest { body, ..CLAIM });
     let ClaimOutcome::Claimed(hold) = log.claim(&call, claim, false).await.unwrap() else {
@@ -170,7 +170,7 @@ async fn a_claim_that_takes_effect_after_its_removal_is_removed_as_well() {
     assert_eq!((store.records().len(), log.has_released_claim(run)), (0, false));
 }
 
-/// Runs the call to its end, which its client has for all that is known.
+/// Runs the call to its end, and notes a likely delivery.
 async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
     let writer = log.writer(stream);
     writer.update(|machine, _| machine.handle_stream_head()).await;
@@ -216,7 +216,7 @@ async fn an_answer_counts_as_held_for_as_long_as_it_waits_for_the_store() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(quota(&log, 0).bytes(), before);
     store.set_away(true);
-    // More of them than look for the store at a time.
+    // More of them than are written at a time.
     for _ in 0..100 {
         log.store_response(&stream, &failed).await;
     }

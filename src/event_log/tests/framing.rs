@@ -9,7 +9,7 @@ fn frame() -> Announcements {
     Announcements { opening: vec![b"policy".to_vec(), b"create".to_vec()], closing: Some(b"end".to_vec()) }
 }
 
-/// A stream with a frame whose upstream has begun to answer.
+/// Creates a stream with announcements whose upstream has begun to respond.
 fn framed(log: &EventLog) -> (Arc<Stream>, Writer) {
     let stream = create(log, 0);
     stream.frame(frame());
@@ -26,7 +26,7 @@ fn result() -> String {
     r#"{"jsonrpc":"2.0","id":1,"result":{}}"#.to_owned()
 }
 
-/// The data of every event that can be read.
+/// Returns the data of every readable event.
 fn events(stream: &Arc<Stream>) -> Vec<String> {
     let mut attachment = stream.attach(new_attach(), Seq(0));
     let mut out = BytesMut::new();

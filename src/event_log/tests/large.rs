@@ -1,4 +1,4 @@
-//! Events larger than a piece: they go out in parts, and no more of them is held for a connection than one part.
+//! Events larger than a piece: they go out in parts, and a connection holds no more than one part.
 
 use super::*;
 use crate::protocol::dialect::resume_tokens::{CallDigest, Form, Names};
@@ -18,7 +18,7 @@ fn begin_event(client: &mut Client) {
     }
 }
 
-/// Reads piece by piece until it has to wait or is done; the last outcome.
+/// Reads piece by piece until it has to wait or is done; returns the last outcome.
 fn read_pieces(client: &mut Client) -> Poll<ReadOutcome> {
     loop {
         let before = client.text.len();
@@ -102,7 +102,7 @@ fn a_stream_that_never_pauses_stays_within_its_bounds_and_cuts_off_a_reader_that
     }
     assert!(stream.summary(clock::now()).kept_bytes <= 1 << 20);
     assert_eq!(read_pieces(&mut client), Poll::Ready(ReadOutcome::Cut));
-    // Its client comes back, and is told of the gap.
+    // The client resumes, and is told of the gap.
     let mut back = Client::attach(&stream, Seq(0));
     assert!(matches!(read_pieces(&mut back), Poll::Ready(ReadOutcome::Trimmed(_))));
 }
@@ -116,7 +116,7 @@ async fn a_full_stream_whose_reader_takes_a_large_event_slowly_does_not_fail() {
         ready(writer.update(says(&large())));
     }
     begin_event(&mut client);
-    // Thirty seconds are what a full stream waits for a reader that takes nothing.
+    // A full stream waits thirty seconds for a reader that reads nothing.
     for _ in 0..4 {
         tokio::time::advance(Duration::from_secs(20)).await;
         assert!(client.read(PIECE).is_ready());

@@ -1,4 +1,4 @@
-//! Two replicas with one store: what one writes, the other one's clients read.
+//! Two replicas with one store: clients of each read what the other writes.
 
 use super::restoring::{ended, event_id, read_again};
 use super::slow::Slow;
@@ -13,7 +13,7 @@ use crate::store::{Appended, Coordination, Read, Renewal};
 
 const LEASE: Duration = Duration::from_secs(15);
 
-/// A replica, and its part in what they say to each other.
+/// A replica with its messages.
 struct Replica {
     log: Arc<EventLog>,
     store: Arc<Memory>,
@@ -35,7 +35,7 @@ impl Replica {
         self.running.abort();
     }
 
-    /// A client of it that comes back with that id.
+    /// Resumes at this replica with an event ID.
     async fn resume(&self, id: &EventId) -> Client {
         self.log.restore(&self.log.verify(id).expect("an id of ours")).await.unwrap();
         let (stream, cursor) = self.log.find(self.log.verify(id).as_ref(), &binding()).expect("it is in the store");
@@ -44,7 +44,7 @@ impl Replica {
     }
 }
 
-/// Lets every task do what it can do now.
+/// Lets every task run as far as it can.
 async fn settle() {
     for _ in 0..100 {
         tokio::task::yield_now().await;
@@ -90,7 +90,7 @@ async fn a_client_that_is_back_before_the_stream_it_read_elsewhere_waits_for_tha
     drop(two.resume(&event_id(&stream, 0)).await);
     settle().await;
     writer.update(says(&note(1))).await;
-    // In the store, and not heard of here: nothing of this replica has run since.
+    // The event is in the store, and unknown here: no task of this replica has run since.
     let id = event_id(&stream, 2);
     assert!(two.log.may_be_ahead(&two.log.verify(&id).expect("an id of ours")).is_some());
     let mut client = two.resume(&id).await;
@@ -117,7 +117,7 @@ async fn a_stream_that_was_adopted_before_a_lookup_is_found_at_its_new_owner() {
     two.log.adopt(stream.id()).await.unwrap();
     writer.update(says(&note(1))).await;
     assert!(stream.has_moved());
-    // As its response begins, and again as its call ends.
+    // As when its response begins, and when its call ends.
     one.log.publish_once(&stream);
     one.log.retain(&stream);
     let mut client = one.resume(&event_id(&stream, 0)).await;
@@ -137,14 +137,14 @@ async fn a_reader_elsewhere_keeps_the_call_and_its_absence_does_not() {
     let client = two.resume(&event_id(&stream, 0)).await;
     settle().await;
     assert!(is_read(&stream) && abandoned_at().is_none());
-    // Renewed for as long as it reads.
+    // The report is renewed while it reads.
     tokio::time::sleep(Duration::from_secs(3600)).await;
     settle().await;
     assert!(is_read(&stream));
     drop(client);
     settle().await;
     assert!(!is_read(&stream) && abandoned_at().is_some());
-    // And one whose replica died is not waited for.
+    // A stream of a dead replica is not awaited.
     let client = two.resume(&event_id(&stream, 0)).await;
     settle().await;
     assert!(is_read(&stream));
@@ -184,7 +184,7 @@ async fn the_newest_reader_displaces_the_others_at_every_replica() {
     settle().await;
     assert!(again.read_all().is_pending());
     assert_eq!(again.text(), wire(&stream, 1, &note(0)) + &wire(&stream, 2, &note(1)));
-    // What those that were displaced say late changes nothing.
+    // Late reports of displaced readers change nothing.
     drop((at_two, at_three, here));
     tokio::time::sleep(Duration::from_secs(20)).await;
     settle().await;
@@ -208,7 +208,7 @@ async fn a_replica_that_is_gone_is_swept_within_its_lease() {
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(client.text().contains("-32011"), "{}", client.text());
 
-    // It was only frozen: nothing of it is in the stream any more, and its own readers are sent away.
+    // The old owner was only frozen: it adds nothing to the stream, and its readers are sent away.
     let mut late = Client::attach(&stream, Seq(1));
     assert!(late.read_all().is_pending());
     writer.update(says(RESPONSE)).await;
@@ -239,7 +239,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     tokio::time::sleep(LEASE * 3).await;
     settle().await;
     assert!(!is_sealed(&store, &asked).await, "no client has asked for it");
-    // A client that asks has the end at once, and that asking hangs up changes nothing.
+    // A client that asks has the end at once, and its hang-up changes nothing.
     let id = event_id(&asked, 0);
     let verified = two.log.verify(&id).expect("an id of ours");
     let mut asking = ByHand::new(two.log.restore(&verified));
@@ -250,7 +250,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     let (text, outcome) = read_again(&two.log, &event_id(&asked, 0)).await;
     assert!(text.contains("-32011") && outcome == Poll::Ready(ReadOutcome::Ended), "{text}");
 
-    // It is heard of again, as after the heal of its network.
+    // The lease is renewed, as after the repair of a network.
     one.store.renew(LEASE).wait().await.unwrap();
     tokio::time::sleep(LEASE / 2).await;
     one.log.drop_taken_over().await.unwrap();
@@ -261,7 +261,7 @@ async fn a_replica_that_was_cut_off_keeps_what_no_client_asked_for_elsewhere() {
     let (text, _) = read_again(&two.log, &event_id(&kept, 1)).await;
     assert!(text.contains("result") && !text.contains("-32011"), "{text}");
 
-    // It is not heard of for good.
+    // The lease expires for good.
     tokio::time::sleep(LEASE * 3).await;
     settle().await;
     assert!(!is_sealed(&store, &left).await);
@@ -283,7 +283,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
         }
         let mut client = two.resume(&event_id(&stream, 0)).await;
         assert!(client.read_all().is_pending());
-        // The store loses it, and gets some of it again before the writer dies.
+        // The store loses the stream, and gets some of it again before the writer dies.
         let Read::Events(events) = store.read(stream.id(), Seq(0), 1024 * 1024).wait().await.unwrap() else { panic!() };
         let epoch = one.store.create(stream.id(), &stream.about().encode(), Seq(0), LEASE).wait().await.unwrap();
         let mut batch = Batch::starting_at(Seq(1));
@@ -311,7 +311,7 @@ async fn the_end_reaches_a_client_that_read_more_than_the_store_had_when_the_wri
                     .find(replica.log.verify(&EventId::parse(id.as_bytes()).unwrap()).as_ref(), &binding())
                     .unwrap();
                 assert_eq!(stream.look(|machine| machine.locate(cursor)), Place::AtEnd, "{id}");
-                // So are those by which a connection's first, empty event names these places.
+                // So are the positions named by a connection's first, empty event.
                 let attachment = stream.attach(new_attach(), cursor);
                 for (place, found) in [(cursor, cursor), (Seq(cursor.0 - 1), Seq(cursor.0 - 1))] {
                     let id = attachment.id_of_place(place, Some(attachment.id()));
@@ -334,7 +334,7 @@ async fn a_client_that_was_told_of_an_end_finds_it_also_where_the_stream_went_on
     writer.update(ended()).await;
     writer.seal().await;
     one.log.retain(&stream);
-    // The store comes back as it was before the first event, and the replica is taken for gone.
+    // The store comes back as it was before the first event, and the replica is declared dead.
     one.store.create(stream.id(), &stream.about().encode(), Seq(0), LEASE).wait().await.unwrap();
     two.log.adopt(stream.id()).await.unwrap();
     let (text, _) = read_again(&two.log, &event_id(&stream, 0)).await;
@@ -356,7 +356,7 @@ async fn a_replica_that_dies_before_an_emptied_store_knows_of_it_is_swept_all_th
     tokio::time::sleep(LEASE).await;
     one.kill();
     store.lose();
-    // Its last word: it has no lease there any more.
+    // The last event of the replica, which has no lease any more.
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
@@ -379,7 +379,7 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
     let mut client = Client::attach(&stream, Seq(1));
     assert!(client.read_all().is_pending());
     two.log.adopt(stream.id()).await.unwrap();
-    // Its next renewal says that it was not heard of.
+    // Its next renewal shows that the lease had expired.
     one.store.release().wait().await.unwrap();
     tokio::time::sleep(LEASE).await;
     settle().await;
@@ -415,7 +415,7 @@ fn no_replica_is_notified_of_a_reader_that_displaces_none_there() {
     assert_eq!(log.displaced_readers(), [(Owner(2), stream.id(), attach)]);
 }
 
-/// The streams of others that it has ended, as its metrics say.
+/// Returns the number of streams that the replica has adopted.
 fn adopted(log: &EventLog) -> u64 {
     log.backing.as_ref().expect("a store").metrics.adopted()
 }
@@ -429,7 +429,7 @@ fn a_stream_that_two_set_about_at_once_is_counted_by_the_one_that_ends_it() {
         let slow = Slow::before(store.as_of(Owner(2)));
         let two = Arc::new(log_with(Some(slow.clone())));
         let three = Arc::new(log_of(Owner(3), Arc::new(store.as_of(Owner(3)))));
-        // It has taken the stream, and comes to its first append or to its seal.
+        // The replica has adopted the stream, and is about to append or to seal.
         let held = slow.hold_seals();
         if has_appended {
             slow.let_one_through();
@@ -520,7 +520,7 @@ async fn a_name_is_taken_once_the_one_before_counts_as_gone() {
     assert!(crate::clock::now() - began >= LEASE);
     let (text, _) = read_again(&after.log, &event_id(&stream, 0)).await;
     assert!(text.contains("-32011"), "{text}");
-    // A living one keeps it.
+    // A live owner keeps it.
     let twin = Arc::new(store.as_of(Owner(1)));
     let log = Arc::new(log_of(Owner(1), twin.clone()));
     let shared = log.shared().unwrap();
@@ -535,7 +535,7 @@ async fn a_stream_whose_result_is_stored_ends_with_that_however_old_its_state_is
     let (stream, writer) = open(&one.log);
     one.log.publish_once(&stream);
     writer.update(says(&note(0))).await;
-    // As the events are brought there that came while the store was away: the state follows them.
+    // As events are rewritten after an outage of the store: the state follows them.
     let mut batch = Batch::starting_at(Seq(2));
     for text in [note(1).as_str(), RESPONSE, note(2).as_str()] {
         batch.push(b"message", text.as_bytes());
@@ -565,7 +565,7 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     tokio::time::sleep(LEASE * 2).await;
     let stream = StreamId::from_bytes([5; 12]);
     assert_eq!(two.requests().position_at(Owner(9), stream).await.unwrap(), None, "no replica knows that one");
-    // It says nothing to the store any more, and lives: in the outage of its network, say.
+    // It no longer reaches the store, and lives: for example in an outage of its network.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
     assert_eq!(own.expired_leases().wait().await.unwrap(), [Owner(1)]);
@@ -614,7 +614,7 @@ async fn a_stream_that_cannot_be_taken_keeps_no_other_one_open() {
     assert_eq!(ended.by_ref().filter(|ended| *ended).count(), MANY - 1);
 }
 
-/// Has an open stream of a replica that is heard of no more.
+/// Leaves an open stream of a replica whose lease expires.
 async fn left_open(store: &Memory) -> (Replica, Arc<Stream>) {
     let one = Replica::of(store, 1).await;
     let (stream, writer) = open(&one.log);
@@ -624,7 +624,7 @@ async fn left_open(store: &Memory) -> (Replica, Arc<Stream>) {
     (one, stream)
 }
 
-/// Returns whether `stream` has its end, or had it for so long that it is not kept any more.
+/// Returns whether `stream` is sealed, or was forgotten after its end.
 async fn is_over(store: &Memory, stream: &Stream) -> bool {
     store.load(stream.id()).wait().await.unwrap().is_none_or(|stored| stored.sealed)
 }
@@ -650,7 +650,7 @@ async fn the_ten_minutes_count_anew_for_a_replica_that_was_heard_of_again() {
     tokio::time::sleep(Duration::from_secs(9 * 60)).await;
     one.store.renew(LEASE).wait().await.unwrap();
     tokio::time::sleep(LEASE / 2).await;
-    // One that remembers nothing.
+    // A replica with an empty memory.
     two.kill();
     two = Replica::of(&store, 2).await;
     tokio::time::sleep(Duration::from_secs(9 * 60)).await;

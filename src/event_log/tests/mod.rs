@@ -1,4 +1,4 @@
-//! Readers, the writer and the store of one stream together. Futures are polled by hand; nothing waits for time to pass.
+//! Readers, the writer and the store of one stream together. Futures are polled by hand; no test waits for real time.
 
 mod claims;
 mod framing;
@@ -53,7 +53,7 @@ fn log_with(store: Option<Arc<dyn Store>>) -> EventLog {
     EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, backing)
 }
 
-/// That of a replica which shares its store.
+/// Returns the log of a replica that shares its store.
 fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
     let keys = Keyring::new([7; 32], Vec::new());
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
@@ -70,7 +70,7 @@ fn log_of(owner: Owner, store: Arc<Memory>) -> EventLog {
     EventLog::new(identity, TailLimits { max_bytes: 1 << 20, max_events: 10_000 }, allowance(), metrics, Some(backing))
 }
 
-/// More than the tests hold that are not about it.
+/// Limits above what unrelated tests hold.
 fn allowance() -> QuotaLimits {
     QuotaLimits {
         max_bytes: 1 << 26,
@@ -88,7 +88,7 @@ fn quota(log: &EventLog, caller: u8) -> Arc<Quota> {
     log.quota(QuotaKey::Known([caller; 16]))
 }
 
-/// A stream of that caller.
+/// Creates a stream of a caller.
 fn create(log: &EventLog, caller: u8) -> Arc<Stream> {
     let reservation = log.admit(&quota(log, caller), 0).unwrap();
     log.create(spec(), reservation)
@@ -102,7 +102,7 @@ fn binding() -> Binding {
     Binding { principal: Principal::Anonymous, subject: None, session: None }
 }
 
-/// One request of the legacy era.
+/// Specification of one request of the legacy era.
 fn spec() -> Spec {
     let policy = Policy {
         kind: StreamKind::Request,
@@ -126,7 +126,7 @@ fn spec() -> Spec {
     Spec { policy, binding: binding(), ids: vec![id()], batch: false, polls: false, body: None, slicing: None }
 }
 
-/// A stream whose upstream has begun to answer, and its writer.
+/// Creates a stream whose upstream has begun to respond, with its writer.
 fn open(log: &EventLog) -> (Arc<Stream>, Writer) {
     let stream = create(log, 0);
     let writer = log.writer(&stream);
@@ -145,14 +145,14 @@ fn says(message: &str) -> impl FnOnce(&mut Machine, std::time::Instant) + '_ {
     move |machine, now| machine.handle_message(b"message", message.as_bytes(), now)
 }
 
-/// An event as a client gets it.
+/// Returns an event as a client gets it.
 fn wire(stream: &Stream, seq: u64, message: &str) -> String {
     let mut id = String::new();
     ids::write_event_id(&mut id, stream.handle(), Seq(seq), None).unwrap();
     format!("id: {id}\nevent: message\ndata: {message}\n\n")
 }
 
-/// A waker that counts.
+/// A waker that counts its wake-ups.
 #[derive(Default)]
 struct Bell(AtomicUsize);
 
@@ -169,7 +169,7 @@ impl Bell {
     }
 }
 
-/// A future polled by hand, with a bell.
+/// A future polled by hand, with a counting waker.
 struct ByHand<F> {
     future: Pin<Box<F>>,
     bell: Arc<Bell>,
@@ -185,7 +185,7 @@ impl<F: Future> ByHand<F> {
     }
 }
 
-/// The result of a future that has it at once.
+/// Returns the output of a future that is ready at once.
 fn ready<F: Future>(future: F) -> F::Output {
     match ByHand::new(future).poll() {
         Poll::Ready(output) => output,
@@ -207,7 +207,7 @@ impl Client {
         Self { attachment, cursor, text: BytesMut::new(), bell: Arc::default() }
     }
 
-    /// One read of about `budget` bytes.
+    /// Reads about `budget` bytes.
     fn read(&mut self, budget: usize) -> Poll<ReadOutcome> {
         let waker = Waker::from(self.bell.clone());
         let mut out = BytesMut::new();
@@ -219,7 +219,7 @@ impl Client {
         outcome
     }
 
-    /// Reads until it has to wait or is done; the last outcome.
+    /// Reads until it has to wait or is done; returns the last outcome.
     fn read_all(&mut self) -> Poll<ReadOutcome> {
         loop {
             match self.read(usize::MAX) {

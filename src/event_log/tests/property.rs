@@ -7,11 +7,11 @@ use super::*;
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// The upstream says so many things at once, or the writer goes on if it waits for the store.
+    /// The upstream sends this many messages at once, or the writer goes on if it waits for the store.
     Write(usize),
-    /// The store takes what it has.
+    /// The store accepts what it was sent.
     Store,
-    /// The reader runs if it was woken, and takes about this much.
+    /// The reader runs if it was woken, and reads about this much.
     ClaimRecord(usize),
     /// The connection breaks, and the client resumes.
     Reconnect,
@@ -30,7 +30,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-/// A reader that is a well-behaved task: it polls when it starts and when it was woken, never else.
+/// A reader as a well-behaved task: it polls at its start and when it was woken, never else.
 struct Task {
     client: Client,
     runnable: bool,
@@ -48,7 +48,7 @@ impl Task {
         }
     }
 
-    /// Runs for as long as it is woken.
+    /// Runs while it is woken.
     fn run_out(&mut self) {
         self.runnable |= self.client.bell.rings() > 0;
         while self.runnable {
@@ -67,7 +67,7 @@ proptest! {
         let mut task = Task::attach(&stream, Seq(0));
         let mut old = Vec::new();
         let mut update: Option<ByHand<Pin<Box<dyn Future<Output = ()> + '_>>>> = None;
-        // In the end the store takes all and the reader runs out.
+        // In the end the store accepts everything and the reader reads everything.
         let end = [Step::Store, Step::Write(0), Step::Store, Step::Write(0)];
         for step in steps.into_iter().chain(end) {
             match step {

@@ -3,14 +3,14 @@
 use super::*;
 use crate::protocol::stream::{ClientResponse, Phase};
 
-/// `count` notes from one update each.
+/// Writes `count` notes, one per update.
 fn say_notes(writer: &Writer, numbers: std::ops::RangeInclusive<usize>) {
     for n in numbers {
         ready(writer.update(says(&note(n))));
     }
 }
 
-/// The notes as a client gets them, each at the place of its number.
+/// Returns the notes as a client gets them, each at its position.
 fn notes(stream: &Stream, numbers: std::ops::RangeInclusive<usize>) -> String {
     numbers.map(|n| wire(stream, n as u64, &note(n))).collect()
 }
@@ -55,7 +55,7 @@ fn a_piece_stays_within_its_budget_and_its_buffer_does_not_grow() {
 
 #[test]
 fn a_reader_in_the_middle_of_its_replay_gets_what_comes_meanwhile_once() {
-    /// StreamTable for one of the events, and not for two.
+    /// Limit that one of the events fits, and two do not.
     const ONE_EVENT: usize = 256;
     let log = log_with(None);
     let (stream, writer) = open(&log);

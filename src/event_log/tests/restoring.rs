@@ -1,4 +1,4 @@
-//! Streams of a process that is gone, and of one that writes while another reads.
+//! Streams of a dead process, and of one that writes while another reads.
 
 use super::*;
 use crate::protocol::error::ErrorCode;
@@ -6,7 +6,7 @@ use crate::protocol::ids::EventId;
 use crate::protocol::stream::{Phase, Place};
 use crate::store::test_store::Memory;
 
-/// A log before `store`, as a process of that name has it.
+/// Returns a log with this store, as a process of this name has it.
 fn process(store: &Arc<Memory>) -> Arc<EventLog> {
     Arc::new(log_with(Some(store.clone())))
 }
@@ -17,7 +17,7 @@ pub(super) fn event_id(stream: &Stream, seq: u64) -> EventId {
     EventId::parse(text.as_bytes()).unwrap()
 }
 
-/// The upstream's response is over.
+/// Ends the upstream's response.
 pub(super) fn ended() -> impl FnOnce(&mut Machine, std::time::Instant) {
     |machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)
 }
@@ -80,7 +80,7 @@ async fn an_open_stream_of_a_process_that_died_ends_with_an_error() {
     assert_eq!(failure, Some(ErrorCode::OwnerDied));
     assert_eq!(after.recover().await.unwrap(), 0, "once");
 
-    // The old one wakes: it can do nothing any more.
+    // The old owner wakes: it can write nothing any more.
     let mut client = Client::attach(&stream, Seq(1));
     assert!(client.read_all().is_pending());
     writer.update(says(RESPONSE)).await;

@@ -3,7 +3,7 @@
 use super::*;
 use crate::protocol::ids::EventId;
 
-/// A stream that has ended, kept by the log, and the cursor of a client that had nothing of it.
+/// Creates a finished stream that the log keeps, with the event ID of a client that has no event of it.
 fn ended(log: &EventLog) -> (Arc<Stream>, EventId) {
     let (stream, writer) = open(log);
     ready(writer.update(|machine, now| {
@@ -68,7 +68,7 @@ async fn a_stream_that_is_read_again_is_kept_from_its_last_reader_on() {
     tokio::time::advance(RETENTION - TICK).await;
     settle().await;
     assert!(log.find(log.verify(&id).as_ref(), &binding()).is_some());
-    // It is looked at again half a minute after its last look found it read.
+    // A stream with a reader is checked again after half a minute.
     for _ in 0..4 {
         tokio::time::advance(RETENTION / 2).await;
         settle().await;

@@ -1,10 +1,11 @@
-//! Records of sessions: which ones a flood of made-up names may cost, and which not; and which go where too many were opened.
+//! Records of sessions: the ones that a flood of invented ids may evict, and the ones that go where too many were
+//! opened.
 
 use super::*;
 use crate::protocol::dialect::Declared;
 use crate::protocol::headers::{ProtocolVersion, SessionId};
 
-/// As many sessions that were opened elsewhere as have a record beside those in use.
+/// Number of sessions opened elsewhere that may have a record beside those in use.
 const BOUND: usize = 16_384;
 
 fn name(text: &str) -> SessionId {

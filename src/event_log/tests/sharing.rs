@@ -1,10 +1,10 @@
-//! Full shares: what goes, in which order, whose it is, and what never does.
+//! Full quotas: what is evicted, in which order, from which principal, and what never is.
 
 use super::slow::Slow;
 use super::*;
 use crate::protocol::stream::Ending;
 
-/// Small enough to fill.
+/// Creates a log with limits small enough to fill.
 pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
     let mut tight = QuotaLimits {
         max_bytes: 40_000,
@@ -21,7 +21,7 @@ pub(super) fn tight(change: impl FnOnce(&mut QuotaLimits)) -> EventLog {
     EventLog::new(identity, bounds, tight, Arc::new(Metrics::new(&Registrar::default()).unwrap()), None)
 }
 
-/// A stream of that caller whose upstream has begun to answer.
+/// Creates a stream of a caller whose upstream has begun to respond.
 pub(super) fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     let stream = create(log, caller);
     let writer = log.writer(&stream);
@@ -30,7 +30,7 @@ pub(super) fn open_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     (stream, writer)
 }
 
-/// The standalone stream of a session of that caller, which no connection reads.
+/// Creates the standalone stream of a caller's session, without a reader.
 fn standalone_of(log: &EventLog, caller: u8) -> (Arc<Stream>, Writer) {
     let spec = spec();
     let policy = Policy { kind: StreamKind::Standalone, can_pause: false, ..spec.policy };
@@ -51,7 +51,7 @@ pub(super) fn write(writer: &Writer, bytes: usize) {
     }
 }
 
-/// Ends the stream; its client has it all, and it is known to have arrived.
+/// Ends the stream; its client reads all of it, and the delivery is noted.
 fn deliver(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
     finish(log, stream, writer);
     let mut client = Client::attach(stream, Seq(0));
@@ -161,7 +161,7 @@ async fn a_stream_that_has_arrived_and_is_read_again_stays() {
     assert!(is_paused(&writer));
     assert_eq!(again.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(again);
-    // It is the last in the row from now on.
+    // It is the last in the queue from now on.
     tokio::time::advance(Duration::from_secs(31)).await;
     ready(writer.update(|_, _| ()));
     assert!(!is_kept(&log, &old));
@@ -275,14 +275,14 @@ async fn the_responses_of_a_client_that_takes_no_stream_do_not_go() {
     assert_eq!(collected.body, format!("[{RESPONSE},{}]", RESPONSE.replace("\"id\":1", "\"id\":2")));
 }
 
-/// A large event of the call arrives: a part of it, and then whether the rest of it is read.
+/// Receives a part of a large event; returns whether the rest of it is read.
 fn begins_large_event(writer: &Writer) -> bool {
     writer.note_arriving(80_000);
     ready(writer.update(|_, _| ()));
     !is_paused(writer)
 }
 
-/// The rest of it comes.
+/// Receives the rest of the event.
 fn ends_large_event(writer: &Writer) {
     writer.note_arriving(0);
     write(writer, 1);
@@ -309,7 +309,7 @@ async fn a_full_share_is_exceeded_by_one_large_event_until_its_client_has_it() {
     assert!(begins_large_event(&read[1].1));
     ends_large_event(&read[1].1);
 
-    // A client that takes nothing keeps the turn for a while, and one that leaves gives it back.
+    // A client that reads nothing keeps the overrun for a while, and one that leaves releases it.
     assert!(!begins_large_event(&read[2].1));
     tokio::time::advance(Duration::from_millis(4900)).await;
     assert!(!begins_large_event(&read[2].1));
@@ -339,7 +339,7 @@ async fn a_call_whose_client_has_all_of_it_waits_for_its_turn_and_does_not_fail(
         ready(second_writer.update(|machine, now| machine.handle_timeout(now)));
         assert_eq!(client.read_all(), Poll::Pending, "its call has failed");
     }
-    // One that leaves is waited for as long as any other.
+    // A client that leaves is waited for as long as any other.
     drop(client);
     ready(second_writer.update(|_, _| ()));
     tokio::time::advance(Duration::from_secs(31)).await;
@@ -401,7 +401,7 @@ async fn a_full_process_evicts_from_the_largest_holder() {
     write(&running, 60_000);
     assert!(is_paused(&running));
     assert_eq!(log.admit(&quota(&log, 2), 0).err(), Some(ErrorCode::ProxyFull));
-    // Who holds little has the reserve.
+    // A principal that holds little has the reserve.
     let (stream, small) = open_of(&log, 3);
     write(&small, 3000);
     assert!(!is_paused(&small));
@@ -547,7 +547,7 @@ fn a_sharer_without_a_credential_is_its_session_else_its_network() {
     }
 }
 
-/// A small share before a store that is waited for.
+/// Creates a log with small limits and a store that is waited for.
 fn tight_before(store: &Arc<Slow>) -> EventLog {
     let metrics = Arc::new(Metrics::new(&Registrar::default()).unwrap());
     let backing = Backing {
@@ -661,7 +661,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
     assert_eq!(again.read_all(), Poll::Ready(ReadOutcome::Ended));
     assert!(again.text().contains(RESPONSE));
     drop(again);
-    // Until it leaves in peace once more.
+    // Until it leaves gracefully once more.
     left.note_parted();
     ready(writer.update(|_, _| ()));
     assert!(!is_kept(&log, &left));
@@ -688,7 +688,7 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
         write(&writer, 1000);
     }
     assert!(!is_paused(&writer));
-    // Once it has arrived it is one of the others.
+    // Once it is delivered it is one of the others.
     let (known, known_writer) = open_of(&log, 1);
     reservation(&log, &known, &known_writer, 10_000);
     log.note_delivered(&known, Delivery::Likely);
@@ -700,7 +700,7 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
     assert!(is_kept(&log, &later));
 }
 
-/// A call that is over and proven to have arrived.
+/// Runs a call to a proven delivery.
 fn proven(log: &EventLog, caller: u8) {
     end_proven(log, &create(log, caller));
 }
@@ -730,7 +730,8 @@ fn a_full_process_makes_room_for_a_few_calls_at_a_time() {
     assert!((10..=64).contains(&most), "{most} went at once");
 }
 
-/// All that may go can be in the hands of threads that are about to end their calls, so that one is refused now and then.
+/// All evictable streams can be in the hands of threads that are about to end their calls, so that a call is refused
+/// now and then.
 #[test]
 fn a_full_process_takes_nearly_all_calls_that_come_at_once() {
     const CALLS: usize = 500;

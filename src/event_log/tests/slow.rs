@@ -12,8 +12,8 @@ use crate::protocol::stream::Batch;
 use crate::store::test_store::Memory;
 use crate::store::{Appended, ChangeSubscription, Error, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
 
-/// [`Memory`] behind a gate that lets one append through for each permit, and others that let seals and loads through unless they
-/// are closed.
+/// [`Memory`] behind a gate that lets one append through per permit. Further gates let seals and loads through unless
+/// they are closed.
 pub(super) struct Slow {
     pub(super) behind: Arc<Memory>,
     gate: Arc<Semaphore>,
@@ -27,13 +27,13 @@ impl Slow {
         Self::before(Memory::default())
     }
 
-    /// Before contents that others have as well.
+    /// Creates a gate before contents that other stores share.
     pub(super) fn before(behind: Memory) -> Arc<Self> {
         let [gate, seals, loads] = [0, 1, 1].map(|permits| Arc::new(Semaphore::new(permits)));
         Arc::new(Self { behind: Arc::new(behind), gate, seals, loads, broken: AtomicBool::new(false) })
     }
 
-    /// One that cannot be reached.
+    /// Creates a store that cannot be reached.
     pub(super) fn broken() -> Arc<Self> {
         let slow = Self::new();
         slow.set_broken(true);
@@ -49,22 +49,22 @@ impl Slow {
         self.broken.load(Ordering::Relaxed)
     }
 
-    /// Every append takes effect from now on.
+    /// Opens the gate: every append takes effect from now on.
     pub(super) fn open(&self) {
         self.gate.add_permits(1000);
     }
 
-    /// No seal takes effect until what is returned is dropped.
+    /// Holds all seals until the permit is dropped.
     pub(super) fn hold_seals(&self) -> OwnedSemaphorePermit {
         self.seals.clone().try_acquire_owned().expect("no test holds them")
     }
 
-    /// No load is answered until what is returned is dropped.
+    /// Holds all loads until the permit is dropped.
     pub(super) fn hold_loads(&self) -> OwnedSemaphorePermit {
         self.loads.clone().try_acquire_owned().expect("no test holds them")
     }
 
-    /// The next append takes effect.
+    /// Lets the next append take effect.
     pub(super) fn let_one_through(&self) {
         self.gate.add_permits(1);
     }

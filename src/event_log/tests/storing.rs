@@ -1,11 +1,11 @@
-//! Store before deliver: what a reader sees while the store works, and when it refuses.
+//! Store before delivery: the view of a reader while the store works, and when it refuses.
 
 use super::slow::Slow;
 use super::*;
 use crate::protocol::error::ErrorCode;
 use crate::store::Read;
 
-/// A stream before `store`, recorded there.
+/// Creates a stream with a record in `store`.
 fn open_with(store: &Arc<Slow>) -> (Arc<Stream>, Writer) {
     let log = log_with(Some(store.clone()));
     let (stream, writer) = open(&log);

@@ -9,7 +9,7 @@ use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::EventId;
 use crate::protocol::stream::Place;
 
-/// A call that is over: `notes` events and its response, all read by its client.
+/// Runs a call to its end: `notes` events and its response, all read by its client.
 fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
     let (stream, writer) = open_of(log, caller);
     (0..notes).for_each(|n| ready(writer.update(says(&note(n)))));
@@ -144,7 +144,8 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     drop((stream, writer));
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
-    // A stub in its box, the name of its session, its place in a map that has just grown, and in the lists by time.
+    // A boxed stub, the id of its session, its entry in a map that has just grown, and its entries in the lists by
+    // time.
     const ALLOCATION: usize = 16;
     let places =
         2 * (size_of::<(StreamId, StreamEntry)>() + 1) + 2 * size_of::<(std::time::Instant, StreamId)>() + 2 * 32;
@@ -163,7 +164,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
     }
     assert!(log.len() > 50, "{} are kept", log.len());
     assert!(quota(&log, 1).bytes() <= 100_000);
-    // What arrived without a proof does not either.
+    // A delivery without a proof does not either.
     for _ in 0..2000 {
         let stream = ended(&log, 1, 1);
         log.note_delivered(&stream, Delivery::Likely);
@@ -193,17 +194,17 @@ async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first(
         write(&writer, 1000);
     }
     assert_eq!(stubs(&log), 0);
-    // Then it is its turn, without waiting for its time.
+    // Then it is its turn, without a wait for its time.
     assert!(writer.agenda().1, "that was room enough");
 }
 
 #[tokio::test(start_paused = true)]
 async fn what_a_stub_could_not_answer_stays_whole() {
     let log = log_with(None);
-    // Only known to have arrived.
+    // The delivery is only likely.
     let likely = ended(&log, 0, 1);
     log.note_delivered(&likely, Delivery::Likely);
-    // May be asked for by its key.
+    // A key may ask for it.
     let reservation = log.admit(&quota(&log, 0), 0).unwrap();
     let policy = Policy { has_idempotency_key: true, ..spec().policy };
     let keyed = log.create(Spec { policy, ..spec() }, reservation);
@@ -212,12 +213,12 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     log.publish_once(&keyed);
     finish(&log, &keyed, &keyed_writer);
     log.note_delivered(&keyed, Delivery::Proven);
-    // Its question may be answered once more.
+    // Its server request may be answered once more.
     let (asked, asked_writer) = open_of(&log, 0);
     ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
     finish(&log, &asked, &asked_writer);
     log.note_delivered(&asked, Delivery::Proven);
-    // Is being read again.
+    // It has a reader again.
     let read = ended(&log, 0, 1);
     let reader = Client::attach(&read, Seq(0));
     log.note_delivered(&read, Delivery::Proven);
@@ -253,7 +254,7 @@ async fn a_stub_is_in_the_row_of_what_goes_first_once_it_is_in_the_map_and_not_b
     let stream = ended(&log, 0, 1);
     stream.note_delivered(Delivery::Proven);
     let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
-    // Another thread makes room now.
+    // Another thread evicts now.
     assert_eq!(quota(&log, 0).pop_stub(), None);
     assert!(log.streams.replace(&stream, stub));
     assert_eq!(quota(&log, 0).pop_stub(), Some(stream.id()));
