@@ -379,7 +379,7 @@ async fn a_replica_that_wakes_leaves_what_others_have_taken() {
     let mut client = Client::attach(&stream, Seq(1));
     assert!(client.read_all().is_pending());
     two.log.adopt(stream.id()).await.unwrap();
-    // Its next renewal shows that the lease had expired.
+    // The next renewal shows that the lease had expired.
     one.store.release().wait().await.unwrap();
     tokio::time::sleep(LEASE).await;
     settle().await;
@@ -565,7 +565,7 @@ async fn one_that_was_taken_for_gone_may_have_what_the_store_has_not() {
     tokio::time::sleep(LEASE * 2).await;
     let stream = StreamId::from_bytes([5; 12]);
     assert_eq!(two.requests().position_at(Owner(9), stream).await.unwrap(), None, "no replica knows that one");
-    // It no longer reaches the store, and lives: for example in an outage of its network.
+    // The replica no longer reaches the store, and lives: for example in an outage of its network.
     one.kill();
     tokio::time::sleep(LEASE * 2).await;
     assert_eq!(own.expired_leases().wait().await.unwrap(), [Owner(1)]);

@@ -161,7 +161,7 @@ async fn a_stream_that_has_arrived_and_is_read_again_stays() {
     assert!(is_paused(&writer));
     assert_eq!(again.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(again);
-    // It is the last in the queue from now on.
+    // The stream is the last in the queue from now on.
     tokio::time::advance(Duration::from_secs(31)).await;
     ready(writer.update(|_, _| ()));
     assert!(!is_kept(&log, &old));

@@ -213,12 +213,12 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     log.publish_once(&keyed);
     finish(&log, &keyed, &keyed_writer);
     log.note_delivered(&keyed, Delivery::Proven);
-    // Its server request may be answered once more.
+    // The server request may be answered once more.
     let (asked, asked_writer) = open_of(&log, 0);
     ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
     finish(&log, &asked, &asked_writer);
     log.note_delivered(&asked, Delivery::Proven);
-    // It has a reader again.
+    // The stream has a reader again.
     let read = ended(&log, 0, 1);
     let reader = Client::attach(&read, Seq(0));
     log.note_delivered(&read, Delivery::Proven);
