@@ -63,13 +63,13 @@ mod tests {
     const LEASE: Duration = Duration::from_secs(15);
 
     #[tokio::test(start_paused = true)]
-    async fn contents_are_young_for_a_lease_after_they_were_regained() {
+    async fn the_store_recovers_for_one_lease_after_a_loss() {
         let generation = Generation::default();
-        assert!(!generation.is_recovering(0), "nobody looks");
+        assert!(!generation.is_recovering(0), "no generation was noted");
         assert_eq!(generation.note(StoreEpoch(1), 0, LEASE), StoreLoss::Nothing);
         assert!(!generation.is_recovering(0));
         for (epoch, times, regained) in [(StoreEpoch(1), 1, StoreLoss::Partial), (StoreEpoch(2), 2, StoreLoss::Total)] {
-            assert!(generation.is_recovering(times), "before anybody has noted it");
+            assert!(generation.is_recovering(times), "before the loss was noted");
             assert_eq!(generation.note(epoch, times, LEASE), regained);
             assert_eq!(generation.note(epoch, times, LEASE), StoreLoss::Nothing);
             tokio::time::advance(LEASE - Duration::from_millis(1)).await;

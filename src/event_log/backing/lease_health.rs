@@ -12,10 +12,10 @@ use std::time::Duration;
 use crate::clock;
 
 /// Failed renewals in a row after which the store counts as unreachable: three seconds at the pace of the replicas.
-const MISSES: u32 = 12;
+const UNREACHABLE_AFTER: u32 = 12;
 /// Longest gap between two failures of one row, however slowly the store fails. A longer one means that this process
 /// was frozen.
-const ROW: Duration = Duration::from_secs(10);
+const ROW_GAP_MAX: Duration = Duration::from_secs(10);
 
 /// State of this replica's lease. All times are of [`clock::boot`], which runs on while the process is frozen.
 #[derive(Debug, Default)]
@@ -23,23 +23,23 @@ pub struct LeaseHealth {
     /// End of the lease in milliseconds, or 0 without a lease.
     until: AtomicU64,
     /// Failed renewals in a row, and the time of the last one in milliseconds.
-    misses: AtomicU32,
-    missed_at: AtomicU64,
+    failures: AtomicU32,
+    failed_at: AtomicU64,
 }
 
 impl LeaseHealth {
     /// Notes a renewal: the lease runs until then.
     pub(in crate::event_log) fn note(&self, until: Duration) {
-        self.misses.store(0, Ordering::Relaxed);
+        self.failures.store(0, Ordering::Relaxed);
         self.until.store(millis(until), Ordering::Relaxed);
     }
 
     /// Notes a failed renewal. To be called by one task.
     pub(in crate::event_log) fn note_renewal_failed(&self) {
-        let is_first = !self.has_missed_lately();
-        let misses = if is_first { 0 } else { self.misses.load(Ordering::Relaxed) };
-        self.misses.store(misses.saturating_add(1), Ordering::Relaxed);
-        self.missed_at.store(millis(clock::boot()), Ordering::Relaxed);
+        let is_first = !self.has_failed_lately();
+        let failures = if is_first { 0 } else { self.failures.load(Ordering::Relaxed) };
+        self.failures.store(failures.saturating_add(1), Ordering::Relaxed);
+        self.failed_at.store(millis(clock::boot()), Ordering::Relaxed);
     }
 
     /// True if the lease has expired, so that others may have adopted this replica's streams.
@@ -50,12 +50,12 @@ impl LeaseHealth {
 
     /// True if the lease has expired and it is not yet known whether the store is reachable.
     pub(in crate::event_log) fn is_in_doubt(&self) -> bool {
-        let is_out_of_reach = self.misses.load(Ordering::Relaxed) >= MISSES && self.has_missed_lately();
+        let is_out_of_reach = self.failures.load(Ordering::Relaxed) >= UNREACHABLE_AFTER && self.has_failed_lately();
         self.is_expired() && !is_out_of_reach
     }
 
-    fn has_missed_lately(&self) -> bool {
-        millis(clock::boot()).saturating_sub(self.missed_at.load(Ordering::Relaxed)) < millis(ROW)
+    fn has_failed_lately(&self) -> bool {
+        millis(clock::boot()).saturating_sub(self.failed_at.load(Ordering::Relaxed)) < millis(ROW_GAP_MAX)
     }
 }
 
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_outage_is_known_by_the_renewals_that_fail_in_it() {
+    async fn an_outage_is_recognised_by_failed_renewals() {
         let lease_health = LeaseHealth::default();
-        assert!(!lease_health.is_expired() && !lease_health.is_in_doubt(), "nobody asks");
+        assert!(!lease_health.is_expired() && !lease_health.is_in_doubt(), "there is no lease");
         lease_health.note(clock::boot() + LEASE);
         miss(&lease_health, 60).await;
         assert!(lease_health.is_expired() && !lease_health.is_in_doubt());
@@ -89,15 +89,15 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_was_frozen_does_not_take_its_first_failures_for_an_outage() {
+    async fn a_frozen_process_does_not_mistake_its_first_failures_for_an_outage() {
         let lease_health = LeaseHealth::default();
         lease_health.note(clock::boot() + LEASE);
         // Also in an outage, which may be over when the process wakes.
-        for misses in [0, 100] {
-            miss(&lease_health, misses).await;
+        for failures in [0, 100] {
+            miss(&lease_health, failures).await;
             tokio::time::advance(LEASE).await;
             assert!(lease_health.is_expired() && lease_health.is_in_doubt());
-            miss(&lease_health, MISSES - 1).await;
+            miss(&lease_health, UNREACHABLE_AFTER - 1).await;
             assert!(lease_health.is_in_doubt());
             miss(&lease_health, 1).await;
             assert!(!lease_health.is_in_doubt());

@@ -128,14 +128,14 @@ pub struct Quota {
     streams: AtomicUsize,
     detached: AtomicUsize,
     /// POSTs without requests in flight to the upstream.
-    carried: AtomicUsize,
+    uploads: AtomicUsize,
     /// Time at which the admitted resumes are paid for: at most [`RESUME_BURST`] from now, plus one.
     resumes_paid: Mutex<Option<Instant>>,
     /// Queue of waiting resumes. A resume is counted only once it is admitted, so a caller that leaves owes nothing.
     resumes_queue: tokio::sync::Mutex<()>,
-    delivered: Mutex<Delivered>,
+    queues: Mutex<EvictionQueues>,
     /// Stubs by the time of their creation: they are evicted first.
-    proven: Mutex<BTreeSet<(Instant, StreamId)>>,
+    stubs: Mutex<BTreeSet<(Instant, StreamId)>>,
     /// Overrun of this quota's calls.
     overrun: Overrun,
 }
@@ -205,17 +205,17 @@ pub(super) enum EvictionQueue {
 
 /// Finished streams of a quota that may be evicted, by the time at which they were queued.
 #[derive(Default)]
-struct Delivered {
-    row: BTreeSet<(Instant, StreamId)>,
+struct EvictionQueues {
+    delivered: BTreeSet<(Instant, StreamId)>,
     /// Last stream whose front was trimmed.
-    shortened: Option<(Instant, StreamId)>,
+    trimmed: Option<(Instant, StreamId)>,
     unconfirmed: BTreeSet<(Instant, StreamId)>,
 }
 
-impl Delivered {
-    fn row(&mut self, row: EvictionQueue) -> &mut BTreeSet<(Instant, StreamId)> {
-        match row {
-            EvictionQueue::Delivered => &mut self.row,
+impl EvictionQueues {
+    fn of(&mut self, queue: EvictionQueue) -> &mut BTreeSet<(Instant, StreamId)> {
+        match queue {
+            EvictionQueue::Delivered => &mut self.delivered,
             EvictionQueue::Unconfirmed => &mut self.unconfirmed,
         }
     }
@@ -295,11 +295,11 @@ impl Quota {
             bytes: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             detached: AtomicUsize::new(0),
-            carried: AtomicUsize::new(0),
+            uploads: AtomicUsize::new(0),
             resumes_paid: Mutex::default(),
             resumes_queue: tokio::sync::Mutex::default(),
-            delivered: Mutex::default(),
-            proven: Mutex::default(),
+            queues: Mutex::default(),
+            stubs: Mutex::default(),
             overrun: Overrun::default(),
         }
     }
@@ -366,13 +366,13 @@ impl Quota {
         StreamReservation {
             reservation: self.reserve(base),
             base,
-            asks: 0,
+            server_requests: 0,
             events: 0,
             staged: 0,
             arriving: 0,
             overrun: None,
             global_overrun: None,
-            running: false,
+            is_running: false,
             detached: false,
         }
     }
@@ -414,44 +414,44 @@ impl Quota {
         sync::lock(&self.resumes_paid).is_some_and(|paid| paid > now)
     }
 
-    pub(super) fn enqueue(&self, (row, at): (EvictionQueue, Instant), stream: StreamId) {
-        self.delivered().row(row).insert((at, stream));
+    pub(super) fn enqueue(&self, (queue, at): (EvictionQueue, Instant), stream: StreamId) {
+        self.queues().of(queue).insert((at, stream));
     }
 
-    pub(super) fn dequeue(&self, (row, at): (EvictionQueue, Instant), stream: StreamId) {
-        self.delivered().row(row).remove(&(at, stream));
+    pub(super) fn dequeue(&self, (queue, at): (EvictionQueue, Instant), stream: StreamId) {
+        self.queues().of(queue).remove(&(at, stream));
     }
 
     /// Returns the length of a queue.
-    pub(super) fn queue_len(&self, row: EvictionQueue) -> usize {
-        self.delivered().row(row).len()
+    pub(super) fn queue_len(&self, queue: EvictionQueue) -> usize {
+        self.queues().of(queue).len()
     }
 
     /// Takes the first stream out of a queue, with the time at which it was queued.
-    pub(super) fn pop_first_of(&self, row: EvictionQueue) -> Option<(Instant, StreamId)> {
-        self.delivered().row(row).pop_first()
+    pub(super) fn pop_first_of(&self, queue: EvictionQueue) -> Option<(Instant, StreamId)> {
+        self.queues().of(queue).pop_first()
     }
 
     pub(super) fn add_stub(&self, at: Instant, stream: StreamId) {
-        self.proven().insert((at, stream));
+        self.stubs().insert((at, stream));
     }
 
     pub(super) fn remove_stub(&self, at: Instant, stream: StreamId) {
-        self.proven().remove(&(at, stream));
+        self.stubs().remove(&(at, stream));
     }
 
     /// Takes the oldest stub.
     pub(super) fn pop_stub(&self) -> Option<StreamId> {
-        self.proven().pop_first().map(|(_, stream)| stream)
+        self.stubs().pop_first().map(|(_, stream)| stream)
     }
 
     /// Returns the stream that was delivered first among those not yet returned by this method. The stream stays in
     /// the queue.
     pub(super) fn next_to_trim(&self) -> Option<StreamId> {
-        let mut delivered = self.delivered();
-        let from = delivered.shortened.map_or(Bound::Unbounded, Bound::Excluded);
-        let next = *delivered.row.range((from, Bound::Unbounded)).next()?;
-        delivered.shortened = Some(next);
+        let mut queues = self.queues();
+        let from = queues.trimmed.map_or(Bound::Unbounded, Bound::Excluded);
+        let next = *queues.delivered.range((from, Bound::Unbounded)).next()?;
+        queues.trimmed = Some(next);
         Some(next.1)
     }
 
@@ -469,12 +469,12 @@ impl Quota {
         &self.global
     }
 
-    fn proven(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
-        sync::lock(&self.proven)
+    fn stubs(&self) -> MutexGuard<'_, BTreeSet<(Instant, StreamId)>> {
+        sync::lock(&self.stubs)
     }
 
-    fn delivered(&self) -> MutexGuard<'_, Delivered> {
-        sync::lock(&self.delivered)
+    fn queues(&self) -> MutexGuard<'_, EvictionQueues> {
+        sync::lock(&self.queues)
     }
 
     fn add(&self, bytes: usize) {
@@ -529,7 +529,7 @@ pub struct StreamReservation {
     /// Bytes beside the events.
     base: usize,
     /// Bytes of the server's requests that are remembered.
-    asks: usize,
+    server_requests: usize,
     events: usize,
     /// Bytes of events that the store has not accepted yet.
     staged: usize,
@@ -538,7 +538,7 @@ pub struct StreamReservation {
     /// Number by which this call holds the quota's overrun, or `None`.
     overrun: Option<u64>,
     global_overrun: Option<u64>,
-    running: bool,
+    is_running: bool,
     detached: bool,
 }
 
@@ -630,14 +630,14 @@ impl StreamReservation {
 
     /// Sets the bytes of the server's requests that are remembered. Most events hold none, and cost nothing here.
     pub(super) fn set_server_requests(&mut self, bytes: usize) {
-        if bytes != self.asks {
-            self.asks = bytes;
+        if bytes != self.server_requests {
+            self.server_requests = bytes;
             self.count();
         }
     }
 
     fn count(&mut self) {
-        self.reservation.set(self.base + self.asks + self.events + self.staged + self.arriving);
+        self.reservation.set(self.base + self.server_requests + self.events + self.staged + self.arriving);
     }
 
     /// Keeps these bytes of the arriving data beside the events, for a retry.
@@ -655,13 +655,13 @@ impl StreamReservation {
     }
 
     /// Sets whether the stream is a running call. A finished one counts by its bytes alone.
-    pub(super) fn set_running(&mut self, running: bool) {
-        if running == self.running {
+    pub(super) fn set_running(&mut self, is_running: bool) {
+        if is_running == self.is_running {
             return;
         }
-        self.running = running;
+        self.is_running = is_running;
         let streams = &self.quota().streams;
-        match running {
+        match is_running {
             true => streams.fetch_add(1, Ordering::Relaxed),
             false => streams.fetch_sub(1, Ordering::Relaxed),
         };

@@ -21,7 +21,7 @@ pub struct UploadReservation {
 impl Quota {
     /// Reserves `bytes` for a POST to the upstream.
     pub fn reserve_upload(self: &Arc<Self>, bytes: usize) -> UploadReservation {
-        self.carried.fetch_add(1, Ordering::Relaxed);
+        self.uploads.fetch_add(1, Ordering::Relaxed);
         UploadReservation { reservation: self.reserve(COST + bytes) }
     }
 }
@@ -34,12 +34,12 @@ impl UploadReservation {
 
     /// Returns whether the upload must wait for capacity in its quota.
     pub fn needs_capacity(&self) -> bool {
-        self.reservation.bytes > SLIGHT || self.reservation.quota.carried.load(Ordering::Relaxed) > FEW
+        self.reservation.bytes > SLIGHT || self.reservation.quota.uploads.load(Ordering::Relaxed) > FEW
     }
 }
 
 impl Drop for UploadReservation {
     fn drop(&mut self) {
-        self.reservation.quota.carried.fetch_sub(1, Ordering::Relaxed);
+        self.reservation.quota.uploads.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -92,7 +92,7 @@ impl Follower {
                     return;
                 }
                 // The store notifies once it is back.
-                Err(error) => debug!(stream.id = %self.stream.id(), %error, "a mirror cannot look"),
+                Err(error) => debug!(stream.id = %self.stream.id(), %error, "a follower cannot read the store"),
             }
         }
         log.streams.forget(&self.stream);

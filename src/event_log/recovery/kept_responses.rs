@@ -68,7 +68,7 @@ impl EventLog {
         Ok(record.and_then(|record| match serde_json::from_slice(&record) {
             Ok(known) => Some(known),
             Err(error) => {
-                warn!(stream.id = %run, %error, "the answer of a call cannot be read");
+                warn!(stream.id = %run, %error, "the stored response of a call cannot be read");
                 None
             }
         }))

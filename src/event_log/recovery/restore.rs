@@ -281,7 +281,7 @@ impl EventLog {
         let metrics = backing.metrics.clone();
         // Other replicas may be ending it as well: the store accepts one seal.
         let ended = move || {
-            info!(stream.id = %id, "a stream whose writer is gone was ended");
+            info!(stream.id = %id, "a stream of a dead writer was ended");
             metrics.observe_adopted();
         };
         writer.seal_and(ended).await;

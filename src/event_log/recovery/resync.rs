@@ -70,13 +70,13 @@ impl EventLog {
                 match backing.store.load(stream.id()).wait().await {
                     Ok(Some(stored)) if store_progress.is_in(&stored) => {}
                     Ok(_) => {
-                        info!(stream.id = %stream.id(), "the store has lost something of a stream: it is brought there again");
+                        info!(stream.id = %stream.id(), "the store has lost a part of a stream: the stream is rewritten");
                         if stream.note_store_loss() {
                             recorder::seal(&stream, &backing, || {}).await;
                         }
                     }
                     // The next return of the store begins another check.
-                    Err(error) => return debug!(%error, "a store that is back cannot be looked at"),
+                    Err(error) => return debug!(%error, "a store that is back cannot be verified"),
                 }
             }
         });

@@ -12,7 +12,7 @@ enum Step {
     /// The store accepts what it was sent.
     Store,
     /// The reader runs if it was woken, and reads about this much.
-    ClaimRecord(usize),
+    Run(usize),
     /// The connection breaks, and the client resumes.
     Reconnect,
     /// The client resumes before the old connection is known to be gone.
@@ -23,7 +23,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         6 => (0..5usize).prop_map(Step::Write),
         5 => Just(Step::Store),
-        8 => prop_oneof![Just(1), 1..400usize, Just(usize::MAX)].prop_map(Step::ClaimRecord),
+        8 => prop_oneof![Just(1), 1..400usize, Just(usize::MAX)].prop_map(Step::Run),
         1 => Just(Step::Reconnect),
         1 => Just(Step::TakeOver),
     ];
@@ -85,7 +85,7 @@ proptest! {
                 Step::Store => if let Some(store) = store.as_ref().filter(|_| update.is_some()) {
                     store.let_one_through();
                 },
-                Step::ClaimRecord(budget) => task.run(budget),
+                Step::Run(budget) => task.run(budget),
                 Step::Reconnect | Step::TakeOver => {
                     text.push_str(task.client.text());
                     let cursor = task.client.cursor;

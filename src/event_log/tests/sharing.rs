@@ -636,7 +636,7 @@ async fn an_answer_that_passes_is_read_on_with_when_there_is_room_or_its_turn() 
 
 /// Ends the stream after so many bytes. Its client reads all of it and closes its connection, so that the delivery is
 /// unproven.
-fn reservation(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
+fn leave_gracefully(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usize) {
     write(writer, bytes);
     finish(log, stream, writer);
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
@@ -647,7 +647,7 @@ fn reservation(log: &EventLog, stream: &Arc<Stream>, writer: &Writer, bytes: usi
 async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_it() {
     let log = tight(|_| ());
     let (left, left_writer) = open_of(&log, 1);
-    reservation(&log, &left, &left_writer, 10_000);
+    leave_gracefully(&log, &left, &left_writer, 10_000);
     left.note_return(Some(Seq(3)));
     let mut back = Client::attach(&left, Seq(3));
     assert!(matches!(back.read(2000), Poll::Ready(ReadOutcome::Events { .. })));
@@ -672,7 +672,7 @@ async fn a_stream_whose_client_left_in_peace_stays_for_one_that_comes_back_for_i
 async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_arrived() {
     let log = tight(|allowance| allowance.max_bytes = 1_500_000);
     let (left, left_writer) = open_of(&log, 1);
-    reservation(&log, &left, &left_writer, 700_000);
+    leave_gracefully(&log, &left, &left_writer, 700_000);
     tokio::time::advance(Duration::from_secs(5)).await;
     let (arrived, arrived_writer) = open_of(&log, 1);
     write(&arrived_writer, 10_000);
@@ -690,10 +690,10 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
     assert!(!is_paused(&writer));
     // Once it is delivered it is one of the others.
     let (known, known_writer) = open_of(&log, 1);
-    reservation(&log, &known, &known_writer, 10_000);
+    leave_gracefully(&log, &known, &known_writer, 10_000);
     log.note_delivered(&known, Delivery::Likely);
     let (later, later_writer) = open_of(&log, 1);
-    reservation(&log, &later, &later_writer, 10_000);
+    leave_gracefully(&log, &later, &later_writer, 10_000);
     while is_kept(&log, &known) {
         write(&writer, 1000);
     }

@@ -79,7 +79,7 @@ pub(in crate::event_log) async fn seal(
             if clock::now() >= until {
                 // An unsealed stream has a long retention in the store, and may be what fills it.
                 if let Err(error) = backing.store.expire(stream.id).wait().await {
-                    debug!(stream.id = %stream.id, %error, "the store could not forget a stream that it has no end of");
+                    debug!(stream.id = %stream.id, %error, "the store could not expire an unsealed stream");
                 }
                 return;
             }
@@ -221,7 +221,7 @@ impl Recorder<'_> {
                 (inner.epoch, upto, missing)
             };
             let Some(missing) = missing else {
-                warn!(stream.id = %self.stream.id, "events are gone that the store never had: the stream stays in memory");
+                warn!(stream.id = %self.stream.id, "events were trimmed that the store never had: the stream stays in memory");
                 self.stream.with_store_progress(|store_progress| store_progress.is_memory_only = true);
                 return Ok(false);
             };
@@ -288,7 +288,7 @@ impl Recorder<'_> {
     /// Trims the events in the store that are trimmed here.
     async fn trim(&self, epoch: WriterEpoch, upto: Seq) {
         if let Err(error) = self.backing.store.trim(self.stream.id, epoch, upto).wait().await {
-            warn!(stream.id = %self.stream.id, %error, "the store could not drop what is not needed any more");
+            warn!(stream.id = %self.stream.id, %error, "the store could not trim a stream");
         }
     }
 
