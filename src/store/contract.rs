@@ -370,7 +370,7 @@ pub(crate) async fn a_record_is_claimed_by_one(store: Arc<dyn Store>) {
             Some(value) => there.push(value),
         }
     }
-    let value = store.get(b"key").wait().await.unwrap().expect("somebody claimed it");
+    let value = store.get(b"key").wait().await.unwrap().expect("one of the callers claimed it");
     assert_eq!((firsts, there), (1, vec![value; 15]));
     store.put(b"key", b"over", KEEP).wait().await.unwrap();
     assert_eq!(store.get(b"key").wait().await.unwrap().as_deref(), Some(&b"over"[..]));

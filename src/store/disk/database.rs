@@ -20,7 +20,7 @@ use fjall::{AbstractTree as _, Keyspace, KeyspaceCreateOptions, PersistMode, Rea
 use tracing::warn;
 
 use super::failure::{Failure, caught, damaged};
-use super::index::{Sieve, Wanted};
+use super::index::{LiveEvents, ObsoleteFilterFactory};
 use super::inspect::inspect;
 use super::layout::{self, EVENTS, Place, RECORDS, STREAMS};
 use super::{Fsync, Sizes};
@@ -44,7 +44,7 @@ pub(super) struct Database {
     streams: Keyspace,
     events: Keyspace,
     records: Keyspace,
-    pub(super) wanted: Arc<Wanted>,
+    pub(super) live_events: Arc<LiveEvents>,
 }
 
 /// Rows of one commit, each key once. `None` removes a row.
@@ -64,7 +64,7 @@ impl Database {
         database.commit(Changes { streams: vec![row], ..Changes::default() }, Fsync::Always)
     }
 
-    /// Opens the database that was created for these contents. All its events count as live until [`Wanted::decide`] is
+    /// Opens the database that was created for these contents. All its events count as live until [`LiveEvents::decide`] is
     /// called.
     ///
     /// # Errors
@@ -75,18 +75,18 @@ impl Database {
     }
 
     fn build(path: &Path, sizes: Sizes) -> Result<Self, Failure> {
-        let wanted = Arc::new(Wanted::default());
-        let sieve: Arc<dyn Factory> = Arc::new(Sieve(AssertUnwindSafe(wanted.clone())));
+        let live_events = Arc::new(LiveEvents::default());
+        let filter: Arc<dyn Factory> = Arc::new(ObsoleteFilterFactory(AssertUnwindSafe(live_events.clone())));
         let database = fjall::Database::builder(path)
             .worker_threads(WORKERS)
             .max_journaling_size(JOURNALS)
-            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == EVENTS).then(|| sieve.clone())))
+            .with_compaction_filter_factories(Arc::new(move |keyspace| (keyspace == EVENTS).then(|| filter.clone())))
             .open()?;
         let keyspace =
             |name, memtable| database.keyspace(name, || KeyspaceCreateOptions::default().max_memtable_size(memtable));
         let (streams, events, records) =
             (keyspace(STREAMS, sizes.memtable)?, keyspace(EVENTS, sizes.memtable)?, keyspace(RECORDS, sizes.memtable)?);
-        Ok(Self { database, streams, events, records, wanted })
+        Ok(Self { database, streams, events, records, live_events })
     }
 
     /// Writes all of `changes` or nothing, durably if `fsync` says so. Readers see them afterwards.
@@ -257,7 +257,7 @@ impl Database {
 
     /// Drops the tables that hold only obsolete events, without a read or a write of events. Returns false if there are
     /// none.
-    pub(super) fn drop_unwanted(&self) -> Result<bool, Failure> {
+    pub(super) fn drop_obsolete(&self) -> Result<bool, Failure> {
         let number = |key: &[u8]| Ok::<_, Failure>(event_of(key)?.0);
         let version = self.events.tree.current_version();
         let spans = version.iter_tables().map(|table| {
@@ -267,7 +267,7 @@ impl Database {
         let spans = spans.collect::<Result<Vec<(u64, u64)>, Failure>>()?;
         drop(version);
         let mut has_dropped = false;
-        for (first, last) in self.wanted.gaps() {
+        for (first, last) in self.live_events.gaps() {
             if !spans.iter().any(|&(min, max)| first <= min && max <= last) {
                 continue;
             }
@@ -311,7 +311,7 @@ impl Database {
     /// Writes a row, frees space, and does the flushes and compactions that are due. Afterwards the threads of the
     /// database have no work left that a full disk would fail.
     pub(super) fn catch_up(&self) -> Result<(), Failure> {
-        self.drop_unwanted()?;
+        self.drop_obsolete()?;
         let probe = (layout::PROBE_ROW.to_vec(), Some(Vec::new()));
         self.commit(Changes { streams: vec![probe], ..Changes::default() }, Fsync::Always)?;
         let keyspaces = [&self.streams, &self.events, &self.records];

@@ -14,12 +14,12 @@ pub(super) enum Item {
 
 /// An extension, which each append is, costs nothing here: the caller sets the item again when its old time comes.
 #[derive(Default)]
-pub(super) struct Agenda {
+pub(super) struct ExpiryQueue {
     heap: BinaryHeap<Reverse<(u64, Item)>>,
     set: HashMap<Item, u64>,
 }
 
-impl Agenda {
+impl ExpiryQueue {
     /// Makes `item` due at `until` at the latest.
     pub(super) fn set(&mut self, item: Item, until: u64) {
         if self.set.get(&item).is_none_or(|&at| until < at) {
@@ -53,14 +53,14 @@ mod tests {
     #[test]
     fn an_item_is_due_once_at_the_first_of_its_times() {
         let item = |byte| Item::Stream(StreamId::from_bytes([byte; 12]));
-        let mut agenda = Agenda::default();
+        let mut expiry = ExpiryQueue::default();
         for (byte, until) in [(1, 10), (2, 20), (1, 30), (2, 5)] {
-            agenda.set(item(byte), until);
+            expiry.set(item(byte), until);
         }
-        assert_eq!(agenda.due(4), None);
-        assert_eq!(agenda.due(9), Some(item(2)));
-        assert_eq!(agenda.due(9), None);
-        assert_eq!(agenda.due(99), Some(item(1)));
-        assert_eq!(agenda.due(99), None);
+        assert_eq!(expiry.due(4), None);
+        assert_eq!(expiry.due(9), Some(item(2)));
+        assert_eq!(expiry.due(9), None);
+        assert_eq!(expiry.due(99), Some(item(1)));
+        assert_eq!(expiry.due(99), None);
     }
 }

@@ -7,7 +7,7 @@ use std::panic::{self, AssertUnwindSafe};
 #[derive(Clone, Debug)]
 pub(super) struct Failure {
     /// True if there was no room.
-    pub(super) full: bool,
+    pub(super) is_full: bool,
     pub(super) problem: String,
 }
 
@@ -17,7 +17,7 @@ impl From<fjall::Error> for Failure {
             fjall::Error::Io(error) | fjall::Error::Storage(fjall::LsmError::Io(error)) => Some(error.kind()),
             _ => None,
         };
-        let full = match &error {
+        let is_full = match &error {
             // An earlier flush or compaction has failed, and the database does not report the cause. A lack of room is
             // the likely cause, and the one that forbids more writes. Any other is reported when the same work is tried
             // again.
@@ -30,13 +30,13 @@ impl From<fjall::Error> for Failure {
             fjall::Error::InvalidVersion(_) => "its file `version` is damaged, or says another version".into(),
             other => other.to_string(),
         };
-        Self { full, problem }
+        Self { is_full, problem }
     }
 }
 
 /// Returns the failure for damage.
 pub(super) fn damaged(problem: impl Into<String>) -> Failure {
-    Failure { full: false, problem: problem.into() }
+    Failure { is_full: false, problem: problem.into() }
 }
 
 /// Turns a panic of the database into a failure, so that the process goes on.

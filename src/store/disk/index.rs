@@ -20,7 +20,7 @@ pub(super) struct Index {
     pub(super) damaged: DashSet<StreamId>,
     /// Expiry and size of each record.
     pub(super) records: DashMap<Arc<[u8]>, (u64, u64)>,
-    standing: AtomicU8,
+    health: AtomicU8,
 }
 
 impl Index {
@@ -38,34 +38,34 @@ impl Index {
     }
 
     pub(super) fn health(&self) -> StoreHealth {
-        match self.standing.load(Ordering::Relaxed) {
+        match self.health.load(Ordering::Relaxed) {
             0 => StoreHealth::Ready,
             1 => StoreHealth::Full,
             _ => StoreHealth::Unreachable,
         }
     }
 
-    pub(super) fn stand(&self, standing: StoreHealth) {
-        let standing = match standing {
+    pub(super) fn set_health(&self, health: StoreHealth) {
+        let health = match health {
             StoreHealth::Ready => 0,
             StoreHealth::Full => 1,
             StoreHealth::Unreachable => 2,
         };
-        self.standing.store(standing, Ordering::Relaxed);
+        self.health.store(health, Ordering::Relaxed);
     }
 }
 
 /// Live events, by stream number. During a compaction the database asks for each event, and drops those that are not
 /// live: no write is needed to delete them.
 #[derive(Default)]
-pub(super) struct Wanted {
+pub(super) struct LiveEvents {
     /// Live streams, and the place up to which each is trimmed.
     trimmed: DashMap<u64, Seq>,
     /// Numbers from here on are undecided and count as live.
     undecided: AtomicU64,
 }
 
-impl Wanted {
+impl LiveEvents {
     pub(super) fn keep(&self, number: u64, trimmed: Seq) {
         self.trimmed.insert(number, trimmed);
     }
@@ -79,7 +79,7 @@ impl Wanted {
         self.undecided.store(below, Ordering::SeqCst);
     }
 
-    fn wants(&self, number: u64, last: Seq) -> bool {
+    fn is_live(&self, number: u64, last: Seq) -> bool {
         // The order matters: a stream is kept before its number is decided.
         number >= self.undecided.load(Ordering::SeqCst)
             || self.trimmed.get(&number).is_some_and(|trimmed| last > *trimmed)
@@ -98,26 +98,26 @@ impl Wanted {
     }
 }
 
-/// [`Wanted`] as a compaction filter of the database.
-pub(super) struct Sieve(pub(super) AssertUnwindSafe<Arc<Wanted>>);
+/// [`LiveEvents`] as a compaction filter of the database.
+pub(super) struct ObsoleteFilterFactory(pub(super) AssertUnwindSafe<Arc<LiveEvents>>);
 
-impl Factory for Sieve {
+impl Factory for ObsoleteFilterFactory {
     fn name(&self) -> &'static str {
         "wanted events"
     }
 
     fn make_filter(&self, _: &Context) -> Box<dyn CompactionFilter> {
-        Box::new(Sieving(self.0.clone()))
+        Box::new(ObsoleteFilter(self.0.clone()))
     }
 }
 
-struct Sieving(Arc<Wanted>);
+struct ObsoleteFilter(Arc<LiveEvents>);
 
-impl CompactionFilter for Sieving {
+impl CompactionFilter for ObsoleteFilter {
     fn filter_item(&mut self, item: ItemAccessor<'_>, _: &Context) -> CompactionFilterResult {
         Ok(match layout::event_of(item.key()) {
             // No older value can reappear: every key is written once.
-            Some((number, last)) if !self.0.wants(number, last) => Verdict::Destroy,
+            Some((number, last)) if !self.0.is_live(number, last) => Verdict::Destroy,
             _ => Verdict::Keep,
         })
     }
@@ -129,18 +129,18 @@ mod tests {
 
     #[test]
     fn what_is_not_kept_below_the_undecided_is_not_wanted() {
-        let wanted = Wanted::default();
-        assert!(wanted.wants(0, Seq(1)), "nothing is decided");
-        assert_eq!(wanted.gaps(), []);
+        let live_events = LiveEvents::default();
+        assert!(live_events.is_live(0, Seq(1)), "nothing is decided");
+        assert_eq!(live_events.gaps(), []);
         for number in [3, 4, 8] {
-            wanted.keep(number, Seq(0));
+            live_events.keep(number, Seq(0));
         }
-        wanted.keep(5, Seq(7));
-        wanted.forget(8);
-        wanted.decide(10);
-        assert_eq!(wanted.gaps(), [(0, 2), (6, 9)]);
-        let kept =
-            [(2, 1), (3, 1), (5, 7), (5, 8), (9, 1), (10, 1)].map(|(number, last)| wanted.wants(number, Seq(last)));
+        live_events.keep(5, Seq(7));
+        live_events.forget(8);
+        live_events.decide(10);
+        assert_eq!(live_events.gaps(), [(0, 2), (6, 9)]);
+        let kept = [(2, 1), (3, 1), (5, 7), (5, 8), (9, 1), (10, 1)]
+            .map(|(number, last)| live_events.is_live(number, Seq(last)));
         assert_eq!(kept, [false, true, false, true, false, true]);
     }
 }

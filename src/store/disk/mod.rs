@@ -48,7 +48,7 @@ use self::directory::Directory;
 use self::failure::Failure;
 use self::index::Index;
 use self::reply::{Answer, Reply};
-use self::writer::{Act, Call, Writer};
+use self::writer::{Call, Command, Writer};
 use super::completion::Completions;
 use super::followers::Followers;
 use super::{Appended, ChangeSubscription, Error, Keys, Pending, Read, Store, StoreHealth, Stored, WriterEpoch};
@@ -256,14 +256,18 @@ impl Disk {
     }
 
     /// Queues a call for the writer. It will be made even if the result is dropped.
-    fn call<T: Send + 'static>(&self, bytes: usize, act: impl FnOnce(Reply<T>) -> Act) -> Pending<Result<T, Error>> {
+    fn call<T: Send + 'static>(
+        &self,
+        bytes: usize,
+        command: impl FnOnce(Reply<T>) -> Command,
+    ) -> Pending<Result<T, Error>> {
         let queued = &self.shared.queued_bytes;
         if queued.fetch_add(bytes, Ordering::Relaxed) > MAX_QUEUED_BYTES {
             queued.fetch_sub(bytes, Ordering::Relaxed);
             return Pending::Ready(Err(Error::Unavailable("the disk does not keep up".into())));
         }
         let (reply, result) = Reply::new(self.completions.here());
-        let call = Call { at: now(), bytes, act: act(reply) };
+        let call = Call { at: now(), bytes, command: command(reply) };
         let stopped = || Error::Unavailable("the writer has stopped".into());
         if self.calls.as_ref().is_none_or(|calls| calls.send(call).is_err()) {
             return Pending::Ready(Err(stopped()));
@@ -312,7 +316,7 @@ impl Shared {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Self {
-        match failure.full {
+        match failure.is_full {
             true => Self::Full(failure.problem),
             false => Self::Unavailable(failure.problem),
         }
@@ -331,7 +335,7 @@ fn millis(duration: Duration) -> u64 {
 impl Store for Disk {
     fn create(&self, stream: StreamId, about: &[u8], tail: Seq, keep: Duration) -> Pending<Result<WriterEpoch, Error>> {
         let (about, keep) = (about.to_vec(), millis(keep));
-        self.call(about.len(), |reply| Act::Create { stream, about, tail, keep, reply })
+        self.call(about.len(), |reply| Command::Create { stream, about, tail, keep, reply })
     }
 
     fn append(
@@ -344,7 +348,7 @@ impl Store for Disk {
     ) -> Pending<Result<Appended, Error>> {
         let (events, batch, state) = (batch.len() as u64, layout::encode_batch(batch), state.map(<[u8]>::to_vec));
         let bytes = batch.len() + state.as_ref().map_or(0, Vec::len);
-        self.call(bytes, |reply| Act::Append { stream, epoch, after, events, batch, state, reply })
+        self.call(bytes, |reply| Command::Append { stream, epoch, after, events, batch, state, reply })
     }
 
     fn seal(
@@ -355,11 +359,11 @@ impl Store for Disk {
         keep: Duration,
     ) -> Pending<Result<Appended, Error>> {
         let (state, keep) = (state.to_vec(), millis(keep));
-        self.call(state.len(), |reply| Act::Seal { stream, epoch, state, keep, reply })
+        self.call(state.len(), |reply| Command::Seal { stream, epoch, state, keep, reply })
     }
 
     fn take_over(&self, stream: StreamId) -> Pending<Result<WriterEpoch, Error>> {
-        self.call(0, |reply| Act::TakeOver { stream, reply })
+        self.call(0, |reply| Command::TakeOver { stream, reply })
     }
 
     fn load(&self, stream: StreamId) -> Pending<Result<Option<Stored>, Error>> {
@@ -390,16 +394,16 @@ impl Store for Disk {
     }
 
     fn trim(&self, stream: StreamId, epoch: WriterEpoch, upto: Seq) -> Pending<Result<(), Error>> {
-        self.call(0, |reply| Act::Trim { stream, epoch, upto, reply })
+        self.call(0, |reply| Command::Trim { stream, epoch, upto, reply })
     }
 
     fn keep(&self, stream: StreamId, keep: Duration) -> Pending<Result<(), Error>> {
         let keep = millis(keep);
-        self.call(0, |reply| Act::Keep { stream, keep, reply })
+        self.call(0, |reply| Command::Keep { stream, keep, reply })
     }
 
     fn expire(&self, stream: StreamId) -> Pending<Result<(), Error>> {
-        self.call(0, |reply| Act::Expire { stream, reply })
+        self.call(0, |reply| Command::Expire { stream, reply })
     }
 
     fn open_streams(&self, owner: Owner) -> Pending<Result<Vec<StreamId>, Error>> {
@@ -414,7 +418,7 @@ impl Store for Disk {
             return Pending::Ready(Err(error));
         }
         let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), millis(keep));
-        self.call(value.len(), |reply| Act::Put { key, value, keep, reply })
+        self.call(value.len(), |reply| Command::Put { key, value, keep, reply })
     }
 
     fn claim(&self, key: &[u8], value: &[u8], keep: Duration) -> Pending<Result<Option<Bytes>, Error>> {
@@ -422,7 +426,7 @@ impl Store for Disk {
             return Pending::Ready(Err(error));
         }
         let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), millis(keep));
-        self.call(value.len(), |reply| Act::Claim { key, value, keep, reply })
+        self.call(value.len(), |reply| Command::Claim { key, value, keep, reply })
     }
 
     fn get(&self, key: &[u8]) -> Pending<Result<Option<Bytes>, Error>> {
@@ -439,12 +443,12 @@ impl Store for Disk {
 
     fn expire_if_equal(&self, key: &[u8], value: &[u8], keep: Option<Duration>) -> Pending<Result<(), Error>> {
         let (key, value, keep) = (key.into(), Bytes::copy_from_slice(value), keep.map(millis));
-        self.call(value.len(), |reply| Act::HoldRecord { key, value, keep, reply })
+        self.call(value.len(), |reply| Command::ExpireIfEqual { key, value, keep, reply })
     }
 
     fn remove(&self, key: &[u8]) -> Pending<Result<(), Error>> {
         let key = key.into();
-        self.call(0, |reply| Act::Remove { key, reply })
+        self.call(0, |reply| Command::Remove { key, reply })
     }
 
     fn health(&self) -> StoreHealth {

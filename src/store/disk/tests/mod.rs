@@ -147,16 +147,16 @@ impl Disk {
     /// Blocks the writer until the returned sender is dropped.
     fn hold(&self) -> mpsc::Sender<()> {
         let (go_on, held) = mpsc::channel();
-        let call = Call { at: now(), bytes: 0, act: Act::Hold(held) };
+        let call = Call { at: now(), bytes: 0, command: Command::Hold(held) };
         self.calls.as_ref().unwrap().send(call).unwrap();
         go_on
     }
 
     async fn clean(&self) {
-        self.call(0, |reply| Act::Clean { reply }).wait().await.unwrap();
+        self.call(0, |reply| Command::Clean { reply }).wait().await.unwrap();
     }
 
     async fn fail(&self, full: bool) {
-        self.call(0, |reply| Act::Fail { full, reply }).wait().await.unwrap();
+        self.call(0, |reply| Command::Fail { full, reply }).wait().await.unwrap();
     }
 }

@@ -124,7 +124,7 @@ async fn what_was_given_up_for_room_is_gone_for_a_call_that_was_made_before_as_w
     store.fail(true).await;
     assert_eq!(store.shared.index.streams.len(), 2, "its row is still there");
     let (reply, taken) = Reply::new(store.completions.here());
-    let call = Call { at, bytes: 0, act: Act::TakeOver { stream: brief, reply } };
+    let call = Call { at, bytes: 0, command: Command::TakeOver { stream: brief, reply } };
     assert!(store.calls.as_ref().unwrap().send(call).is_ok());
     assert!(matches!(taken.await.unwrap(), Err(Error::Gone)));
     tokio::time::advance(Duration::from_secs(1)).await;

@@ -10,7 +10,7 @@ use crate::store::disk::database::{Database, Part};
 use crate::store::disk::failure::Failure;
 
 #[derive(Default)]
-pub(super) struct Cleaner {
+pub(super) struct Compactor {
     thread: Option<JoinHandle<Result<(), Failure>>>,
     /// Bytes written or made obsolete since the last check.
     noted: u64,
@@ -23,7 +23,7 @@ struct Limits {
     rows: u64,
 }
 
-impl Cleaner {
+impl Compactor {
     pub(super) fn note(&mut self, bytes: u64) {
         self.noted += bytes;
     }
@@ -42,63 +42,63 @@ impl Cleaner {
 
 impl Writer {
     /// Starts a compaction if there is enough to free, and finishes one that has ended.
-    pub(super) fn clean(&mut self) {
-        if self.cleaner.thread.as_ref().is_some_and(JoinHandle::is_finished) {
-            self.finish_cleaning();
+    pub(super) fn compact_if_due(&mut self) {
+        if self.compactor.thread.as_ref().is_some_and(JoinHandle::is_finished) {
+            self.finish_compaction();
         }
-        if self.cleaner.noted >= self.sizes.slack / 4 && !self.cleaner.is_busy() {
-            self.begin_cleaning();
+        if self.compactor.noted >= self.sizes.slack / 4 && !self.compactor.is_busy() {
+            self.begin_compaction();
         }
     }
 
-    fn begin_cleaning(&mut self) {
-        self.cleaner.noted = 0;
+    fn begin_compaction(&mut self) {
+        self.compactor.noted = 0;
         let limits =
-            Limits { events: self.room.events * 2 + self.sizes.slack, rows: self.room.rows * 2 + self.sizes.slack };
+            Limits { events: self.space.events * 2 + self.sizes.slack, rows: self.space.rows * 2 + self.sizes.slack };
         let Some(database) = self.database.clone() else { return };
         let tables = database.table_bytes();
         if tables.events <= limits.events && tables.rows <= limits.rows {
             return;
         }
-        let thread = thread::Builder::new().name("disk-cleaner".into()).spawn(move || clean(&database, limits));
+        let thread = thread::Builder::new().name("disk-cleaner".into()).spawn(move || compact(&database, limits));
         match thread {
-            Ok(thread) => self.cleaner.thread = Some(thread),
+            Ok(thread) => self.compactor.thread = Some(thread),
             Err(error) => warn!(%error, "the store could not begin to free space"),
         }
     }
 
-    fn finish_cleaning(&mut self) {
-        self.cleaner.wait();
+    fn finish_compaction(&mut self) {
+        self.compactor.wait();
         let Some(database) = &self.database else { return };
         if let Err(failure) = database.unlink() {
-            self.heal(failure, None);
+            self.reopen(failure, None);
         }
     }
 
     /// Removes all expired data, and waits until its space is free.
     #[cfg(test)]
-    pub(super) fn clean_all(&mut self, now: u64) {
+    pub(super) fn compact_all(&mut self, now: u64) {
         self.commit();
         self.sweep(now);
         if self.unsynced.is_some() {
             self.sync();
         }
-        if self.cleaner.is_busy() {
-            self.finish_cleaning();
+        if self.compactor.is_busy() {
+            self.finish_compaction();
         }
         if let Some(database) = &self.database {
             database.settle();
         }
-        self.begin_cleaning();
-        if self.cleaner.is_busy() {
-            self.finish_cleaning();
+        self.begin_compaction();
+        if self.compactor.is_busy() {
+            self.finish_compaction();
         }
     }
 }
 
-fn clean(database: &Arc<Database>, limits: Limits) -> Result<(), Failure> {
+fn compact(database: &Arc<Database>, limits: Limits) -> Result<(), Failure> {
     if database.table_bytes().events > limits.events {
-        database.drop_unwanted()?;
+        database.drop_obsolete()?;
     }
     let tables = database.table_bytes();
     if tables.events > limits.events {

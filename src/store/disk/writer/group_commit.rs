@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Act, Call, Unwanted, Writer};
+use super::{Call, Command, Obsolete, Writer};
 use crate::protocol::ids::{Seq, StreamId};
 use crate::store::completion::{self, Queue};
 use crate::store::disk::Fsync;
@@ -119,7 +119,7 @@ impl Group {
 }
 
 /// Maximum items of the expiry queue that are removed in one group.
-const SWEPT_AT_ONCE: usize = 1024;
+const MAX_SWEPT_ITEMS: usize = 1024;
 
 /// The expiry of a stream is exact to this part of its time to live.
 const KEPT_TO_WITHIN: u64 = 16;
@@ -155,93 +155,93 @@ impl Append {
     }
 }
 
-impl Act {
+impl Command {
     pub(super) fn refuse(self, failure: &Failure) {
         fn refuse<T: Send + 'static>(reply: Reply<T>, failure: &Failure) {
             completion::deliver([reply.with(Err(failure.clone().into()))]);
         }
         match self {
-            Act::Create { reply, .. } | Act::TakeOver { reply, .. } => refuse(reply, failure),
-            Act::Append { reply, .. } | Act::Seal { reply, .. } => refuse(reply, failure),
-            Act::Claim { reply, .. } => refuse(reply, failure),
-            Act::Trim { reply, .. }
-            | Act::Keep { reply, .. }
-            | Act::Expire { reply, .. }
-            | Act::Put { reply, .. }
-            | Act::HoldRecord { reply, .. }
-            | Act::Remove { reply, .. } => refuse(reply, failure),
+            Command::Create { reply, .. } | Command::TakeOver { reply, .. } => refuse(reply, failure),
+            Command::Append { reply, .. } | Command::Seal { reply, .. } => refuse(reply, failure),
+            Command::Claim { reply, .. } => refuse(reply, failure),
+            Command::Trim { reply, .. }
+            | Command::Keep { reply, .. }
+            | Command::Expire { reply, .. }
+            | Command::Put { reply, .. }
+            | Command::ExpireIfEqual { reply, .. }
+            | Command::Remove { reply, .. } => refuse(reply, failure),
             #[cfg(test)]
-            Act::Clean { reply } | Act::Fail { reply, .. } => refuse(reply, failure),
+            Command::Clean { reply } | Command::Fail { reply, .. } => refuse(reply, failure),
             #[cfg(test)]
-            Act::Hold(_) => {}
+            Command::Hold(_) => {}
         }
     }
 }
 
 impl Writer {
     /// Checks a call and adds what it changes to the group.
-    pub(super) fn take(&mut self, call: Call) {
+    pub(super) fn apply_call(&mut self, call: Call) {
         let at = call.at;
-        match call.act {
-            Act::Create { stream, about, tail, keep, reply } => {
+        match call.command {
+            Command::Create { stream, about, tail, keep, reply } => {
                 let created = self.create(stream, about, tail, keep, at);
                 self.group.answer(reply, created);
             }
-            Act::Append { stream, epoch, after, events, batch, state, reply } => {
+            Command::Append { stream, epoch, after, events, batch, state, reply } => {
                 let appended = self.append(stream, Append { epoch, after, events, batch, state }, at);
                 self.group.answers.push(reply.with_append(appended));
             }
-            Act::Seal { stream, epoch, state, keep, reply } => {
+            Command::Seal { stream, epoch, state, keep, reply } => {
                 let sealed = self.seal(stream, epoch, state, keep, at);
                 self.group.answer(reply, sealed);
             }
-            Act::TakeOver { stream, reply } => {
+            Command::TakeOver { stream, reply } => {
                 let taken = self.change(stream, at, |place| {
                     place.epoch.0 += 1;
                     place.epoch
                 });
                 self.group.answer(reply, taken);
             }
-            Act::Trim { stream, epoch, upto, reply } => {
+            Command::Trim { stream, epoch, upto, reply } => {
                 let trimmed = self.change(stream, at, |place| place.trim(epoch, upto));
                 self.group.answer(reply, trimmed);
             }
-            Act::Keep { stream, keep, reply } => {
+            Command::Keep { stream, keep, reply } => {
                 // A stream that is gone is not extended.
                 let _ = self.change(stream, at, |place| place.until = place.until.max(at.saturating_add(keep)));
                 self.group.answer(reply, Ok(()));
             }
-            Act::Expire { stream, reply } => {
+            Command::Expire { stream, reply } => {
                 self.forget(stream);
                 self.group.answer(reply, Ok(()));
             }
-            Act::Put { key, value, keep, reply } => {
+            Command::Put { key, value, keep, reply } => {
                 let put = self.put(key, value, at.saturating_add(keep), at);
                 self.group.answer(reply, put);
             }
-            Act::Claim { key, value, keep, reply } => {
+            Command::Claim { key, value, keep, reply } => {
                 let claimed = self.claim(key, value, at.saturating_add(keep), at);
                 self.group.answer(reply, claimed);
             }
-            Act::HoldRecord { key, value, keep, reply } => {
-                let held = self.hold(key, &value, keep.map(|keep| at.saturating_add(keep)), at);
+            Command::ExpireIfEqual { key, value, keep, reply } => {
+                let held = self.expire_if_equal(key, &value, keep.map(|keep| at.saturating_add(keep)), at);
                 self.group.answer(reply, held);
             }
-            Act::Remove { key, reply } => {
+            Command::Remove { key, reply } => {
                 self.forget_record(key);
                 self.group.answer(reply, Ok(()));
             }
             #[cfg(test)]
-            Act::Hold(go_on) => drop(go_on.recv()),
+            Command::Hold(go_on) => drop(go_on.recv()),
             #[cfg(test)]
-            Act::Clean { reply } => {
-                self.clean_all(at);
+            Command::Clean { reply } => {
+                self.compact_all(at);
                 self.group.answer(reply, Ok(()));
             }
             #[cfg(test)]
-            Act::Fail { full, reply } => {
+            Command::Fail { full, reply } => {
                 self.commit();
-                self.heal(Failure { full, problem: "a test says so".into() }, None);
+                self.reopen(Failure { is_full: full, problem: "a test says so".into() }, None);
                 self.group.answer(reply, Ok(()));
             }
         }
@@ -255,12 +255,12 @@ impl Writer {
         }
     }
 
-    fn living(&self, stream: StreamId, at: u64) -> Result<Place, Error> {
+    fn live_place(&self, stream: StreamId, at: u64) -> Result<Place, Error> {
         self.place(stream).filter(|place| place.lives(at)).ok_or(Error::Gone)
     }
 
     fn change<T>(&mut self, stream: StreamId, at: u64, act: impl FnOnce(&mut Place) -> T) -> Result<T, Error> {
-        let before = self.living(stream, at)?;
+        let before = self.live_place(stream, at)?;
         let mut place = before;
         let done = act(&mut place);
         if place != before {
@@ -289,7 +289,7 @@ impl Writer {
             state: 0,
             sealed: false,
         };
-        self.make_room(place.size(), at)?;
+        self.ensure_space(place.size(), at)?;
         self.next_number += 1;
         let before = self.place(stream);
         if before.is_some() {
@@ -301,7 +301,7 @@ impl Writer {
     }
 
     fn append(&mut self, stream: StreamId, append: Append, at: u64) -> Result<Appended, Error> {
-        let before = self.living(stream, at)?;
+        let before = self.live_place(stream, at)?;
         if append.epoch < before.epoch {
             return Ok(Appended::Fenced);
         }
@@ -320,7 +320,7 @@ impl Writer {
             return Ok(Appended::Sealed);
         }
         let place = append.placed(before, is_new, at);
-        if place.size() > before.size() && self.make_room(place.size() - before.size(), at)? {
+        if place.size() > before.size() && self.ensure_space(place.size() - before.size(), at)? {
             return self.append(stream, append, at);
         }
         if let Some(state) = append.state.filter(|_| is_new) {
@@ -360,7 +360,7 @@ impl Writer {
         keep: u64,
         at: u64,
     ) -> Result<Appended, Error> {
-        let before = self.living(stream, at)?;
+        let before = self.live_place(stream, at)?;
         if epoch < before.epoch {
             return Ok(Appended::Fenced);
         }
@@ -392,7 +392,7 @@ impl Writer {
     fn put(&mut self, key: Arc<[u8]>, value: Bytes, until: u64, at: u64) -> Result<(), Error> {
         let size = |writer: &Self| writer.sized(&key).map_or(0, |(_, size)| size);
         let growth = database::record_size(&key, &value).saturating_sub(size(self));
-        self.make_room(growth, at)?;
+        self.ensure_space(growth, at)?;
         let before = size(self);
         self.group.set_record(key, before, Some((value, until)));
         Ok(())
@@ -406,7 +406,7 @@ impl Writer {
     }
 
     /// Extends a record to `until`, or removes it if that is `None`, provided that it still equals `value`.
-    fn hold(&mut self, key: Arc<[u8]>, value: &[u8], until: Option<u64>, at: u64) -> Result<(), Error> {
+    fn expire_if_equal(&mut self, key: Arc<[u8]>, value: &[u8], until: Option<u64>, at: u64) -> Result<(), Error> {
         if let Some(there) = self.record(&key, at)?.filter(|there| there == value) {
             let size = self.sized(&key).map_or(0, |(_, size)| size);
             self.group.set_record(key, size, until.map(|until| (there, until)));
@@ -434,9 +434,10 @@ impl Writer {
     }
 
     /// Makes room for `growth` more live bytes. Returns true if the group was committed for that.
-    fn make_room(&mut self, growth: u64, at: u64) -> Result<bool, Error> {
+    fn ensure_space(&mut self, growth: u64, at: u64) -> Result<bool, Error> {
         let fits = |writer: &Self| {
-            writer.room.live().saturating_add_signed(writer.group.growth).saturating_add(growth) <= writer.room.limit()
+            writer.space.live().saturating_add_signed(writer.group.growth).saturating_add(growth)
+                <= writer.space.limit()
         };
         if fits(self) {
             return Ok(false);
@@ -448,10 +449,10 @@ impl Writer {
             return Ok(true);
         }
         if self.database.is_some() {
-            self.room.full = true;
-            self.show_room();
+            self.space.is_full = true;
+            self.publish_health();
         }
-        Err(Error::Full(format!("{} bytes live, and {} may", self.room.live(), self.room.max)))
+        Err(Error::Full(format!("{} bytes live, and {} may", self.space.live(), self.space.max)))
     }
 
     /// Removes expired streams and records.
@@ -459,8 +460,8 @@ impl Writer {
         self.swept = now;
         loop {
             let mut is_done = false;
-            for _ in 0..SWEPT_AT_ONCE {
-                let Some(item) = self.agenda.due(now) else {
+            for _ in 0..MAX_SWEPT_ITEMS {
+                let Some(item) = self.expiry.due(now) else {
                     is_done = true;
                     break;
                 };
@@ -476,12 +477,12 @@ impl Writer {
     fn sweep_item(&mut self, item: Item, now: u64) {
         match &item {
             Item::Stream(stream) => match self.place(*stream) {
-                Some(place) if place.lives(now) => self.agenda.set(item, place.until),
+                Some(place) if place.lives(now) => self.expiry.set(item, place.until),
                 Some(_) => self.forget(*stream),
                 None => {}
             },
             Item::Record(key) => match self.sized(key) {
-                Some((until, _)) if until > now => self.agenda.set(item.clone(), until),
+                Some((until, _)) if until > now => self.expiry.set(item.clone(), until),
                 Some(_) => self.forget_record(key.clone()),
                 None => {}
             },
@@ -491,7 +492,7 @@ impl Writer {
     /// Applies a written group to the state in memory, and answers its calls.
     pub(super) fn apply(&mut self, mut pending: Pending) {
         let (places, records) = (std::mem::take(&mut pending.places), std::mem::take(&mut pending.records));
-        self.cleaner.note(pending.bytes as u64);
+        self.compactor.note(pending.bytes as u64);
         let told: Vec<StreamId> = places.keys().copied().collect();
         for (stream, place) in places {
             self.apply_place(stream, place);
@@ -500,12 +501,12 @@ impl Writer {
             self.apply_record(key, record);
         }
         if let Some(database) = &self.database {
-            database.wanted.decide(self.next_number);
+            database.live_events.decide(self.next_number);
         }
         if self.fsync == Fsync::Always {
-            self.unwant();
+            self.publish_obsolete();
         }
-        self.show_room();
+        self.publish_health();
         pending.answer();
         told.into_iter().for_each(|stream| self.shared.followers.notify(stream));
     }
@@ -514,32 +515,32 @@ impl Writer {
         let streams = &self.shared.index.streams;
         let before = match place {
             Some(place) => {
-                self.agenda.set(Item::Stream(stream), place.until);
-                self.room.events += place.events;
-                self.room.rows += place.rows + place.state;
+                self.expiry.set(Item::Stream(stream), place.until);
+                self.space.events += place.events;
+                self.space.rows += place.rows + place.state;
                 streams.insert(stream, place)
             }
             None => streams.remove(&stream).map(|(_, place)| place),
         };
         if let Some(before) = before {
-            self.room.events -= before.events;
-            self.room.rows -= before.rows + before.state;
+            self.space.events -= before.events;
+            self.space.rows -= before.rows + before.state;
         }
         let after = place.map(|place| place.number);
         if let Some(before) = before.filter(|before| Some(before.number) != after) {
-            self.cleaner.note(before.events);
-            self.unwanted.push(Unwanted::Stream { number: before.number });
+            self.compactor.note(before.events);
+            self.obsolete.push(Obsolete::Stream { number: before.number });
         }
         let Some(place) = place else { return };
         match before.filter(|before| before.number == place.number) {
             Some(before) if before.trimmed == place.trimmed => {}
-            Some(_) => self.unwanted.push(Unwanted::Events { number: place.number, trimmed: place.trimmed }),
+            Some(_) => self.obsolete.push(Obsolete::Events { number: place.number, trimmed: place.trimmed }),
             None => {
                 if let Some(database) = &self.database {
-                    database.wanted.keep(place.number, Seq(0));
+                    database.live_events.keep(place.number, Seq(0));
                 }
                 if place.trimmed > Seq(0) {
-                    self.unwanted.push(Unwanted::Events { number: place.number, trimmed: place.trimmed });
+                    self.obsolete.push(Obsolete::Events { number: place.number, trimmed: place.trimmed });
                 }
             }
         }
@@ -549,22 +550,22 @@ impl Writer {
         let records = &self.shared.index.records;
         let before = match record {
             Some((until, size)) => {
-                self.agenda.set(Item::Record(key.clone()), until);
-                self.room.rows += size;
+                self.expiry.set(Item::Record(key.clone()), until);
+                self.space.rows += size;
                 records.insert(key, (until, size))
             }
             None => records.remove(&key).map(|(_, record)| record),
         };
-        self.room.rows -= before.map_or(0, |(_, size)| size);
+        self.space.rows -= before.map_or(0, |(_, size)| size);
     }
 
     /// Marks events as obsolete, once the commit that made them so is synced.
-    pub(super) fn unwant(&mut self) {
+    pub(super) fn publish_obsolete(&mut self) {
         let Some(database) = &self.database else { return };
-        for unwanted in self.unwanted.drain(..) {
-            match unwanted {
-                Unwanted::Stream { number } => database.wanted.forget(number),
-                Unwanted::Events { number, trimmed } => database.wanted.keep(number, trimmed),
+        for obsolete in self.obsolete.drain(..) {
+            match obsolete {
+                Obsolete::Stream { number } => database.live_events.forget(number),
+                Obsolete::Events { number, trimmed } => database.live_events.keep(number, trimmed),
             }
         }
     }

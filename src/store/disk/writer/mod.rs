@@ -16,12 +16,12 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{info, warn};
 
-use self::compaction::Cleaner;
+use self::compaction::Compactor;
 use self::group_commit::Group;
 use super::access::State;
 use super::database::{Database, Record};
 use super::directory::Directory;
-use super::expiry::{Agenda, Item};
+use super::expiry::{ExpiryQueue, Item};
 use super::failure::{Failure, damaged};
 use super::reply::Reply;
 use super::{Fsync, Options, Shared, Sizes, now};
@@ -38,10 +38,10 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Least interval between two removals of expired data, in milliseconds.
 const SWEEP_EVERY: u64 = 1000;
 /// Longest and shortest wait for a call. A failed flush or compaction is noticed after the longest wait.
-const LONGEST_REST: Duration = Duration::from_secs(2);
-const SHORTEST_REST: Duration = Duration::from_millis(10);
+const MAX_WAIT: Duration = Duration::from_secs(2);
+const MIN_WAIT: Duration = Duration::from_millis(10);
 /// Interval of the checks for the end of a compaction.
-const CLEANER_REST: Duration = Duration::from_millis(50);
+const COMPACTION_CHECK_EVERY: Duration = Duration::from_millis(50);
 /// Pauses before further attempts to write after a failure.
 const BACKOFF: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(5));
 
@@ -50,10 +50,10 @@ pub(super) struct Call {
     /// Time of the call, by the wall clock.
     pub(super) at: u64,
     pub(super) bytes: usize,
-    pub(super) act: Act,
+    pub(super) command: Command,
 }
 
-pub(super) enum Act {
+pub(super) enum Command {
     Create {
         stream: StreamId,
         about: Vec<u8>,
@@ -110,7 +110,7 @@ pub(super) enum Act {
         keep: u64,
         reply: Reply<Option<Bytes>>,
     },
-    HoldRecord {
+    ExpireIfEqual {
         key: Arc<[u8]>,
         value: Bytes,
         keep: Option<u64>,
@@ -143,44 +143,44 @@ pub(super) struct Writer {
     store_epoch: StoreEpoch,
     fsync: Fsync,
     sizes: Sizes,
-    room: Room,
+    space: SpaceUsage,
     /// `None` after a failure, and for good once no caller is left.
     database: Option<Arc<Database>>,
     /// Database that was opened on a full disk and not written to yet.
-    starved: Option<(Arc<Database>, Failure)>,
+    opened_full: Option<(Arc<Database>, Failure)>,
     group: Group,
-    agenda: Agenda,
+    expiry: ExpiryQueue,
     next_number: u64,
     /// Time of the first unsynced commit, or `None` if all is synced.
     unsynced: Option<Instant>,
     /// Data that becomes obsolete with the next sync.
-    unwanted: Vec<Unwanted>,
+    obsolete: Vec<Obsolete>,
     /// Time of the last removal of expired data.
     swept: u64,
-    cleaner: Cleaner,
+    compactor: Compactor,
 }
 
 /// Live bytes and their limit.
-struct Room {
+struct SpaceUsage {
     max: u64,
     events: u64,
     /// Bytes of the rows of streams, and of the records.
     rows: u64,
-    full: bool,
+    is_full: bool,
 }
 
-impl Room {
+impl SpaceUsage {
     fn live(&self) -> u64 {
         self.events + self.rows
     }
 
     /// Limit for new data: once the store is full, a sixteenth less.
     fn limit(&self) -> u64 {
-        if self.full { self.max - self.max / 16 } else { self.max }
+        if self.is_full { self.max - self.max / 16 } else { self.max }
     }
 }
 
-enum Unwanted {
+enum Obsolete {
     Stream { number: u64 },
     Events { number: u64, trimmed: Seq },
 }
@@ -201,16 +201,16 @@ impl Writer {
             store_epoch,
             fsync: options.fsync,
             sizes,
-            room: Room { max: options.max_bytes, events: 0, rows: 0, full: false },
+            space: SpaceUsage { max: options.max_bytes, events: 0, rows: 0, is_full: false },
             database: None,
-            starved: None,
+            opened_full: None,
             group: Group::default(),
-            agenda: Agenda::default(),
+            expiry: ExpiryQueue::default(),
             next_number: 0,
             unsynced: None,
-            unwanted: Vec::new(),
+            obsolete: Vec::new(),
             swept: 0,
-            cleaner: Cleaner::default(),
+            compactor: Compactor::default(),
         }
     }
 
@@ -218,10 +218,10 @@ impl Writer {
     pub(super) fn open(&mut self) -> Result<(), Failure> {
         let database = self.open_database()?;
         match self.probe() {
-            Err(failure) if failure.full => {
+            Err(failure) if failure.is_full => {
                 self.stop(&failure);
                 self.shared.access.set(State::Open(database.clone()));
-                self.starved = Some((database, failure));
+                self.opened_full = Some((database, failure));
             }
             Err(failure) => return Err(failure),
             Ok(()) => self.use_database(database),
@@ -242,18 +242,18 @@ impl Writer {
 
     /// Runs until no caller is left.
     pub(super) fn run(mut self) {
-        if let Some((database, failure)) = self.starved.take() {
-            self.heal(failure, Some(database));
+        if let Some((database, failure)) = self.opened_full.take() {
+            self.reopen(failure, Some(database));
         }
         while self.database.is_some() {
-            match self.calls.recv_timeout(self.rest()) {
+            match self.calls.recv_timeout(self.next_wakeup()) {
                 Ok(first) => self.take_all(first),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            self.tidy();
+            self.do_periodic_work();
         }
-        self.cleaner.wait();
+        self.compactor.wait();
         if self.unsynced.is_some()
             && let Some(database) = &self.database
             && let Err(failure) = database.sync()
@@ -269,7 +269,7 @@ impl Writer {
         let mut taken = 0;
         while let Some(call) = next.take() {
             self.shared.queued_bytes.fetch_sub(call.bytes, Ordering::Relaxed);
-            self.take(call);
+            self.apply_call(call);
             taken += 1;
             if self.group.byte_len() < MAX_GROUP_BYTES && taken < MAX_GROUP_CALLS {
                 next = self.calls.try_recv().ok();
@@ -283,7 +283,7 @@ impl Writer {
         let group = std::mem::take(&mut self.group);
         let (pending, changes) = group.into_changes();
         let Some(database) = &self.database else {
-            return pending.fail(Failure { full: false, problem: "the store is closed".into() });
+            return pending.fail(Failure { is_full: false, problem: "the store is closed".into() });
         };
         let Some(changes) = changes else { return pending.answer() };
         let result = database.commit(changes, self.fsync);
@@ -300,25 +300,25 @@ impl Writer {
                 // Callers that get the failure find the store in the reported state.
                 self.stop(&failure);
                 pending.fail(failure.clone());
-                self.heal(failure, None);
+                self.reopen(failure, None);
             }
         }
     }
 
     /// Ends all writes. Reads go on.
     fn stop(&mut self, failure: &Failure) {
-        self.shared.index.stand(if failure.full { StoreHealth::Full } else { StoreHealth::Unreachable });
+        self.shared.index.set_health(if failure.is_full { StoreHealth::Full } else { StoreHealth::Unreachable });
         self.database = None;
     }
 
     /// Tries until writes succeed again. Calls are refused meanwhile. `unused` was opened and not written to yet.
-    fn heal(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
+    fn reopen(&mut self, mut failure: Failure, mut unused: Option<Arc<Database>>) {
         warn!(error = failure.problem, "the store cannot write, and tries again until it can");
         let mut backoff = BACKOFF;
         let mut is_first = unused.is_none();
         loop {
             self.stop(&failure);
-            self.cleaner.wait();
+            self.compactor.wait();
             if !std::mem::take(&mut is_first) && !self.refuse_for(backoff.next_pause(), &failure) {
                 return;
             }
@@ -344,7 +344,7 @@ impl Writer {
     ) -> Result<Option<Arc<Database>>, Failure> {
         let database = match unused.take().filter(|database| database.check().is_ok()) {
             Some(database) => database,
-            None => match self.reopen(failure)? {
+            None => match self.reopen_database(failure)? {
                 Some(database) => database,
                 None => return Ok(None),
             },
@@ -366,17 +366,17 @@ impl Writer {
         let now = now();
         self.shared.index.streams.iter_mut().filter(|place| !place.lives(now)).for_each(|mut place| {
             place.until = 0;
-            database.wanted.forget(place.number);
+            database.live_events.forget(place.number);
         });
-        database.drop_unwanted()
+        database.drop_obsolete()
     }
 
     /// Opens the database again, for readers first. Returns `None` if no caller is left.
-    fn reopen(&mut self, failure: &Failure) -> Result<Option<Arc<Database>>, Failure> {
+    fn reopen_database(&mut self, failure: &Failure) -> Result<Option<Arc<Database>>, Failure> {
         let before = self.shared.access.set(State::Opening);
         // The last reader closes the database, which is locked until then.
         while before.as_ref().is_some_and(|before| Arc::strong_count(before) > 1) {
-            if !self.refuse_for(SHORTEST_REST, failure) {
+            if !self.refuse_for(MIN_WAIT, failure) {
                 return Ok(None);
             }
         }
@@ -393,7 +393,7 @@ impl Writer {
         let thread = thread.map_err(fjall::Error::Io)?;
         let mut is_called = true;
         while is_called && !thread.is_finished() {
-            is_called = self.refuse_for(SHORTEST_REST, failure);
+            is_called = self.refuse_for(MIN_WAIT, failure);
         }
         thread.join().unwrap_or_else(|_| Err(damaged("it panicked")))?;
         Ok(is_called)
@@ -406,7 +406,7 @@ impl Writer {
             match self.calls.recv_timeout(until.saturating_duration_since(clock::now())) {
                 Ok(call) => {
                     self.shared.queued_bytes.fetch_sub(call.bytes, Ordering::Relaxed);
-                    call.act.refuse(failure);
+                    call.command.refuse(failure);
                 }
                 Err(RecvTimeoutError::Timeout) => return true,
                 Err(RecvTimeoutError::Disconnected) => return false,
@@ -418,63 +418,63 @@ impl Writer {
     fn read_index(&mut self, database: &Database) -> Result<(), Failure> {
         let (index, now) = (&self.shared.index, now());
         let (places, records) = (database.places()?, database.records()?);
-        self.agenda = Agenda::default();
+        self.expiry = ExpiryQueue::default();
         self.unsynced = None;
-        self.unwanted.clear();
-        (self.room.events, self.room.rows) = (0, 0);
+        self.obsolete.clear();
+        (self.space.events, self.space.rows) = (0, 0);
         index.damaged.clear();
         for (stream, place) in &places.known {
             index.streams.insert(*stream, *place);
-            self.agenda.set(Item::Stream(*stream), place.until);
-            self.room.events += place.events;
-            self.room.rows += place.rows + place.state;
+            self.expiry.set(Item::Stream(*stream), place.until);
+            self.space.events += place.events;
+            self.space.rows += place.rows + place.state;
         }
         for (stream, _) in &places.damaged {
             index.damaged.insert(*stream);
         }
         // The store may need the space of expired streams to go on.
         for (_, place) in places.known.iter().chain(&places.damaged).filter(|(_, place)| place.lives(now)) {
-            database.wanted.keep(place.number, place.trimmed);
+            database.live_events.keep(place.number, place.trimmed);
         }
         for Record { key, until, size } in &records {
             index.records.insert(key.clone(), (*until, *size));
-            self.agenda.set(Item::Record(key.clone()), *until);
-            self.room.rows += size;
+            self.expiry.set(Item::Record(key.clone()), *until);
+            self.space.rows += size;
         }
         let streams: HashSet<StreamId> = places.known.iter().map(|(stream, _)| *stream).collect();
         let records: HashSet<&[u8]> = records.iter().map(|record| &*record.key).collect();
         index.streams.retain(|stream, _| streams.contains(stream));
         index.records.retain(|key, _| records.contains(&**key));
         self.next_number = self.next_number.max(places.highest + 1);
-        database.wanted.decide(self.next_number);
+        database.live_events.decide(self.next_number);
         Ok(())
     }
 
     fn use_database(&mut self, database: Arc<Database>) {
         self.shared.access.set(State::Open(database.clone()));
         self.database = Some(database);
-        self.show_room();
+        self.publish_health();
     }
 
     /// Publishes the readiness. A store that was full is ready again only once a sixteenth is free.
-    fn show_room(&mut self) {
-        self.room.full = self.room.full && self.room.live() > self.room.limit();
-        self.shared.index.stand(if self.room.full { StoreHealth::Full } else { StoreHealth::Ready });
+    fn publish_health(&mut self) {
+        self.space.is_full = self.space.is_full && self.space.live() > self.space.limit();
+        self.shared.index.set_health(if self.space.is_full { StoreHealth::Full } else { StoreHealth::Ready });
     }
 
     /// Does the periodic work between calls.
-    fn tidy(&mut self) {
+    fn do_periodic_work(&mut self) {
         if self.unsynced.is_some_and(|since| clock::now() - since >= INTERVAL) {
             self.sync();
         }
         if let Some(Err(failure)) = self.database.as_ref().map(|database| database.check()) {
-            self.heal(failure, None);
+            self.reopen(failure, None);
         }
         let now = now();
-        if self.agenda.next().is_some_and(|due| due <= now) && now >= self.swept + SWEEP_EVERY {
+        if self.expiry.next().is_some_and(|due| due <= now) && now >= self.swept + SWEEP_EVERY {
             self.sweep(now);
         }
-        self.clean();
+        self.compact_if_due();
     }
 
     fn sync(&mut self) {
@@ -482,19 +482,19 @@ impl Writer {
         match database.sync() {
             Ok(()) => {
                 self.unsynced = None;
-                self.unwant();
+                self.publish_obsolete();
             }
-            Err(failure) => self.heal(failure, None),
+            Err(failure) => self.reopen(failure, None),
         }
     }
 
     /// Returns the time until the next periodic work.
-    fn rest(&self) -> Duration {
+    fn next_wakeup(&self) -> Duration {
         let now = now();
-        let next = self.agenda.next().map(|due| due.max(self.swept + SWEEP_EVERY).saturating_sub(now));
-        let rest = next.map_or(LONGEST_REST, |next| Duration::from_millis(next).clamp(SHORTEST_REST, LONGEST_REST));
+        let next = self.expiry.next().map(|due| due.max(self.swept + SWEEP_EVERY).saturating_sub(now));
+        let rest = next.map_or(MAX_WAIT, |next| Duration::from_millis(next).clamp(MIN_WAIT, MAX_WAIT));
         let sync = self.unsynced.map(|since| (since + INTERVAL).saturating_duration_since(clock::now()));
-        let cleaner = self.cleaner.is_busy().then_some(CLEANER_REST);
-        sync.into_iter().chain(cleaner).fold(rest, Duration::min)
+        let compactor = self.compactor.is_busy().then_some(COMPACTION_CHECK_EVERY);
+        sync.into_iter().chain(compactor).fold(rest, Duration::min)
     }
 }
