@@ -69,7 +69,7 @@ Examples:
   mcp-resume drain --admin 127.0.0.1:9465
 
 Exit codes:
-  0  drained    1  nobody could be asked, or the process ended first
+  0  drained    1  no process could be asked, or the process ended first
   2  wrong configuration or command line";
 
 const HEALTH_NOTES: &str = "\

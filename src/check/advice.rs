@@ -128,7 +128,7 @@ pub(super) fn clients(facts: &Facts, config: &Config) -> Vec<String> {
         (
             !unsliced(facts, config).is_empty(),
             format!(
-                "calls of {} are never answered in slices, whatever [dialects.resume_tokens] names: a tool with an \
+                "calls of {} are never answered in slices, even if [dialects.resume_tokens] names them: a tool with an \
                  outputSchema has results that can only come whole",
                 unsliced(facts, config).join(", ")
             ),

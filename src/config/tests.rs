@@ -373,8 +373,8 @@ fn default_hosts_and_origins_depend_on_the_address() {
     assert_eq!(configured.listen.allowed_origins, AllowedOrigins::Listed(vec!["https://c".parse().unwrap()]));
     let all = of("127.0.0.1:1", "allowed_hosts = ['a', '*']\nallowed_origins = ['null', '*']");
     assert_eq!((all.listen.allowed_hosts, all.listen.allowed_origins), (AllowedHosts::Any, AllowedOrigins::Any));
-    let nobody = of("127.0.0.1:1", "allowed_origins = []");
-    assert_eq!(nobody.listen.allowed_origins, AllowedOrigins::Listed(vec![]));
+    let without = of("127.0.0.1:1", "allowed_origins = []");
+    assert_eq!(without.listen.allowed_origins, AllowedOrigins::Listed(vec![]));
 
     let env =
         [("MCP_RESUME_LISTEN__ALLOWED_HOSTS", "a.example, b.example:1,"), ("MCP_RESUME_LISTEN__ALLOWED_ORIGINS", "")];

@@ -76,7 +76,7 @@ impl State {
 #[derive(Default)]
 enum Callers {
     #[default]
-    Nobody,
+    Unused,
     One(Principal, Option<SessionId>),
     /// Several callers, or a proxy.
     Several,
@@ -85,7 +85,7 @@ enum Callers {
 impl Callers {
     fn see(&mut self, caller: &Binding) {
         match self {
-            Self::Nobody => *self = Self::One(caller.principal, caller.session.clone()),
+            Self::Unused => *self = Self::One(caller.principal, caller.session.clone()),
             Self::One(principal, session) if *principal == caller.principal && *session == caller.session => {}
             Self::One(..) => *self = Self::Several,
             Self::Several => {}
@@ -95,7 +95,7 @@ impl Callers {
     /// Returns the certainty of a delivery that two quiet seconds, or a later request of the same caller, show.
     fn by_silence(&self) -> Delivery {
         match self {
-            Self::Nobody | Self::One(..) => Delivery::Likely,
+            Self::Unused | Self::One(..) => Delivery::Likely,
             Self::Several => Delivery::Doubtful,
         }
     }
@@ -104,7 +104,7 @@ impl Callers {
     /// however many they are, and so do all those of one URL.
     fn can_prove(&self) -> bool {
         match self {
-            Self::Nobody | Self::Several => false,
+            Self::Unused | Self::Several => false,
             Self::One(principal, session) => session.is_some() || !principal.is_anonymous(),
         }
     }

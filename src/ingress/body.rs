@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_body_is_whole_when_its_end_has_come_whatever_its_length_was_said_to_be() {
+    async fn a_body_is_whole_at_its_end_with_any_declared_length() {
         let headers = HeaderMap::from_iter([(CONTENT_LENGTH, 5.into())]);
         let (sender, receiver) = mpsc::unbounded_channel();
         let quota = quota();

@@ -109,7 +109,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_text_panics_and_whatever_is_taken_is_32_digits(text in ".{0,80}|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}") {
+        fn no_text_panics_and_an_accepted_id_is_32_digits(text in ".{0,80}|[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}.{0,3}") {
             if let Some(trace) = TraceId::parse(&text) {
                 prop_assert_eq!(&text[3..35], trace.to_string());
             }

@@ -518,7 +518,7 @@ async fn a_wrong_scheme_is_named_with_the_right_one() {
     let server = http_versions::TestServer::start(http_versions::HttpVersion::Http1Tls, &pki).await;
     let report = report_of(&server.url().replace("https:", "http:"), |_| {}).await;
     assert_eq!(report.facts.contact, Contact::OtherScheme { scheme: "https" });
-    assert!(report.to_string().contains("TLS is http_versions there: give https://"), "{report}");
+    assert!(report.to_string().contains("TLS is spoken there: give https://"), "{report}");
     assert!(!report.can_stand_in_front);
 }
 

@@ -95,7 +95,7 @@ fn without_a_length_the_connection_ends_a_body() {
 }
 
 #[test]
-fn some_responses_have_no_body_whatever_they_say() {
+fn some_responses_have_no_body_even_if_they_declare_one() {
     for (method, status, length) in [(Method::HEAD, "200", 10), (Method::POST, "204", 0), (Method::GET, "304", 10)] {
         let bytes = format!("HTTP/1.1 {status} x\r\nContent-Length: {length}\r\n\r\n");
         let read = read(&method, [bytes.as_bytes()]).unwrap().unwrap();

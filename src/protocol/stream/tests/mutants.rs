@@ -134,7 +134,7 @@ mutants! {
     }
 
     /// Drops a response that came while no connection was attached.
-    Invariant(4) => LosesTheUnattendedResponse, four_a_response_lost_while_nobody_reads_is_noticed {
+    Invariant(4) => LosesTheUnattendedResponse, four_a_response_lost_without_a_reader_is_noticed {
         fn replay(&self, cursor: u64) -> Replay {
             let away = !self.0.machine.reader().is_attached();
             without(self.0.replay(cursor), |_, bytes| away && is_response(bytes))
