@@ -243,12 +243,8 @@ fn siblings_import_each_other_in_one_direction() {
 
 /// Returns the module path of a file of `src`.
 fn module(path: &Path) -> Vec<String> {
-    let parts = path
-        .with_extension("")
-        .into_iter()
-        .skip(1)
-        .map(|part| part.to_str().expect("text").to_owned())
-        .collect::<Vec<_>>();
+    let parts =
+        path.with_extension("").iter().skip(1).map(|part| part.to_str().expect("text").to_owned()).collect::<Vec<_>>();
     match parts.split_last() {
         Some((last, folders)) if last == "mod" => folders.to_vec(),
         _ => parts,

@@ -329,7 +329,7 @@ impl Search<'_> {
             Ok(Ok(Some(known))) => known,
             Ok(Ok(None)) => return self.find_without_owner(run).await,
             Ok(Err(error)) => {
-                debug!(%error, "a replica could not be context about a call");
+                debug!(%error, "a replica could not be asked about a call");
                 return Next::Answer(lost(ErrorCode::StoreFailed));
             }
             Err(_) => return Next::Silent,
