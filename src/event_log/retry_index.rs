@@ -2,7 +2,7 @@
 //!
 //! Owned here: the index from a call's fingerprint to its stream, generic over the latter, and the decision whether a
 //! match may be used. An entry lives exactly as long as its stream and does not keep the stream alive. Absent: the
-//! calls of other replicas (`recovery/remote_retries.rs`).
+//! calls of other replicas (`recovery/claims.rs`).
 
 use std::sync::{Arc, Weak};
 

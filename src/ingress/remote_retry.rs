@@ -1,6 +1,6 @@
 //! Retries of calls that another replica runs, or that ran before a restart.
 //!
-//! A call that a retry may match is recorded in the store before it goes upstream (`event_log/recovery/remote_retries.rs`): every such
+//! A call that a retry may match is recorded in the store before it goes upstream (`event_log/recovery/claims.rs`): every such
 //! call if replicas share the store, else calls with a key. A replica that finds the record asks the one that runs the call, and returns
 //! that call's response, or its stream, which it serves from the store. A call with a key that an older token of the caller began is found
 //! by the subject that both tokens claim, once the server has confirmed the newer one.

@@ -1,8 +1,8 @@
 //! Composition root of the sidecar: builds its parts from the configuration, and serves.
 
+mod background;
 mod error;
 mod files;
-mod lifecycle;
 mod listeners;
 mod metrics;
 mod store_setup;
@@ -19,10 +19,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tracing::info;
 
+pub use background::connections_beside;
+use background::{Auxiliary, Lifecycle};
 pub use error::Error;
 pub use files::check_files;
-pub use lifecycle::connections_beside;
-use lifecycle::{Auxiliary, Lifecycle};
 pub use listeners::Addresses;
 use listeners::Listeners;
 pub use metrics::Metrics;

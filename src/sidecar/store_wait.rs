@@ -15,8 +15,8 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{oneshot, watch};
 use tracing::{info, warn};
 
+use super::background::admin_connections;
 use super::error::Error;
-use super::lifecycle::admin_connections;
 use super::listeners::{Bound, Listeners};
 use super::metrics::Metrics;
 use super::store_setup::StoreSetup;

@@ -8,7 +8,7 @@ use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::TokenSubjects;
-use super::eviction::make_room;
+use super::observed_eviction::make_room;
 use crate::event_log::Principal;
 use crate::protocol::headers::{self, Lines};
 

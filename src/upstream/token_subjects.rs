@@ -11,7 +11,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::watch;
 
-use super::eviction::make_room;
+use super::observed_eviction::make_room;
 use crate::event_log::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 

@@ -1,7 +1,7 @@
 //! Claims: records of calls that a client may send again to another replica, or after a restart.
 //!
 //! Owned here: the records' form and keys, and the guard that extends, rewrites and removes them. Absent: lookups and
-//! decisions (`recovery/remote_retries.rs`).
+//! decisions (`recovery/claims.rs`).
 
 use std::collections::HashSet;
 use std::fmt;

@@ -5,7 +5,7 @@ use std::hash::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::protocol::cluster::Base64;
 

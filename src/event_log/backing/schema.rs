@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 
 use crate::event_log::backing::fingerprint::Fingerprint;
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::protocol::dialect::resume_tokens::CallDigest;
 use crate::protocol::dialect::resume_tokens::Form;
 use crate::protocol::dialect::resume_tokens::Names;

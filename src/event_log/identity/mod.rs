@@ -1,6 +1,6 @@
 //! Identities of this replica, of callers, and of the owners of streams.
 
-pub(in crate::event_log) mod ownership;
+pub(in crate::event_log) mod binding;
 pub(in crate::event_log) mod principal;
 
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};

@@ -1,6 +1,6 @@
 //! The log of streams: creates, finds, keeps and forgets them.
 
-mod retention;
+mod forgetting;
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
@@ -14,7 +14,7 @@ use crate::event_log::backing::Backing;
 use crate::event_log::backing::claim::ReleasedClaims;
 use crate::event_log::backing::reader_table::ReaderTable;
 use crate::event_log::identity::Identity;
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::metrics::Metrics;
 use crate::event_log::quota::{
     Quota, QuotaKey, QuotaLimits, Quotas, Reservation, StreamReservation, TailLimits, UploadReservation,

@@ -1,6 +1,6 @@
 //! Kept responses: the outcome of a call with a key that is no stream, a response that passed through or a failure.
 //!
-//! Owned here: a record in the store beside the call's claim (`remote_retries.rs`), so that the key finds its response
+//! Owned here: a record in the store beside the call's claim (`claims.rs`), so that the key finds its response
 //! after the process is gone. Invariants: the record is in the store before a client has the response, unless memory
 //! stands in for the store; a record that waits for the store counts in its caller's quota. Absent: responses that are
 //! streams, which the store has anyway, and responses to calls without a key.

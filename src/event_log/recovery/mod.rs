@@ -23,15 +23,15 @@
 //! ```
 //!
 //! An owned stream is written here; a followed one is copied from the store while it is read here (`remote_readers`
-//! tells its owner). Adoption fences the old owner: the store takes no more of its writes. `remote_retries` and
+//! tells its owner). Adoption fences the old owner: the store takes no more of its writes. `claims` and
 //! `kept_responses` bring calls back, `sessions` brings sessions back. Absent: the renewal of leases and the messages
 //! between replicas (`cluster`).
 
+pub(in crate::event_log) mod claims;
+pub(in crate::event_log) mod expired_owners;
 pub(in crate::event_log) mod follower;
 pub(in crate::event_log) mod kept_responses;
-pub(in crate::event_log) mod lease;
 pub(in crate::event_log) mod remote_readers;
-pub(in crate::event_log) mod remote_retries;
 pub(in crate::event_log) mod restore;
 pub(in crate::event_log) mod resync;
 pub(in crate::event_log) mod sessions;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tracing::{debug, warn};
 
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::identity::principal::Principal;
 use crate::event_log::log::EventLog;
 use crate::event_log::sessions::{Opened, Session};

@@ -7,7 +7,7 @@
 //! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
 //! sessions that the proxy itself issues.
 
-mod row;
+mod lru_queue;
 mod turns;
 
 use std::fmt;
@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use dashmap::DashMap;
 use serde::{Deserialize, Serialize};
 
-use row::{Found, LruQueue};
+use lru_queue::{Found, LruQueue};
 use turns::PostSlots;
 pub use turns::{PostSlot, QueuedTurn, Turn};
 

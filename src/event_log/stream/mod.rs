@@ -4,16 +4,16 @@
 //! cancel or answer. One short lock guards state machine and tail together and is never held across an await. Absent:
 //! decisions (the machine makes them) and the wait for the upstream (the pump).
 
+pub(in crate::event_log) mod attachment;
+mod collected_response;
 pub(in crate::event_log) mod delivery;
 pub(in crate::event_log) mod in_flight;
 mod partial_readers;
 pub(in crate::event_log) mod partial_results;
-pub(in crate::event_log) mod reader;
-mod registrations;
 pub(in crate::event_log) mod remote;
 pub(in crate::event_log) mod response_head;
-mod responses;
 mod retention;
+mod retries;
 pub(in crate::event_log) mod staging;
 pub(in crate::event_log) mod state;
 pub(in crate::event_log) mod stub;
@@ -33,7 +33,7 @@ use crate::event_log::backing::fingerprint::Fingerprint;
 use crate::event_log::backing::schema::Slicing;
 use crate::event_log::backing::{Backing, Staged};
 use crate::event_log::identity::Identity;
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, StreamReservation, TailLimits};
 use crate::event_log::retry_index::Registration;
 use crate::event_log::stream::partial_results::Slices;
@@ -49,7 +49,7 @@ use crate::protocol::stream::{Announcements, ClientResponse, Machine, Phase, Pol
 use crate::simulation::{self, Bug};
 use crate::sync;
 
-pub use responses::Collected;
+pub use collected_response::Collected;
 
 /// Specification of a new stream.
 pub struct Spec {

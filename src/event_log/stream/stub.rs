@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use crate::event_log::backing::Backing;
 use crate::event_log::identity::Identity;
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::{Quota, Reservation, TailLimits};
 use crate::event_log::stream::delivery::Delivered;
 use crate::event_log::stream::response_head::Head;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use dashmap::DashMap;
 use tracing::warn;
 
-use crate::event_log::identity::ownership::Binding;
+use crate::event_log::identity::binding::Binding;
 use crate::event_log::quota::Quotas;
 use crate::event_log::quota::largest::LargestQuotas;
 use crate::event_log::stream::Stream;

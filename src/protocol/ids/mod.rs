@@ -26,16 +26,16 @@ use sha2::{Digest, Sha256};
 
 use super::jsonrpc::RequestId;
 
+mod issued_session;
 mod keyring;
-mod session;
+mod resume_token;
 #[cfg(test)]
 mod tests;
-mod token;
 
+pub use issued_session::IssuedSession;
 pub use keyring::Keyring;
 use keyring::MAC_BYTES;
-pub use session::IssuedSession;
-pub use token::{ResumeToken, Secret};
+pub use resume_token::{ResumeToken, Secret};
 
 /// The longest request id, in bytes of its text, that the handle of a single request holds.
 const MAX_ID_BYTES: usize = 64;

@@ -20,7 +20,7 @@ use hyper_util::rt::{TokioExecutor, TokioTimer};
 
 use super::connect::Connector;
 use super::http1;
-use super::interim::{Endless, Interim};
+use super::informational::{Endless, Interim};
 use super::request::{Body, Template};
 use super::response_body::ResponseBody;
 use super::sent_flag::{Calls, SentFlag, Slot};

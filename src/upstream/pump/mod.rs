@@ -16,8 +16,8 @@ use tracing::{Instrument, debug, info};
 
 use super::input::{InputSource, UpstreamInput};
 use super::metrics::Metrics;
-use super::refusals::Refusals;
 use super::response_observer::ResponseObserver;
+use super::server_request_refusals::Refusals;
 use super::sse_reader::{EventReader, Gathered};
 use super::synthetic;
 use super::{Credentials, ResponseBody, Template, Upstream};
