@@ -1,7 +1,7 @@
 //! This replica's lease, and the expired leases of others.
 //!
-//! The lease shows the other replicas that this one lives. A replica whose lease has expired may only be cut off from the store: a stream of
-//! it ends when a client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no stream of another replica is
+//! The lease shows the other replicas that this one lives. An expired lease does not prove that a replica is dead: it may be alive
+//! and cut off from the store. So a stream of it ends when a client asks another replica for it, and all its streams end after [`CUT_OFF`]. Invariant: no stream of another replica is
 //! ended before the store was reachable for one whole lease, so that an outage of the store expires no replica.
 
 use std::collections::HashMap;

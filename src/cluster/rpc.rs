@@ -23,7 +23,7 @@ const MESSAGE_TTL: Duration = Duration::from_secs(60);
 pub enum Absence {
     /// The lease has expired, and no replica has noted that yet.
     Expired,
-    /// The expiry was noted. The replica may only be cut off from the store, and its calls may still run.
+    /// The expiry was noted. The replica may be alive and cut off from the store, and its calls may still run.
     CutOff,
     /// The replica does not return.
     Gone,

@@ -19,7 +19,7 @@ use tokio::task;
 
 use crate::body::BoxError;
 use crate::clock;
-use crate::event_log::{Attachment, Binding, Delivery, EventLog, Principal, Stream};
+use crate::event_log::{Attachment, Binding, DeliveryCertainty, EventLog, Principal, Stream};
 use crate::protocol::headers::SessionId;
 use crate::protocol::ids::{AttachId, Seq};
 use crate::sync;
@@ -93,10 +93,10 @@ impl Callers {
     }
 
     /// Returns the certainty of a delivery that two quiet seconds, or a later request of the same caller, show.
-    fn by_silence(&self) -> Delivery {
+    fn by_silence(&self) -> DeliveryCertainty {
         match self {
-            Self::Unused | Self::One(..) => Delivery::Likely,
-            Self::Several => Delivery::Doubtful,
+            Self::Unused | Self::One(..) => DeliveryCertainty::Likely,
+            Self::Several => DeliveryCertainty::Doubtful,
         }
     }
 
@@ -129,7 +129,7 @@ impl Receipts {
             return;
         }
         let delivery = state.callers.by_silence();
-        let is_mixed = delivery == Delivery::Doubtful;
+        let is_mixed = delivery == DeliveryCertainty::Doubtful;
         let all = std::mem::take(&mut state.waiting).into_iter();
         let (arrived, left): (Vec<_>, Vec<_>) = all.partition(|(_, waiting)| !is_mixed || waiting.is_of(caller));
         state.waiting = left;
@@ -144,7 +144,10 @@ impl Receipts {
     /// that resumes may not have.
     pub fn prove(&self, log: &EventLog) {
         let settled = std::mem::take(&mut self.lock().settled);
-        settled.iter().filter_map(Weak::upgrade).for_each(|stream| log.note_delivered(&stream, Delivery::Proven));
+        settled
+            .iter()
+            .filter_map(Weak::upgrade)
+            .for_each(|stream| log.note_delivered(&stream, DeliveryCertainty::Proven));
     }
 
     /// Notes the session that the response to the connection's first request opened, if any: later requests in it are the same
@@ -179,7 +182,7 @@ impl Receipts {
                     receipt.stream.note_parted();
                     self.lock().waiting.push((at, Waiting::Answer(receipt)));
                 }
-                Waiting::Interim(_) => waiting.confirm(Delivery::Likely),
+                Waiting::Interim(_) => waiting.confirm(DeliveryCertainty::Likely),
             }
         }
     }
@@ -246,7 +249,7 @@ enum Waiting {
 }
 
 impl Waiting {
-    fn confirm(self, delivery: Delivery) {
+    fn confirm(self, delivery: DeliveryCertainty) {
         match self {
             Self::Answer(receipt) => receipt.confirm(delivery),
             Self::Interim(mut receipt) => receipt.has_arrived = true,
@@ -297,7 +300,7 @@ impl Receipt {
         Self { log, stream, is_confirmed: false }
     }
 
-    fn confirm(mut self, delivery: Delivery) {
+    fn confirm(mut self, delivery: DeliveryCertainty) {
         self.is_confirmed = true;
         self.log.note_delivered(&self.stream, delivery);
     }

@@ -1,4 +1,4 @@
-//! 6. The resumption proposals beside the specification's own, as thin adapters over the event log and delivery.
+//! The resumption proposals beside the specification's own, as thin adapters over the event log and delivery.
 //!
 //! A dialect turns a request into a stream, a cursor and a plan of delivery, or into a status. It also writes the announcements on
 //! the streams of clients that declared it. No dialect stores anything, sets a timer or decides a policy: all share the stream's

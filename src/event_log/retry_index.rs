@@ -1,8 +1,8 @@
 //! Retry index: finds the call that a POST repeats.
 //!
-//! Owned here: the index from a call's fingerprint to its stream, generic over the latter, and the decision whether a
-//! match may be used. An entry lives exactly as long as its stream and does not keep the stream alive. Absent: the
-//! calls of other replicas (`recovery/claims.rs`).
+//! Owned here: the index from a call's fingerprint to its stream, generic over the latter, with look-up and registration
+//! in one step. An entry lives exactly as long as its stream and does not keep the stream alive. Absent: the rule for the
+//! use of a match (`stream/retries.rs`), and the calls of other replicas (`recovery/claims.rs`).
 
 use std::sync::{Arc, Weak};
 

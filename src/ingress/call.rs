@@ -103,7 +103,7 @@ impl Ingress {
         };
         match claimed {
             Ok(Claimed { attachment, beginning, pump }) => {
-                // An interim result before the head must not hide a head that matters either.
+                // As for a commit (`may_commit`): an interim result must not replace a 401 or CORS headers of the server.
                 let may_begin = attachment.slice().is_some() && self.may_begin(&request);
                 let CallRequest { context, call, accept, body, partial, .. } = request;
                 let RequestContext { parts, session, connection, .. } = *context;

@@ -1,9 +1,9 @@
 //! POSTs without requests: the client's responses and notifications.
 //!
 //! They are forwarded at once and answered with the upstream's status. They are held, and answered with 202, only while the upstream
-//! refuses connections or has not answered in time. A POST that was not written is delivered in order, and one that was written is never
-//! sent again. Later POSTs of the session wait behind them. Before it is sent, each takes a place among those of its session, and room if
-//! it needs any. It keeps both until the upstream has answered or is no longer waited for.
+//! refuses connections or has not answered in time. A POST of which no byte was sent is tried again, in order. One of which bytes were sent is
+//! never sent again. Later POSTs of the session wait behind them. Before it is sent, each takes a place among those of its session, and a reservation of
+//! memory if it needs one. It keeps both until the upstream has answered or is no longer waited for.
 //!
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
 //! answered with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
@@ -40,7 +40,7 @@ const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
 const LATE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// One POST on its way upstream.
-pub(super) struct Delivery {
+pub(super) struct UpstreamPost {
     pub(super) template: Template,
     /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
     pub(super) session: Option<Arc<Session>>,
@@ -144,7 +144,7 @@ impl Ingress {
         // A task of its own: a client that leaves now has still responded.
         let is_lost = |status: StatusCode| !status.is_success();
         let (session, credentials) = (Some(session), context.credentials);
-        let delivery = Delivery {
+        let delivery = UpstreamPost {
             template,
             session,
             previous,
@@ -190,7 +190,7 @@ impl Ingress {
 
     /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
     /// ends in either case.
-    async fn await_cancelled(&self, delivery: &Delivery) {
+    async fn await_cancelled(&self, delivery: &UpstreamPost) {
         for (stream, id) in delivery.owing() {
             let limit = self.config.upstream.connect_timeout;
             // A request that is never sent needs no cancel upstream.
@@ -203,7 +203,7 @@ impl Ingress {
 
     pub(super) async fn deliver(
         self: Arc<Self>,
-        delivery: Delivery,
+        delivery: UpstreamPost,
         queued: Option<QueuedTurn>,
         reply: oneshot::Sender<Outcome>,
     ) {
@@ -237,7 +237,7 @@ impl Ingress {
     }
 }
 
-impl Delivery {
+impl UpstreamPost {
     fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
         self.session.iter().chain(&self.previous)
     }
@@ -288,7 +288,7 @@ async fn within_hold_limit(sending: impl Future<Output = Answered>) -> Answered 
 /// One delivery in progress.
 struct Attempt<'a> {
     ingress: &'a Arc<Ingress>,
-    delivery: &'a Delivery,
+    delivery: &'a UpstreamPost,
     reply: Option<oneshot::Sender<Outcome>>,
     turn: Option<Turn>,
 }

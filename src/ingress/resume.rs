@@ -69,7 +69,7 @@ impl Ingress {
         }
     }
 
-    /// Waits for the resume rate. A resume is one of the client's two attempts: if too many come it waits, and is not refused. The wait
+    /// Waits for the resume rate. Stock clients try to resume about twice, so a resume above the rate waits instead of being refused. The wait
     /// comes before any look-up, so that a hostile cursor waits as long as a good one. A client that leaves gives up its place.
     pub(super) async fn wait_for_resume_turn(&self, context: &mut RequestContext) {
         if !context.quota.try_resume() {

@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use tokio::sync::oneshot;
 use tracing::{Instrument, warn};
 
-use super::client_responses::{Delivery, OnAccepted, Outcome};
+use super::client_responses::{OnAccepted, Outcome, UpstreamPost};
 use super::metrics::{Dialect, Resumed};
 use super::{Ingress, RequestContext, detached, respond};
 use crate::body::whole;
@@ -184,7 +184,7 @@ impl Ingress {
             let (stream, id) = (stream.clone(), id.clone().filter(|_| !is_proven));
             (!is_proven).then(|| Box::new(move |_: &Ingress| _ = id.as_ref().map(|id| stream.answer(id))) as OnAccepted)
         };
-        let deliveries = to_forward.into_iter().map(|(message, id)| Delivery {
+        let deliveries = to_forward.into_iter().map(|(message, id)| UpstreamPost {
             credentials: context.credentials,
             on_accepted: on_accepted(&id),
             carried: self.carry(context, message.len()),
@@ -201,7 +201,7 @@ impl Ingress {
             return Ok(());
         }
         if let Some(code) = self.remote_session_error(context) {
-            deliveries.iter().for_each(Delivery::lose);
+            deliveries.iter().for_each(UpstreamPost::lose);
             return Err(Box::new(self.refuse(code)));
         }
         // A task of its own: a client that leaves now has still responded.
@@ -247,7 +247,7 @@ impl Ingress {
         })
     }
 
-    async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, deliveries: Vec<Delivery>) -> Result<(), Refusal> {
+    async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, deliveries: Vec<UpstreamPost>) -> Result<(), Refusal> {
         let mut left = deliveries.into_iter();
         while let Some(delivery) = left.next() {
             if let Err(refusal) = self.deliver_one(&stream, delivery).await {
@@ -258,7 +258,7 @@ impl Ingress {
         Ok(())
     }
 
-    async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut delivery: Delivery) -> Result<(), Refusal> {
+    async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut delivery: UpstreamPost) -> Result<(), Refusal> {
         match self.place(delivery.session.as_ref(), &delivery.carried).await {
             Ok(place) => delivery.place = place,
             Err(code) => {

@@ -1,4 +1,4 @@
-//! 2. Calls to the MCP server. A call outlives the downstream connection that began it.
+//! Calls to the MCP server. A call outlives the downstream connection that began it.
 //!
 //! Owned here: the pooled clients, the rewriting of requests, redirects within the origin, and facts observed in responses
 //! (accepted credentials, the tokens of one subject, CORS headers). [`pump`] runs one stream's call. Absent: everything downstream.

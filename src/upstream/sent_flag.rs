@@ -10,8 +10,8 @@ const PENDING: u8 = 0;
 const SENT: u8 = 1;
 const WITHDRAWN: u8 = 2;
 
-/// True once a connection has taken the body of a request, so that the upstream may act on it. Until then the request was not sent,
-/// with any error.
+/// True once a connection has taken the body of a request, so that the upstream may act on it. Until then the request counts as
+/// unsent, after any error.
 #[derive(Clone, Debug, Default)]
 pub struct SentFlag(Arc<Decision>);
 

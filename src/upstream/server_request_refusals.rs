@@ -1,4 +1,4 @@
-//! Refusals of a server's requests to a client that takes no stream, and so cannot receive them.
+//! Error responses of the proxy to requests of the server, if the client takes no stream and cannot receive them.
 //!
 //! Owned here: the pending ids, the one refusal of a stream in flight, and the pause before it is retried. A server may send
 //! requests faster than it takes refusals, so the queue is bounded, and counts against the caller's quota. Absent: which requests

@@ -7,7 +7,7 @@ use crate::clock;
 use crate::event_log::backing;
 use crate::event_log::log::EventLog;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::delivery::Delivery;
+use crate::event_log::stream::delivery::DeliveryCertainty;
 use crate::event_log::sweeper::Verdict;
 use crate::event_log::writer::stream_table::StreamEntry;
 use crate::protocol::ids::StreamId;
@@ -37,7 +37,7 @@ impl EventLog {
 
     /// Notes the delivery of the response with the stream's last message. A stream with a proven delivery shrinks to a
     /// stub. A response that passed through is forgotten, unless a retry may still match it.
-    pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: Delivery) {
+    pub fn note_delivered(&self, stream: &Arc<Stream>, delivery: DeliveryCertainty) {
         stream.note_delivered(delivery);
         if stream.look(|machine| machine.phase() != Phase::Passed) {
             return self.reduce_to_stub(stream);
@@ -85,7 +85,7 @@ impl EventLog {
             let stub = std::mem::replace(known.value_mut(), StreamEntry::Stream(stream.clone()));
             drop(known);
             drop(stub);
-            stream.note_delivered(crate::event_log::stream::delivery::Delivery::Proven);
+            stream.note_delivered(crate::event_log::stream::delivery::DeliveryCertainty::Proven);
             self.sweeper.schedule(now + self.streams.quotas.global().allowance.delivered_retention, id);
         }
         Some(stream)

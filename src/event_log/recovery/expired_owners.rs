@@ -27,7 +27,7 @@ impl EventLog {
     }
 
     /// Replaces the set of replicas with an expired lease. Their open streams are ended when a client asks for them
-    /// here: such a replica may only be cut off from the store, and still serve its clients.
+    /// here: an expired lease does not prove that a replica is dead. It may be cut off from the store and still serve its clients.
     pub fn set_expired_owners(&self, owners: HashSet<Owner>) {
         *sync::lock(&self.expired_owners) = owners;
     }

@@ -84,6 +84,6 @@ impl EventLog {
 
     /// Returns the streams in the log that were written here.
     fn written_here(&self) -> impl Iterator<Item = Arc<Stream>> {
-        self.streams.all().into_iter().filter(|stream| !stream.is_follower())
+        self.streams.all().into_iter().filter(|stream| !stream.is_restored())
     }
 }

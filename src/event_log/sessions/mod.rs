@@ -5,7 +5,7 @@
 //! token that was refreshed since) has a record as well, from its first POST on, without the result of `initialize`.
 //! Any caller can invent a session id, so such records without streams are limited in number, and so are those opened
 //! here; beyond the limit the least recently used go first. The upstream remains the judge of a session. Absent:
-//! sessions that the proxy itself issues.
+//! the IDs of sessions that the proxy itself issues (`protocol/ids`).
 
 mod lru_queue;
 mod turns;

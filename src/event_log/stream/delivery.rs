@@ -4,7 +4,7 @@ use std::time::Instant;
 
 /// Certainty that the response with a stream's last message was delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Delivery {
+pub enum DeliveryCertainty {
     /// The connection may be a load balancer's, which may have lost the response on the way: for `delivered_retention`
     /// the same POST is a retry.
     Doubtful,
@@ -17,13 +17,13 @@ pub enum Delivery {
 /// Delivery of one stream.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::event_log) struct Delivered {
-    best: Option<Delivery>,
+    best: Option<DeliveryCertainty>,
     doubted_until: Option<Instant>,
 }
 
 impl Delivered {
-    pub(in crate::event_log) fn note(&mut self, delivery: Delivery, doubted_until: Instant) {
-        if delivery == Delivery::Doubtful && self.best.is_none() {
+    pub(in crate::event_log) fn note(&mut self, delivery: DeliveryCertainty, doubted_until: Instant) {
+        if delivery == DeliveryCertainty::Doubtful && self.best.is_none() {
             self.doubted_until = Some(doubted_until);
         }
         self.best = self.best.max(Some(delivery));
@@ -31,7 +31,7 @@ impl Delivered {
 
     /// Returns the time until which a retry may match despite the delivery, or `None` if the delivery is not in doubt.
     pub(in crate::event_log) fn doubted_until(&self) -> Option<Instant> {
-        self.doubted_until.filter(|_| self.best == Some(Delivery::Doubtful))
+        self.doubted_until.filter(|_| self.best == Some(DeliveryCertainty::Doubtful))
     }
 
     /// Returns whether a retry may match now despite the delivery.
@@ -41,10 +41,10 @@ impl Delivered {
 
     /// Returns the state of a stream whose delivery was proven before.
     pub(in crate::event_log) fn proven() -> Self {
-        Self { best: Some(Delivery::Proven), doubted_until: None }
+        Self { best: Some(DeliveryCertainty::Proven), doubted_until: None }
     }
 
     pub(in crate::event_log) fn is_proven(&self) -> bool {
-        self.best == Some(Delivery::Proven)
+        self.best == Some(DeliveryCertainty::Proven)
     }
 }

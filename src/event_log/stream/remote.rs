@@ -74,7 +74,7 @@ impl Stream {
             inner.epoch = epoch;
             inner.head = Head::Committed;
             inner.store_progress = Some(Box::new(store_progress));
-            inner.is_follower = true;
+            inner.is_restored = true;
         }
         // The request was sent upstream long ago.
         stream.note_sent();
@@ -88,8 +88,8 @@ impl Stream {
     }
 
     /// Returns whether another process writes or wrote the stream.
-    pub(in crate::event_log) fn is_follower(&self) -> bool {
-        self.lock().is_follower
+    pub(in crate::event_log) fn is_restored(&self) -> bool {
+        self.lock().is_restored
     }
 
     /// Notes an event that is only in the store, behind the last state; see [`Machine::handle_logged`].
@@ -129,7 +129,7 @@ impl Stream {
     /// Returns whether the stream is open and written by this process.
     pub(in crate::event_log) fn is_written_here(&self) -> bool {
         let inner = self.lock();
-        !inner.is_follower && !inner.machine.is_sealed()
+        !inner.is_restored && !inner.machine.is_sealed()
     }
 
     /// Asks the current reader's connection to end after the stored events, if its client permits that. A later
@@ -176,7 +176,7 @@ impl Stream {
     /// Returns whether the stream is open and written by another process.
     pub fn is_remote(&self) -> bool {
         let inner = self.lock();
-        inner.is_follower && !inner.machine.is_sealed()
+        inner.is_restored && !inner.machine.is_sealed()
     }
 
     /// Returns the replica that made the stream, and writes it while its lease runs.

@@ -5,13 +5,13 @@ use std::time::Instant;
 use crate::clock;
 use crate::event_log::quota::EvictionQueue;
 use crate::event_log::stream::Stream;
-use crate::event_log::stream::delivery::Delivery;
+use crate::event_log::stream::delivery::DeliveryCertainty;
 use crate::event_log::stream::state::Inner;
 use crate::protocol::stream::Phase;
 
 impl Stream {
     /// Notes the delivery of the response with the last message: the stream is now among the first to be evicted.
-    pub fn note_delivered(&self, delivery: Delivery) {
+    pub fn note_delivered(&self, delivery: DeliveryCertainty) {
         let now = clock::now();
         let mut inner = self.lock();
         inner.machine.handle_delivered();

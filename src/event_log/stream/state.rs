@@ -50,7 +50,7 @@ pub(in crate::event_log) struct Inner {
     /// Progress in the store, or `None` if memory is the store.
     pub(in crate::event_log) store_progress: Option<Box<StoreProgress>>,
     /// True if the stream came from the store, and is written here only to end it.
-    pub(in crate::event_log) is_follower: bool,
+    pub(in crate::event_log) is_restored: bool,
     /// True if a connection of another replica may be the reader.
     pub(in crate::event_log) has_remote_reader: bool,
     /// Connection that is to end after the stored events, and the pause before its client reconnects; `None` if there
@@ -85,7 +85,7 @@ impl Inner {
             tail: Tail::new(),
             epoch: WriterEpoch::default(),
             store_progress: None,
-            is_follower: false,
+            is_restored: false,
             has_remote_reader: false,
             closing: None,
             has_moved: false,
@@ -292,7 +292,7 @@ impl Inner {
     /// Counts the running calls here, and those without a reader. A standalone stream is no call, and a call of
     /// another replica counts there.
     pub(in crate::event_log) fn note_presence(&mut self) {
-        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_follower;
+        let is_call = self.machine.policy().kind == StreamKind::Request && !self.is_restored;
         let runs = is_call && matches!(self.machine.phase(), Phase::Waiting | Phase::Open);
         self.reservation.set_running(runs);
         self.reservation.set_detached(runs && !self.machine.reader().is_attached());

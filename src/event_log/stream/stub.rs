@@ -214,7 +214,7 @@ impl Stream {
         inner.head = Head::Committed;
         inner.delivered = Delivered::proven();
         // The store gets nothing more of the stream.
-        inner.is_follower = is_stored;
+        inner.is_restored = is_stored;
         stream.note_sent();
         stream
     }
@@ -227,7 +227,7 @@ impl Inner {
         let is_call = machine.policy().kind == StreamKind::Request && !machine.policy().has_idempotency_key;
         // Events that the store lacks are rewritten from here.
         let is_stored = self.store_progress.as_ref().is_none_or(|store_progress| store_progress.is_sealed);
-        let is_here = !self.has_moved && !self.is_follower && is_stored;
+        let is_here = !self.has_moved && !self.is_restored && is_stored;
         let is_quiet = !machine.reader().is_attached() && machine.server_requests().is_empty();
         self.delivered.is_proven() && is_call && is_here && is_quiet
     }

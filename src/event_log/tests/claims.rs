@@ -178,7 +178,7 @@ async fn arrive(log: &EventLog, stream: &Arc<Stream>) {
     finish(log, stream, &writer);
     writer.seal().await;
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    log.note_delivered(stream, Delivery::Likely);
+    log.note_delivered(stream, DeliveryCertainty::Likely);
 }
 
 #[tokio::test(start_paused = true)]

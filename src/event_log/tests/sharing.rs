@@ -57,7 +57,7 @@ fn deliver(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
     let mut client = Client::attach(stream, Seq(0));
     assert_eq!(client.read_all(), Poll::Ready(ReadOutcome::Ended));
     drop(client);
-    log.note_delivered(stream, Delivery::Likely);
+    log.note_delivered(stream, DeliveryCertainty::Likely);
 }
 
 pub(super) fn finish(log: &EventLog, stream: &Arc<Stream>, writer: &Writer) {
@@ -362,7 +362,7 @@ fn stubs_make_room_for_calls_of_one_caller_that_come_at_once() {
                     let (stream, writer) = open_of(&log, 1);
                     finish(&log, &stream, &writer);
                     assert_eq!(Client::attach(&stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-                    log.note_delivered(&stream, Delivery::Proven);
+                    log.note_delivered(&stream, DeliveryCertainty::Proven);
                 }
             });
         }
@@ -691,7 +691,7 @@ async fn streams_whose_clients_left_in_peace_go_whole_and_after_those_that_have_
     // Once it is delivered it is one of the others.
     let (known, known_writer) = open_of(&log, 1);
     leave_gracefully(&log, &known, &known_writer, 10_000);
-    log.note_delivered(&known, Delivery::Likely);
+    log.note_delivered(&known, DeliveryCertainty::Likely);
     let (later, later_writer) = open_of(&log, 1);
     leave_gracefully(&log, &later, &later_writer, 10_000);
     while is_kept(&log, &known) {
@@ -711,7 +711,7 @@ fn end_proven(log: &EventLog, stream: &Arc<Stream>) {
     log.publish_once(stream);
     finish(log, stream, &writer);
     assert_eq!(Client::attach(stream, Seq(0)).read_all(), Poll::Ready(ReadOutcome::Ended));
-    log.note_delivered(stream, Delivery::Proven);
+    log.note_delivered(stream, DeliveryCertainty::Proven);
 }
 
 #[test]

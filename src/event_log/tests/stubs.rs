@@ -23,7 +23,7 @@ fn ended(log: &EventLog, caller: u8, notes: usize) -> Arc<Stream> {
 fn proven(log: &EventLog, caller: u8, notes: usize) -> Vec<EventId> {
     let stream = ended(log, caller, notes);
     let ids = (0..=notes as u64 + 1).map(|seq| cursor_of(&stream, Seq(seq))).collect();
-    log.note_delivered(&stream, Delivery::Proven);
+    log.note_delivered(&stream, DeliveryCertainty::Proven);
     ids
 }
 
@@ -106,7 +106,7 @@ async fn a_stub_says_what_its_call_was_and_how_often_it_was_read() {
     let stream = ended(&log, 0, 0);
     stream.name_call(br#"{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"slow"}}"#);
     let id = cursor_of(&stream, Seq(0));
-    log.note_delivered(&stream, Delivery::Proven);
+    log.note_delivered(&stream, DeliveryCertainty::Proven);
     let name = stream.call_name().cloned();
     drop(stream);
     assert_eq!((stubs(&log), name.as_ref().and_then(|name| name.tool.as_deref())), (1, Some("slow")));
@@ -140,7 +140,7 @@ async fn a_stub_is_as_small_as_it_is_counted() {
     ready(writer.update(says(&text)));
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
     log.retain(&stream);
-    log.note_delivered(&stream, Delivery::Proven);
+    log.note_delivered(&stream, DeliveryCertainty::Proven);
     drop((stream, writer));
     assert_eq!(stubs(&log), 1);
     assert!(quota(&log, 0).bytes() <= 512 + 460 + text.len(), "{} bytes", quota(&log, 0).bytes());
@@ -167,7 +167,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
     // A delivery without a proof does not either.
     for _ in 0..2000 {
         let stream = ended(&log, 1, 1);
-        log.note_delivered(&stream, Delivery::Likely);
+        log.note_delivered(&stream, DeliveryCertainty::Likely);
     }
     assert!(quota(&log, 1).bytes() <= 100_000);
 }
@@ -176,7 +176,7 @@ async fn short_calls_that_have_arrived_never_keep_the_next_one_out() {
 async fn stubs_go_before_streams_that_have_arrived_and_the_oldest_of_them_first() {
     let log = tight(|allowance| allowance.max_bytes = 60_000);
     let likely = ended(&log, 1, 10);
-    log.note_delivered(&likely, Delivery::Likely);
+    log.note_delivered(&likely, DeliveryCertainty::Likely);
     let mut ids = Vec::new();
     for _ in 0..20 {
         tokio::time::advance(Duration::from_secs(1)).await;
@@ -203,7 +203,7 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     let log = log_with(None);
     // The delivery is only likely.
     let likely = ended(&log, 0, 1);
-    log.note_delivered(&likely, Delivery::Likely);
+    log.note_delivered(&likely, DeliveryCertainty::Likely);
     // A key may ask for it.
     let reservation = log.admit(&quota(&log, 0), 0).unwrap();
     let policy = Policy { has_idempotency_key: true, ..spec().policy };
@@ -212,16 +212,16 @@ async fn what_a_stub_could_not_answer_stays_whole() {
     ready(keyed_writer.update(|machine, _| machine.handle_stream_head()));
     log.publish_once(&keyed);
     finish(&log, &keyed, &keyed_writer);
-    log.note_delivered(&keyed, Delivery::Proven);
+    log.note_delivered(&keyed, DeliveryCertainty::Proven);
     // The server request may be answered once more.
     let (asked, asked_writer) = open_of(&log, 0);
     ready(asked_writer.update(says(r#"{"jsonrpc":"2.0","id":"q","method":"roots/list"}"#)));
     finish(&log, &asked, &asked_writer);
-    log.note_delivered(&asked, Delivery::Proven);
+    log.note_delivered(&asked, DeliveryCertainty::Proven);
     // The stream has a reader again.
     let read = ended(&log, 0, 1);
     let reader = Client::attach(&read, Seq(0));
-    log.note_delivered(&read, Delivery::Proven);
+    log.note_delivered(&read, DeliveryCertainty::Proven);
     for stream in [&likely, &keyed, &asked, &read] {
         assert!(is_kept(&log, stream));
     }
@@ -239,7 +239,7 @@ async fn a_large_response_moves_into_its_stub() {
     ready(writer.update(|machine, now| machine.handle_upstream_end(crate::protocol::stream::Ending::Clean, now)));
     log.retain(&stream);
     let before = cursor_of(&stream, Seq(1));
-    log.note_delivered(&stream, Delivery::Proven);
+    log.note_delivered(&stream, DeliveryCertainty::Proven);
     assert!(stream.look(|machine| machine.trimmed()) == Seq(2), "it is in one place");
     drop((stream, writer));
     let (stream, cursor) = log.find(log.verify(&before).as_ref(), &binding()).unwrap();
@@ -252,7 +252,7 @@ async fn a_large_response_moves_into_its_stub() {
 async fn a_stub_is_in_the_row_of_what_goes_first_once_it_is_in_the_map_and_not_before() {
     let log = log_with(None);
     let stream = ended(&log, 0, 1);
-    stream.note_delivered(Delivery::Proven);
+    stream.note_delivered(DeliveryCertainty::Proven);
     let stub = stream.to_stub(clock::now()).expect("it is spent").enter();
     // Another thread evicts now.
     assert_eq!(quota(&log, 0).pop_stub(), None);

@@ -47,7 +47,7 @@ impl RetryBudget {
     /// About three seconds, with pauses of [`STORE_RETRY_PAUSE`].
     const TRIES: u32 = 12;
 
-    fn is_due(&mut self, backing: &Backing) -> bool {
+    fn take_attempt(&mut self, backing: &Backing) -> bool {
         let is_due = backing.lease_health.is_in_doubt() && self.0 > 0;
         self.0 -= u32::from(is_due);
         is_due
@@ -117,7 +117,7 @@ impl Recorder<'_> {
             }
             // After an expired lease other replicas may have ended the stream. Only an unreachable store leaves it to
             // this one.
-            let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.is_due(self.backing));
+            let waits = waits || (matches!(error, Error::Unavailable(_)) && patience.take_attempt(self.backing));
             if !waits {
                 self.stream.with_store_progress(|store_progress| store_progress.is_behind = true);
                 return PersistOutcome::Persisted;

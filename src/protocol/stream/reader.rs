@@ -172,7 +172,8 @@ impl Reader {
         self.unacked_interim.map_or(acked, |(_, upto)| upto.max(acked))
     }
 
-    /// Notes an interim result behind the event at `upto`. If `proves` and it is the first, only it can have given the client a token.
+    /// Notes an interim result behind the event at `upto`. `proves`: clients get their token from interim results alone. The first one then
+    /// counts as arrived, since only a client that has it can come back with a token.
     pub(super) fn begin_interim(&mut self, attach: AttachId, upto: Seq, proves: bool) {
         if proves && !self.progress.has_interim {
             self.progress.acked_interim = upto;

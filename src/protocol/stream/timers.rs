@@ -1,4 +1,4 @@
-//! The timers of a stream: a table of deadlines, one for each kind.
+//! The timers of a stream: a table of deadlines, one for each kind. Absent: heartbeats and other deadlines of a connection (`delivery`).
 
 use std::time::Instant;
 
@@ -27,18 +27,27 @@ impl Timer {
         [Self::Commit, Self::Reopen, Self::Linger, Self::CancelGrace, Self::Call, Self::Full, Self::Abandon];
 }
 
-/// The deadlines of one stream, indexed by [`Timer`].
+/// The deadlines of one stream.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TimerTable([Option<Instant>; Timer::ALL.len()]);
+pub(super) struct TimerTable {
+    /// Indexed by [`Timer`].
+    deadlines: [Option<Instant>; Timer::ALL.len()],
+    /// Kept beside them, since it is asked for at each event and seldom changes.
+    earliest: Option<Instant>,
+}
 
 impl TimerTable {
     /// Starts `timer`, or moves its deadline.
     pub(super) fn set(&mut self, timer: Timer, at: Instant) {
-        self.0[timer as usize] = Some(at);
+        if self.deadlines[timer as usize].replace(at) != Some(at) {
+            self.find_earliest();
+        }
     }
 
     pub(super) fn stop(&mut self, timer: Timer) {
-        self.0[timer as usize] = None;
+        if self.deadlines[timer as usize].take().is_some() {
+            self.find_earliest();
+        }
     }
 
     pub(super) fn stop_all(&mut self) {
@@ -46,15 +55,19 @@ impl TimerTable {
     }
 
     pub(super) fn is_set(&self, timer: Timer) -> bool {
-        self.0[timer as usize].is_some()
+        self.deadlines[timer as usize].is_some()
     }
 
     pub(super) fn is_due(&self, timer: Timer, now: Instant) -> bool {
-        self.0[timer as usize].is_some_and(|at| at <= now)
+        self.deadlines[timer as usize].is_some_and(|at| at <= now)
     }
 
     /// Returns the earliest deadline, or `None` if no timer runs.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.0.iter().flatten().min().copied()
+        self.earliest
+    }
+
+    fn find_earliest(&mut self) {
+        self.earliest = self.deadlines.iter().flatten().min().copied();
     }
 }

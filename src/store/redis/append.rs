@@ -23,9 +23,9 @@ use crate::protocol::ids::{Seq, StreamId};
 use crate::protocol::stream::Batch;
 use crate::store::WriterEpoch;
 
-/// A stream without an append for so long is held no more.
+/// Idle time after which the permit of a stream is dropped.
 const HELD: Duration = Duration::from_secs(30);
-/// As many streams are held at most, those apart that are being written.
+/// Limit of permits, besides those of streams with an append in flight.
 const HELD_AT_ONCE: usize = 64 * 1024;
 /// Names and numbers of a plain addition.
 const PLAIN_BYTES: usize = 128;

@@ -29,11 +29,11 @@ pub(super) struct Core {
     pub(super) followers: Followers,
     /// There may be messages.
     pub(super) mail: Notify,
-    /// The connection is a new one, or the contents are: followers must be noted again, and told.
+    /// The connection or the contents are new: followers must be registered again and woken.
     pub(super) rejoin: Notify,
     /// Notified when a call finds signs of a new generation: the next probe is due at once.
     pub(super) doubt: Notify,
-    /// As `rejoin`, for the event log, whose writes may be lost.
+    /// Count of such events, for the event log: recent writes may be lost.
     pub(super) regained: watch::Sender<u64>,
     /// The first of the messages that came last, and how many they were, as Redis says it.
     pub(super) taken: Mutex<(Vec<u8>, Vec<u8>)>,
@@ -185,7 +185,7 @@ impl Core {
     }
 }
 
-/// An answer that cannot be: Redis holds something that is not ours.
+/// Returns the error for a reply in an unknown form: the key holds data of another program.
 pub(super) fn odd() -> Error {
     Error::Unavailable("Redis answered what cannot be".to_owned())
 }

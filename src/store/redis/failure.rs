@@ -59,7 +59,8 @@ impl Failure {
         Self::told(error.code(), error.details())
     }
 
-    /// Before Redis 7 what a command in a script was refused for stands in the text of a general error.
+    /// Returns the failure for an error reply. Before Redis 7, the code of a command refused within a script appears only in the text of a
+    /// general `ERR`.
     fn told(code: &str, detail: Option<&str>) -> Self {
         let detail = detail.unwrap_or_default();
         let says = |name: &str| {

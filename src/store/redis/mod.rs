@@ -1,17 +1,17 @@
 //! The store that replicas share: Redis or Valkey, 6.2 or later, one server, a master that sentinels watch, or a Cluster.
 //!
-//! A stream is a hash (what it is, where it stands) and a Redis Stream (an entry for each batch, its ID the number of the last
-//! event), on one slot; each change of it is one script there, which checks the writer's epoch, the place and the seal, and begins
-//! the time it is kept anew. Most appends need none: `append.rs` says which. One connection serves every caller of the process: what
-//! waits goes out together, and a few such flights are under way at once. Another one hears what Redis publishes for this replica:
-//! followers and [`Coordination::receive`] wait for that, and nothing is polled.
+//! A stream is a hash (description and position) and a Redis Stream (one entry per batch; its ID is the number of the batch's last
+//! event), on one slot. Each change is one script there. It checks the writer's epoch, the position and the seal, and restarts the
+//! expiry. Most appends need no script: `append.rs` says which. One connection serves all callers of the process: waiting calls are
+//! sent together, and a few such flights are in flight at once. A second connection receives the messages that Redis publishes for
+//! this replica. Followers and [`Coordination::receive`] wait for them, and nothing is polled.
 //!
-//! Durability: what a call returned Ok for is what Redis has taken, and survives what Redis survives: a crash of it as far as its
-//! append-only file goes (`appendfsync`), a failover as far as the replica had followed.
+//! Durability: Ok means that Redis has accepted the write. It survives a crash of Redis if the append-only file has it
+//! (`appendfsync`), and a failover if the new master had received it.
 //!
-//! [`Store::standing`] does not wait for calls: Redis is written to once a second, a connection that breaks says so, and another
-//! one is made until it works. While there is none, calls fail at once. A failover is the same to it. What Redis lost it does not
-//! get back from here, except its keys, under another epoch: [`Coordination::possible_losses`] tells who has the rest.
+//! [`Store::health`] needs no call to find an outage: a probe writes once a second, and a broken connection is reported at once and
+//! replaced until one works. Meanwhile calls fail at once. A failover looks the same. This module does not rewrite lost data, except
+//! the signing keys, under a new epoch. [`Coordination::possible_losses`] tells the event log to rewrite the rest.
 //!
 //! The first call is [`Redis::connect`]; its runtime drives the connections, and callers may be on any other. The user that the
 //! URL names needs the keys `~mr:*` and the channels `&mr:wake:*` (with the prefix that is set), and the commands
@@ -213,11 +213,11 @@ impl Redis {
         warn_of_eviction(&mut link).await;
         let (core, calls) = Core::new(owner, names, keys.clone());
         let core = Arc::new(core);
-        let ears = pubsub::Ears::open(&core, &connector).await.map_err(unreachable)?;
+        let subscription = pubsub::Subscription::open(&core, &connector).await.map_err(unreachable)?;
         connection::ready(&core, &mut link).await.map_err(unreachable)?;
         let tasks = [
             tokio::spawn(connection::keep(core.clone(), connector.clone(), link, calls)),
-            tokio::spawn(pubsub::listen(core.clone(), connector, ears)),
+            tokio::spawn(pubsub::listen(core.clone(), connector, subscription)),
             tokio::spawn(pubsub::renew(core.clone())),
         ];
         Ok(Opened { store: Arc::new(Self { core, tasks }), keys })

@@ -33,30 +33,30 @@ const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// The wait before another connection is tried.
 const RETRY: Duration = Duration::from_millis(250);
 
-/// A connection on which this replica's channel is heard.
-pub(super) struct Ears {
+/// Connection that receives the messages on this replica's channel.
+pub(super) struct Subscription {
     /// Closed when dropped.
     _connection: MultiplexedConnection,
-    heard: mpsc::UnboundedReceiver<PushInfo>,
+    received: mpsc::UnboundedReceiver<PushInfo>,
 }
 
-impl Ears {
+impl Subscription {
     pub(super) async fn open(core: &Core, connector: &Connector) -> Result<Self, Failure> {
-        let (mut connection, heard) = connector.listen().await?;
+        let (mut connection, received) = connector.listen().await?;
         let subscribed = connection.subscribe(core.names.channel(core.owner)).await;
         subscribed.map_err(|error| Failure::of(&error))?;
-        Ok(Self { _connection: connection, heard })
+        Ok(Self { _connection: connection, received })
     }
 }
 
 /// Tells who must be told, over one connection after the other.
-pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut ears: Ears) {
+pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut subscription: Subscription) {
     loop {
-        hear(&core, &mut ears).await;
-        ears = loop {
-            let opened = tokio::time::timeout(connector.patience(), Ears::open(&core, &connector)).await;
+        receive(&core, &mut subscription).await;
+        subscription = loop {
+            let opened = tokio::time::timeout(connector.patience(), Subscription::open(&core, &connector)).await;
             match opened.unwrap_or_else(|_| Err(Failure::lost("Redis did not answer in time"))) {
-                Ok(ears) => break ears,
+                Ok(subscription) => break subscription,
                 Err(why) => debug!(%why, "Redis cannot be listened to"),
             }
             clock::sleep(RETRY).await;
@@ -66,9 +66,9 @@ pub(super) async fn listen(core: Arc<Core>, connector: Arc<Connector>, mut ears:
     }
 }
 
-/// Until nothing is heard any more.
-async fn hear(core: &Core, ears: &mut Ears) {
-    while let Ok(Some(push)) = tokio::time::timeout(SILENCE, ears.heard.recv()).await {
+/// Handles messages until the connection is silent for too long.
+async fn receive(core: &Core, subscription: &mut Subscription) {
+    while let Ok(Some(push)) = tokio::time::timeout(SILENCE, subscription.received.recv()).await {
         match (push.kind, push.data.get(1)) {
             (PushKind::Disconnection, _) => break,
             (PushKind::Message, Some(Value::BulkString(said))) => match said.as_slice() {

@@ -1,9 +1,9 @@
-//! The scripts: every change of a stream is one of them, on the slot of its keys, but for the plain addition of [`super::append`].
+//! The scripts. Every change of a stream is one of them, on the slot of its keys, but for the plain addition of [`super::append`].
 //!
-//! Written for Redis 6.2 and later, and for a Cluster: a script touches the keys it is given and no others there. (Elsewhere the key
-//! of the events may have the number of their generation behind it.) Numbers of events come and go as text, since Lua's are exact up
-//! to 2^53 alone, and are only compared as numbers. A script that may be refused for want of memory begins with what is refused, so
-//! that nothing is ever half done.
+//! They are written for Redis 6.2 and later, and for a Cluster, where a script touches only the keys that it is given. Outside a
+//! Cluster, the key of the events may have a generation number appended. Numbers of events are passed as text, since Lua's are exact
+//! up to 2^53 only, and are compared as numbers. A script that needs memory first issues the command that Redis may refuse for lack
+//! of it, so that it is never half done.
 
 use std::sync::LazyLock;
 

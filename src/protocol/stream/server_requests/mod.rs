@@ -2,8 +2,8 @@
 //!
 //! Each lookup and each change costs about the same however many requests there were. Memory is bounded: beyond [`REMEMBERED_BYTES`] the
 //! requests that were answered first are forgotten, then those that have waited longest. A response to a forgotten request counts as one
-//! to an unknown request, so the server judges it. Invariant: a spent event stays spent for as long as the log keeps it, whether or not
-//! its requests are remembered.
+//! to an unknown request, so the server judges it. An event is spent once it holds server requests alone and all are answered; no
+//! replay repeats it. Invariant: a spent event stays spent as long as the log keeps it, even if its requests are forgotten.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;

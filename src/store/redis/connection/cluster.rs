@@ -96,7 +96,7 @@ fn make(core: &Core, tasks: &mut JoinSet<Done>, connection: &ClusterConnection, 
     let mut connection = connection.clone();
     let steps = match &mut call.work {
         Work::Steps(steps) => std::mem::take(steps),
-        // Of what the connection does by itself when it is cut nothing is heard here: nothing is held over it.
+        // The connection reconnects by itself without a notice, so no stream is held over it.
         Work::Append(append) => vec![append.script(&core.names, "")],
     };
     tasks.spawn(async move {

@@ -91,7 +91,7 @@ pub(super) async fn ready(core: &Core, link: &mut Link) -> Result<(), Failure> {
     judge(core, probed)
 }
 
-/// Sees whether Redis holds what it held and can be written, and has it speak to our own ears.
+/// Checks that Redis has the known contents and accepts writes, and publishes a heartbeat to this replica's own subscription.
 async fn probe(core: &Core, connection: &mut impl ConnectionLike) -> Result<(), Failure> {
     look_at_contents(core, connection).await?;
     let name = core.names.probe(core.owner);
