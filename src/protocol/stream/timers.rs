@@ -27,27 +27,18 @@ impl Timer {
         [Self::Commit, Self::Reopen, Self::Linger, Self::CancelGrace, Self::Call, Self::Full, Self::Abandon];
 }
 
-/// The deadlines of one stream.
+/// The deadlines of one stream, indexed by [`Timer`].
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TimerTable {
-    /// Indexed by [`Timer`].
-    deadlines: [Option<Instant>; Timer::ALL.len()],
-    /// Kept beside them, since it is asked for at each event and seldom changes.
-    earliest: Option<Instant>,
-}
+pub(super) struct TimerTable([Option<Instant>; Timer::ALL.len()]);
 
 impl TimerTable {
     /// Starts `timer`, or moves its deadline.
     pub(super) fn set(&mut self, timer: Timer, at: Instant) {
-        if self.deadlines[timer as usize].replace(at) != Some(at) {
-            self.find_earliest();
-        }
+        self.0[timer as usize] = Some(at);
     }
 
     pub(super) fn stop(&mut self, timer: Timer) {
-        if self.deadlines[timer as usize].take().is_some() {
-            self.find_earliest();
-        }
+        self.0[timer as usize] = None;
     }
 
     pub(super) fn stop_all(&mut self) {
@@ -55,19 +46,15 @@ impl TimerTable {
     }
 
     pub(super) fn is_set(&self, timer: Timer) -> bool {
-        self.deadlines[timer as usize].is_some()
+        self.0[timer as usize].is_some()
     }
 
     pub(super) fn is_due(&self, timer: Timer, now: Instant) -> bool {
-        self.deadlines[timer as usize].is_some_and(|at| at <= now)
+        self.0[timer as usize].is_some_and(|at| at <= now)
     }
 
     /// Returns the earliest deadline, or `None` if no timer runs.
     pub(super) fn next(&self) -> Option<Instant> {
-        self.earliest
-    }
-
-    fn find_earliest(&mut self) {
-        self.earliest = self.deadlines.iter().flatten().min().copied();
+        self.0.iter().flatten().min().copied()
     }
 }
