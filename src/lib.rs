@@ -1,6 +1,6 @@
 //! mcp-resume: a reverse proxy that makes MCP (Model Context Protocol) servers resumable without changing them.
 //!
-//! It assigns event IDs, logs every upstream message, keeps the upstream call running when the client disconnects, and replays the missed
+//! The proxy assigns event IDs, logs every upstream message, keeps the upstream call running when the client disconnects, and replays the missed
 //! events when the client resumes. A request passes these modules:
 //!
 //! ```text

@@ -1,6 +1,6 @@
 //! The scripted upstream: a fast MCP server, whose one tool follows its arguments.
 //!
-//! It cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. Its only state is the next
+//! The server cannot resume: its events have no ids, a `GET` is 405, and a client that leaves has cancelled. Its only state is the next
 //! session id and the counts of its tool's runs and events, which `GET /runs` returns.
 
 use std::net::SocketAddr;

@@ -1,6 +1,6 @@
 //! The configuration of the program, decided once at start.
 //!
-//! It has two stages. `raw` gathers the values of the TOML file, the environment and the flags, each with its origin.
+//! Configuration has two stages. `raw` gathers the values of the TOML file, the environment and the flags, each with its origin.
 //! `build` reads every key once, with a method of `read` that names the key, its unit, its bounds and its default. The
 //! result is a [`Config`], whose types need no further checks: durations are [`Duration`]s, and "0 = none" is an
 //! `Option`.

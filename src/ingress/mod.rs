@@ -2,7 +2,7 @@
 //!
 //! Each kind of request has its file: [`call`] for a POST with requests, [`client_responses`] for a POST without, [`resume`] for GET and
 //! DELETE, [`forward`] for everything that passes unchanged. Errors become responses in [`respond`] alone. Absent: connections
-//! ([`server`](crate::server)), the state of streams (protocol, event log), and how their bodies are written (delivery).
+//! ([`server`]), the state of streams (protocol, event log), and how their bodies are written (delivery).
 
 mod body;
 mod call;

@@ -83,7 +83,7 @@ const NOTHING: &str = "";
 /// While a connection holds the stream, it adds events without a script, and the tail in the meta is behind. `revoke`
 /// ends that: it gives the events the name of the next generation, so that a plain addition misses them. It is called
 /// after the steps that may be refused for want of memory. `known` returns the fields `p g h t` and the requested ones.
-/// It returns nothing if there is no stream, or if events of unknown number were lost.
+/// `known` returns nothing if there is no stream, or if events of unknown number were lost.
 const STREAM: &str = "
 local meta, followers = KEYS[1], KEYS[3]
 local generation, holder, tail, events

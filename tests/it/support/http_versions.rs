@@ -240,8 +240,8 @@ impl TestResponse {
 pub(crate) struct TestServer {
     addr: SocketAddr,
     version: HttpVersion,
-    /// Version for new connections.
-    version_of_new: Arc<Mutex<HttpVersion>>,
+    /// Version spoken on connections accepted from now on.
+    accepted_version: Arc<Mutex<HttpVersion>>,
     accepted: Arc<AtomicUsize>,
     asked: mpsc::UnboundedReceiver<TestRequest>,
 }
@@ -267,8 +267,8 @@ impl TestServer {
         let acceptors = HttpVersion::ALL
             .map(|version| (version, version.is_tls().then(|| TlsAcceptor::from(pki.server(&[version.alpn()], asks)))));
         let (sender, asked) = mpsc::unbounded_channel();
-        let (version_of_new, accepted) = (Arc::new(Mutex::new(version)), Arc::<AtomicUsize>::default());
-        let (says, counts) = (version_of_new.clone(), accepted.clone());
+        let (accepted_version, accepted) = (Arc::new(Mutex::new(version)), Arc::<AtomicUsize>::default());
+        let (says, counts) = (accepted_version.clone(), accepted.clone());
         tokio::spawn(async move {
             while let Ok((tcp, _)) = listener.accept().await {
                 counts.fetch_add(1, Ordering::Relaxed);
@@ -277,12 +277,12 @@ impl TestServer {
                 tokio::spawn(converse(tcp, acceptor, now, streams, sender.clone()));
             }
         });
-        TestServer { addr, version, version_of_new, accepted, asked }
+        TestServer { addr, version, accepted_version, accepted, asked }
     }
 
     /// Has new connections speak another version.
     pub(crate) fn switch_to(&self, version: HttpVersion) {
-        *self.version_of_new.lock().expect("no holder panics") = version;
+        *self.accepted_version.lock().expect("no holder panics") = version;
     }
 
     /// Returns the number of accepted connections.
