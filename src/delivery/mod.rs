@@ -5,16 +5,16 @@
 //! (ingress).
 
 mod disconnect;
+mod disconnect_guard;
 mod follow;
 mod metrics;
 mod passthrough;
-mod pending_response;
 mod receipts;
 mod stream_lost;
 
+pub use disconnect_guard::PendingResponse;
 pub use follow::{Follow, Interim, Plan, Start};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;
-pub use pending_response::PendingResponse;
 pub use receipts::{Kept, Receipt, Receipts};
 pub use stream_lost::lost_event;

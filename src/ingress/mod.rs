@@ -1,12 +1,11 @@
 //! Handlers of the clients' requests.
 //!
-//! Each kind of request has its file: [`call`] for a POST with requests, [`client_responses`] for a POST without, [`resume`] for GET and
+//! Each kind of request has its file: [`calls`] for a POST with requests, [`client_responses`] for a POST without, [`resume`] for GET and
 //! DELETE, [`forward`] for everything that passes unchanged. Errors become responses in [`respond`] alone. Absent: connections
 //! ([`server`]), the state of streams (protocol, event log), and how their bodies are written (delivery).
 
 mod body;
-mod call;
-mod call_request;
+mod calls;
 mod client_responses;
 mod connection;
 mod dialect_requests;
@@ -14,8 +13,6 @@ mod forward;
 mod forward_to_owner;
 mod metrics;
 mod misdirected;
-mod partial_results;
-mod remote_retry;
 mod request_log;
 mod resume;
 mod stream_url;

@@ -6,17 +6,17 @@ use std::sync::Arc;
 use bytes::Bytes;
 use http::Response;
 
-use super::call_request::{Beginning, PartialResults, Reply};
-use super::metrics::{Dialect, Resumed};
-use super::request_log::log_return;
-use super::token_refresh::Unproven;
-use super::{Ingress, RequestContext};
+use super::request::{Beginning, PartialResults, Reply};
 use crate::body::BoxBody;
 use crate::clock;
 use crate::config::ResumeTokens;
 use crate::delivery::Start;
 use crate::dialect::{self, Resumption};
 use crate::event_log::{self, Attachment, Slicing};
+use crate::ingress::metrics::{Dialect, Resumed};
+use crate::ingress::request_log::log_return;
+use crate::ingress::token_refresh::Unproven;
+use crate::ingress::{Ingress, RequestContext};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::{self, CallDigest, Form, Names, TokenField};
 use crate::protocol::error::ErrorCode;
@@ -27,7 +27,7 @@ use crate::upstream::InlineTask;
 
 impl Ingress {
     /// Configuration by which the response to this call is read and edited, if it lists the tools of a client that may get partial results.
-    pub(super) fn listed(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
+    pub(in crate::ingress) fn listed(&self, call: &classify::Call) -> Option<Arc<ResumeTokens>> {
         let tokens = self.config.dialects.resume_tokens.as_ref()?;
         if call.has_tool_list && call.era() == Era::Legacy && !tokens.tools.is_empty() {
             Some(tokens.clone())
@@ -37,7 +37,7 @@ impl Ingress {
     }
 
     /// Decides whether a call may get partial results, and reads its token: [`TokenField::Absent`] for a call that nothing is configured for.
-    pub(super) fn partial_results(
+    pub(in crate::ingress) fn partial_results(
         &self,
         call: &classify::Call,
         body: &[u8],
@@ -62,7 +62,7 @@ impl Ingress {
     }
 
     /// Asks the upstream for the schema of a tool that may get partial results and that no list has shown yet.
-    pub(super) async fn learn_tool(
+    pub(in crate::ingress) async fn learn_tool(
         &self,
         context: &RequestContext,
         call: &classify::Call,
@@ -80,7 +80,12 @@ impl Ingress {
 
     /// Returns the slicing of a new call's stream. A tool that may have an `outputSchema` gets none: clients refuse a result without what
     /// the schema requires, so a list must have shown the tool without one.
-    pub(super) fn slicing(&self, call: &classify::Call, partial: &PartialResults, body: &[u8]) -> Option<Slicing> {
+    pub(in crate::ingress) fn slicing(
+        &self,
+        call: &classify::Call,
+        partial: &PartialResults,
+        body: &[u8],
+    ) -> Option<Slicing> {
         let length = self.config.dialects.resume_tokens.as_ref()?.slice;
         let PartialResults { method, tool } = partial;
         if tool.as_ref().is_some_and(|tool| !self.upstream.observed().is_plain(tool)) {
@@ -91,7 +96,7 @@ impl Ingress {
     }
 
     /// Handles a call with a token.
-    pub(super) async fn call_with_token(
+    pub(in crate::ingress) async fn call_with_token(
         self: Arc<Self>,
         context: Box<RequestContext>,
         call: classify::Call,
@@ -161,7 +166,11 @@ impl Ingress {
 
     /// Waits until the slice that `attachment` reads is over and its response must begin. Returns the interim result, or `None` if the
     /// final one is there. Never resolves for a stream without slices.
-    pub(super) async fn slice_over(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
+    pub(in crate::ingress) async fn slice_over(
+        &self,
+        reply: &Reply,
+        attachment: Option<&Attachment>,
+    ) -> Option<Vec<u8>> {
         let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
             return pending().await;
         };

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::{Connection, RequestContext};
 use crate::config::ResumeTokens;
 use crate::delivery::Start;
 use crate::event_log::{Binding, Fingerprint, Session};
+use crate::ingress::{Connection, RequestContext};
 use crate::protocol::classify;
 use crate::protocol::dialect::resume_tokens::CALLS_TOOL;
 use crate::protocol::headers::{Accept, names};
@@ -29,7 +29,7 @@ pub(super) struct CallRequest {
 
 /// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
 /// buffer, which hyper could not reuse otherwise.
-pub(super) struct Reply {
+pub(in crate::ingress) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
     pub(super) query: Option<Box<str>>,
@@ -49,7 +49,7 @@ pub(super) struct Beginning {
 }
 
 /// A call that the configuration allows partial results for. Decided once, when the call is classified.
-pub(super) struct PartialResults {
+pub(in crate::ingress) struct PartialResults {
     pub(super) method: String,
     /// Name of the tool, for a call of one.
     pub(super) tool: Option<String>,

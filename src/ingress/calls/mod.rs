@@ -1,5 +1,9 @@
 //! POSTs with requests: each begins a request stream, or takes over the stream of an earlier call as its retry.
 
+mod partial_results;
+mod remote_retry;
+mod request;
+
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,8 +15,8 @@ use http::{HeaderMap, Response, StatusCode};
 use http_body_util::BodyExt;
 use tracing::Instrument;
 
-use super::call_request::{Beginning, CallRequest, PartialResults, Reply, Retry, retry_of};
-use super::remote_retry::{EarlierCall, PendingClaim};
+use self::remote_retry::{EarlierCall, PendingClaim};
+use self::request::{Beginning, CallRequest, PartialResults, Reply, Retry, retry_of};
 use super::request_log::log_return;
 use super::token_refresh::Unproven;
 use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond};
@@ -232,7 +236,7 @@ impl Ingress {
 
     /// True if the POST may begin a call. During a drain only requests other than tool calls may, while a call of their session runs or
     /// has just ended: some clients list the tools before they use a result, and lose it if the list is refused.
-    pub(super) fn takes(&self, request: &CallRequest) -> bool {
+    fn takes(&self, request: &CallRequest) -> bool {
         let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
         !self.drain.refuses_calls() || (!call.has_tool_call && !call.is_opening && is_busy())
@@ -250,7 +254,7 @@ impl Ingress {
     }
 
     /// Returns the settings for this call. The name of its tool is read only if some tool has settings of its own.
-    pub(super) fn limits(&self, request: &CallRequest) -> config::Call {
+    fn limits(&self, request: &CallRequest) -> config::Call {
         let has_own = request.call.has_tool_call && !self.config.tools.is_empty();
         let tool = if has_own { jsonrpc::tool_name(&request.body) } else { None };
         self.config.call(tool.as_deref())

@@ -16,15 +16,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{debug, warn};
 
-use super::Ingress;
-use super::call_request::{CallRequest, Retry};
-use super::token_refresh::Unproven;
+use super::request::{CallRequest, Retry};
 use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
     ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, Fingerprint, RegistrationLock, Stream, SubjectClaim,
 };
+use crate::ingress::Ingress;
+use crate::ingress::token_refresh::Unproven;
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
