@@ -78,11 +78,8 @@ fmt:
 deny: $(DENY)
 	$(DENY) --locked --log-level error check bans licenses sources
 
-# Built without optimisation, in half the time; it runs for a second or two either way.
 $(DENY):
-	cargo install --locked --debug --version $(CARGO_DENY) --root target/tools/cargo-deny-$(CARGO_DENY) \
-		--target-dir target/tools/build cargo-deny
-	rm -rf target/tools/build
+	tests/cargo-tool.sh cargo-deny $(CARGO_DENY)
 
 # Benchmarks beside nginx, which must be installed, and the direct path; about twelve minutes.
 bench:

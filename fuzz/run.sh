@@ -25,11 +25,7 @@ unset CARGO_TARGET_DIR
 out=target/fuzz
 tool=target/tools/cargo-fuzz-$CARGO_FUZZ
 
-if [ ! -x "$tool/bin/cargo-fuzz" ]; then
-    # Without optimisation, since it only calls cargo.
-    cargo install --quiet --locked --debug --version $CARGO_FUZZ --root "$tool" --target-dir target/tools/build cargo-fuzz
-    rm -rf target/tools/build
-fi
+tests/cargo-tool.sh cargo-fuzz $CARGO_FUZZ
 # cargo-fuzz has no --locked, and would silently update the lock file.
 cargo metadata --quiet --locked --format-version 1 --manifest-path fuzz/Cargo.toml >/dev/null ||
     die "fuzz/Cargo.lock does not match the dependencies: cargo update --workspace --manifest-path fuzz/Cargo.toml"

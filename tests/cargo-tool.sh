@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# Installs one version of a Cargo subcommand: `cargo-tool.sh NAME VERSION`. Its binary is then target/tools/NAME-VERSION/bin/NAME. PyPI has
+# it prebuilt for common machines, packaged by the makers of uv; on other machines Cargo builds it from crates.io.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+name=${1:?usage: tests/cargo-tool.sh NAME VERSION}
+version=${2:?usage: tests/cargo-tool.sh NAME VERSION}
+folder=target/tools/$name-$version
+
+[ -x "$folder/bin/$name" ] && exit
+rm -rf "$folder"
+if python3 -m venv "$folder" &&
+    "$folder/bin/pip" install --quiet --disable-pip-version-check --no-deps --only-binary :all: "astral-dev-toolchain-$name==$version" &&
+    "$folder/bin/$name" --version; then
+    exit
+fi >&2
+echo "tests/cargo-tool.sh: PyPI has no $name $version for this machine: Cargo builds it, which takes minutes" >&2
+rm -rf "$folder"
+# Without optimisation, in half the time: the tools run for seconds either way.
+cargo install --quiet --locked --debug --version "$version" --root "$folder" --target-dir target/tools/build "$name"
+rm -rf target/tools/build
