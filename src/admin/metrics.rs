@@ -29,14 +29,14 @@ impl Metrics {
         upstream: Arc<upstream::Metrics>,
     ) -> Result<Self, Error> {
         registrar.add(log::dropped())?;
-        registrar.info("build_info", "Which version runs: always 1.", "version", env!("CARGO_PKG_VERSION"))?;
+        registrar.info("build_info", "Version of the process: always 1.", "version", env!("CARGO_PKG_VERSION"))?;
         Ok(Self {
             errors,
             store,
             upstream,
             registrar: registrar.clone(),
             process: Process::new()?,
-            ready: registrar.gauge("ready", "Whether new calls are taken, as /readyz says: 1 or 0.")?,
+            ready: registrar.gauge("ready", "1 if new calls are accepted, as /readyz reports, else 0.")?,
         })
     }
 

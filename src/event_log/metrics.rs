@@ -33,21 +33,21 @@ impl Metrics {
     pub fn new(registrar: &Registrar) -> Result<Self, Error> {
         Ok(Self {
             store: Arc::new(store::Metrics::new(registrar)?),
-            gaps: registrar.counter("gaps_total", "Readers that were told of events they can no longer have.")?,
-            streams_kept: registrar.gauge("streams_kept", "Streams, running and over.")?,
-            calls_detached: registrar.gauge("calls_detached", "Calls that run while no client is there.")?,
-            held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and answers.")?,
+            gaps: registrar.counter("gaps_total", "Readers notified of a gap: events that are no longer kept.")?,
+            streams_kept: registrar.gauge("streams_kept", "Streams, running and finished.")?,
+            calls_detached: registrar.gauge("calls_detached", "Running calls without a client connection.")?,
+            held_bytes: registrar.gauge("held_bytes", "Bytes held for clients: requests, events and responses.")?,
             evictions: registrar
-                .counter("evicted_streams_total", "Streams that had arrived and were forgotten early, to make room.")?,
+                .counter("evicted_streams_total", "Delivered streams that were forgotten early, by eviction.")?,
             trimmed: registrar
-                .counter("trimmed_events_total", "Events dropped from the front of a stream, to make room.")?,
-            pauses: registrar.counter("upstream_pauses_total", "Streams that kept their upstream waiting for room.")?,
+                .counter("trimmed_events_total", "Events dropped from the front of a stream, by eviction.")?,
+            pauses: registrar.counter("upstream_pauses_total", "Times that a stream let its upstream wait for memory.")?,
             sessions_kept: registrar.gauge("sessions_kept", "Records of sessions.")?,
             session_evictions: registrar
-                .counter("evicted_sessions_total", "Records of sessions that were forgotten early, to make room.")?,
+                .counter("evicted_sessions_total", "Records of sessions that were forgotten early, by eviction.")?,
             adopted: registrar.counter("streams_adopted_total", "Streams of a writer that is gone, ended here.")?,
             fenced: registrar.counter("streams_fenced_total", "Streams that another replica took from this one.")?,
-            restored: registrar.counter("streams_restored_total", "Streams taken out of the store for a client.")?,
+            restored: registrar.counter("streams_restored_total", "Streams restored from the store for a client.")?,
         })
     }
 

@@ -88,11 +88,11 @@ impl Metrics {
             event_log,
             resumes: registrar.families(
                 "resumes_total",
-                "Requests that came back to a stream, by what they named it by and by outcome.",
+                "Resumes of a stream, by dialect and outcome.",
                 [("dialect", &Dialect::LABELS), ("outcome", &["served", "at_end", "lost"])],
             )?,
             resumes_delayed: registrar
-                .counter("resumes_delayed_total", "Resumes that waited because others came before.")?,
+                .counter("resumes_delayed_total", "Resumes that waited for earlier ones.")?,
             retries: registrar.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
             commits: registrar.counter("commits_total", "Responses that the proxy began before the upstream did.")?,
             unprotected: registrar.counter(
@@ -100,9 +100,9 @@ impl Metrics {
                 "Requests of MCP on other paths than the endpoint, which pass without protection.",
             )?,
             answers_held: registrar
-                .counter("answers_held_total", "Client answers held until the upstream could take them.")?,
+                .counter("answers_held_total", "Client responses held until the upstream could take them.")?,
             answers_repeated: registrar
-                .counter("answers_repeated_total", "Client answers dropped because one was given before.")?,
+                .counter("answers_repeated_total", "Client responses dropped because an earlier one was given.")?,
             notifications_withheld: registrar
                 .counter("notifications_withheld_total", "Events of calls whose client takes JSON only.")?,
         })

@@ -23,16 +23,16 @@ impl Metrics {
         Ok(Self {
             append_seconds: registrar.histogram(
                 "store_append_seconds",
-                "What the store adds to a batch of events: until they may be read.",
+                "Time from a batch of events until the store has it and it may be read.",
                 // From a store on the same machine to one that is about to be given up.
                 &[0.000_2, 0.001, 0.003, 0.01, 0.03, 0.1, 0.5, 2.0],
             )?,
             failures: registrar.family(
                 "store_failures_total",
-                "Writes that the store could not take when they came, by reason.",
+                "Writes that the store did not accept at once, by reason.",
                 ("reason", &["full", "unreachable"]),
             )?,
-            ready: registrar.gauge("store_ready", "Whether the store takes what is new: 1 or 0.")?,
+            ready: registrar.gauge("store_ready", "1 if the store accepts new data, else 0.")?,
         })
     }
 

@@ -42,24 +42,24 @@ impl Metrics {
             )?,
             sealed_detached: registrar.counter(
                 "streams_sealed_detached_total",
-                "Calls with a stream that ended while no client was there.",
+                "Calls with a stream that ended without a client connection.",
             )?,
             abandoned: registrar
                 .counter("calls_abandoned_total", "Calls that ended because no client resumed them in time.")?,
             events: registrar.counter("upstream_events_total", "Events read from the upstream.")?,
-            event_bytes: registrar.counter("upstream_event_bytes_total", "Bytes of their data.")?,
+            event_bytes: registrar.counter("upstream_event_bytes_total", "Bytes of data in events read from the upstream.")?,
             head_seconds: registrar.histogram(
                 "upstream_head_seconds",
-                "From a call's begin to the head of its answer.",
+                "From the beginning of a call to the head of its upstream response.",
                 // From a local JSON response to a call that a load balancer would have cut.
                 &[0.001, 0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0, 300.0],
             )?,
             token_probes: registrar.family(
                 "token_probes_total",
-                "Questions to the upstream whether a refreshed token is its caller's, by outcome.",
+                "Probes of refreshed tokens at the upstream, by outcome.",
                 ("outcome", &["genuine", "foreign", "inconclusive", "refused", "unknown"]),
             )?,
-            ready: registrar.gauge("upstream_ready", "Whether the upstream accepts connections: 1 or 0.")?,
+            ready: registrar.gauge("upstream_ready", "1 if the upstream accepts connections, else 0.")?,
         })
     }
 
