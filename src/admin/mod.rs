@@ -81,7 +81,7 @@ impl Admin {
             },
             "/metrics" => {
                 let readiness = self.readiness().await;
-                self.metrics.set_ready(readiness.takes_calls());
+                self.metrics.set_ready(readiness.can_take_calls());
                 self.metrics.store.set_ready(self.log.store_health() == StoreHealth::Ready);
                 self.metrics.upstream.set_ready(self.upstream.reachability().await == Reachability::Accepting);
                 let kind = HeaderValue::from_static("text/plain; version=0.0.4");
@@ -107,7 +107,7 @@ impl Admin {
 
     async fn readyz(&self) -> Response<BoxBody> {
         let readiness = self.readiness().await;
-        let status = if readiness.takes_calls() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        let status = if readiness.can_take_calls() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         text(status, readiness.text())
     }
 }

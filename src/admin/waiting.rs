@@ -10,7 +10,7 @@ use crate::protocol::error::ErrorCode;
 use crate::server::respond;
 
 /// Answers one request. A drain is over at once, because no call runs.
-pub(crate) fn answer(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
+pub(crate) fn respond(request: &Request<Incoming>, hosts: &AllowedHosts, metrics: &Metrics) -> Response<BoxBody> {
     if !hosts.admit(request.uri(), request.headers()) {
         return respond::access_refused(ErrorCode::HostRefused, request.uri(), request.headers(), &metrics.errors);
     }

@@ -65,8 +65,8 @@ impl Admin {
         if *self.stopping.borrow() {
             return text(StatusCode::SERVICE_UNAVAILABLE, "stopping\n");
         }
-        let takes_calls = |replica: &Replica| matches!(replica.condition, Condition::Ready | Condition::Ejected);
-        if self.table.replicas().iter().any(takes_calls) {
+        let can_take_calls = |replica: &Replica| matches!(replica.condition, Condition::Ready | Condition::Ejected);
+        if self.table.replicas().iter().any(can_take_calls) {
             return text(StatusCode::OK, "ready\n");
         }
         // Clients of running calls must still get through, and no other balancer could do more for them.

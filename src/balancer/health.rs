@@ -27,7 +27,7 @@ use super::discovery::{Discovery, Dns, Endpoint, PriorityAndWeight, Resolver};
 use super::metrics::Metrics;
 use super::peer::Peers;
 use super::selection::{Condition, StoreScope};
-use super::table::{Listed, Report, Table, Transport};
+use super::table::{Attributes, Report, Table, Transport};
 use crate::clock;
 use crate::protocol::ids::Owner;
 use crate::protocol::routing::WELL_KNOWN;
@@ -152,7 +152,7 @@ impl<L: Resolver> Health<L> {
             if let Some(address) = inet(found)
                 && (!is_doubtful(found) || is_up(address))
             {
-                kept.insert(*address, listed(found));
+                kept.insert(*address, attributes(found));
             }
         }
         self.table.set(&kept);
@@ -234,10 +234,10 @@ fn inet(backend: &load_balancing::Backend) -> Option<&SocketAddr> {
     }
 }
 
-fn listed(backend: &load_balancing::Backend) -> Listed {
+fn attributes(backend: &load_balancing::Backend) -> Attributes {
     let endpoint = backend.ext.get::<Endpoint>();
     let tls_name = endpoint.filter(|endpoint| endpoint.is_https).map(|endpoint| endpoint.name.to_string());
-    Listed {
+    Attributes {
         transport: Transport { tls_name },
         preference: endpoint.map_or(PriorityAndWeight::EQUAL, |endpoint| endpoint.preference),
     }

@@ -414,9 +414,9 @@ impl ProxyHttp for Phases {
     ) -> Result<()> {
         let owner = response.remove_header(&names::MCP_RESUME_OWNER);
         let is_by_replica = owner.is_some() && request.sent_owner.is_some();
-        let is_of_the_call =
+        let is_call_failure =
             response.remove_header(&names::MCP_RESUME_FAILURE).is_some() && request.sent_owner.is_some();
-        let is_refusal = is_of_the_call || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
+        let is_refusal = is_call_failure || (is_by_replica && response.status != StatusCode::BAD_GATEWAY);
         let method = &session.req_header().method;
         self.record_response(request, method, response.status, is_refusal);
         let has_not_run = match response.status {

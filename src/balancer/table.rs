@@ -47,7 +47,7 @@ pub struct Transport {
 
 /// Attributes of a backend that discovery supplies.
 #[derive(Clone, Debug)]
-pub struct Listed {
+pub struct Attributes {
     /// Transport to the backend.
     pub transport: Transport,
     /// Priority and weight for new calls.
@@ -118,18 +118,18 @@ impl Table {
     }
 
     /// Sets the backends to those of `found`. The state of a backend that stays, with the same transport, is kept.
-    pub fn set(&self, found: &HashMap<SocketAddr, Listed>) {
+    pub fn set(&self, found: &HashMap<SocketAddr, Attributes>) {
         let mut backends = self.backends.write().unwrap_or_else(PoisonError::into_inner);
         let is_as_before = |backend: &&Arc<Backend>| {
-            found.get(&backend.address).is_some_and(|listed| listed.transport == backend.transport)
+            found.get(&backend.address).is_some_and(|attributes| attributes.transport == backend.transport)
         };
         let mut next: Vec<Arc<Backend>> = backends.iter().filter(is_as_before).cloned().collect();
-        for (address, listed) in found {
+        for (address, attributes) in found {
             if let Some(known) = next.iter().find(|backend| backend.address == *address) {
-                known.lock().preference = listed.preference;
+                known.lock().preference = attributes.preference;
             } else {
                 info!(%address, "discovered a replica");
-                next.push(Arc::new(Backend::new(*address, listed.clone(), self.policy)));
+                next.push(Arc::new(Backend::new(*address, attributes.clone(), self.policy)));
             }
         }
         for gone in backends.iter().filter(|backend| !next.iter().any(|kept| Arc::ptr_eq(kept, backend))) {
@@ -187,8 +187,8 @@ impl Table {
 }
 
 impl Backend {
-    fn new(address: SocketAddr, listed: Listed, policy: Policy) -> Self {
-        let Listed { transport, preference } = listed;
+    fn new(address: SocketAddr, attributes: Attributes, policy: Policy) -> Self {
+        let Attributes { transport, preference } = attributes;
         let state = State {
             preference,
             report: None,
@@ -344,8 +344,8 @@ mod tests {
     }
 
     fn set_as(table: &Table, ports: &[u16], tls: Option<&str>, preference: PriorityAndWeight) {
-        let listed = Listed { transport: Transport { tls_name: tls.map(str::to_owned) }, preference };
-        table.set(&ports.iter().map(|port| (address(*port), listed.clone())).collect());
+        let attributes = Attributes { transport: Transport { tls_name: tls.map(str::to_owned) }, preference };
+        table.set(&ports.iter().map(|port| (address(*port), attributes.clone())).collect());
     }
 
     fn condition(backend: &Backend) -> Option<Condition> {

@@ -141,7 +141,9 @@ mod tests {
 
     fn received(events: impl IntoIterator<Item = Event>) -> Received {
         let mut received = Received::default();
-        events.into_iter().for_each(|event| received.take(event));
+        for event in events {
+            received.take(event);
+        }
         received
     }
 
@@ -157,8 +159,8 @@ mod tests {
     #[test]
     fn a_lost_repeated_or_misplaced_event_is_seen() {
         for (name, spoil) in [
-            ("lost number", (|events| drop(events.remove(4))) as fn(&mut Vec<Event>)),
-            ("lost result", |events| drop(events.pop())),
+            ("lost number", (|events| _ = events.remove(4)) as fn(&mut Vec<Event>)),
+            ("lost result", |events| _ = events.pop()),
             ("repeated number", |events| events.insert(5, progress(5))),
             ("repeated result", |events| events.push(result())),
             ("repeated id", |events| events[4].id = Some("h.4".to_owned())),

@@ -1,7 +1,7 @@
 //! The client of the demo: what a stock SDK client does on the wire, in the fewest words.
 //!
-//! It knows nothing of the proxy. Its event reader is its own on purpose: what judges the proxy's
-//! bytes should share no code with what wrote them. Deliberately absent: tolerance. An answer it
+//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks the proxy's
+//! bytes should share no code with their writer. Deliberately absent: tolerance. An answer it
 //! did not expect is an error.
 
 use std::net::SocketAddr;
@@ -148,7 +148,9 @@ async fn connect(address: SocketAddr) -> Result<SendRequest<Full<Bytes>>, Error>
     let socket = TcpStream::connect(address).await.map_err(Error::Connect)?;
     let (sender, connection) = handshake(TokioIo::new(socket)).await?;
     // Any end of the connection also ends the response that is being read.
-    tokio::spawn(async move { drop(connection.await) });
+    tokio::spawn(async move {
+        let _ = connection.await;
+    });
     Ok(sender)
 }
 

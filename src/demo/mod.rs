@@ -61,7 +61,7 @@ pub enum Error {
     /// The proxy could not start or go on.
     #[error(transparent)]
     Proxy(#[from] sidecar::Error),
-    /// The proxy ended before it was told to.
+    /// The proxy ended before the show did.
     #[error("the proxy ended early")]
     ProxyEnded,
     /// The built-in server or the relay could not start, or stdout failed.
@@ -89,7 +89,10 @@ pub async fn run(options: Options) -> Result<(), Error> {
     let proxy = sidecar::Server::bind(config(&server, &options)?).await?;
     let address = proxy.local_addr();
     let (stop, stopped) = oneshot::channel::<()>();
-    let mut serving = Box::pin(proxy.run(async move { drop(stopped.await) }));
+    let mut serving = Box::pin(proxy.run(async move {
+        // It is closed when the show is over.
+        let _ = stopped.await;
+    }));
     let story = async {
         let mut transcript = Transcript::on_stdout();
         let example = show(&server, address, &mut transcript).await?;
@@ -99,15 +102,15 @@ pub async fn run(options: Options) -> Result<(), Error> {
         }
         Ok::<_, Error>(())
     };
-    let told = tokio::select! {
+    let outcome = tokio::select! {
         ended = &mut serving => return ended.map_err(Error::from).and(Err(Error::ProxyEnded)),
-        told = story => told,
+        outcome = story => outcome,
     };
     drop(stop);
     // The reader has seen all there is: a connection of theirs that lingers does not keep the demo
     // from ending.
     let _ = tokio::time::timeout(END_LIMIT, serving).await;
-    told
+    outcome
 }
 
 /// The defaults of `serve`, but for where to listen.

@@ -41,7 +41,8 @@ impl Metrics {
                 .counter("evicted_streams_total", "Delivered streams that were forgotten early, by eviction.")?,
             trimmed: registrar
                 .counter("trimmed_events_total", "Events dropped from the front of a stream, by eviction.")?,
-            pauses: registrar.counter("upstream_pauses_total", "Times that a stream let its upstream wait for memory.")?,
+            pauses: registrar
+                .counter("upstream_pauses_total", "Times that a stream let its upstream wait for memory.")?,
             sessions_kept: registrar.gauge("sessions_kept", "Records of sessions.")?,
             session_evictions: registrar
                 .counter("evicted_sessions_total", "Records of sessions that were forgotten early, by eviction.")?,

@@ -290,7 +290,7 @@ impl Ingress {
         context: &RequestContext,
         request: HttpMessage,
     ) -> Result<Option<Response<BoxBody>>, store::Error> {
-        let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
+        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
         let limit = if is_proven { REPLY_TIMEOUT } else { UNPROVEN_TIMEOUT };
         match tokio::time::timeout(limit, replicas.requests().ask(other, request)).await {
             Ok(reply) => Ok(reply?.map(response_of)),

@@ -91,8 +91,7 @@ impl Metrics {
                 "Resumes of a stream, by dialect and outcome.",
                 [("dialect", &Dialect::LABELS), ("outcome", &["served", "at_end", "lost"])],
             )?,
-            resumes_delayed: registrar
-                .counter("resumes_delayed_total", "Resumes that waited for earlier ones.")?,
+            resumes_delayed: registrar.counter("resumes_delayed_total", "Resumes that waited for earlier ones.")?,
             retries: registrar.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
             commits: registrar.counter("commits_total", "Responses that the proxy began before the upstream did.")?,
             unprotected: registrar.counter(

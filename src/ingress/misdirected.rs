@@ -64,10 +64,10 @@ impl Ingress {
     /// Marks refusals and failures for a balancer, which tells them from the server's own responses by that. A request that another
     /// replica may take gets the name of this one; a failure of a call that the server did not cause is marked as such.
     pub(super) fn sign(&self, response: &mut Response<BoxBody>) {
-        if respond::is_of_the_call(response) {
+        if respond::is_call_failure(response) {
             response.headers_mut().insert(names::MCP_RESUME_FAILURE, HeaderValue::from_static("call"));
         }
-        if respond::is_for_another(response)
+        if respond::may_retry_elsewhere(response)
             && let Ok(own) = HeaderValue::from_str(&self.log.owner().to_string())
         {
             response.headers_mut().insert(names::MCP_RESUME_OWNER, own);

@@ -200,7 +200,7 @@ impl Ingress {
             Some(span) => Box::pin(self.clone().dispatch(connection, request)).instrument(span.clone()).await,
         };
         receipts.note_opened(|| SessionId::from_headers(response.headers()));
-        if self.drain.sends_away() {
+        if self.drain.is_sending_away() {
             // The next requests of a connection go to another replica. HTTP/2 has no such header, and a signal of its own.
             response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         }
@@ -211,7 +211,7 @@ impl Ingress {
             self.sign(&mut response);
         }
         if let Some(origin) = origin
-            && respond::is_ours(&response)
+            && respond::has_own_head(&response)
         {
             let known = self.upstream.observed().cors(Some(&origin)).unwrap_or_default();
             response.headers_mut().extend(known);

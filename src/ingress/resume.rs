@@ -254,7 +254,7 @@ impl Ingress {
         }
         // Requests of the server during a call may come on this stream.
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
-        if self.drain.refuses_calls() && !is_busy() {
+        if self.drain.is_refusing_calls() && !is_busy() {
             return self.refuse(ErrorCode::Draining);
         }
         if self.replicas.is_some() {

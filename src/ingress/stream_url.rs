@@ -171,7 +171,7 @@ impl Ingress {
         stream: &Arc<Stream>,
         answers: Vec<(Bytes, RequestId)>,
     ) -> Result<(), Refusal> {
-        let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
+        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
         let SortedResponses { to_forward, repeated } = if is_proven {
             stream_url::note_responses(stream, answers)
         } else {

@@ -48,7 +48,7 @@ impl Ingress {
             "service": "mcp-resume",
             "owner": self.log.owner().to_string(),
             "instance": format!("{:016x}", self.instance),
-            "ready": readiness.takes_calls(),
+            "ready": readiness.can_take_calls(),
             "draining": self.drain.has_begun(),
             "store": store,
             "openStreams": self.metrics.upstream.open_calls(),

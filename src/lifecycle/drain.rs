@@ -67,12 +67,12 @@ impl Drain {
     }
 
     /// Returns true if new calls are refused.
-    pub fn refuses_calls(&self) -> bool {
+    pub fn is_refusing_calls(&self) -> bool {
         self.refuse_from.get().is_some_and(|from| *from <= clock::now())
     }
 
     /// Returns true if clients are sent to another replica.
-    pub fn sends_away(&self) -> bool {
+    pub fn is_sending_away(&self) -> bool {
         self.leaving.is_cancelled()
     }
 
@@ -134,9 +134,9 @@ impl Drain {
             self.calls.wait().await;
             // Responses in a shared store can be fetched from another replica.
             if self.reconnect_elsewhere.is_none() {
-                let answers = self.log.unfetched(self.times.patience);
-                if answers > 0 {
-                    info!(answers, "draining: waits for clients to fetch answers");
+                let responses = self.log.unfetched(self.times.patience);
+                if responses > 0 {
+                    info!(responses, "draining: waits for clients to fetch responses");
                     self.log.fetched(self.times.patience).await;
                 }
             }
@@ -185,16 +185,16 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn new_calls_are_taken_during_the_delay() {
         let drain = drain();
-        assert!(!drain.has_begun() && !drain.refuses_calls());
+        assert!(!drain.has_begun() && !drain.is_refusing_calls());
         let began = clock::now();
         let running = tokio::spawn({
             let drain = drain.clone();
             async move { drain.run().await }
         });
         clock::sleep_until(began + TIMES.delay - Duration::from_millis(1)).await;
-        assert!(drain.has_begun() && !drain.refuses_calls());
+        assert!(drain.has_begun() && !drain.is_refusing_calls());
         clock::sleep_until(began + TIMES.delay).await;
-        assert!(drain.refuses_calls());
+        assert!(drain.is_refusing_calls());
         running.await.unwrap();
         assert_eq!(clock::now() - began, TIMES.delay, "there is nothing else to wait for");
     }
@@ -205,7 +205,7 @@ mod tests {
         let began = clock::now();
         assert!(tokio::time::timeout(Duration::from_secs(1), drain.run()).await.is_err());
         clock::sleep_until(began + TIMES.delay).await;
-        assert!(drain.refuses_calls());
+        assert!(drain.is_refusing_calls());
     }
 
     #[tokio::test(start_paused = true)]
@@ -231,7 +231,7 @@ mod tests {
             async move { drain.run().await }
         });
         let mut calls = Vec::new();
-        while !drain.refuses_calls() {
+        while !drain.is_refusing_calls() {
             calls.push(tokio::spawn(drain.calls().track_future(std::future::pending::<()>())));
             clock::sleep(Duration::from_secs(1)).await;
         }
@@ -245,6 +245,8 @@ mod tests {
         running.await.unwrap();
         assert_eq!(ended.await.unwrap() - began, TIMES.timeout, "the delay counts");
         assert_eq!(clock::now() - began, TIMES.timeout + ERROR_GRACE);
-        calls.iter().for_each(|call| call.abort());
+        for call in &calls {
+            call.abort();
+        }
     }
 }

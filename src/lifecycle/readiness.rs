@@ -35,7 +35,7 @@ impl Readiness {
         }
         match log.store_health() {
             StoreHealth::Full => return Self::StoreFull,
-            StoreHealth::Unreachable if !log.takes_calls() => return Self::StoreUnreachable,
+            StoreHealth::Unreachable if !log.can_take_calls() => return Self::StoreUnreachable,
             StoreHealth::Ready | StoreHealth::Unreachable => {}
         }
         if replicas.is_some_and(Replicas::is_name_taken) {
@@ -53,7 +53,7 @@ impl Readiness {
     }
 
     /// Returns true if new calls are taken.
-    pub fn takes_calls(self) -> bool {
+    pub fn can_take_calls(self) -> bool {
         match self {
             Self::Ready | Self::WithoutStore => true,
             Self::Draining | Self::StoreFull | Self::StoreUnreachable | Self::NameTaken => false,

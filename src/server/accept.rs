@@ -260,7 +260,9 @@ mod tests {
         let (leave, leaving) = tokio::sync::oneshot::channel::<()>();
         let handler = |_: Request<Incoming>| async { Response::new(whole(Bytes::new())) };
         let config = config(3);
-        let leaving = async move { drop(leaving.await) };
+        let leaving = async move {
+            let _ = leaving.await;
+        };
         tokio::spawn(serve(Sent(connections), config, handler, leaving, pending()));
         let (mut early, far) = duplex(1024);
         send.send(far).await.expect("it accepts");

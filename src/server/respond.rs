@@ -39,45 +39,45 @@ pub fn failure(failure: Failure, ids: &[RequestId], batch: bool) -> Response<Box
     let may_go_elsewhere =
         matches!(failure.code, ErrorCode::Misdirected | ErrorCode::Draining | ErrorCode::Unreachable);
     if may_go_elsewhere && !failure.may_have_run {
-        response.extensions_mut().insert(ForAnother);
+        response.extensions_mut().insert(RetryElsewhere);
     }
-    let is_of_the_call = match failure.code {
+    let is_call_failure = match failure.code {
         ErrorCode::CallTimedOut | ErrorCode::Abandoned | ErrorCode::OwnerDied => true,
         // A call of another replica whose outcome the store cannot tell.
         ErrorCode::StoreFailed => failure.may_have_run,
         _ => false,
     };
-    if is_of_the_call {
-        response.extensions_mut().insert(OfTheCall);
+    if is_call_failure {
+        response.extensions_mut().insert(CallFailure);
     }
     response
 }
 
 /// Marks a refusal of a request that another replica may take.
 #[derive(Clone, Copy)]
-struct ForAnother;
+struct RetryElsewhere;
 
 /// True if nothing of the request has run, and another replica may take it.
-pub fn is_for_another(response: &Response<BoxBody>) -> bool {
-    response.extensions().get::<ForAnother>().is_some()
+pub fn may_retry_elsewhere(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<RetryElsewhere>().is_some()
 }
 
 /// Marks a failure that says nothing of the server here: the call took too long, its client was away, or another replica ran it.
 #[derive(Clone, Copy)]
-struct OfTheCall;
+struct CallFailure;
 
 /// True if the server here is not the cause of the failure in `response`.
-pub fn is_of_the_call(response: &Response<BoxBody>) -> bool {
-    response.extensions().get::<OfTheCall>().is_some()
+pub fn is_call_failure(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<CallFailure>().is_some()
 }
 
 /// Marks a response whose head the proxy wrote itself: a browser needs the upstream's CORS headers on it.
 #[derive(Clone, Copy)]
-struct Ours;
+struct OwnHead;
 
 /// True if the proxy wrote the head of `response`.
-pub fn is_ours(response: &Response<BoxBody>) -> bool {
-    response.extensions().get::<Ours>().is_some()
+pub fn has_own_head(response: &Response<BoxBody>) -> bool {
+    response.extensions().get::<OwnHead>().is_some()
 }
 
 /// Returns the refusal of a request of which nothing reached the upstream.
@@ -131,7 +131,7 @@ pub fn status(status: StatusCode) -> Response<BoxBody> {
     let mut response = Response::new(whole(Bytes::new()));
     *response.status_mut() = status;
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    response.extensions_mut().insert(Ours);
+    response.extensions_mut().insert(OwnHead);
     response
 }
 
@@ -150,7 +150,7 @@ where
     let mut head = HeaderMap::new();
     head.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     let mut response = stream_with(StatusCode::OK, head, body);
-    response.extensions_mut().insert(Ours);
+    response.extensions_mut().insert(OwnHead);
     response
 }
 

@@ -51,7 +51,7 @@ pub(super) async fn open(
     };
     warn!(%error, "the store is away: waiting for it, not ready until it is there");
     on_wait();
-    let waiting = Waiting::start(listeners, config, metrics);
+    let refusing = RefusingListeners::start(listeners, config, metrics);
     let (mut backoff, mut logged_at) = (BACKOFF, clock::now());
     let setup = loop {
         clock::sleep(backoff.next_pause()).await;
@@ -66,7 +66,7 @@ pub(super) async fn open(
         }
     };
     info!("the store is there");
-    Ok((waiting.end().await?, setup))
+    Ok((refusing.end().await?, setup))
 }
 
 fn is_unreachable(error: &Error) -> bool {
@@ -74,7 +74,7 @@ fn is_unreachable(error: &Error) -> bool {
 }
 
 /// Listeners that serve refusals and probes while there is no store.
-struct Waiting {
+struct RefusingListeners {
     stop: watch::Sender<bool>,
     data: Return,
     admin: Option<Return>,
@@ -86,7 +86,7 @@ struct Waiting {
 /// A listener that will be given back, and its address.
 type Return = (oneshot::Receiver<TcpListener>, SocketAddr);
 
-impl Waiting {
+impl RefusingListeners {
     fn start(listeners: Listeners, config: &Config, metrics: &Metrics) -> Self {
         let Listeners { data: (listener, local_addr), admin, metrics: monitored, certificates } = listeners;
         let stop = watch::channel(false).0;
@@ -99,7 +99,7 @@ impl Waiting {
         let stopped = || stopped(&stop.subscribe());
 
         let protocols = certificates.clone().map_or(Protocols::Plain, Protocols::Tls);
-        let (data, returned) = Lent::new(listener);
+        let (data, returned) = ReturnedListener::new(listener);
         let errors = metrics.ingress.errors.clone();
         let refuse = move |_: Request<Incoming>| {
             errors.observe_reject(ErrorCode::StoreFailed);
@@ -108,10 +108,10 @@ impl Waiting {
         spawn(data, listener_config(protocols, config.limits.connections), refuse, stopped());
 
         let admin = admin.map(|(listener, address)| {
-            let (lent, returned) = Lent::new(listener);
+            let (lent, returned) = ReturnedListener::new(listener);
             let (hosts, metrics_page) = (config.admin.allowed_hosts.clone(), metrics.admin.clone());
             let answer = move |request: Request<Incoming>| {
-                std::future::ready(admin::waiting::answer(&request, &hosts, &metrics_page))
+                std::future::ready(admin::waiting::respond(&request, &hosts, &metrics_page))
             };
             spawn(lent, listener_config(Protocols::Http1, admin_connections(config)), answer, stopped());
             (returned, address)
@@ -133,7 +133,7 @@ impl Waiting {
 }
 
 fn spawn(
-    listener: Lent,
+    listener: ReturnedListener,
     config: ListenerConfig,
     handler: impl Handler + Sync,
     stopped: impl Future<Output = ()> + Send + 'static,
@@ -142,19 +142,19 @@ fn spawn(
 }
 
 /// A listener that is given back when its accept loop has ended.
-struct Lent {
+struct ReturnedListener {
     listener: Option<TcpListener>,
     owner: Option<oneshot::Sender<TcpListener>>,
 }
 
-impl Lent {
+impl ReturnedListener {
     fn new(listener: TcpListener) -> (Self, oneshot::Receiver<TcpListener>) {
         let (owner, returned) = oneshot::channel();
         (Self { listener: Some(listener), owner: Some(owner) }, returned)
     }
 }
 
-impl Accept for Lent {
+impl Accept for ReturnedListener {
     type Io = TcpStream;
 
     async fn accept(&mut self) -> io::Result<(TcpStream, SocketAddr)> {
@@ -165,7 +165,7 @@ impl Accept for Lent {
     }
 }
 
-impl Drop for Lent {
+impl Drop for ReturnedListener {
     fn drop(&mut self) {
         if let (Some(listener), Some(owner)) = (self.listener.take(), self.owner.take()) {
             // An owner that is gone does not want it back: it is closed.

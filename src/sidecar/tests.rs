@@ -14,7 +14,7 @@ use crate::config::OnUnreachable;
 use crate::event_log::{Backing, Identity};
 use crate::protocol::ids::{Keyring, Owner, StoreEpoch};
 use crate::store::test_store::Memory;
-use crate::upstream::{Dialing, Wire};
+use crate::upstream::{DialFuture, Wire};
 
 const LEASE: Duration = Duration::from_secs(15);
 /// Timeout of a read that must succeed.
@@ -52,7 +52,7 @@ impl Farm {
 struct ToFarm(Option<mpsc::UnboundedSender<DuplexStream>>);
 
 impl Dial for ToFarm {
-    fn dial(&self, _: &Uri) -> Dialing {
+    fn dial(&self, _: &Uri) -> DialFuture {
         let (near, far) = duplex(PIPE);
         let refused = || io::Error::from(io::ErrorKind::ConnectionRefused);
         let sent = self.0.as_ref().ok_or_else(refused).and_then(|farm| farm.send(far).map_err(|_| refused()));
@@ -204,7 +204,9 @@ impl Replica {
 
     /// Aborts all tasks of the replica.
     fn kill(&self) {
-        self.tasks.iter().for_each(JoinHandle::abort);
+        for task in &self.tasks {
+            task.abort();
+        }
     }
 
     /// Ends the replica in order.

@@ -111,7 +111,7 @@ fn alert(alert: AlertDescription) -> String {
 
 /// Describes the contents of a file that lacks the expected item, as the rest of a sentence. Returns an empty text if
 /// they are unknown.
-pub(super) fn instead(pem: &[u8]) -> &'static str {
+pub(super) fn describe_contents(pem: &[u8]) -> &'static str {
     let has = |label: &[u8]| pem.windows(label.len()).any(|piece| piece == label);
     if pem.is_empty() {
         "; it is empty"
@@ -174,8 +174,8 @@ mod tests {
             (b"-----BEGIN CERTIFICATE REQUEST-----", "a request for a certificate"),
             (b"\x30\x82\x01", "in DER form"),
         ] {
-            assert!(instead(pem).contains(expected), "{expected}");
+            assert!(describe_contents(pem).contains(expected), "{expected}");
         }
-        assert_eq!(instead(b"ssh-ed25519 AAAA"), "");
+        assert_eq!(describe_contents(b"ssh-ed25519 AAAA"), "");
     }
 }

@@ -44,14 +44,14 @@ pub enum Error {
         source: io::Error,
     },
     /// A file lacks the item that it is configured for.
-    #[error("there is no {what} in PEM form in {}{instead}", path.display())]
+    #[error("there is no {what} in PEM form in {}{contents}", path.display())]
     Empty {
         /// The expected item.
         what: &'static str,
         /// The file.
         path: PathBuf,
         /// The actual contents, as the rest of the sentence; empty if unknown.
-        instead: &'static str,
+        contents: &'static str,
     },
     /// Certificate and key do not belong together, or are of an unsupported kind.
     #[error("{} and {} cannot be used: {}", pair.cert.display(), pair.key.display(), explain::describe(source))]
@@ -87,7 +87,7 @@ fn client_config(tls: &UpstreamTls) -> Result<ClientConfig, Error> {
     let (added, refused) = roots.add_parsable_certificates(authorities);
     match &tls.ca {
         Some(path) if refused > 0 => {
-            return Err(Error::Empty { what: "usable authority", path: path.clone(), instead: "" });
+            return Err(Error::Empty { what: "usable authority", path: path.clone(), contents: "" });
         }
         None if added == 0 => return Err(Error::NoAuthorities),
         Some(_) | None => {}
@@ -298,7 +298,7 @@ fn acceptor(tls: &ListenTls) -> Result<TlsAcceptor, Error> {
 
 /// Creates the verifier of client certificates.
 fn client_verifier(path: &Path) -> Result<Arc<dyn ClientCertVerifier>, Error> {
-    let unusable = || Error::Empty { what: "usable authority", path: path.to_owned(), instead: "" };
+    let unusable = || Error::Empty { what: "usable authority", path: path.to_owned(), contents: "" };
     let mut roots = RootCertStore::empty();
     let (_, refused) = roots.add_parsable_certificates(certificates(path, &read(path)?)?);
     if refused > 0 {
@@ -330,14 +330,16 @@ pub(crate) fn read_pair(pair: &KeyPair) -> Result<(Chain, PrivateKeyDer<'static>
 fn parse(pair: &KeyPair, cert: &[u8], key: &[u8]) -> Result<(Chain, PrivateKeyDer<'static>), Error> {
     let chain = certificates(&pair.cert, cert)?;
     // The parser's own error quotes the line, which may be part of the key.
-    let no_key = |_| Error::Empty { what: "private key", path: pair.key.clone(), instead: explain::instead(key) };
+    let no_key =
+        |_| Error::Empty { what: "private key", path: pair.key.clone(), contents: explain::describe_contents(key) };
     Ok((chain, PrivateKeyDer::from_pem_slice(key).map_err(no_key)?))
 }
 
 fn certificates(path: &Path, pem: &[u8]) -> Result<Chain, Error> {
     let found: Result<Chain, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.ok().filter(|found| !found.is_empty());
-    let empty = || Error::Empty { what: "certificate", path: path.to_owned(), instead: explain::instead(pem) };
+    let empty =
+        || Error::Empty { what: "certificate", path: path.to_owned(), contents: explain::describe_contents(pem) };
     found.ok_or_else(empty)
 }
 

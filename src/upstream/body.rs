@@ -16,11 +16,11 @@ use crate::event_log::Writer;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::stream::Ending;
 
-/// Reads a body into `kept` until its end or the limit. Returns true if it is complete. A body in several pieces counts as bytes of
+/// Reads a body into `buffer` until its end or the limit. Returns true if it is complete. A body in several pieces counts as bytes of
 /// the stream, and is read on only when the stream has memory for it, or its turn.
-pub(super) async fn keep(
+pub(super) async fn read_into(
     body: &mut ResponseBody,
-    kept: &mut BytesMut,
+    buffer: &mut BytesMut,
     limit: usize,
     writer: &Writer,
 ) -> Result<bool, Ending> {
@@ -28,17 +28,17 @@ pub(super) async fn keep(
         match frame.map_err(|_| Ending::Broken)?.into_data() {
             // Most bodies arrive in one piece. The own client's piece is as large as its content; hyper's is a slice of a read
             // buffer.
-            Ok(data) if kept.is_empty() && body.is_gathered() => *kept = data.into(),
+            Ok(data) if buffer.is_empty() && body.is_gathered() => *buffer = data.into(),
             Ok(data) => {
-                kept.extend_from_slice(&data);
-                writer.note_arriving(kept.capacity());
-                if kept.len() <= limit {
+                buffer.extend_from_slice(&data);
+                writer.note_arriving(buffer.capacity());
+                if buffer.len() <= limit {
                     writer.wait_for_capacity().await;
                 }
             }
             Err(_) => {}
         }
-        if kept.len() > limit {
+        if buffer.len() > limit {
             return Ok(false);
         }
     }

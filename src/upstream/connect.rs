@@ -38,11 +38,11 @@ const TCP_USER_TIMEOUT: Duration = Duration::from_secs(60);
 /// Dialer that opens connections in place of the kernel: the network of a simulation.
 pub trait Dial: Send + Sync + 'static {
     /// Opens a connection to the authority of `target`. The caller drops the future after the connect timeout.
-    fn dial(&self, target: &Uri) -> Dialing;
+    fn dial(&self, target: &Uri) -> DialFuture;
 }
 
 /// Future of a connection.
-pub type Dialing = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send>>;
+pub type DialFuture = Pin<Box<dyn Future<Output = io::Result<Box<dyn Wire>>> + Send>>;
 
 /// Byte stream in both directions. Dropping it closes it.
 pub trait Wire: AsyncRead + AsyncWrite + Send + Unpin {}
@@ -173,7 +173,7 @@ pub(super) enum Opened {
 
 impl Connector {
     /// Returns true if the server chose HTTP/2 in the last handshake. The next may differ: a server may be replaced, or be several.
-    pub(super) fn agreed_on_http2(&self) -> bool {
+    pub(super) fn is_http2(&self) -> bool {
         match &self.transport {
             TransportConnector::Tls(_, tls) => tls.is_http2.load(Ordering::Relaxed),
             TransportConnector::Tcp(_) | TransportConnector::Dialed(_) => false,

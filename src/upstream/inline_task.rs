@@ -56,40 +56,44 @@ mod tests {
     /// Returns a pump that waits for the first channel and then sends on the second.
     fn pump() -> (InlineTask, oneshot::Sender<()>, oneshot::Receiver<()>) {
         let (go, gone) = oneshot::channel::<()>();
-        let (tell, told) = oneshot::channel();
+        let (finish, finished) = oneshot::channel();
         let running = InlineTask::new(async move {
             let _ = gone.await;
-            let _ = tell.send(());
+            let _ = finish.send(());
         });
-        (running, go, told)
+        (running, go, finished)
     }
 
     #[tokio::test]
     async fn a_pump_is_finished_by_its_poller() {
-        let (mut running, go, mut told) = pump();
+        let (mut running, go, mut finished) = pump();
         let mut go = Some(go);
         poll_fn(|cx| {
             running.poll(cx);
             // This wakes the task for the second poll.
-            go.take().map(|go| go.send(()));
+            if let Some(go) = go.take() {
+                let _ = go.send(());
+            }
             if running.is_over() { Poll::Ready(()) } else { Poll::Pending }
         })
         .await;
-        assert_eq!(told.try_recv(), Ok(()));
+        assert_eq!(finished.try_recv(), Ok(()));
     }
 
     #[tokio::test]
     async fn a_pump_that_is_dropped_before_its_end_continues_as_a_task() {
         for polls in 0..2 {
-            let (mut running, go, told) = pump();
+            let (mut running, go, finished) = pump();
             poll_fn(|cx| {
-                (0..polls).for_each(|_| running.poll(cx));
+                for _ in 0..polls {
+                    running.poll(cx);
+                }
                 Poll::Ready(())
             })
             .await;
             drop(running);
             go.send(()).expect("it waits");
-            assert_eq!(told.await, Ok(()));
+            assert_eq!(finished.await, Ok(()));
         }
     }
 

@@ -49,7 +49,7 @@ pub(super) struct Collecting {
     status: StatusCode,
     /// Body, or `None` if it cannot be an event.
     body: Option<ResponseBody>,
-    kept: BytesMut,
+    buffer: BytesMut,
     limit: usize,
 }
 
@@ -63,15 +63,15 @@ impl Collecting {
         let failed = match body.frame().await {
             Some(Ok(frame)) => {
                 let data = frame.into_data().unwrap_or_default();
-                self.kept.extend_from_slice(&data);
-                if self.kept.len() <= self.limit {
-                    return UpstreamInput::Grown(self.kept.capacity());
+                self.buffer.extend_from_slice(&data);
+                if self.buffer.len() <= self.limit {
+                    return UpstreamInput::Grown(self.buffer.capacity());
                 }
                 ErrorCode::EventTooLarge
             }
             Some(Err(_)) => ErrorCode::UpstreamBroke,
             None => {
-                return UpstreamInput::Body(Collected { status, body: Ok(std::mem::take(&mut self.kept).freeze()) });
+                return UpstreamInput::Body(Collected { status, body: Ok(std::mem::take(&mut self.buffer).freeze()) });
             }
         };
         UpstreamInput::Body(Collected { status, body: Err(failed) })
@@ -81,7 +81,7 @@ impl Collecting {
 impl InputSource {
     /// Collects a body that becomes an event; `None` for one that cannot.
     pub(super) fn collecting(status: StatusCode, json: Option<ResponseBody>, limit: usize) -> Self {
-        InputSource::Collecting(Box::new(Collecting { status, body: json, kept: BytesMut::new(), limit }))
+        InputSource::Collecting(Box::new(Collecting { status, body: json, buffer: BytesMut::new(), limit }))
     }
 
     /// Waits for the next input. Dropping the future loses nothing.

@@ -47,7 +47,8 @@ impl Metrics {
             abandoned: registrar
                 .counter("calls_abandoned_total", "Calls that ended because no client resumed them in time.")?,
             events: registrar.counter("upstream_events_total", "Events read from the upstream.")?,
-            event_bytes: registrar.counter("upstream_event_bytes_total", "Bytes of data in events read from the upstream.")?,
+            event_bytes: registrar
+                .counter("upstream_event_bytes_total", "Bytes of data in events read from the upstream.")?,
             head_seconds: registrar.histogram(
                 "upstream_head_seconds",
                 "From the beginning of a call to the head of its upstream response.",

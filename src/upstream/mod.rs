@@ -41,7 +41,7 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, Version};
 
 use client::Clients;
 use connect::{Connector, Transport};
-pub use connect::{Dial, Dialing, Wire};
+pub use connect::{Dial, DialFuture, Wire};
 pub use forwarded::Forwarded;
 use forwarded::ReceivedHeaders;
 pub use inline_task::InlineTask;
@@ -286,9 +286,9 @@ impl Upstream {
                 Err(_) => ErrorCode::UpstreamGarbage,
             },
             Ok(Err(error)) if error.is_unsent() || sent_flag.withdraw() => {
-                let code = if source_is_limit(&error) {
+                let code = if is_caused_by_limit(&error) {
                     ErrorCode::TooManyConnections
-                } else if error.is_stuck() || source_is_timeout(&error) {
+                } else if error.is_stuck() || is_caused_by_timeout(&error) {
                     ErrorCode::UpstreamTimeout
                 } else {
                     ErrorCode::Unreachable
@@ -341,7 +341,7 @@ impl Upstream {
     pub fn rewrite_location(&self, headers: &mut HeaderMap) {
         let Some(location) = headers.get(LOCATION) else { return };
         let Some(path) = self.path_within_origin(location) else { return };
-        let mut reference = if names_host(&path) { format!("/.{path}") } else { path };
+        let mut reference = if has_host(&path) { format!("/.{path}") } else { path };
         if let Some((_, fragment)) = location.to_str().ok().and_then(|location| location.split_once('#')) {
             reference.push('#');
             reference.push_str(fragment);
@@ -370,7 +370,7 @@ impl Upstream {
         let location = location.to_str().ok()?;
         let uri: Uri = if location.starts_with("//") {
             format!("{}:{location}", self.config.url.scheme()).parse().ok()?
-        } else if names_host(location) {
+        } else if has_host(location) {
             return None;
         } else {
             location.parse().ok()?
@@ -386,7 +386,7 @@ impl Upstream {
 }
 
 /// Returns true if a reference that begins with `/` names a host. Browsers treat `\` like `/`.
-fn names_host(reference: &str) -> bool {
+fn has_host(reference: &str) -> bool {
     reference.starts_with("//") || reference.starts_with("/\\")
 }
 
@@ -395,12 +395,12 @@ fn origin(url: &UpstreamUrl) -> Uri {
     parts.build().expect("the parts were taken from a URL")
 }
 
-fn source_is_timeout(error: &(dyn Error + 'static)) -> bool {
+fn is_caused_by_timeout(error: &(dyn Error + 'static)) -> bool {
     let timed_out = |io: &std::io::Error| io.kind() == std::io::ErrorKind::TimedOut;
     causes(error).any(|cause| cause.downcast_ref().is_some_and(timed_out))
 }
 
-fn source_is_limit(error: &(dyn Error + 'static)) -> bool {
+fn is_caused_by_limit(error: &(dyn Error + 'static)) -> bool {
     causes(error).any(<dyn Error>::is::<connect::TooMany>)
 }
 

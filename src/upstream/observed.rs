@@ -8,21 +8,21 @@ use http::header::ACCESS_CONTROL_ALLOW_ORIGIN;
 use http::{HeaderMap, HeaderValue, StatusCode};
 
 use super::TokenSubjects;
-use super::observed_eviction::make_room;
+use super::observed_eviction::evict_if_full;
 use crate::event_log::Principal;
 use crate::protocol::headers::{self, Lines};
 
 /// Time after a 2xx for which the upstream counts as accepting the same credentials.
 const TRUST: Duration = Duration::from_secs(600);
-/// Limit of remembered credentials. Those judged longest ago are evicted first; their callers get the upstream's own heads, late or
-/// not, until it has judged them again.
+/// Limit of remembered credentials. Those confirmed longest ago are evicted first; their callers get the upstream's own heads, late or
+/// not, until it has accepted them again.
 const MAX_CREDENTIALS: usize = 65_536;
 /// Limit of remembered origins, with the CORS headers for their pages.
 const MAX_ORIGINS: usize = 4096;
 /// Size limit of an origin with its CORS headers. Real ones have a few hundred bytes.
 const MAX_ORIGIN_BYTES: usize = 4096;
 
-/// Credentials of a caller, as the upstream may judge them.
+/// Credentials of a caller, as the upstream may compare them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Credentials {
     /// Hash of all headers that usually are credentials.
@@ -31,9 +31,9 @@ pub struct Credentials {
     pub principal: Principal,
 }
 
-/// The upstream's last judgement of credentials that it has once accepted.
+/// The upstream's last response to credentials that it has once accepted.
 #[derive(Clone, Copy, Debug)]
-struct Judgement {
+struct CredentialStatus {
     /// Time of the last 2xx or refusal.
     at: Instant,
     /// True after a 2xx, false after a refusal.
@@ -43,10 +43,10 @@ struct Judgement {
 /// Accepted credentials, CORS headers by origin, and tools whose results have a schema.
 #[derive(Debug, Default)]
 pub struct Observed {
-    /// Judgements of credentials. Holds only those that the upstream has once accepted.
-    judged: DashMap<Credentials, Judgement>,
+    /// Holds only credentials that the upstream has once accepted.
+    credentials: DashMap<Credentials, CredentialStatus>,
     /// True if the upstream has refused any credentials since the start.
-    refuses: AtomicBool,
+    has_refused: AtomicBool,
     cors: DashMap<HeaderValue, (HeaderMap, Instant)>,
     tokens: TokenSubjects,
     /// For each tool that may be answered in slices: true if any list has shown an `outputSchema`.
@@ -65,31 +65,31 @@ impl Observed {
         if !is_accepted && !is_refusal(status) {
             return;
         }
-        let judged = Judgement { at: now, is_accepted };
-        if let Some(mut known) = self.judged.get_mut(&credentials) {
-            *known = judged;
+        let status = CredentialStatus { at: now, is_accepted };
+        if let Some(mut known) = self.credentials.get_mut(&credentials) {
+            *known = status;
         } else if is_accepted {
-            make_room(&self.judged, MAX_CREDENTIALS, |judged| judged.at);
-            self.judged.insert(credentials, judged);
+            evict_if_full(&self.credentials, MAX_CREDENTIALS, |status| status.at);
+            self.credentials.insert(credentials, status);
         }
     }
 
     /// Notes the status of any response.
     pub fn note_any_status(&self, status: StatusCode) {
         if is_refusal(status) {
-            self.refuses.store(true, Ordering::Relaxed);
+            self.has_refused.store(true, Ordering::Relaxed);
         }
     }
 
     /// Returns true if the upstream accepted the credentials within [`TRUST`], and has not refused them since.
-    pub fn accepts(&self, credentials: &Credentials, now: Instant) -> bool {
+    pub fn has_accepted(&self, credentials: &Credentials, now: Instant) -> bool {
         let is_fresh = |at| now.saturating_duration_since(at) < TRUST;
-        self.judged.get(credentials).is_some_and(|judged| judged.is_accepted && is_fresh(judged.at))
+        self.credentials.get(credentials).is_some_and(|status| status.is_accepted && is_fresh(status.at))
     }
 
     /// Returns true if the upstream has ever accepted the credentials and is known to refuse others: then they were not made up.
     pub fn has_proven(&self, credentials: &Credentials) -> bool {
-        self.refuses.load(Ordering::Relaxed) && self.judged.contains_key(credentials)
+        self.has_refused.load(Ordering::Relaxed) && self.credentials.contains_key(credentials)
     }
 
     /// Notes the tools of a list, each with true if it has an `outputSchema`. A tool that had one for any caller keeps it.
@@ -100,7 +100,7 @@ impl Observed {
     }
 
     /// Returns true if a list has shown this tool.
-    pub fn knows(&self, tool: &str) -> bool {
+    pub fn has_listed(&self, tool: &str) -> bool {
         self.structured.contains_key(tool)
     }
 
@@ -110,19 +110,19 @@ impl Observed {
     }
 
     /// Keeps the CORS headers of a response to `origin`.
-    pub fn note_cors(&self, origin: &HeaderValue, answer: &HeaderMap, now: Instant) {
+    pub fn note_cors(&self, origin: &HeaderValue, response: &HeaderMap, now: Instant) {
         // An error from in front of the server's CORS layer has no CORS headers, and shows nothing.
-        if !answer.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
+        if !response.contains_key(ACCESS_CONTROL_ALLOW_ORIGIN) {
             return;
         }
-        let cors = headers::cors_of(answer);
+        let cors = headers::cors_of(response);
         let bytes: usize = cors.iter().map(|(name, value)| Lines::len_of(name, value)).sum();
         let Ok(origin) = HeaderValue::from_bytes(origin.as_bytes()) else { return };
         if origin.len() + bytes > MAX_ORIGIN_BYTES {
             return;
         }
         if !self.cors.contains_key(&origin) {
-            make_room(&self.cors, MAX_ORIGINS, |(_, at)| *at);
+            evict_if_full(&self.cors, MAX_ORIGINS, |(_, at)| *at);
         }
         self.cors.insert(origin, (headers::unpinned(&cors), now));
     }
@@ -155,20 +155,20 @@ mod tests {
     #[test]
     fn credentials_are_trusted_for_a_while_and_until_they_are_refused() {
         let (observed, now) = (Observed::default(), clock::now());
-        assert!(!observed.accepts(&known(1), now));
+        assert!(!observed.has_accepted(&known(1), now));
         observed.note_status(known(1), StatusCode::ACCEPTED, now);
-        assert!(observed.accepts(&known(1), now + TRUST - Duration::from_nanos(1)));
-        assert!(!observed.accepts(&known(1), now + TRUST));
-        assert!(!observed.accepts(&known(2), now), "another caller's");
+        assert!(observed.has_accepted(&known(1), now + TRUST - Duration::from_nanos(1)));
+        assert!(!observed.has_accepted(&known(1), now + TRUST));
+        assert!(!observed.has_accepted(&known(2), now), "another caller's");
 
         observed.note_status(known(1), StatusCode::OK, now + TRUST);
-        assert!(observed.accepts(&known(1), now + TRUST), "each 2xx is a new beginning");
+        assert!(observed.has_accepted(&known(1), now + TRUST), "each 2xx is a new beginning");
         for says_nothing in [StatusCode::NOT_FOUND, StatusCode::BAD_REQUEST, StatusCode::BAD_GATEWAY] {
             observed.note_status(known(1), says_nothing, now + TRUST);
-            assert!(observed.accepts(&known(1), now + TRUST), "{says_nothing}");
+            assert!(observed.has_accepted(&known(1), now + TRUST), "{says_nothing}");
         }
         observed.note_status(known(1), StatusCode::FORBIDDEN, now + TRUST);
-        assert!(!observed.accepts(&known(1), now + TRUST));
+        assert!(!observed.has_accepted(&known(1), now + TRUST));
     }
 
     #[test]
@@ -195,18 +195,20 @@ mod tests {
             let now = start + Duration::from_micros(number as u64);
             observed.note_status(known(number), StatusCode::OK, now);
             if number % 10_000 == 0 {
-                assert!(observed.accepts(&good, now), "after {number}");
+                assert!(observed.has_accepted(&good, now), "after {number}");
                 observed.note_status(good, StatusCode::OK, now);
             }
             if number % 1000 == 0 {
-                assert!(observed.judged.len() <= MAX_CREDENTIALS);
+                assert!(observed.credentials.len() <= MAX_CREDENTIALS);
             }
         }
-        assert!(observed.accepts(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
+        assert!(observed.has_accepted(&known(3 * MAX_CREDENTIALS - 1), start + SECOND), "the last one is remembered");
         // Credentials that were never accepted take no memory.
-        let taken = observed.judged.len();
-        (0..100).for_each(|number| observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start));
-        assert_eq!(observed.judged.len(), taken);
+        let taken = observed.credentials.len();
+        for number in 0..100 {
+            observed.note_status(known(1 << 40 | number), StatusCode::UNAUTHORIZED, start);
+        }
+        assert_eq!(observed.credentials.len(), taken);
     }
 
     #[test]

@@ -10,7 +10,7 @@ const EVICTED: usize = 4;
 
 /// Evicts from a full table of at most `most` entries, so that one more fits. `at` returns the time when an entry was last
 /// confirmed. Concurrent inserts may exceed the limit by one entry for each thread.
-pub(super) fn make_room<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
+pub(super) fn evict_if_full<K: Eq + Hash, V>(table: &DashMap<K, V>, most: usize, at: impl Fn(&V) -> Instant) {
     if table.len() < most {
         return;
     }

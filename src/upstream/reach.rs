@@ -1,6 +1,6 @@
-//! Reachability of the server, judged from connection attempts for readiness.
+//! Reachability of the server, found from connection attempts, for readiness.
 //!
-//! Owned here: the judgement, the check that a readiness request starts, and the log lines of a change. Every attempt counts, those
+//! Owned here: the state, the check that a readiness request starts, and the log lines of a change. Every attempt counts, those
 //! of calls included. Invariant: one state for all threads, so that every listener reports the same. Absent: how a connection is
 //! made ([`super::connect`]), and the other conditions of readiness.
 
@@ -40,7 +40,7 @@ struct State {
     has_reported: bool,
 }
 
-/// Judgement of a server's reachability.
+/// State of a server's reachability.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reachability {
     /// No connection was accepted yet.
@@ -58,7 +58,7 @@ impl Reach {
         Self { address, unready_after, state: Mutex::default(), checked: Arc::default() }
     }
 
-    /// Returns the judgement after `check`, which makes a connection and notes its outcome. Returns the last judgement if the last check
+    /// Returns the state after `check`, which makes a connection and notes its outcome. Returns the last state if the last check
     /// began less than a second ago. Waits half a second at most; a check that takes longer goes on.
     pub(super) async fn ask<F>(self: &Arc<Self>, check: impl FnOnce(Reachability) -> F) -> Reachability
     where
@@ -138,13 +138,13 @@ mod tests {
 
     use http::Uri;
 
-    use super::super::connect::{Dial, Dialing, Transport};
+    use super::super::connect::{Dial, DialFuture, Transport};
     use super::*;
     use crate::config::Config;
     use crate::upstream::connect::Connector;
 
     #[derive(Clone, Copy)]
-    enum Manner {
+    enum Behaviour {
         Accepts,
         Refuses,
         Silent,
@@ -152,19 +152,19 @@ mod tests {
 
     /// Server behind a dialer.
     struct Server {
-        manner: Mutex<Manner>,
+        behaviour: Mutex<Behaviour>,
         dialed: AtomicUsize,
     }
 
     impl Server {
         fn start() -> (Arc<Self>, Connector) {
-            let server = Arc::new(Self { manner: Mutex::new(Manner::Accepts), dialed: AtomicUsize::new(0) });
+            let server = Arc::new(Self { behaviour: Mutex::new(Behaviour::Accepts), dialed: AtomicUsize::new(0) });
             let config = Config::for_upstream("http://127.0.0.1:9/mcp").unwrap().upstream;
             (server.clone(), Connector::new(Transport::Dialed(server), &config).unwrap())
         }
 
-        fn becomes(&self, manner: Manner) {
-            *self.manner.lock().unwrap() = manner;
+        fn becomes(&self, behaviour: Behaviour) {
+            *self.behaviour.lock().unwrap() = behaviour;
         }
 
         fn dialed(&self) -> usize {
@@ -173,14 +173,14 @@ mod tests {
     }
 
     impl Dial for Server {
-        fn dial(&self, _: &Uri) -> Dialing {
+        fn dial(&self, _: &Uri) -> DialFuture {
             self.dialed.fetch_add(1, Ordering::Relaxed);
-            let manner = *self.manner.lock().unwrap();
+            let behaviour = *self.behaviour.lock().unwrap();
             Box::pin(async move {
-                match manner {
-                    Manner::Accepts => Ok(Box::new(tokio::io::duplex(1).0) as Box<_>),
-                    Manner::Refuses => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
-                    Manner::Silent => std::future::pending().await,
+                match behaviour {
+                    Behaviour::Accepts => Ok(Box::new(tokio::io::duplex(1).0) as Box<_>),
+                    Behaviour::Refuses => Err(io::Error::from(io::ErrorKind::ConnectionRefused)),
+                    Behaviour::Silent => std::future::pending().await,
                 }
             })
         }
@@ -193,13 +193,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_is_lost_once_connections_have_failed_for_long_and_back_with_the_first_accepted() {
         let (server, connector) = Server::start();
-        server.becomes(Manner::Refuses);
+        server.becomes(Behaviour::Refuses);
         assert_eq!(connector.reachability().await, Reachability::Unknown);
         for _ in 0..2 {
-            server.becomes(Manner::Accepts);
+            server.becomes(Behaviour::Accepts);
             pass(CHECK_INTERVAL).await;
             assert_eq!(connector.reachability().await, Reachability::Accepting);
-            server.becomes(Manner::Refuses);
+            server.becomes(Behaviour::Refuses);
             for _ in 0..5 {
                 pass(CHECK_INTERVAL).await;
                 assert_eq!(connector.reachability().await, Reachability::Accepting);
@@ -213,7 +213,7 @@ mod tests {
     async fn a_failure_between_two_connections_changes_nothing() {
         let (server, connector) = Server::start();
         for second in 0..60 {
-            server.becomes(if second % 4 == 0 { Manner::Accepts } else { Manner::Refuses });
+            server.becomes(if second % 4 == 0 { Behaviour::Accepts } else { Behaviour::Refuses });
             assert_eq!(connector.reachability().await, Reachability::Accepting);
             pass(CHECK_INTERVAL).await;
         }
@@ -242,7 +242,7 @@ mod tests {
         let (server, connector) = Server::start();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
         pass(CHECK_INTERVAL).await;
-        server.becomes(Manner::Silent);
+        server.becomes(Behaviour::Silent);
         let began = clock::now();
         assert_eq!(connector.reachability().await, Reachability::Accepting);
         assert_eq!(clock::now() - began, ANSWER_WITHIN);
@@ -256,12 +256,12 @@ mod tests {
         let (server, connector) = Server::start();
         assert!(connector.connect().await.is_ok());
         assert_eq!(connector.reach.reachability(), Reachability::Accepting);
-        server.becomes(Manner::Refuses);
+        server.becomes(Behaviour::Refuses);
         assert!(connector.connect().await.is_err());
         pass(Duration::from_secs(5)).await;
         assert!(connector.connect().await.is_err());
         assert_eq!(connector.reach.reachability(), Reachability::Lost);
-        server.becomes(Manner::Accepts);
+        server.becomes(Behaviour::Accepts);
         assert!(connector.connect().await.is_ok());
         assert_eq!(connector.reach.reachability(), Reachability::Accepting);
     }

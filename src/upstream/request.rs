@@ -134,7 +134,7 @@ impl Template {
 /// Error of a request that its call withdrew before a connection took it.
 #[derive(Debug, thiserror::Error)]
 #[error("the request was given up")]
-struct GivenUp;
+struct Withdrawn;
 
 /// Body of a request to the upstream.
 pub enum Body {
@@ -159,7 +159,7 @@ impl HttpBody for Body {
         match &mut *self {
             Body::Whole { bytes, sent_flag, sent } => {
                 if !sent_flag.mark_sent() {
-                    return Poll::Ready(Some(Err(GivenUp.into())));
+                    return Poll::Ready(Some(Err(Withdrawn.into())));
                 }
                 if let Some(stream) = sent.take() {
                     stream.note_sent();

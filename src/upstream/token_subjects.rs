@@ -11,7 +11,7 @@ use dashmap::DashMap;
 use dashmap::mapref::entry::Entry;
 use tokio::sync::watch;
 
-use super::observed_eviction::make_room;
+use super::observed_eviction::evict_if_full;
 use crate::event_log::{Principal, Subject};
 use crate::protocol::headers::SessionId;
 
@@ -72,7 +72,7 @@ impl TokenSubjects {
     pub fn note_accepted(&self, subject: Subject, principal: Principal, now: Instant) {
         if !self.accepted.contains_key(&subject) {
             // The last principal is the latest.
-            make_room(&self.accepted, MAX_SUBJECTS, |principals| principals.last().map_or(now, |(_, at)| *at));
+            evict_if_full(&self.accepted, MAX_SUBJECTS, |principals| principals.last().map_or(now, |(_, at)| *at));
         }
         let mut principals = self.accepted.entry(subject).or_default();
         principals.retain(|(known, _)| *known != principal);
@@ -91,7 +91,7 @@ impl TokenSubjects {
     /// Notes the result of a probe.
     pub fn note_probed(&self, used: TokenUse, is_genuine: bool, now: Instant) {
         if !self.probed.contains_key(&used) {
-            make_room(&self.probed, MAX_PROBED, |(_, at)| *at);
+            evict_if_full(&self.probed, MAX_PROBED, |(_, at)| *at);
         }
         self.probed.insert(used, (is_genuine, now));
     }
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!(tokens.probed(&used(2), just_before), Some(false));
         assert_eq!(tokens.probed(&used(1), now + PROBED_FOR), None);
         assert_eq!(tokens.probed(&used(3), now), None);
-        assert_eq!(tokens.probed(&(used(1).0, SessionId::parse("s")), now), None, "a server may judge by the session");
+        assert_eq!(tokens.probed(&(used(1).0, SessionId::parse("s")), now), None, "a server may decide by the session");
     }
 
     #[test]
@@ -182,7 +182,9 @@ mod tests {
         let tokens = TokenSubjects::default();
         let start = clock::now();
         let at = |number: usize| start + Duration::from_micros(number as u64);
-        (0..=MAX_PROBED).for_each(|number| tokens.note_probed(used(number), true, at(number)));
+        for number in 0..=MAX_PROBED {
+            tokens.note_probed(used(number), true, at(number));
+        }
         assert!(tokens.probed.len() <= MAX_PROBED);
         assert_eq!(tokens.probed(&used(MAX_PROBED), at(MAX_PROBED)), Some(true), "the last one is remembered");
         assert_eq!(tokens.probed(&used(0), at(MAX_PROBED)), None, "the first one made room");

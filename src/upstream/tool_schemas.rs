@@ -28,7 +28,7 @@ impl Upstream {
             let mut cursor = None;
             for _ in 0..PAGES_MAX {
                 cursor = self.list_tools(parts, client, tokens, cursor.as_deref()).await;
-                if cursor.is_none() || self.observed().knows(tool) {
+                if cursor.is_none() || self.observed().has_listed(tool) {
                     return;
                 }
             }

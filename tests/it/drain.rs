@@ -258,7 +258,7 @@ async fn the_log_says_what_a_drain_waits_for() {
     };
     says("draining: waits for calls to end").await;
     sse.finish(result(1)).await;
-    says("draining: waits for clients to fetch answers").await;
+    says("draining: waits for clients to fetch responses").await;
     let mut back = session.resume(&place.at(0)).send(proxy.addr).await.sse();
     back.prime().await;
     back.event().await;

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use mcp_resume::server::Accept;
-use mcp_resume::upstream::{Dial, Dialing, Wire};
+use mcp_resume::upstream::{Dial, DialFuture, Wire};
 use tokio::io::{DuplexStream, duplex};
 use tokio::sync::mpsc;
 
@@ -54,7 +54,7 @@ impl Accept for Listener {
 pub(crate) struct Refusing(pub(crate) Arc<World>, pub(crate) Dialer);
 
 impl Dial for Refusing {
-    fn dial(&self, _: &http::Uri) -> Dialing {
+    fn dial(&self, _: &http::Uri) -> DialFuture {
         let pipe = match self.0.refuses() {
             true => {
                 self.0.reach("the upstream refused");

@@ -94,7 +94,7 @@ impl EventLog {
     /// The limit that was reached: `TooManyDetached`, `ShareFull`, `ProxyFull` or `TooManyStreams`; or `StoreFailed`
     /// if no call may begin without a store.
     pub fn admit(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
-        if !self.takes_calls() {
+        if !self.can_take_calls() {
             return Err(ErrorCode::StoreFailed);
         }
         self.streams.admit(quota, request_bytes)
@@ -106,14 +106,14 @@ impl EventLog {
     /// # Errors
     /// `ShareFull`, `ProxyFull`, or `StoreFailed`.
     pub fn admit_standalone(&self, quota: &Arc<Quota>, request_bytes: usize) -> Result<StreamReservation, ErrorCode> {
-        if !self.takes_calls() {
+        if !self.can_take_calls() {
             return Err(ErrorCode::StoreFailed);
         }
         self.streams.admit_standalone(quota, request_bytes)
     }
 
     /// Returns whether the store allows new calls.
-    pub fn takes_calls(&self) -> bool {
+    pub fn can_take_calls(&self) -> bool {
         self.backing.as_ref().is_none_or(|backing| match backing.store.health() {
             StoreHealth::Ready => true,
             StoreHealth::Full => false,

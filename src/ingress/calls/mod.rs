@@ -239,7 +239,7 @@ impl Ingress {
     fn takes(&self, request: &CallRequest) -> bool {
         let CallRequest { context, call, .. } = request;
         let is_busy = || context.session.as_ref().is_some_and(|session| session.is_busy(clock::now()));
-        !self.drain.refuses_calls() || (!call.has_tool_call && !call.is_opening && is_busy())
+        !self.drain.is_refusing_calls() || (!call.has_tool_call && !call.is_opening && is_busy())
     }
 
     /// During a drain, attaches a POST to an earlier call.
@@ -303,7 +303,7 @@ impl Ingress {
 
     fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
         let observed = self.upstream.observed();
-        observed.accepts(&context.credentials, clock::now())
+        observed.has_accepted(&context.credentials, clock::now())
             && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
     }
 

@@ -71,7 +71,7 @@ impl Ingress {
         let Some(tokens) = self.config.dialects.resume_tokens.as_ref() else { return };
         if let Some(PartialResults { tool: Some(tool), .. }) = partial
             && call.has_tool_call
-            && !self.upstream.observed().knows(tool)
+            && !self.upstream.observed().has_listed(tool)
         {
             let client = context.connection.forwarded();
             Box::pin(self.upstream.find_tool(&context.parts, client, tokens, tool)).await;

@@ -153,7 +153,7 @@ impl Ingress {
         }
         let found = match &mut place {
             Some(PendingClaim { hold, .. }) => {
-                let is_accepted = self.upstream.observed().accepts(&request.context.credentials, clock::now());
+                let is_accepted = self.upstream.observed().has_accepted(&request.context.credentials, clock::now());
                 self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
             }
             None if self.log.store_health() == StoreHealth::Unreachable => Ok(None),

@@ -126,7 +126,7 @@ impl Ingress {
         };
         let queued = session.queue_turn();
         let records = std::iter::once(&session).chain(&previous);
-        let is_proven = self.upstream.observed().accepts(&context.credentials, clock::now());
+        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
         let (answered, repeated) = match is_proven {
             true => note_responses(sessions, id, records, &messages),
             false => (Vec::new(), repeated_responses(sessions, id, records, &messages)),

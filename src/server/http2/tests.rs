@@ -69,7 +69,7 @@ async fn answering_pings(mut pipe: DuplexStream) -> Duration {
 async fn speaking(pipe: DuplexStream) -> (SendRequest<Full<Bytes>>, tokio::task::JoinHandle<Instant>) {
     let (sender, connection) = handshake(TokioExecutor::new(), TokioIo::new(pipe)).await.expect("HTTP/2");
     let ended = tokio::spawn(async {
-        drop(connection.await);
+        let _ = connection.await;
         clock::now()
     });
     (sender, ended)
@@ -173,9 +173,10 @@ impl Body for Events {
     type Error = BoxError;
 
     fn poll_frame(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        match self.is_endless {
-            true => Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16 * 1024]))))),
-            false => Poll::Pending,
+        if self.is_endless {
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(&[b'x'; 16 * 1024])))))
+        } else {
+            Poll::Pending
         }
     }
 }

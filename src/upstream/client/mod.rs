@@ -171,7 +171,7 @@ impl Clients {
         match self.version {
             Version::Http1 => true,
             Version::Http2 => false,
-            Version::Agreed => !self.connector.agreed_on_http2(),
+            Version::Agreed => !self.connector.is_http2(),
         }
     }
 

@@ -9,7 +9,7 @@ use crate::config::{self, Config};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::Lines;
 use crate::upstream::Upstream;
-use crate::upstream::connect::{Dial, Dialing};
+use crate::upstream::connect::{Dial, DialFuture};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 const PATIENCE: Duration = Duration::from_secs(8);
@@ -18,7 +18,7 @@ const PATIENCE: Duration = Duration::from_secs(8);
 struct Pipe(Mutex<Option<DuplexStream>>);
 
 impl Dial for Pipe {
-    fn dial(&self, _: &Uri) -> Dialing {
+    fn dial(&self, _: &Uri) -> DialFuture {
         let pipe = self.0.lock().unwrap().take();
         Box::pin(async move { pipe.map(|pipe| Box::new(pipe) as _).ok_or(io::ErrorKind::ConnectionRefused.into()) })
     }

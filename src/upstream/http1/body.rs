@@ -65,12 +65,12 @@ impl Body {
     pub(super) fn new(wire: Wire<Socket>, begun: Begun, pool: Arc<Pool<Socket>>) -> Self {
         let Begun { content, is_reusable } = begun;
         let mut body = Self { content, wire: Some(wire), is_reusable, pool };
-        body.settle();
+        body.release_if_complete();
         body
     }
 
     /// Releases the connection of a complete body.
-    fn settle(&mut self) {
+    fn release_if_complete(&mut self) {
         if !self.content.decoder.is_complete() {
             return;
         }
@@ -92,7 +92,7 @@ impl Body {
                 content.decoder.handle_eof()?;
             }
         }
-        self.settle();
+        self.release_if_complete();
         Poll::Ready(Ok(()))
     }
 }

@@ -12,11 +12,11 @@ use crate::sync;
 
 /// Idle connections. The one returned last is taken first, so that no more are kept alive than needed.
 pub(super) struct Pool<S> {
-    kept: Mutex<Kept<S>>,
-    keep: Duration,
+    state: Mutex<State<S>>,
+    idle_timeout: Duration,
 }
 
-struct Kept<S> {
+struct State<S> {
     /// The oldest first.
     idle: Vec<Idle<S>>,
     /// True if a task is running that closes them in time.
@@ -29,17 +29,17 @@ struct Idle<S> {
 }
 
 impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
-    /// Creates a pool that keeps each connection for `keep`; zero disables it.
-    pub(super) fn new(keep: Duration) -> Arc<Self> {
-        let kept = Kept { idle: Vec::new(), is_reaped: false };
-        Arc::new(Self { kept: Mutex::new(kept), keep })
+    /// Creates a pool that keeps each connection for `idle_timeout`; zero disables it.
+    pub(super) fn new(idle_timeout: Duration) -> Arc<Self> {
+        let state = State { idle: Vec::new(), is_reaped: false };
+        Arc::new(Self { state: Mutex::new(state), idle_timeout })
     }
 
     /// Takes a connection that the server has not closed, as far as is known.
     pub(super) fn take(&self) -> Option<S> {
         let now = clock::now();
-        let mut kept = self.kept();
-        while let Some(Idle { mut socket, until }) = kept.idle.pop() {
+        let mut state = self.state();
+        while let Some(Idle { mut socket, until }) = state.idle.pop() {
             if now < until && is_quiet(&mut socket) {
                 return Some(socket);
             }
@@ -49,29 +49,29 @@ impl<S: AsyncRead + Send + Unpin + 'static> Pool<S> {
 
     /// Returns a connection to the pool.
     pub(super) fn put(self: &Arc<Self>, socket: S) {
-        if self.keep.is_zero() {
+        if self.idle_timeout.is_zero() {
             return;
         }
-        let until = clock::now() + self.keep;
-        let mut kept = self.kept();
-        kept.idle.push(Idle { socket, until });
-        if !std::mem::replace(&mut kept.is_reaped, true) {
+        let until = clock::now() + self.idle_timeout;
+        let mut state = self.state();
+        state.idle.push(Idle { socket, until });
+        if !std::mem::replace(&mut state.is_reaped, true) {
             tokio::spawn(reap(Arc::downgrade(self), until));
         }
     }
 
     /// Closes expired connections. Returns the time of the next expiry, or `None` if the pool is empty.
     fn expire(&self, now: Instant) -> Option<Instant> {
-        let mut kept = self.kept();
-        let expired = kept.idle.partition_point(|idle| idle.until <= now);
-        kept.idle.drain(..expired);
-        let next = kept.idle.first().map(|first| first.until);
-        kept.is_reaped = next.is_some();
+        let mut state = self.state();
+        let expired = state.idle.partition_point(|idle| idle.until <= now);
+        state.idle.drain(..expired);
+        let next = state.idle.first().map(|first| first.until);
+        state.is_reaped = next.is_some();
         next
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept<S>> {
-        sync::lock(&self.kept)
+    fn state(&self) -> MutexGuard<'_, State<S>> {
+        sync::lock(&self.state)
     }
 }
 

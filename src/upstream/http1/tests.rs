@@ -9,7 +9,7 @@ use http_body_util::BodyExt;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, BufStream, DuplexStream, ReadBuf};
 
 use super::*;
-use crate::upstream::connect::{Dial, Dialing, Transport, Wire};
+use crate::upstream::connect::{Dial, DialFuture, Transport, Wire};
 
 const IDLE: Duration = Duration::from_secs(4);
 /// Capacity of a pipe.
@@ -20,7 +20,7 @@ const PIPE: usize = 1024;
 struct Pipes(Mutex<VecDeque<Box<dyn Wire>>>);
 
 impl Dial for Pipes {
-    fn dial(&self, _: &Uri) -> Dialing {
+    fn dial(&self, _: &Uri) -> DialFuture {
         let pipe = self.0.lock().unwrap().pop_front();
         Box::pin(async move { pipe.ok_or(io::ErrorKind::ConnectionRefused.into()) })
     }
@@ -103,11 +103,11 @@ async fn the_connection_used_last_is_used_next() {
 
 #[tokio::test(start_paused = true)]
 async fn a_connection_the_server_closed_or_spoke_on_is_not_used_again() {
-    for said in ["", "HTTP/1.1 200 OK\r\n"] {
+    for received in ["", "HTTP/1.1 200 OK\r\n"] {
         let (client, [mut first, mut second]) = client();
         assert_eq!(ask_once(&client, &mut first, ANSWER).await.unwrap(), "ok");
-        first.write_all(said.as_bytes()).await.unwrap();
-        if said.is_empty() {
+        first.write_all(received.as_bytes()).await.unwrap();
+        if received.is_empty() {
             drop(first);
         }
         assert_eq!(ask_once(&client, &mut second, ANSWER).await.unwrap(), "ok");

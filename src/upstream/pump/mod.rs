@@ -337,12 +337,12 @@ impl Pump {
             if !failure.may_have_run {
                 self.writer.stream().forget_retries();
             }
-            self.settle(Head::Failed(failure)).await;
+            self.publish_head(Head::Failed(failure)).await;
         }
     }
 
     /// Publishes a head that is the whole response; for a call with a key, once the store has it.
-    async fn settle(&mut self, head: Head) {
+    async fn publish_head(&mut self, head: Head) {
         if self.is_keyed() {
             Box::pin(self.log.store_response(self.writer.stream(), &head)).await;
         }

@@ -7,7 +7,7 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Response, StatusCode};
 
 use super::super::ResponseBody;
-use super::super::body::{keep, passing_body};
+use super::super::body::{passing_body, read_into};
 use super::super::input::{Collected, InputSource, refused_by};
 use super::{Call, Pump, is_compressed};
 use crate::event_log::{Head, Plain};
@@ -112,7 +112,7 @@ impl Pump {
         }
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
-        let mut kept = BytesMut::new();
+        let mut buffer = BytesMut::new();
         let (limit, wait) = if self.call.observer.is_active() {
             // A response that opens a session is read whole: its record must exist before the client uses it. So is a list that is edited.
             (self.call.max_event_bytes, OBSERVED_WAIT)
@@ -121,16 +121,16 @@ impl Pump {
         } else {
             (KEPT_MAX, KEPT_WAIT)
         };
-        let complete = tokio::time::timeout(wait, keep(&mut body, &mut kept, limit, &self.writer)).await;
+        let complete = tokio::time::timeout(wait, read_into(&mut body, &mut buffer, limit, &self.writer)).await;
         let plain = match complete {
             Ok(Ok(true)) => {
-                let kept = kept.freeze();
+                let whole = buffer.freeze();
                 let body = if self.call.observer.is_active() && !is_compressed(&parts.headers) {
                     let Call { observer, credentials, .. } = &mut self.call;
                     let headers = &mut parts.headers;
-                    Box::pin(observer.observe_whole(headers, kept, &self.upstream, &self.log, credentials)).await
+                    Box::pin(observer.observe_whole(headers, whole, &self.upstream, &self.log, credentials)).await
                 } else {
-                    kept
+                    whole
                 };
                 Plain::kept(parts.status, parts.headers, body)
             }
@@ -140,17 +140,17 @@ impl Pump {
                     self.writer.stream().forget_retries();
                 }
                 let timeout = self.writer.stream().look(|machine| machine.policy().call_timeout);
-                let body = passing_body(self.writer.counted(kept), body, timeout.map(|timeout| self.began + timeout));
+                let body = passing_body(self.writer.counted(buffer), body, timeout.map(|timeout| self.began + timeout));
                 Plain::passing(parts.status, parts.headers, body)
             }
             Ok(Err(_)) => {
                 let failure = Failure::after_send(ErrorCode::UpstreamBroke);
                 self.note_failure(failure.code, false);
                 self.writer.note_arriving(0);
-                return self.settle(Head::Failed(failure)).await;
+                return self.publish_head(Head::Failed(failure)).await;
             }
         };
-        self.settle(Head::Plain(Arc::new(plain))).await;
+        self.publish_head(Head::Plain(Arc::new(plain))).await;
     }
 }
 
