@@ -1,4 +1,4 @@
-//! Connection that waits for its response to begin.
+//! Guard of a connection that waits for its response to begin.
 
 use std::sync::Arc;
 
@@ -6,17 +6,17 @@ use super::metrics::{Left, Metrics};
 use super::{Receipt, disconnect};
 use crate::event_log::{Attachment, EventLog};
 
-/// Claim of a request on a stream's response until it begins. If it is dropped before, its client disconnected and cannot resume;
-/// that is reported to log and metrics.
-pub struct PendingResponse {
+/// Guard of a request until its response begins. Dropped before, it detaches the stream, and reports to log and metrics that the client
+/// disconnected and cannot resume.
+pub struct DisconnectGuard {
     // Dropped in this order: a stream is detached before its receipt checks if the response was claimed.
     attachment: Option<Attachment>,
     receipt: Option<Receipt>,
     metrics: Arc<Metrics>,
 }
 
-impl PendingResponse {
-    /// Creates the claim of `attachment`.
+impl DisconnectGuard {
+    /// Guards the request that `attachment` belongs to.
     pub fn new(log: Arc<EventLog>, metrics: Arc<Metrics>, attachment: Attachment) -> Self {
         let receipt = Receipt::new(log, attachment.stream().clone());
         Self { attachment: Some(attachment), receipt: Some(receipt), metrics }
@@ -33,7 +33,7 @@ impl PendingResponse {
     }
 }
 
-impl Drop for PendingResponse {
+impl Drop for DisconnectGuard {
     fn drop(&mut self) {
         if let Some(attachment) = &self.attachment {
             let message = "client disconnected before its response began";

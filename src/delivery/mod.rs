@@ -12,7 +12,7 @@ mod passthrough;
 mod receipts;
 mod stream_lost;
 
-pub use disconnect_guard::PendingResponse;
+pub use disconnect_guard::DisconnectGuard;
 pub use follow::{Follow, Interim, Plan, Start};
 pub use metrics::Metrics;
 pub use passthrough::Passthrough;

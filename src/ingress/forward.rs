@@ -10,17 +10,38 @@ use http::{HeaderMap, HeaderValue, Request, Response, Uri};
 use http_body_util::BodyExt;
 use tracing::warn;
 
-use super::{Ingress, RequestContext, respond};
+use super::components::Components;
+use super::context::RequestContext;
+use super::metrics::Metrics;
+use super::refusals::Refusals;
 use crate::body::{BoxBody, Incoming};
 use crate::clock;
-use crate::protocol::error::{ErrorCode, Failure, Side};
+use crate::protocol::error::ErrorCode;
 use crate::protocol::headers;
-use crate::upstream::{self, Forwarded, ResponseBody, Template};
+use crate::upstream::{self, Forwarded, ResponseBody, Template, Upstream};
 
 /// Paths at which clients look up a server's metadata, with the headers of MCP and without a call.
 const WELL_KNOWN: &str = "/.well-known/";
 
-impl Ingress {
+/// Forwards requests to the server, and returns its responses.
+pub(super) struct Forwarder {
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    refusals: Refusals,
+    has_warned_unprotected: Arc<AtomicBool>,
+}
+
+impl Forwarder {
+    pub(super) fn new(components: &Components, refusals: Refusals) -> Self {
+        let Components { upstream, metrics, has_warned_unprotected, .. } = components;
+        Self {
+            upstream: upstream.clone(),
+            metrics: metrics.clone(),
+            refusals,
+            has_warned_unprotected: has_warned_unprotected.clone(),
+        }
+    }
+
     /// Forwards a request for another path than the endpoint. MCP traffic on such a path passes unprotected, which is counted and logged
     /// once.
     pub(super) async fn forward_elsewhere(
@@ -29,20 +50,22 @@ impl Ingress {
         body: Incoming,
         client: &Forwarded,
     ) -> Response<BoxBody> {
-        let has_told = self.has_told_unprotected.load(Ordering::Relaxed);
-        let path = (!has_told).then(|| parts.uri.path().to_owned());
-        let is_mcp = speaks_mcp(&parts);
+        let has_warned = self.has_warned_unprotected.load(Ordering::Relaxed);
+        let path = if has_warned { None } else { Some(parts.uri.path().to_owned()) };
+        let is_mcp = has_mcp_headers(&parts);
         let response = self.forward(parts, body, client).await;
-        let streams = response.status().is_success() && headers::is_sse(response.headers());
-        if is_mcp || streams {
+        let is_stream = response.status().is_success() && headers::is_sse(response.headers());
+        if is_mcp || is_stream {
             self.metrics.observe_unprotected();
             if let Some(path) = path
-                && !self.has_told_unprotected.swap(true, Ordering::Relaxed)
+                && !self.has_warned_unprotected.swap(true, Ordering::Relaxed)
             {
                 let endpoint = self.upstream.endpoint_path();
                 warn!(
                     path,
-                    endpoint, streams, "MCP traffic passes unprotected: clients are to use the endpoint's path"
+                    endpoint,
+                    streams = is_stream,
+                    "MCP traffic passes unprotected: clients are to use the endpoint's path"
                 );
             }
         }
@@ -51,8 +74,8 @@ impl Ingress {
 
     /// Forwards a request for another path of the origin, unbuffered both ways.
     pub(super) async fn forward(&self, parts: Parts, body: Incoming, client: &Forwarded) -> Response<BoxBody> {
-        let broken = Arc::new(AtomicBool::new(false));
-        let note = broken.clone();
+        let is_broken = Arc::new(AtomicBool::new(false));
+        let note = is_broken.clone();
         let body = body.map_err(move |error| {
             note.store(true, Ordering::Relaxed);
             error
@@ -65,12 +88,12 @@ impl Ingress {
                 Response::from_parts(parts, body.boxed_unsync())
             }
             // The client's body broke off: the upstream is not at fault.
-            Err(_) if broken.load(Ordering::Relaxed) => self.refuse(ErrorCode::BadRequest),
-            Err(failure) => self.fail_forward(failure),
+            Err(_) if is_broken.load(Ordering::Relaxed) => self.refusals.refuse(ErrorCode::BadRequest),
+            Err(failure) => self.refusals.fail_forward(failure),
         }
     }
 
-    /// Forwards a request for the endpoint in which the proxy takes no part. Its path becomes the upstream's.
+    /// Forwards a request for the endpoint that the proxy does not handle. Its path becomes the upstream's.
     pub(super) async fn forward_to_endpoint(
         &self,
         mut parts: Parts,
@@ -85,7 +108,7 @@ impl Ingress {
         parts.headers.remove(headers::names::LAST_EVENT_ID);
         let origin = parts.headers.get(ORIGIN).cloned();
         let response = self.forward(parts, body, client).await;
-        self.learn_cors(origin.as_ref(), response.headers());
+        self.note_cors(origin.as_ref(), response.headers());
         response
     }
 
@@ -104,14 +127,14 @@ impl Ingress {
     pub(super) async fn send_whole(&self, template: &Template) -> Response<BoxBody> {
         match self.upstream.send(template, None).await {
             Ok(response) => self.pass_response(template, response),
-            Err(failure) => self.fail_forward(failure),
+            Err(failure) => self.refusals.fail_forward(failure),
         }
     }
 
     /// Returns the endpoint's response to `template` without hop-by-hop headers.
     pub(super) fn pass_response(&self, template: &Template, response: Response<ResponseBody>) -> Response<BoxBody> {
         let (mut parts, body) = response.into_parts();
-        self.learn_cors(template.origin(), &parts.headers);
+        self.note_cors(template.origin(), &parts.headers);
         headers::remove_hop_by_hop(&mut parts.headers);
         self.upstream.rewrite_location(&mut parts.headers);
         headers::expose_ours(&mut parts.headers);
@@ -120,23 +143,15 @@ impl Ingress {
 
     /// Notes the CORS headers of a response. Those of a preflight count as well: a page that was let in must be able to read the proxy's
     /// own responses. Other paths have rules of their own and are not noted.
-    fn learn_cors(&self, origin: Option<&HeaderValue>, answer: &HeaderMap) {
+    fn note_cors(&self, origin: Option<&HeaderValue>, response: &HeaderMap) {
         if let Some(origin) = origin {
-            self.upstream.observed().note_cors(origin, answer, clock::now());
+            self.upstream.observed().note_cors(origin, response, clock::now());
         }
-    }
-
-    pub(super) fn fail_forward(&self, failure: Failure) -> Response<BoxBody> {
-        self.metrics.errors.observe_reject(failure.code);
-        if failure.code.side() == Side::Upstream {
-            self.metrics.errors.observe_upstream_failure(failure.code);
-        }
-        respond::failure(failure, &[], false)
     }
 }
 
 /// True if a request for another path carries headers of MCP.
-fn speaks_mcp(parts: &Parts) -> bool {
+fn has_mcp_headers(parts: &Parts) -> bool {
     let names = [headers::names::MCP_SESSION_ID, headers::names::MCP_PROTOCOL_VERSION];
     !parts.uri.path().contains(WELL_KNOWN) && names.iter().any(|name| parts.headers.contains_key(name))
 }

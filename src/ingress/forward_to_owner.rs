@@ -10,49 +10,65 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{HeaderName, HeaderValue};
-use http::{Method, Request, Response, StatusCode};
-use http_body_util::BodyExt;
+use http::{Response, StatusCode};
 use tracing::{debug, warn};
 
-use super::token_refresh::is_concerned;
-use super::{Connection, Ingress, RequestContext, Sender, respond};
-use crate::body::BoxBody;
-use crate::body::whole;
+use super::components::Components;
+use super::context::RequestContext;
+use super::misdirected::owner_unreachable_error;
+use super::refusals::Refusals;
+use crate::body::{BoxBody, whole};
 use crate::clock;
 use crate::cluster::Replicas;
-use crate::event_log::session_group;
+use crate::event_log::{EventLog, session_group};
 use crate::protocol::cluster::{Base64, HttpMessage, Recipient};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::names;
 use crate::protocol::ids::{EventId, Owner};
-use crate::protocol::jsonrpc::{self, Message};
-use crate::protocol::stream_url::{self, Named};
-use crate::server::Peer;
+use crate::protocol::jsonrpc::Message;
+use crate::protocol::stream_url;
+use crate::server::respond;
 use crate::store::{self, StoreHealth};
+use crate::upstream::Upstream;
 
 /// Time for another replica to respond. After it, the replica holds the request or is about to end, and the client is told that the
 /// request was accepted.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time for another replica to respond if the server there may refuse the credentials: its status is waited for.
 const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(60);
-/// Largest body of a forwarded response; a larger one is cut. Responses to client responses are empty as a rule.
-const MAX_RESPONSE: usize = 1024 * 1024;
-
 /// The owner of a request is unknown for now. It may be this replica: its server is asked, and if that does not know the session, the
 /// client must retry.
 pub(super) struct OwnerUnknown;
 
 impl OwnerUnknown {
     /// Returns the response for the client, given the `response` of the server here.
-    pub(super) fn check(self, ingress: &Ingress, response: Response<BoxBody>) -> Response<BoxBody> {
+    pub(super) fn check(self, refusals: &Refusals, response: Response<BoxBody>) -> Response<BoxBody> {
         match response.status() {
-            StatusCode::NOT_FOUND => ingress.refuse(ErrorCode::StoreFailed),
+            StatusCode::NOT_FOUND => refusals.refuse(ErrorCode::StoreFailed),
             _ => response,
         }
     }
 }
 
-impl Ingress {
+/// Forwards requests to the replicas that they concern.
+pub(super) struct OwnerForwarder {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    replicas: Option<Arc<Replicas>>,
+    refusals: Refusals,
+}
+
+impl OwnerForwarder {
+    pub(super) fn new(components: &Components, refusals: Refusals) -> Self {
+        let Components { log, upstream, replicas, .. } = components;
+        Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), refusals }
+    }
+
+    /// Replicas to which a request of `context` may be forwarded, or `None` if another replica has forwarded it already.
+    fn replicas_for(&self, context: &RequestContext) -> Option<&Replicas> {
+        if context.sender.is_replica() { None } else { self.replicas.as_deref() }
+    }
+
     /// Forwards a request to its owner if that is another replica. Returns the owner's response, or a refusal if the client must retry.
     /// `None` if this replica handles the request. A request that `names_request` goes first to the replica that has that request.
     ///
@@ -64,23 +80,23 @@ impl Ingress {
         body: &Bytes,
         names_request: bool,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
-        let is_home = is_home(context);
+        let is_home = context.has_home_session();
         let recipients = [Recipient::Concerned, Recipient::Any];
         let recipients = &recipients[usize::from(!names_request)..if is_home { 1 } else { 2 }];
         let asking = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in recipients {
                 for other in &others {
-                    let request = HttpMessage { to: *to, ..hand(context, target_of(context), body) };
+                    let request = HttpMessage { to: *to, ..message(context, target_of(context), body) };
                     match self.forward_to(replicas, *other, context, request).await {
                         Ok(Some(response)) => return Ok(Some(response)),
                         Ok(None) => {}
                         Err(error) if names_request => {
                             // The request may have arrived all the same, and must reach one server only.
                             debug!(%error, "a request may or may not have reached another replica");
-                            return Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
+                            return Ok(Some(self.refusals.fail_forward(Failure::after_send(ErrorCode::StoreFailed))));
                         }
                         Err(error) => return Err(error),
                     }
@@ -104,13 +120,13 @@ impl Ingress {
         &self,
         context: &RequestContext,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
         let asking = async {
             let others = replicas.requests().others(&session_group(id)).await?;
             for to in [Recipient::Home, Recipient::Any] {
                 for other in &others {
-                    let request = HttpMessage { to, ..hand(context, target_of(context), &Bytes::new()) };
+                    let request = HttpMessage { to, ..message(context, target_of(context), &Bytes::new()) };
                     let asking = tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(*other, request));
                     let silent = |_| store::Error::Unavailable("a replica does not answer".into());
                     if let Some(reply) = asking.await.map_err(silent)?? {
@@ -135,7 +151,7 @@ impl Ingress {
         };
         for other in others {
             let request =
-                HttpMessage { to: Recipient::SessionOver, ..hand(context, target_of(context), &Bytes::new()) };
+                HttpMessage { to: Recipient::SessionOver, ..message(context, target_of(context), &Bytes::new()) };
             match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
                 Ok(Ok(_)) => {}
                 Ok(Err(error)) => warn!(%error, "another replica could not be told of the end of a session"),
@@ -151,7 +167,7 @@ impl Ingress {
     fn owner_unknown(&self, context: &RequestContext) -> Result<Response<BoxBody>, OwnerUnknown> {
         let has_lost = self.log.is_store_recovering() || self.log.store_health() == StoreHealth::Ready;
         if context.has_issued_session() || context.has_remote_session() || has_lost {
-            return Ok(self.refuse(ErrorCode::StoreFailed));
+            return Ok(self.refusals.refuse(ErrorCode::StoreFailed));
         }
         Err(OwnerUnknown)
     }
@@ -164,18 +180,18 @@ impl Ingress {
         id: &EventId,
         body: &Bytes,
     ) -> Option<Response<BoxBody>> {
-        let replicas = self.replicas.as_ref().filter(|_| !context.sender.is_replica())?;
+        let replicas = self.replicas_for(context)?;
         let writer = id.unverified_owner().filter(|owner| *owner != replicas.owner())?;
         let asking = async {
             if !replicas.requests().lives(writer).await? {
                 return Ok(None);
             }
-            let request = hand(context, stream_url::with(&context.parts.uri, id.handle_text()), body);
+            let request = message(context, stream_url::with(&context.parts.uri, id.handle_text()), body);
             self.forward_to(replicas, writer, context, request).await
         };
         asking.await.unwrap_or_else(|error: store::Error| {
             debug!(%error, "an answer to a stream could not be handed to its writer");
-            Some(self.refuse(self.owner_unreachable_error(context, id)))
+            Some(self.refusals.refuse(owner_unreachable_error(context, id, self.log.owner())))
         })
     }
 
@@ -188,10 +204,10 @@ impl Ingress {
         &self,
         context: &RequestContext,
     ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
-        let Some(replicas) = self.replicas.as_ref().filter(|_| !context.sender.is_replica()) else { return Ok(None) };
+        let Some(replicas) = self.replicas_for(context) else { return Ok(None) };
         let Some(id) = context.binding.session.as_ref() else { return Ok(None) };
-        let mut answer = None;
-        let mut all_told = true;
+        let mut response = None;
+        let mut are_all_notified = true;
         let others = match replicas.requests().others(&session_group(id)).await {
             Ok(others) => others,
             Err(error) => {
@@ -200,85 +216,21 @@ impl Ingress {
             }
         };
         for other in others {
-            let request = hand(context, target_of(context), &Bytes::new());
+            let request = message(context, target_of(context), &Bytes::new());
             match tokio::time::timeout(REPLY_TIMEOUT, replicas.requests().ask(other, request)).await {
-                Ok(Ok(Some(reply))) => answer = Some(response_of(reply)),
+                Ok(Ok(Some(reply))) => response = Some(response_of(reply)),
                 Ok(Ok(None)) => {}
                 Ok(Err(error)) => {
                     warn!(%error, "another replica could not be told of the end of a session");
-                    all_told = false;
+                    are_all_notified = false;
                 }
                 Err(_) => {
                     warn!("another replica did not say that it ended a session");
-                    all_told = false;
+                    are_all_notified = false;
                 }
             }
         }
-        match answer {
-            answer if all_told => Ok(answer),
-            _ => self.owner_unknown(context).map(Some),
-        }
-    }
-
-    /// Handles a request that another replica forwards. `None` if it does not concern this replica.
-    pub async fn handle_forwarded(self: Arc<Self>, handed: HttpMessage) -> Option<HttpMessage> {
-        let to = handed.to;
-        let (mut context, stream, body) = self.context_of(handed)?;
-        if let Some(stream) = stream {
-            // Each response reserves its own bytes on its way upstream.
-            context.reservation = None;
-            return Some(forwarded_response(self.handle_forwarded_responses(&context, &stream, &body).await?).await);
-        }
-        let id = context.binding.session.clone()?;
-        if context.session.as_ref().is_none_or(|session| !session.is_known()) {
-            self.restore_session(&mut context).await.ok()?;
-        }
-        let session = context.session.clone()?;
-        let streams = self.log.sessions().streams(&id, &session);
-        let is_home = is_home(&context);
-        let response = if context.parts.method == Method::DELETE {
-            if to == Recipient::SessionOver {
-                self.end_session(&context.binding).await;
-                return Some(forwarded_response(respond::status(StatusCode::OK)).await);
-            }
-            if !is_home && (streams.is_empty() || to == Recipient::Home) {
-                return None;
-            }
-            self.delete(context, body).await
-        } else {
-            let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
-            let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
-            let may_be_anybodys = is_home && to != Recipient::Concerned;
-            if !may_be_anybodys && !is_concerned(&streams, &messages, &cancelled) {
-                return None;
-            }
-            self.client_responses(context, messages, body).await
-        };
-        Some(forwarded_response(response).await)
-    }
-
-    /// Returns the context of a forwarded request, and the stream that its target names.
-    fn context_of(&self, handed: HttpMessage) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
-        let (method, target) = handed.line.split_once(' ')?;
-        let mut request = Request::builder().method(method).uri(target);
-        for (name, value) in &handed.headers {
-            request = request.header(name.as_str(), value.0.as_slice());
-        }
-        let (mut parts, ()) = request.body(()).ok()?.into_parts();
-        let stream = match stream_url::take(&mut parts.uri) {
-            Some(Named::Stream(id)) => Some(id),
-            Some(Named::Malformed) => return None,
-            None => None,
-        };
-        let trust = self.config.listen.trusted_proxies.clone();
-        let scheme = if handed.is_secure { "https" } else { "http" };
-        let peer = Peer { address: (handed.peer, 0).into(), scheme, certificate: handed.certificate };
-        let connection = Arc::new(Connection::new(peer, trust));
-        let mut context = self.identify(parts, connection);
-        context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
-        context.body_bytes = handed.body.0.len();
-        context.reserve();
-        Some((context, stream, handed.body.0.into()))
+        if are_all_notified { Ok(response) } else { self.owner_unknown(context).map(Some) }
     }
 
     /// Forwards a request to another replica. `None` if it does not concern that replica. A slow replica is not waited for, unless the
@@ -295,7 +247,7 @@ impl Ingress {
         match tokio::time::timeout(limit, replicas.requests().ask(other, request)).await {
             Ok(reply) => Ok(reply?.map(response_of)),
             Err(_) if is_proven => Ok(Some(respond::status(StatusCode::ACCEPTED))),
-            Err(_) => Ok(Some(self.fail_forward(Failure::after_send(ErrorCode::UpstreamTimeout)))),
+            Err(_) => Ok(Some(self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamTimeout)))),
         }
     }
 
@@ -303,14 +255,9 @@ impl Ingress {
     /// names a request.
     pub(super) fn may_concern_others(&self, context: &RequestContext, names_request: bool) -> bool {
         // An issued session has calls at any replica, and nothing else. A session opened here may have calls at any replica, too.
-        if context.has_issued_session() || is_home(context) { names_request } else { true }
+        let is_served_here = context.has_issued_session() || context.has_home_session();
+        self.replicas.is_some() && (names_request || !is_served_here)
     }
-}
-
-/// True if the session of `context` is one of the server here.
-fn is_home(context: &RequestContext) -> bool {
-    let is_home = context.session.as_ref().is_some_and(|session| session.is_home());
-    is_home && !context.has_issued_session() && !context.has_remote_session()
 }
 
 /// True if a POST without requests names a request of the client or of the server.
@@ -322,7 +269,7 @@ fn target_of(context: &RequestContext) -> String {
     context.parts.uri.path_and_query().map_or("/", |target| target.as_str()).to_owned()
 }
 
-fn hand(context: &RequestContext, target: String, body: &Bytes) -> HttpMessage {
+fn message(context: &RequestContext, target: String, body: &Bytes) -> HttpMessage {
     let (parts, connection) = (&context.parts, &context.connection);
     let bytes = |value: &HeaderValue| Base64(value.as_bytes().to_vec());
     let mut headers: Vec<_> =
@@ -342,19 +289,6 @@ fn hand(context: &RequestContext, target: String, body: &Bytes) -> HttpMessage {
         body: Base64(body.to_vec()),
         to: Recipient::Any,
     }
-}
-
-async fn forwarded_response(response: Response<BoxBody>) -> HttpMessage {
-    let (parts, mut body) = response.into_parts();
-    let mut whole = Vec::new();
-    while let Some(Ok(frame)) = body.frame().await {
-        let data = frame.into_data().unwrap_or_default();
-        if whole.len() + data.len() > MAX_RESPONSE {
-            break;
-        }
-        whole.extend_from_slice(&data);
-    }
-    HttpMessage::answer(parts.status, &parts.headers, whole)
 }
 
 /// Returns the response of another replica as if it came from here.

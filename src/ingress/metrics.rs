@@ -24,14 +24,14 @@ pub struct Metrics {
     retries: IntCounter,
     commits: IntCounter,
     unprotected: IntCounter,
-    answers_held: IntCounter,
-    answers_repeated: IntCounter,
+    responses_held: IntCounter,
+    responses_repeated: IntCounter,
     notifications_withheld: IntCounter,
 }
 
 /// Means by which a client resumes a stream.
 #[derive(Clone, Copy, Debug)]
-pub enum Dialect {
+pub enum ResumeMeans {
     /// The header of the specification.
     LastEventId,
     /// The methods of SEP-975.
@@ -55,7 +55,7 @@ pub enum Resumed {
     Lost,
 }
 
-impl Dialect {
+impl ResumeMeans {
     /// Every label.
     const LABELS: [&'static str; 5] =
         ["last_event_id", "resumable_requests", "resumable_streams", "resume_tokens", "stream_url"];
@@ -89,7 +89,7 @@ impl Metrics {
             resumes: registrar.families(
                 "resumes_total",
                 "Resumes of a stream, by dialect and outcome.",
-                [("dialect", &Dialect::LABELS), ("outcome", &["served", "at_end", "lost"])],
+                [("dialect", &ResumeMeans::LABELS), ("outcome", &["served", "at_end", "lost"])],
             )?,
             resumes_delayed: registrar.counter("resumes_delayed_total", "Resumes that waited for earlier ones.")?,
             retries: registrar.counter("retries_total", "POSTs that were recognised as the retry of a call.")?,
@@ -98,9 +98,9 @@ impl Metrics {
                 "unprotected_requests_total",
                 "Requests of MCP on other paths than the endpoint, which pass without protection.",
             )?,
-            answers_held: registrar
+            responses_held: registrar
                 .counter("answers_held_total", "Client responses held until the upstream could take them.")?,
-            answers_repeated: registrar
+            responses_repeated: registrar
                 .counter("answers_repeated_total", "Client responses dropped because an earlier one was given.")?,
             notifications_withheld: registrar
                 .counter("notifications_withheld_total", "Events of calls whose client takes JSON only.")?,
@@ -108,13 +108,13 @@ impl Metrics {
     }
 
     /// Counts a request that resumed a stream, or could not.
-    pub fn observe_resume(&self, dialect: Dialect, outcome: Resumed) {
+    pub fn observe_resume(&self, means: ResumeMeans, outcome: Resumed) {
         let outcome = match outcome {
             Resumed::Served => "served",
             Resumed::AtEnd => "at_end",
             Resumed::Lost => "lost",
         };
-        self.resumes.with_label_values(&[dialect.label(), outcome]).inc();
+        self.resumes.with_label_values(&[means.label(), outcome]).inc();
     }
 
     /// Counts a resume that has to wait.
@@ -138,13 +138,13 @@ impl Metrics {
     }
 
     /// Counts a client response that is held.
-    pub fn observe_held_answer(&self) {
-        self.answers_held.inc();
+    pub fn observe_held_response(&self) {
+        self.responses_held.inc();
     }
 
     /// Counts a client response that was dropped because one was given before.
-    pub fn observe_repeated_answer(&self) {
-        self.answers_repeated.inc();
+    pub fn observe_repeated_response(&self) {
+        self.responses_repeated.inc();
     }
 
     /// Counts the other events of a call whose client takes JSON only.

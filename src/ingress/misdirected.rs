@@ -7,16 +7,21 @@
 //! opened is never named to the server here. Absent: the list of replicas, and forwarding between those that share a store
 //! (`forward_to_owner.rs`).
 
+use std::sync::Arc;
+
 use http::Response;
 use http::header::{HeaderMap, HeaderValue};
 
-use super::{Ingress, RequestContext, respond};
+use super::components::Components;
+use super::context::RequestContext;
 use crate::body::BoxBody;
+use crate::event_log::EventLog;
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{SessionId, names};
 use crate::protocol::ids::{EventId, Owner};
 use crate::protocol::routing;
 use crate::protocol::stream_url::Named;
+use crate::server::respond;
 use crate::store::StoreHealth;
 
 /// True if a balancer has marked the request with the replica that it names.
@@ -24,10 +29,22 @@ pub(super) fn is_marked(headers: &HeaderMap) -> bool {
     headers.contains_key(names::MCP_RESUME_OWNER)
 }
 
-impl Ingress {
+/// Compares the owners that requests name with this replica.
+#[derive(Clone)]
+pub(super) struct OwnerCheck {
+    log: Arc<EventLog>,
+    /// True if the IDs of the server's sessions name their replica.
+    has_wrapped_sessions: bool,
+}
+
+impl OwnerCheck {
+    pub(super) fn new(components: &Components) -> Self {
+        Self { log: components.log.clone(), has_wrapped_sessions: components.config.replica.wrap_sessions }
+    }
+
     /// True if the session is one of another replica's server.
     pub(super) fn is_remote_session(&self, session: &SessionId, is_marked: bool) -> bool {
-        let is_routed = is_marked || self.config.replica.wrap_sessions;
+        let is_routed = is_marked || self.has_wrapped_sessions;
         is_routed && routing::of_name(session).is_some_and(|owner| self.is_other_replica(owner))
     }
 
@@ -45,20 +62,6 @@ impl Ingress {
         let by_session = || context.binding.session.as_ref().and_then(routing::of_name);
         let named = routing::of_head(headers, &context.parts.uri).or_else(by_url);
         named.or_else(|| routing::of_body(body)).or_else(by_session).is_some_and(|owner| self.is_other_replica(owner))
-    }
-
-    /// Error for a request that only the session's own server can answer, or `None` if that is the server here.
-    pub(super) fn remote_session_error(&self, context: &RequestContext) -> Option<ErrorCode> {
-        let code = if context.sender.is_marked() { ErrorCode::Misdirected } else { ErrorCode::SessionElsewhere };
-        context.has_remote_session().then_some(code)
-    }
-
-    /// Error for an event ID `id` if neither the store nor the owner can be asked.
-    pub(super) fn owner_unreachable_error(&self, context: &RequestContext, id: &EventId) -> ErrorCode {
-        match id.unverified_owner() {
-            Some(owner) if context.sender.is_marked() && self.is_other_replica(owner) => ErrorCode::Misdirected,
-            Some(_) | None => ErrorCode::StoreFailed,
-        }
     }
 
     /// Marks refusals and failures for a balancer, which tells them from the server's own responses by that. A request that another
@@ -81,5 +84,13 @@ impl Ingress {
 
     fn is_other_replica(&self, owner: Owner) -> bool {
         owner != self.log.owner()
+    }
+}
+
+/// Error for an event ID `id` if neither the store nor the owner can be asked. `own` is this replica.
+pub(super) fn owner_unreachable_error(context: &RequestContext, id: &EventId, own: Owner) -> ErrorCode {
+    match id.unverified_owner() {
+        Some(owner) if context.sender.is_marked() && owner != own => ErrorCode::Misdirected,
+        Some(_) | None => ErrorCode::StoreFailed,
     }
 }

@@ -10,16 +10,19 @@ use std::sync::Arc;
 
 use http::Response;
 
-use super::{Ingress, RequestContext, head_bytes};
+use super::components::Components;
+use super::context::{RequestContext, head_bytes};
+use super::forward::Forwarder;
+use super::refusals::Refusals;
 use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{Binding, Session, Stream, stream_owing};
+use crate::event_log::{Binding, EventLog, Session, Stream, stream_owing};
 use crate::protocol::error::ErrorCode;
 use crate::protocol::headers::{Era, ProtocolVersion, SessionId};
 use crate::protocol::ids::{ResumeToken, Seq, Verified};
 use crate::protocol::jsonrpc::{Message, RequestId};
 use crate::protocol::stream::Machine;
-use crate::upstream::{ProbeGuard, Probed};
+use crate::upstream::{self, Probed, Upstream};
 
 /// Error for a caller that claims a subject and cannot prove it now, instead of "not found".
 pub(super) enum Unproven {
@@ -29,13 +32,28 @@ pub(super) enum Unproven {
     Unavailable(ErrorCode),
 }
 
-impl Ingress {
+impl Unproven {
     /// Returns the response to a request that has no JSON-RPC ID.
-    pub(super) fn refuse_unproven(&self, unproven: Unproven) -> Response<BoxBody> {
-        match unproven {
-            Unproven::Refused(response) => *response,
-            Unproven::Unavailable(code) => self.refuse(code),
+    pub(super) fn into_response(self, refusals: &Refusals) -> Response<BoxBody> {
+        match self {
+            Self::Refused(response) => *response,
+            Self::Unavailable(code) => refusals.refuse(code),
         }
+    }
+}
+
+/// Finds the streams and sessions of a caller's older tokens.
+pub(super) struct TokenRefresh {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<upstream::Metrics>,
+    forwarder: Arc<Forwarder>,
+}
+
+impl TokenRefresh {
+    pub(super) fn new(components: &Components, forwarder: Arc<Forwarder>) -> Self {
+        let Components { log, upstream, metrics, .. } = components;
+        Self { log: log.clone(), upstream: upstream.clone(), metrics: metrics.upstream.clone(), forwarder }
     }
 
     /// Returns the stream of an event ID that an older token of the caller opened.
@@ -47,14 +65,14 @@ impl Ingress {
         match self.log.find_claimed(verified, &context.binding) {
             Some((stream, cursor)) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves_subject(context, era).await?.then_some((stream, cursor)))
+                if self.proves_subject(context, era).await? { Ok(Some((stream, cursor))) } else { Ok(None) }
             }
             None => Ok(None),
         }
     }
 
     /// Returns the stream that a resume token opens, and that an older token of the caller opened.
-    pub(super) async fn find_previous_by_resume_token(
+    pub(super) async fn find_by_resume_token(
         &self,
         context: &RequestContext,
         token: &ResumeToken,
@@ -63,7 +81,7 @@ impl Ingress {
         match self.log.find_claimed_by_token(token, handle, &context.binding) {
             Some(stream) => {
                 let era = stream.look(|machine| machine.policy().era);
-                Ok(self.proves_subject(context, era).await?.then_some(stream))
+                if self.proves_subject(context, era).await? { Ok(Some(stream)) } else { Ok(None) }
             }
             None => Ok(None),
         }
@@ -78,8 +96,8 @@ impl Ingress {
         let sessions = self.log.sessions();
         let mut previous = self.previous_bindings(&context.binding).into_iter();
         match previous.find_map(|binding| sessions.standalone(id, &binding.principal)) {
-            Some(stream) => Ok(self.proves_subject(context, Era::Legacy).await?.then_some(stream)),
-            None => Ok(None),
+            Some(stream) if self.proves_subject(context, Era::Legacy).await? => Ok(Some(stream)),
+            Some(_) | None => Ok(None),
         }
     }
 
@@ -92,9 +110,7 @@ impl Ingress {
         let Some(id) = &context.binding.session else { return Ok(Vec::new()) };
         let found = |binding: Binding| self.log.sessions().find(id, &binding.principal);
         let previous: Vec<_> = self.previous_bindings(&context.binding).into_iter().filter_map(found).collect();
-        if !previous.iter().any(|session| concerns(id, session))
-            || !self.proves_subject(context, self.era(context)).await?
-        {
+        if !previous.iter().any(|session| concerns(id, session)) || !self.proves_subject(context, era(context)).await? {
             return Ok(Vec::new());
         }
         Ok(previous)
@@ -108,8 +124,8 @@ impl Ingress {
         find: impl Fn(&Binding) -> Option<Arc<Stream>>,
     ) -> Result<Option<Arc<Stream>>, Unproven> {
         match self.previous_bindings(&context.binding).iter().find_map(find) {
-            Some(stream) => Ok(self.proves_subject(context, era).await?.then_some(stream)),
-            None => Ok(None),
+            Some(stream) if self.proves_subject(context, era).await? => Ok(Some(stream)),
+            Some(_) | None => Ok(None),
         }
     }
 
@@ -129,16 +145,19 @@ impl Ingress {
             return Ok(false);
         }
         // The request waits for the upstream. One without a body has no reservation yet.
-        let head = context.reservation.is_none().then(|| context.quota.reserve(head_bytes(&context.parts)));
-        if let Some(held) = head.as_ref().or(context.reservation.as_ref()) {
-            self.log.evict_for(held).map_err(Unproven::Unavailable)?;
+        let head = match context.reservation {
+            Some(_) => None,
+            None => Some(context.quota.reserve(head_bytes(&context.parts))),
+        };
+        if let Some(reservation) = head.as_ref().or(context.reservation.as_ref()) {
+            self.log.evict_for(reservation).map_err(Unproven::Unavailable)?;
         }
         let tokens = self.upstream.observed().tokens();
         let used = (context.binding.principal, context.binding.session.clone());
-        let asking = match tokens.begin_probe(used.clone()) {
-            Ok(asking) => Some(asking),
-            Err(theirs) => {
-                if !theirs.is_answered().await {
+        let guard = match tokens.begin_probe(used.clone()) {
+            Ok(guard) => Some(guard),
+            Err(other) => {
+                if !other.is_answered().await {
                     return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
                 }
                 None
@@ -148,7 +167,7 @@ impl Ingress {
             return Ok(is_genuine);
         }
         let probed = self.upstream.probe(&context.parts, context.connection.forwarded(), era).await;
-        self.metrics.upstream.observe_probe(&probed);
+        self.metrics.observe_probe(&probed);
         let is_genuine = match probed {
             Probed::Genuine => true,
             Probed::Foreign => false,
@@ -156,22 +175,24 @@ impl Ingress {
             // The probe went without the other credentials, which may be the reason for the refusal.
             Probed::Refused(_) if context.shown().has_other_credentials() => return Ok(false),
             Probed::Refused(refusal) => {
-                let (question, response) = *refusal;
-                return Err(Unproven::Refused(Box::new(self.pass_response(&question, response))));
+                let (request, response) = *refusal;
+                return Err(Unproven::Refused(Box::new(self.forwarder.pass_response(&request, response))));
             }
             Probed::Unknown => {
-                asking.into_iter().for_each(ProbeGuard::end_inconclusive);
+                if let Some(guard) = guard {
+                    guard.end_inconclusive();
+                }
                 return Err(Unproven::Unavailable(ErrorCode::TokenUnproven));
             }
         };
         tokens.note_probed(used, is_genuine, clock::now());
         Ok(is_genuine)
     }
+}
 
-    /// Returns the era of a request, by its own version or its session's.
-    fn era(&self, context: &RequestContext) -> Era {
-        self.client_version(context).as_ref().map_or(Era::Legacy, ProtocolVersion::era)
-    }
+/// Returns the era of a request, by its own version or its session's.
+fn era(context: &RequestContext) -> Era {
+    context.version().as_ref().map_or(Era::Legacy, ProtocolVersion::era)
 }
 
 /// True if one of `streams` has an open request that one of `messages` answers, or a call that one of `cancelled` names.

@@ -17,7 +17,7 @@ use super::metrics::Metrics;
 use crate::admin::Admin;
 use crate::body::Incoming;
 use crate::config::Config;
-use crate::ingress::Ingress;
+use crate::ingress::{Components, Ingress};
 use crate::server::listener::stopped;
 use crate::server::{self, ConnectionLimit, ListenerConfig, Protocols};
 use crate::tls::Certificates;
@@ -54,7 +54,7 @@ pub(super) struct Auxiliary {
 
 /// A running sidecar.
 pub(super) struct Lifecycle {
-    ingress: Arc<Ingress>,
+    components: Components,
     /// Signal for all listeners to stop.
     stop: watch::Sender<bool>,
     /// Channel that carries nothing, and closes when the data listener and its connections have ended.
@@ -66,7 +66,7 @@ pub(super) struct Lifecycle {
 impl Lifecycle {
     /// Starts the background tasks. The data listener already runs: it ends at `stop`, and then closes `data_ended`.
     pub(super) fn start(
-        ingress: Arc<Ingress>,
+        components: Components,
         metrics: Metrics,
         auxiliary: Auxiliary,
         stop: watch::Sender<bool>,
@@ -76,31 +76,31 @@ impl Lifecycle {
         let mut tasks = JoinSet::new();
         let mut reloaders: Vec<Reloader> = Vec::new();
         reloaders.extend(certificates.map(reload::reloader));
-        reloaders.extend(ingress.upstream.tls_files().cloned().map(reload::reloader));
+        reloaders.extend(components.upstream.tls_files().cloned().map(reload::reloader));
         if !reloaders.is_empty() {
             let metrics = metrics.tls.clone();
             tasks.spawn(reload::run(reloaders, move |side, reload| metrics.observe_reload(side, reload)));
         }
-        let log = ingress.log.clone();
+        let log = components.log.clone();
         tasks.spawn(async move {
             tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
         });
-        if let Some(replicas) = ingress.replicas.clone() {
-            let ingress = ingress.clone();
-            tasks.spawn(async move { replicas.run(move |handed| ingress.clone().handle_forwarded(handed)).await });
+        if let Some(replicas) = components.replicas.clone() {
+            let requests = Ingress::new(&components).remote_requests();
+            tasks.spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await });
         }
         for (listener, is_metrics_only) in [(admin, false), (monitored, true)] {
             if let Some((listener, _)) = listener {
                 let stopped = stopped(&stop.subscribe());
-                tasks.spawn(serve_admin(listener, is_metrics_only, ingress.clone(), metrics.clone(), stopped));
+                tasks.spawn(serve_admin(listener, is_metrics_only, components.clone(), metrics.clone(), stopped));
             }
         }
-        Self { ingress, stop, data_ended, _tasks: tasks }
+        Self { components, stop, data_ended, _tasks: tasks }
     }
 
     /// Drains, stops all listeners, and gives running responses a grace period.
     pub(super) async fn end(mut self) {
-        let drain = &self.ingress.drain;
+        let drain = &self.components.drain;
         drain.run().await;
         // Standalone streams do not end by themselves.
         drain.end().await;
@@ -110,8 +110,8 @@ impl Lifecycle {
             warn!("stopped while responses were still running");
         }
         // From here on, dropped calls keep their claims: the store's records of them outlive this process.
-        self.ingress.log.leave_claims();
-        if let Some(replicas) = &self.ingress.replicas {
+        self.components.log.leave_claims();
+        if let Some(replicas) = &self.components.replicas {
             replicas.leave().await;
         }
     }
@@ -120,23 +120,23 @@ impl Lifecycle {
 async fn serve_admin(
     listener: TcpListener,
     is_metrics_only: bool,
-    ingress: Arc<Ingress>,
+    components: Components,
     metrics: Metrics,
     stopped: impl Future<Output = ()>,
 ) {
     let config = ListenerConfig {
         protocols: Protocols::Http1,
-        header_bytes: ingress.config.limits.header_bytes,
-        limit: ConnectionLimit::new(admin_connections(&ingress.config)),
+        header_bytes: components.config.limits.header_bytes,
+        limit: ConnectionLimit::new(admin_connections(&components.config)),
         metrics: Some(metrics.ingress.server.clone()),
     };
     let admin = Arc::new(Admin {
         metrics: metrics.admin,
-        upstream: ingress.upstream.clone(),
-        log: ingress.log.clone(),
-        replicas: ingress.replicas.clone(),
-        drain: ingress.drain.clone(),
-        hosts: ingress.config.admin.allowed_hosts.clone(),
+        upstream: components.upstream.clone(),
+        log: components.log.clone(),
+        replicas: components.replicas.clone(),
+        drain: components.drain.clone(),
+        hosts: components.config.admin.allowed_hosts.clone(),
         is_metrics_only,
     });
     let handler = move |request: Request<Incoming>| admin.clone().handle(request);

@@ -31,7 +31,7 @@ use store_setup::StoreSetup;
 use crate::cluster::Replicas;
 use crate::config::{Config, Mode, PrincipalSource};
 use crate::event_log::{EventLog, Principals, QuotaLimits, TailLimits};
-use crate::ingress::{self, Ingress};
+use crate::ingress::{self, Components, Ingress};
 use crate::lifecycle::drain::{Drain, Times};
 use crate::random;
 use crate::server::listener::stopped;
@@ -45,7 +45,7 @@ const WORKER_QUEUE: usize = 32;
 /// A sidecar whose listeners are bound and which serves nothing yet.
 pub struct Server {
     listeners: Listeners,
-    ingress: Arc<Ingress>,
+    components: Components,
     metrics: Metrics,
 }
 
@@ -83,8 +83,8 @@ impl Server {
         metrics: Metrics,
     ) -> Result<Self, Error> {
         let upstream = Upstream::new(config.upstream.clone())?;
-        let ingress = Arc::new(recover(compose(config, setup, &metrics, upstream)).await?);
-        Ok(Self { listeners, ingress, metrics })
+        let components = recover(compose(config, setup, &metrics, upstream)).await?;
+        Ok(Self { listeners, components, metrics })
     }
 
     /// Returns the addresses of all listeners.
@@ -104,7 +104,7 @@ impl Server {
 
     /// Returns the TLS files for the upstream, or `None` if it is spoken to without TLS.
     pub fn upstream_files(&self) -> Option<&Arc<ClientFiles>> {
-        self.ingress.upstream.tls_files()
+        self.components.upstream.tls_files()
     }
 
     /// Returns the address of the admin listener, or `None` if there is none.
@@ -114,7 +114,7 @@ impl Server {
 
     /// Connects to the upstream once, so that the log says whether it accepts connections.
     pub fn look_for_upstream(&self) -> impl Future<Output = ()> + use<> {
-        let upstream = self.ingress.upstream.clone();
+        let upstream = self.components.upstream.clone();
         async move {
             upstream.reachability().await;
         }
@@ -147,37 +147,37 @@ impl Server {
 
     fn start(self) -> Lifecycle {
         let Self { listeners: Listeners { data: (listener, _), admin, metrics: monitored, certificates }, .. } = self;
-        let config = data_listener(&self.ingress, certificates.clone());
+        let config = data_listener(&self.components, certificates.clone());
         let auxiliary = Auxiliary { admin, metrics: monitored, certificates };
-        start(listener, config, self.ingress, self.metrics, auxiliary)
+        start(listener, config, self.components, self.metrics, auxiliary)
     }
 
     fn start_on_threads(self, workers: usize) -> Result<Lifecycle, Error> {
-        let Self { listeners, ingress, metrics } = self;
+        let Self { listeners, components, metrics } = self;
         let Listeners { data: (listener, _), admin, metrics: monitored, certificates } = listeners;
         let (stop, stopping) = watch::channel(false);
         let (serving, ended) = mpsc::channel(1);
         let mut queues = Vec::new();
-        let config = data_listener(&ingress, certificates.clone());
+        let config = data_listener(&components, certificates.clone());
         for index in 0..workers.max(1) {
-            let upstream = Arc::new(ingress.upstream.with_own_connections());
-            let ingress = Arc::new(Ingress { upstream, ..Ingress::clone(&ingress) });
+            let upstream = Arc::new(components.upstream.with_own_connections());
+            let components = Components { upstream, ..components.clone() };
             let (config, stopped, serving) = (config.clone(), stopped(&stopping), serving.clone());
             let serve = move |connections| async move {
-                serve_data(connections, ingress, config, stopped).await;
+                serve_data(connections, components, config, stopped).await;
                 drop(serving);
             };
             queues.push(start_worker(index, WORKER_QUEUE, serve).map_err(Error::Thread)?);
         }
         tokio::spawn(distribute(listener, queues, stopped(&stopping)));
         let auxiliary = Auxiliary { admin, metrics: monitored, certificates };
-        Ok(Lifecycle::start(ingress, metrics, auxiliary, stop, ended))
+        Ok(Lifecycle::start(components, metrics, auxiliary, stop, ended))
     }
 }
 
 /// A sidecar without listeners: the caller makes its connections. Simulations run it over pipes on a paused clock.
 pub struct Sidecar {
-    ingress: Arc<Ingress>,
+    components: Components,
     metrics: Metrics,
 }
 
@@ -191,7 +191,7 @@ impl Sidecar {
         let metrics = Metrics::new()?;
         let name = replica_name(&config, config.listen.address);
         let setup = StoreSetup::in_memory(&name, store_setup::load_keys(&config)?.as_ref());
-        Ok(Self { ingress: Arc::new(compose(config, setup, &metrics, upstream)), metrics })
+        Ok(Self { components: compose(config, setup, &metrics, upstream), metrics })
     }
 
     /// Returns all metrics.
@@ -201,13 +201,13 @@ impl Sidecar {
 
     /// Returns the event log.
     pub fn log(&self) -> Arc<EventLog> {
-        self.ingress.log.clone()
+        self.components.log.clone()
     }
 
     /// Serves `connections` on the caller's runtime until `shutdown` resolves; see [`Server::run`].
     pub async fn run(self, connections: impl Accept, shutdown: impl Future<Output = ()>) {
-        let config = data_listener(&self.ingress, None);
-        let lifecycle = start(connections, config, self.ingress, self.metrics, Auxiliary::default());
+        let config = data_listener(&self.components, None);
+        let lifecycle = start(connections, config, self.components, self.metrics, Auxiliary::default());
         shutdown.await;
         lifecycle.end().await;
     }
@@ -217,43 +217,44 @@ impl Sidecar {
 fn start(
     connections: impl Accept,
     config: ListenerConfig,
-    ingress: Arc<Ingress>,
+    components: Components,
     metrics: Metrics,
     auxiliary: Auxiliary,
 ) -> Lifecycle {
     let (stop, stopping) = watch::channel(false);
     let (serving, ended) = mpsc::channel(1);
-    let data = serve_data(connections, ingress.clone(), config, stopped(&stopping));
+    let data = serve_data(connections, components.clone(), config, stopped(&stopping));
     tokio::spawn(async move {
         data.await;
         drop(serving);
     });
-    Lifecycle::start(ingress, metrics, auxiliary, stop, ended)
+    Lifecycle::start(components, metrics, auxiliary, stop, ended)
 }
 
 /// Returns the configuration of the data listener, whose threads share one connection limit.
-fn data_listener(ingress: &Ingress, certificates: Option<Arc<Certificates>>) -> ListenerConfig {
-    let limits = &ingress.config.limits;
+fn data_listener(components: &Components, certificates: Option<Arc<Certificates>>) -> ListenerConfig {
+    let limits = &components.config.limits;
     ListenerConfig {
         protocols: certificates.map_or(Protocols::Plain, Protocols::Tls),
         header_bytes: limits.header_bytes,
         limit: ConnectionLimit::new(limits.connections),
-        metrics: Some(ingress.metrics.server.clone()),
+        metrics: Some(components.metrics.server.clone()),
     }
 }
 
 async fn serve_data(
     listener: impl Accept,
-    ingress: Arc<Ingress>,
+    components: Components,
     config: ListenerConfig,
     stopped: impl Future<Output = ()>,
 ) {
-    let drain = ingress.drain.clone();
+    let ingress = Arc::new(Ingress::new(&components));
+    let drain = components.drain;
     let leaving = async move { drain.leaving().await };
     server::serve(listener, config, ingress::Handler(ingress), leaving, stopped).await;
 }
 
-fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Ingress {
+fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstream) -> Components {
     let StoreSetup { identity, principal_key, backing } = setup;
     let upstream = if config.replica.wrap_sessions { upstream.wrapping(identity.owner) } else { upstream };
     let bounds = TailLimits { max_bytes: config.streams.max_bytes, max_events: config.streams.max_events };
@@ -278,7 +279,7 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         // A client whose connection broke tries twice.
         patience: retry * 2 + Duration::from_secs(1),
     };
-    Ingress {
+    Components {
         drain: Arc::new(Drain::new(log.clone(), times, reconnect_elsewhere)),
         log,
         upstream: Arc::new(upstream),
@@ -287,18 +288,21 @@ fn compose(config: Config, setup: StoreSetup, metrics: &Metrics, upstream: Upstr
         metrics: metrics.ingress.clone(),
         replicas: None,
         instance: u64::from_be_bytes(random::bytes()),
-        has_told_unprotected: Arc::default(),
+        has_warned_unprotected: Arc::default(),
         config: Arc::new(config),
     }
 }
 
 /// Ends the streams that an earlier process left open, before a request can reach them, and joins the other replicas. Boxed, so that the
 /// callers' futures do not contain those of the stores.
-fn recover(mut ingress: Ingress) -> Pin<Box<dyn Future<Output = Result<Ingress, Error>> + Send>> {
+fn recover(mut components: Components) -> Pin<Box<dyn Future<Output = Result<Components, Error>> + Send>> {
     Box::pin(async move {
-        let log = ingress.log.clone();
+        let log = components.log.clone();
         match log.shared() {
-            Some(shared) => ingress.replicas = Some(Replicas::begin(shared, log, ingress.config.replica.lease).await?),
+            Some(shared) => {
+                let lease = components.config.replica.lease;
+                components.replicas = Some(Replicas::begin(shared, log, lease).await?);
+            }
             None => {
                 let left = log.recover().await?;
                 if left > 0 {
@@ -306,7 +310,7 @@ fn recover(mut ingress: Ingress) -> Pin<Box<dyn Future<Output = Result<Ingress, 
                 }
             }
         }
-        Ok(ingress)
+        Ok(components)
     })
 }
 

@@ -148,7 +148,7 @@ const KEY: &str = "Idempotency-Key: k\r\n";
 
 struct Replica {
     connect: mpsc::UnboundedSender<DuplexStream>,
-    ingress: Arc<Ingress>,
+    components: Components,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -180,18 +180,19 @@ impl Replica {
         let identity = Identity { owner: Owner(owner), epoch: StoreEpoch(1), keys };
         let setup = StoreSetup { identity, principal_key: [8; 32], backing: Some(backing) };
         let upstream = Upstream::with_dialer(config.upstream.clone(), Arc::new(ToFarm(farm))).unwrap();
-        let ingress = Arc::new(recover(compose(config, setup, &metrics, upstream)).await.unwrap());
+        let components = recover(compose(config, setup, &metrics, upstream)).await.unwrap();
         let (connect, connections) = mpsc::unbounded_channel();
-        let config = data_listener(&ingress, None);
-        let (log, replicas, taking) = (ingress.log.clone(), ingress.replicas.clone().unwrap(), ingress.clone());
+        let config = data_listener(&components, None);
+        let (log, replicas) = (components.log.clone(), components.replicas.clone().unwrap());
+        let requests = Ingress::new(&components).remote_requests();
         let tasks = vec![
-            tokio::spawn(serve_data(Listener(connections), ingress.clone(), config, pending())),
+            tokio::spawn(serve_data(Listener(connections), components.clone(), config, pending())),
             tokio::spawn(async move {
                 tokio::join!(log.sweep(), log.keep_open(), log.keep_claims());
             }),
-            tokio::spawn(async move { replicas.run(move |handed| taking.clone().handle_forwarded(handed)).await }),
+            tokio::spawn(async move { replicas.run(move |message| requests.clone().handle(message)).await }),
         ];
-        Self { connect, ingress, tasks }
+        Self { connect, components, tasks }
     }
 
     async fn send(&self, request: &str) -> Pipe {
@@ -212,7 +213,7 @@ impl Replica {
     /// Ends the replica in order.
     async fn leave(self) {
         self.kill();
-        self.ingress.replicas.as_ref().unwrap().leave().await;
+        self.components.replicas.as_ref().unwrap().leave().await;
     }
 }
 
@@ -609,10 +610,10 @@ async fn a_claim_is_removed_with_its_call() {
             drop(call);
         }
         let claims = store.records().iter().filter(|key| !key.starts_with(b"answer\0")).count();
-        assert_eq!(claims, one.ingress.log.retry_index().len(), "after {wait}");
+        assert_eq!(claims, one.components.log.retry_index().len(), "after {wait}");
     }
     tokio::time::sleep(Duration::from_secs(3600)).await;
-    assert!(store.records().is_empty() && one.ingress.log.retry_index().is_empty());
+    assert!(store.records().is_empty() && one.components.log.retry_index().is_empty());
     let client = two.send(&post(1, KEY)).await;
     farm.call().await.json(RESULT).await;
     client.answer(RESULT).await;

@@ -16,19 +16,22 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tracing::{debug, warn};
 
+use super::admission::Admission;
 use super::request::{CallRequest, Retry};
 use crate::clock;
 use crate::cluster::{Absence, Replicas};
 use crate::config::OnUnreachable;
 use crate::event_log::{
-    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, Fingerprint, RegistrationLock, Stream, SubjectClaim,
+    ClaimGuard, ClaimOutcome, ClaimRecord, ClaimRequest, EventLog, Fingerprint, RegistrationLock, Stream, SubjectClaim,
 };
-use crate::ingress::Ingress;
-use crate::ingress::token_refresh::Unproven;
+use crate::ingress::components::Components;
+use crate::ingress::stream_finder::StreamFinder;
+use crate::ingress::token_refresh::{TokenRefresh, Unproven};
 use crate::protocol::cluster::{HttpMessage, RepeatedCall};
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::ids::EventId;
 use crate::store::{Error, StoreHealth};
+use crate::upstream::Upstream;
 
 /// Time for a replica to respond. After it, a live replica is asked again.
 const REPLY_TIMEOUT: Duration = Duration::from_secs(5);
@@ -53,13 +56,13 @@ pub(super) enum EarlierCall {
 
 /// Right to run a call, held until the call is registered.
 pub(super) struct PendingClaim {
-    pub(super) hold: ClaimGuard,
-    pub(super) registering: RegistrationLock,
+    pub(super) guard: ClaimGuard,
+    pub(super) lock: RegistrationLock,
 }
 
 /// Reaction to the reply to a question.
 enum Next {
-    Answer(EarlierCall),
+    Done(EarlierCall),
     /// The record is of a call that no client can come back to: the new call replaces it.
     Replace,
     /// The replica that runs the call has not responded yet.
@@ -72,29 +75,49 @@ enum Next {
 
 /// Next step after a question, given the questions before it.
 enum Step {
-    Answer(EarlierCall),
+    Done(EarlierCall),
     Replace,
     /// Reads the record again.
     Again,
 }
 
-impl Ingress {
+/// Finds the calls of other replicas, or of an earlier process, that a POST may retry.
+pub(super) struct RemoteRetries {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    replicas: Option<Arc<Replicas>>,
+    admission: Admission,
+    finder: Arc<StreamFinder>,
+    tokens: Arc<TokenRefresh>,
+}
+
+impl RemoteRetries {
+    pub(super) fn new(
+        components: &Components,
+        admission: Admission,
+        finder: Arc<StreamFinder>,
+        tokens: Arc<TokenRefresh>,
+    ) -> Self {
+        let Components { log, upstream, replicas, .. } = components;
+        Self { log: log.clone(), upstream: upstream.clone(), replicas: replicas.clone(), admission, finder, tokens }
+    }
+
     /// True if the store may have the record of an earlier call that `retry` comes back to.
     pub(super) fn may_be_recorded(&self, retry: Retry) -> bool {
         retry.fingerprint.is_some() && (self.replicas.is_some() || (retry.body.is_some() && self.log.has_store()))
     }
 
     /// Returns the recorded call that `request` retries, or claims the call for this replica.
-    pub(super) async fn find_remote_call(&self, request: &CallRequest) -> EarlierCall {
+    pub(super) async fn find(&self, request: &CallRequest) -> EarlierCall {
         loop {
-            let place = match self.find_by_own_token(request).await {
-                EarlierCall::None(place) => place,
+            let claim = match self.find_by_own_token(request).await {
+                EarlierCall::None(claim) => claim,
                 found => return found,
             };
-            let Some(subject) = request.retry.subject else { return EarlierCall::None(place) };
+            let Some(subject) = request.retry.subject else { return EarlierCall::None(claim) };
             // Boxed: most callers claim no subject.
-            match Box::pin(self.find_by_previous_tokens(request, &subject, place)).await {
-                ControlFlow::Break(elsewhere) => return elsewhere,
+            match Box::pin(self.find_by_previous_tokens(request, &subject, claim)).await {
+                ControlFlow::Break(outcome) => return outcome,
                 ControlFlow::Continue(()) => {}
             }
         }
@@ -104,76 +127,78 @@ impl Ingress {
     async fn find_by_own_token(&self, request: &CallRequest) -> EarlierCall {
         let Retry { fingerprint: Some(call), body, .. } = request.retry else { return EarlierCall::None(None) };
         let search =
-            Search { ingress: self, replicas: self.replicas.as_deref(), request, call, body, is_previous_token: false };
+            Search { retries: self, replicas: self.replicas.as_deref(), request, call, body, is_previous_token: false };
         let mut inquiry = Inquiry::default();
-        let mut is_known = false;
+        let mut is_recorded = false;
         loop {
-            let registering = self.log.retry_index().registering(call).await;
+            let lock = self.log.retry_index().registering(call).await;
             let here = self.log.retry_index().find(&call);
             if here.as_ref().is_some_and(|stream| stream.may_return(body.is_some())) {
                 return EarlierCall::None(None);
             }
             let (run, record) = match search.claim().await {
-                Ok(ClaimOutcome::Claimed(hold)) => return EarlierCall::None(Some(PendingClaim { hold, registering })),
+                Ok(ClaimOutcome::Claimed(guard)) => return EarlierCall::None(Some(PendingClaim { guard, lock })),
                 Ok(ClaimOutcome::Unclaimed) => return EarlierCall::None(None),
                 Ok(ClaimOutcome::Existing(run, record)) => (run, record),
                 Ok(ClaimOutcome::Unreadable) => return lost(ErrorCode::StoreFailed),
                 // The record was there a moment ago, so its call still runs.
-                Err(_) if is_known => return lost(ErrorCode::StoreFailed),
-                Err(elsewhere) => return elsewhere,
+                Err(_) if is_recorded => return lost(ErrorCode::StoreFailed),
+                Err(outcome) => return outcome,
             };
-            is_known = true;
-            drop(registering);
+            is_recorded = true;
+            drop(lock);
             match inquiry.step(&search, here, run, &record).await {
-                Step::Answer(elsewhere) => return elsewhere,
+                Step::Done(outcome) => return outcome,
                 Step::Replace => {
                     if self.log.release_claim(&call, &record).await.is_err() {
                         return lost(ErrorCode::StoreFailed);
                     }
-                    is_known = false;
+                    is_recorded = false;
                 }
                 Step::Again => {}
             }
         }
     }
 
-    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If there is none, records in `place` how
+    /// Searches the calls with a key that other tokens of the caller, who is `subject`, began. If there is none, records in `claim` how
     /// they find this call. `Continue` if the search must be repeated, because the store may have changed.
     async fn find_by_previous_tokens(
         &self,
         request: &CallRequest,
         subject: &Fingerprint,
-        mut place: Option<PendingClaim>,
+        mut claim: Option<PendingClaim>,
     ) -> ControlFlow<EarlierCall> {
         let Retry { fingerprint: Some(own), body, .. } = request.retry else {
-            return ControlFlow::Break(EarlierCall::None(place));
+            return ControlFlow::Break(EarlierCall::None(claim));
         };
         if self.log.retry_index().find(&own).is_some_and(|stream| stream.may_return(true)) {
-            return ControlFlow::Break(EarlierCall::None(place));
+            return ControlFlow::Break(EarlierCall::None(claim));
         }
-        let found = match &mut place {
-            Some(PendingClaim { hold, .. }) => {
+        let found = match &mut claim {
+            Some(PendingClaim { guard, .. }) => {
                 let is_accepted = self.upstream.observed().has_accepted(&request.context.credentials, clock::now());
-                self.log.claim_for_subject(hold, subject, own, body, is_accepted).await
+                self.log.claim_for_subject(guard, subject, own, body, is_accepted).await
             }
             None if self.log.store_health() == StoreHealth::Unreachable => Ok(None),
             None => self.log.subject_claim(subject).await,
         };
         let (previous, record) = match found {
             Ok(Some(found)) => found,
-            Ok(None) => return ControlFlow::Break(EarlierCall::None(place)),
-            Err(error) => return ControlFlow::Break(self.without_store(&error, place)),
+            Ok(None) => return ControlFlow::Break(EarlierCall::None(claim)),
+            Err(error) => return ControlFlow::Break(self.without_store(&error, claim)),
         };
-        match self.proves_subject(&request.context, request.call.era()).await {
+        match self.tokens.proves_subject(&request.context, request.call.era()).await {
             Ok(true) => {}
             Ok(false) => {
-                place.iter_mut().for_each(|place| place.hold.drop_subject_claim());
-                return ControlFlow::Break(EarlierCall::None(place));
+                if let Some(claim) = &mut claim {
+                    claim.guard.drop_subject_claim();
+                }
+                return ControlFlow::Break(EarlierCall::None(claim));
             }
             Err(unproven) => return ControlFlow::Break(EarlierCall::Unproven(unproven)),
         }
         // The earlier call is this one or another. No other request has to wait for it.
-        drop(place);
+        drop(claim);
         if !previous.is_accepted && previous.run.body != body {
             // The sender of that call may have invented its subject.
             return self.replace_previous(subject, &record).await;
@@ -190,7 +215,7 @@ impl Ingress {
         record: &Bytes,
     ) -> ControlFlow<EarlierCall> {
         let (replicas, body, call) = (self.replicas.as_deref(), request.retry.body, previous.call);
-        let search = Search { ingress: self, replicas, request, call, body, is_previous_token: true };
+        let search = Search { retries: self, replicas, request, call, body, is_previous_token: true };
         let mut inquiry = Inquiry::default();
         loop {
             // A call that was claimed a moment ago may not be registered yet.
@@ -206,7 +231,7 @@ impl Ingress {
                 });
             }
             match inquiry.step(&search, here, previous.run, record).await {
-                Step::Answer(elsewhere) => return ControlFlow::Break(elsewhere),
+                Step::Done(outcome) => return ControlFlow::Break(outcome),
                 Step::Replace => return self.replace_previous(subject, record).await,
                 Step::Again => match self.log.subject_claim(subject).await {
                     Ok(Some((_, there))) if there == *record => {}
@@ -225,10 +250,10 @@ impl Ingress {
     }
 
     /// Returns the result if the store cannot be asked. With `degrade` the call counts as unknown to other replicas.
-    fn without_store(&self, error: &Error, place: Option<PendingClaim>) -> EarlierCall {
+    fn without_store(&self, error: &Error, claim: Option<PendingClaim>) -> EarlierCall {
         debug!(%error, "the store could not say whether a call is another replica's");
         match (error, self.log.on_unreachable()) {
-            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(place),
+            (Error::Unavailable(_) | Error::Gone, OnUnreachable::Degrade) => EarlierCall::None(claim),
             (Error::Full(_), _) | (_, OnUnreachable::Refuse) => {
                 EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed))
             }
@@ -248,7 +273,7 @@ impl Inquiry {
     /// Asks once about the call `run` of `record`. `here` is the call with the same fingerprint in this process, which a client cannot
     /// come back to.
     async fn step(&mut self, search: &Search<'_>, here: Option<Arc<Stream>>, run: ClaimRecord, record: &Bytes) -> Step {
-        let log = &search.ingress.log;
+        let log = &search.retries.log;
         let asked_at = clock::now();
         let next = if here.is_some_and(|stream| stream.id() == run.stream) || log.has_released_claim(run.stream) {
             Next::Replace
@@ -266,7 +291,7 @@ impl Inquiry {
         let has_answered = !matches!(next, Next::Silent);
         self.silent_since = if has_answered { None } else { self.silent_since.or(Some(asked_at)) };
         match next {
-            Next::Answer(elsewhere) => return Step::Answer(elsewhere),
+            Next::Done(outcome) => return Step::Done(outcome),
             Next::Replace => return Step::Replace,
             Next::Silent => {
                 if self
@@ -274,7 +299,7 @@ impl Inquiry {
                     .is_some_and(|since| clock::now().saturating_duration_since(since) >= SILENCE_TIMEOUT)
                 {
                     warn!(owner = run.owner.0, "a replica does not say what it knows of a call");
-                    return Step::Answer(lost(ErrorCode::StoreFailed));
+                    return Step::Done(lost(ErrorCode::StoreFailed));
                 }
             }
             Next::Unknown => {
@@ -289,7 +314,7 @@ impl Inquiry {
 
 /// Search for the earlier call of one POST.
 struct Search<'a> {
-    ingress: &'a Ingress,
+    retries: &'a RemoteRetries,
     replicas: Option<&'a Replicas>,
     request: &'a CallRequest,
     call: Fingerprint,
@@ -307,10 +332,11 @@ impl Search<'_> {
     /// Claims the call. If the store is away, `degrade` goes on as if no other replica had the call. A full store is read all the same,
     /// and takes no new call.
     async fn claim(&self) -> Result<ClaimOutcome, EarlierCall> {
-        let log = &self.ingress.log;
-        let claim = ClaimRequest { retention: self.ingress.limits(self.request).retention, body: self.body };
+        let log = &self.retries.log;
+        let claim =
+            ClaimRequest { retention: self.retries.admission.settings(self.request).retention, body: self.body };
         let claimed = match log.store_health() {
-            StoreHealth::Ready => log.claim(&self.call, claim, !self.ingress.takes(self.request)).await,
+            StoreHealth::Ready => log.claim(&self.call, claim, !self.retries.admission.admits(self.request)).await,
             StoreHealth::Full => match log.claim(&self.call, claim, true).await {
                 Ok(ClaimOutcome::Unclaimed) | Err(_) => {
                     return Err(EarlierCall::Refused(Failure::before_run(ErrorCode::StoreFailed)));
@@ -319,7 +345,7 @@ impl Search<'_> {
             },
             StoreHealth::Unreachable => return Err(EarlierCall::None(None)),
         };
-        claimed.map_err(|error| self.ingress.without_store(&error, None))
+        claimed.map_err(|error| self.retries.without_store(&error, None))
     }
 
     async fn ask(&self, run: ClaimRecord) -> Next {
@@ -330,21 +356,21 @@ impl Search<'_> {
             Ok(Ok(None)) => return self.find_without_owner(run).await,
             Ok(Err(error)) => {
                 debug!(%error, "a replica could not be asked about a call");
-                return Next::Answer(lost(ErrorCode::StoreFailed));
+                return Next::Done(lost(ErrorCode::StoreFailed));
             }
             Err(_) => return Next::Silent,
         };
         match known {
             RepeatedCall::Nothing => Next::Unknown,
             RepeatedCall::Another => Next::Replace,
-            RepeatedCall::OtherBody => Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
+            RepeatedCall::OtherBody => Next::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused))),
             RepeatedCall::Waiting => Next::Again(None),
-            RepeatedCall::Answer(answer) => Next::Answer(EarlierCall::Response(answer)),
-            RepeatedCall::Failed(failure) => Next::Answer(EarlierCall::Refused(failure)),
-            RepeatedCall::Stream(id) => match self.ingress.log.restore_by_id(id).await {
-                Ok(Some(stream)) if self.may_have(&stream) => Next::Answer(self.restore_for_client(stream).await),
+            RepeatedCall::Answer(answer) => Next::Done(EarlierCall::Response(answer)),
+            RepeatedCall::Failed(failure) => Next::Done(EarlierCall::Refused(failure)),
+            RepeatedCall::Stream(id) => match self.retries.log.restore_by_id(id).await {
+                Ok(Some(stream)) if self.may_have(&stream) => Next::Done(self.restore_for_client(stream).await),
                 // The stream exists, and is not yet in the store, which was away.
-                Ok(_) | Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+                Ok(_) | Err(_) => Next::Done(lost(ErrorCode::StoreFailed)),
             },
         }
     }
@@ -352,11 +378,11 @@ impl Search<'_> {
     /// Returns the call of a process that is gone, from its stream or its response in the store.
     async fn find_without_owner(&self, run: ClaimRecord) -> Next {
         if run.body.is_some() && run.body != self.body {
-            return Next::Answer(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
+            return Next::Done(EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)));
         }
-        let stream = match self.ingress.log.restore_by_id(run.stream).await {
+        let stream = match self.retries.log.restore_by_id(run.stream).await {
             Ok(stream) => stream.filter(|stream| self.may_have(stream)),
-            Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
+            Err(_) => return Next::Done(lost(ErrorCode::StoreFailed)),
         };
         let Some(stream) = stream else {
             return self.find_without_stream(run).await;
@@ -365,7 +391,7 @@ impl Search<'_> {
         if !stream.may_return(self.body.is_some()) {
             return Next::Replace;
         }
-        Next::Answer(match stream.body() == self.body {
+        Next::Done(match stream.body() == self.body {
             true => self.restore_for_client(stream).await,
             false => EarlierCall::Refused(Failure::before_run(ErrorCode::KeyReused)),
         })
@@ -373,11 +399,11 @@ impl Search<'_> {
 
     /// Returns the call of a process that is gone if the store has no stream of it.
     async fn find_without_stream(&self, run: ClaimRecord) -> Next {
-        match self.ingress.log.stored_response(run.stream).await {
-            Ok(Some(RepeatedCall::Answer(answer))) => return Next::Answer(EarlierCall::Response(answer)),
-            Ok(Some(RepeatedCall::Failed(failure))) => return Next::Answer(EarlierCall::Refused(failure)),
+        match self.retries.log.stored_response(run.stream).await {
+            Ok(Some(RepeatedCall::Answer(answer))) => return Next::Done(EarlierCall::Response(answer)),
+            Ok(Some(RepeatedCall::Failed(failure))) => return Next::Done(EarlierCall::Refused(failure)),
             Ok(_) => {}
-            Err(_) => return Next::Answer(lost(ErrorCode::StoreFailed)),
+            Err(_) => return Next::Done(lost(ErrorCode::StoreFailed)),
         }
         let absence = match self.replicas {
             Some(replicas) => replicas.requests().absence(run.owner).await,
@@ -385,26 +411,26 @@ impl Search<'_> {
         };
         match absence {
             Ok(Absence::Expired) => Next::Again(Some(PAUSE * 4)),
-            Ok(Absence::Gone) => Next::Answer(lost(ErrorCode::OwnerDied)),
+            Ok(Absence::Gone) => Next::Done(lost(ErrorCode::OwnerDied)),
             Ok(Absence::CutOff) => self.keep_record(run).await,
-            Err(_) => Next::Answer(lost(ErrorCode::StoreFailed)),
+            Err(_) => Next::Done(lost(ErrorCode::StoreFailed)),
         }
     }
 
     /// Keeps the record of a call that may still run at a replica cut off from the store. The response may come once the store is back. A
     /// client that retries must not run the call a second time then, so the record stays while it retries.
     async fn keep_record(&self, run: ClaimRecord) -> Next {
-        let retention = self.ingress.limits(self.request).retention;
-        if let Err(error) = self.ingress.log.extend_claim(&self.call, &run, retention).await {
+        let retention = self.retries.admission.settings(self.request).retention;
+        if let Err(error) = self.retries.log.extend_claim(&self.call, &run, retention).await {
             debug!(%error, "the record of a call could not be kept");
         }
-        Next::Answer(lost(ErrorCode::StoreFailed))
+        Next::Done(lost(ErrorCode::StoreFailed))
     }
 
     /// Returns the stream once the events that the client has are here.
     async fn restore_for_client(&self, stream: Arc<Stream>) -> EarlierCall {
         let id = EventId::of_handle(stream.handle().as_str()).expect("a handle is well-formed");
-        match self.ingress.restore_cursor(&self.request.context, &id).await {
+        match self.retries.finder.restore_cursor(&self.request.context, &id).await {
             Ok(()) => EarlierCall::Stream(stream),
             Err(_) => lost(ErrorCode::StoreFailed),
         }

@@ -1,17 +1,16 @@
-//! A POST with requests, as the ingress carries it from classification to its response.
+//! A POST with requests, as its handler carries it from classification to its response.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::config::ResumeTokens;
+use super::partial_results::PartialResults;
 use crate::delivery::Start;
 use crate::event_log::{Binding, Fingerprint, Session};
-use crate::ingress::{Connection, RequestContext};
+use crate::ingress::connection::Connection;
+use crate::ingress::context::RequestContext;
 use crate::protocol::classify;
-use crate::protocol::dialect::resume_tokens::CALLS_TOOL;
 use crate::protocol::headers::{Accept, names};
-use crate::protocol::jsonrpc;
 use crate::upstream::ResponseObserver;
 
 /// A POST with requests, and all that is known of it.
@@ -29,7 +28,7 @@ pub(super) struct CallRequest {
 
 /// Data that the response to a call still needs. Head and body of the request are gone by then: they are slices of the connection's read
 /// buffer, which hyper could not reuse otherwise.
-pub(in crate::ingress) struct Reply {
+pub(super) struct Reply {
     pub(super) call: classify::Call,
     pub(super) accept: Accept,
     pub(super) query: Option<Box<str>>,
@@ -48,25 +47,6 @@ pub(super) struct Beginning {
     pub(super) has_gap: bool,
 }
 
-/// A call that the configuration allows partial results for. Decided once, when the call is classified.
-pub(in crate::ingress) struct PartialResults {
-    pub(super) method: String,
-    /// Name of the tool, for a call of one.
-    pub(super) tool: Option<String>,
-}
-
-impl PartialResults {
-    /// Reads the method and the tool of a message, or returns `None` if no configuration covers it.
-    pub(super) fn of(tokens: &ResumeTokens, message: &[u8]) -> Option<Self> {
-        let method: String = serde_json::from_str(jsonrpc::member(message, &["method"])?).ok()?;
-        if method != CALLS_TOOL {
-            return if tokens.methods.contains(&method) { Some(Self { method, tool: None }) } else { None };
-        }
-        let tool = jsonrpc::tool_name(message).filter(|tool| tokens.tools.contains(tool))?;
-        Some(Self { method, tool: Some(tool) })
-    }
-}
-
 /// Fingerprints by which a POST may be the retry of a call.
 #[derive(Clone, Copy)]
 pub(super) struct Retry {
@@ -83,7 +63,7 @@ pub(super) fn retry_of(context: &RequestContext, binding: &Binding, call: &class
     let parts = &context.parts;
     let query = parts.uri.query().unwrap_or_default();
     let may_have_key = binding.session.is_some() || !binding.principal.is_anonymous();
-    let key = parts.headers.get(names::IDEMPOTENCY_KEY).filter(|_| may_have_key && !call.is_opening);
+    let key = if may_have_key && !call.is_opening { parts.headers.get(names::IDEMPOTENCY_KEY) } else { None };
     match key {
         Some(key) => Retry {
             fingerprint: Some(Fingerprint::of_key(binding, key.as_bytes())),

@@ -8,379 +8,191 @@
 //! This holds for credentials that the upstream has accepted lately. With other credentials nothing changes here before the upstream has
 //! answered with 2xx: its refusal must reach the client as a status, and must not end a call or settle a server's request.
 
+mod delivery;
+mod url_responses;
+
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http::{Response, StatusCode};
 use serde_json::value::RawValue;
 use tokio::sync::oneshot;
-use tracing::{Instrument, info, warn};
+use tracing::Instrument;
 
-use super::{Ingress, RequestContext, detached, forward_to_owner, head_bytes, respond, token_refresh};
-use crate::backoff::Backoff;
+pub(super) use self::delivery::PostDelivery;
+use self::delivery::{OnAccepted, Outcome, UpstreamPost, reserve_upload, running_calls};
+pub(super) use self::url_responses::{ParsedResponses, UrlResponses};
+use super::components::Components;
+use super::context::{RequestContext, detached};
+use super::forward::Forwarder;
+use super::forward_to_owner::{self, OwnerForwarder, OwnerUnknown};
+use super::metrics::Metrics;
+use super::refusals::Refusals;
+use super::token_refresh::{self, TokenRefresh, Unproven};
 use crate::body::BoxBody;
 use crate::clock;
-use crate::event_log::{PostSlot, QueuedTurn, Session, Sessions, Stream, Turn, UploadReservation, stream_owing};
+use crate::event_log::{EventLog, Session, Sessions, Stream, stream_owing};
 use crate::protocol::dialect::resume_tokens;
 use crate::protocol::error::{ErrorCode, Failure};
 use crate::protocol::headers::SessionId;
 use crate::protocol::jsonrpc::{self, Message, RequestId};
 use crate::protocol::stream::ClientResponse;
+use crate::server::respond;
 use crate::simulation::{self, Bug};
-use crate::upstream::{Credentials, ResponseBody, Template};
+use crate::upstream::Upstream;
 
-/// Pauses between two attempts to reach an upstream that refuses connections.
-const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
-/// Longest time for which a response is held if its stream is unknown, and for which an upstream that has it may give no status.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
-/// Longest time for which a POST with credentials that the upstream has not accepted lately is retried while it refuses connections.
-const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
-const LATE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Handles POSTs without requests.
+pub(super) struct ClientResponses {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    refusals: Refusals,
+    forwarder: Arc<Forwarder>,
+    owners: Arc<OwnerForwarder>,
+    tokens: Arc<TokenRefresh>,
+    delivery: Arc<PostDelivery>,
+}
 
-/// One POST on its way upstream.
-pub(super) struct UpstreamPost {
-    pub(super) template: Template,
-    /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
-    pub(super) session: Option<Arc<Session>>,
-    /// Records of the session under the caller's older tokens, if one of them is concerned.
-    pub(super) previous: Vec<Arc<Session>>,
-    /// Requests of the server that the POST answers, each for the first time.
-    pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
+/// Messages of a POST, and the session that it names.
+struct SessionPost<'a> {
+    id: &'a SessionId,
+    session: &'a Arc<Session>,
+    messages: &'a [Message],
     /// Requests that the POST cancels.
-    pub(super) cancelled: Vec<RequestId>,
-    /// Reservation for the bytes of the POST, in its sender's quota.
-    pub(super) carried: UploadReservation,
-    /// Place among the POSTs of the session, once it may be sent.
-    pub(super) place: Option<PostSlot>,
-    /// Credentials by which the upstream judges the POST.
-    pub(super) credentials: Credentials,
-    /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted these credentials lately: all changes
-    /// are then made at once.
-    pub(super) on_accepted: Option<OnAccepted>,
-    /// True for a status of the upstream after which the client may send its responses again.
-    pub(super) is_lost: fn(StatusCode) -> bool,
+    cancelled: &'a [RequestId],
 }
 
-/// Applies the responses of a POST to their streams.
-pub(super) type OnAccepted = Box<dyn Fn(&Ingress) + Send + Sync>;
+impl ClientResponses {
+    pub(super) fn new(
+        components: &Components,
+        refusals: Refusals,
+        forwarder: Arc<Forwarder>,
+        owners: Arc<OwnerForwarder>,
+        tokens: Arc<TokenRefresh>,
+        delivery: Arc<PostDelivery>,
+    ) -> Self {
+        let Components { log, upstream, metrics, .. } = components;
+        Self {
+            log: log.clone(),
+            upstream: upstream.clone(),
+            metrics: metrics.clone(),
+            refusals,
+            forwarder,
+            owners,
+            tokens,
+            delivery,
+        }
+    }
 
-/// Outcome of a delivery, for the client that waits.
-pub(super) enum Outcome {
-    /// The POST is held until the upstream takes it.
-    Held,
-    /// Response of the upstream.
-    Passed(Response<BoxBody>),
-    /// The POST cannot be delivered, or its outcome is unknown.
-    Failed(Failure),
-}
-
-impl Ingress {
-    pub(super) async fn client_responses(
-        self: Arc<Self>,
+    /// Handles a POST: forwards it to the replica that it concerns, or applies its messages here and delivers it to the server.
+    pub(super) async fn handle(
+        &self,
         mut context: Box<RequestContext>,
         messages: Vec<Message>,
         body: Bytes,
     ) -> Response<BoxBody> {
         let (Some(session), Some(id)) = (context.session.clone(), &context.binding.session) else {
-            return self.forward_whole(context, body).await;
+            return self.forwarder.forward_whole(context, body).await;
         };
         let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
-        let mut owner_unknown = None;
-        let names_request = forward_to_owner::names_request(&messages, !cancelled.is_empty());
-        if self.replicas.is_some() && self.may_concern_others(&context, names_request) {
-            let streams = self.log.sessions().streams(id, &session);
-            let is_elsewhere =
-                context.has_remote_session() || !token_refresh::is_concerned(&streams, &messages, &cancelled);
-            if is_elsewhere {
-                match Box::pin(self.forward_to_owner(&context, &body, names_request)).await {
-                    Ok(Some(response)) => return response,
-                    Ok(None) => {}
-                    Err(unknown) => owner_unknown = Some(unknown),
-                }
-            }
-        }
-        if let Some(code) = self.remote_session_error(&context) {
-            return self.refuse(code);
-        }
-        let sessions = self.log.sessions();
-        let is_concerned = |id: &SessionId, session: &Session| {
-            token_refresh::is_concerned(&sessions.streams(id, session), &messages, &cancelled)
+        let post = SessionPost { id, session: &session, messages: &messages, cancelled: &cancelled };
+        let owner_unknown = match self.forward_to_owner(&context, &post, &body).await {
+            Ok(Some(response)) => return response,
+            Ok(None) => None,
+            Err(owner_unknown) => Some(owner_unknown),
         };
-        // Streams of the caller's current token need no older one.
-        let previous = if context.binding.subject.is_none() || is_concerned(id, &session) {
-            Vec::new()
-        } else {
-            match Box::pin(self.previous_sessions(&context, is_concerned)).await {
-                Ok(previous) => previous,
-                Err(unproven) => return self.refuse_unproven(unproven),
-            }
+        if let Some(code) = context.remote_session_error() {
+            return self.refusals.refuse(code);
+        }
+        let previous = match self.find_previous_sessions(&context, &post).await {
+            Ok(previous) => previous,
+            Err(unproven) => return unproven.into_response(&self.refusals),
         };
-        let body = with_upstream_ids(body, &cancelled, std::iter::once(&session).chain(&previous));
+        let records = || std::iter::once(&session).chain(&previous);
+        let body = with_upstream_ids(body, &cancelled, records());
         context.reservation = None;
-        let carried = self.carry(&context, body.len());
-        let place = match self.place(Some(&session), &carried).await {
+        let reservation = reserve_upload(&context, body.len());
+        let place = match self.delivery.place(Some(&session), &reservation).await {
             Ok(place) => place,
-            Err(code) => return self.refuse(code),
+            Err(code) => return self.refusals.refuse(code),
         };
         let queued = session.queue_turn();
-        let records = std::iter::once(&session).chain(&previous);
+        let sessions = self.log.sessions();
         let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
-        let (answered, repeated) = match is_proven {
-            true => note_responses(sessions, id, records, &messages),
-            false => (Vec::new(), repeated_responses(sessions, id, records, &messages)),
+        let (answered, repeated) = if is_proven {
+            note_responses(sessions, id, records(), &messages)
+        } else {
+            (Vec::new(), repeated_responses(sessions, id, records(), &messages))
         };
         if !repeated.is_empty() {
-            self.metrics.observe_repeated_answer();
+            self.metrics.observe_repeated_response();
         }
         let Some(body) = without(body, messages.len(), &repeated) else {
             return respond::status(StatusCode::ACCEPTED);
         };
-        let on_accepted = (!is_proven)
-            .then(|| note_on_acceptance(id, std::iter::once(&session).chain(&previous).cloned().collect(), messages));
-        let template = self.upstream.call(&context.parts, context.connection.forwarded(), detached(body));
-        let (reply, replied) = oneshot::channel();
-        // A task of its own: a client that leaves now has still responded.
-        let is_lost = |status: StatusCode| !status.is_success();
-        let (session, credentials) = (Some(session), context.credentials);
-        let delivery = UpstreamPost {
-            template,
-            session,
+        let on_accepted =
+            if is_proven { None } else { Some(note_on_acceptance(id, records().cloned().collect(), messages)) };
+        let post = UpstreamPost {
+            template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(body)),
+            session: Some(session),
             previous,
             answered,
             cancelled,
-            carried,
+            reservation,
             place,
-            credentials,
+            credentials: context.credentials,
             on_accepted,
-            is_lost,
+            is_lost: |status| !status.is_success(),
         };
-        tokio::spawn(self.clone().deliver(delivery, queued, reply).in_current_span());
+        let (reply, replied) = oneshot::channel();
+        // A task of its own: a client that leaves now has still responded.
+        tokio::spawn(self.delivery.clone().deliver(post, queued, reply).in_current_span());
         match replied.await {
             Ok(Outcome::Held) => respond::status(StatusCode::ACCEPTED),
             Ok(Outcome::Passed(response)) => match owner_unknown {
-                Some(owner_unknown) => owner_unknown.check(&self, response),
+                Some(owner_unknown) => owner_unknown.check(&self.refusals, response),
                 None => response,
             },
-            Ok(Outcome::Failed(failure)) => self.fail_forward(failure),
-            Err(_) => self.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
+            Ok(Outcome::Failed(failure)) => self.refusals.fail_forward(failure),
+            Err(_) => self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)),
         }
     }
 
-    /// Reserves bytes in the sender's quota for a POST on its way upstream.
-    pub(super) fn carry(&self, context: &RequestContext, body: usize) -> UploadReservation {
-        context.quota.reserve_upload(head_bytes(&context.parts) + body)
-    }
-
-    /// Waits for a place among the session's POSTs, and for room. Nothing is sent without them.
-    ///
-    /// # Errors
-    /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
-    pub(super) async fn place(
+    /// Forwards the POST if it concerns another replica, and none of the caller's streams here; see
+    /// [`OwnerForwarder::forward_to_owner`].
+    async fn forward_to_owner(
         &self,
-        session: Option<&Arc<Session>>,
-        carried: &UploadReservation,
-    ) -> Result<Option<PostSlot>, ErrorCode> {
-        self.log.evict_for_upload(carried)?;
-        let Some(session) = session else { return Ok(None) };
-        let most = self.config.limits.held_posts_per_session;
-        session.take_slot(most, self.config.upstream.connect_timeout).await.map(Some)
+        context: &RequestContext,
+        post: &SessionPost<'_>,
+        body: &Bytes,
+    ) -> Result<Option<Response<BoxBody>>, OwnerUnknown> {
+        let names_request = forward_to_owner::names_request(post.messages, !post.cancelled.is_empty());
+        if !self.owners.may_concern_others(context, names_request) {
+            return Ok(None);
+        }
+        if !context.has_remote_session() && self.is_concerned(post, post.id, post.session) {
+            return Ok(None);
+        }
+        Box::pin(self.owners.forward_to_owner(context, body, names_request)).await
     }
 
-    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
-    /// ends in either case.
-    async fn await_cancelled(&self, delivery: &UpstreamPost) {
-        for (stream, id) in delivery.owing() {
-            let limit = self.config.upstream.connect_timeout;
-            // A request that is never sent needs no cancel upstream.
-            let _ = tokio::time::timeout(limit, stream.sent()).await;
-            if delivery.on_accepted.is_none() {
-                stream.cancel(&id);
-            }
+    /// Returns the records of the session under older tokens, if one of them is concerned. Streams of the caller's current token need no
+    /// older one.
+    async fn find_previous_sessions(
+        &self,
+        context: &RequestContext,
+        post: &SessionPost<'_>,
+    ) -> Result<Vec<Arc<Session>>, Unproven> {
+        if context.binding.subject.is_none() || self.is_concerned(post, post.id, post.session) {
+            return Ok(Vec::new());
         }
+        let is_concerned = |id: &SessionId, session: &Session| self.is_concerned(post, id, session);
+        Box::pin(self.tokens.previous_sessions(context, is_concerned)).await
     }
 
-    pub(super) async fn deliver(
-        self: Arc<Self>,
-        delivery: UpstreamPost,
-        queued: Option<QueuedTurn>,
-        reply: oneshot::Sender<Outcome>,
-    ) {
-        self.await_cancelled(&delivery).await;
-        let mut attempt = Attempt { ingress: &self, delivery: &delivery, reply: Some(reply), turn: None };
-        if let Some(queued) = queued {
-            if let Err(code) = self.log.evict_for(delivery.carried.reservation()) {
-                return attempt.fail(Failure::before_run(code));
-            }
-            attempt.acknowledge();
-            attempt.turn = Some(queued.await);
-        }
-        let until = clock::now() + if delivery.on_accepted.is_some() { UNPROVEN_TIMEOUT } else { HOLD_TIMEOUT };
-        let mut backoff = BACKOFF;
-        loop {
-            match attempt.send().await {
-                Ok(response) => return attempt.finish(response),
-                Err(failure) if failure.may_have_run => return attempt.fail(failure),
-                Err(failure) if !delivery.is_wanted(until) => return attempt.fail(failure),
-                Err(_) if let Err(code) = self.log.evict_for(delivery.carried.reservation()) => {
-                    return attempt.fail(Failure::before_run(code));
-                }
-                Err(_) => {
-                    if let Err(code) = attempt.hold().await {
-                        return attempt.fail(Failure::before_run(code));
-                    }
-                }
-            }
-            clock::sleep(backoff.next_pause()).await;
-        }
-    }
-}
-
-impl UpstreamPost {
-    fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
-        self.session.iter().chain(&self.previous)
-    }
-
-    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the request.
-    fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
-        if self.cancelled.is_empty() {
-            return Vec::new();
-        }
-        let running = running(self.records());
-        let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
-        self.cancelled.iter().filter_map(owing).collect()
-    }
-
-    /// Called when the upstream has accepted the POST. Makes the changes that waited for that.
-    fn take(&self, ingress: &Ingress) {
-        if let Some(apply) = &self.on_accepted {
-            apply(ingress);
-            self.owing().iter().for_each(|(stream, id)| _ = stream.cancel(id));
-        }
-    }
-
-    /// Called when the POST did not arrive: the requests that it answers are open again.
-    pub(super) fn lose(&self) {
-        self.answered.iter().for_each(|(stream, id)| stream.answer_lost(id));
-    }
-
-    /// True while a call upstream waits for the POST: a call whose request it answers, or, if it answers none, any call of the session.
-    fn is_wanted(&self, until: Instant) -> bool {
-        let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
-        let waits = match self.answered.as_slice() {
-            [] => self.records().any(|session| session.streams().iter().any(runs)),
-            answered => answered.iter().any(|(stream, _)| runs(stream)),
-        };
-        clock::now() < until && waits
-    }
-}
-
-/// Upstream response to a POST.
-type Answered = Result<Response<ResponseBody>, Failure>;
-
-/// Waits for the upstream's response, at most [`HOLD_TIMEOUT`] if the upstream has the POST and says nothing: others need its place.
-async fn within_hold_limit(sending: impl Future<Output = Answered>) -> Answered {
-    let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
-    tokio::time::timeout(HOLD_TIMEOUT, sending).await.unwrap_or_else(silent)
-}
-
-/// One delivery in progress.
-struct Attempt<'a> {
-    ingress: &'a Arc<Ingress>,
-    delivery: &'a UpstreamPost,
-    reply: Option<oneshot::Sender<Outcome>>,
-    turn: Option<Turn>,
-}
-
-impl Attempt<'_> {
-    /// Sends the POST. After the time to answer it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
-    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never answers 202.
-    async fn send(&mut self) -> Answered {
-        let (ingress, delivery) = (self.ingress, self.delivery);
-        let late_at = clock::now() + LATE_TIMEOUT;
-        let mut sending = std::pin::pin!(ingress.upstream.send(&delivery.template, None));
-        if self.turn.is_none() {
-            let patience = ingress.config.delivery.commit_after.filter(|_| delivery.on_accepted.is_none());
-            let Some(patience) = patience else { return within_hold_limit(sending).await };
-            if let Ok(answered) = tokio::time::timeout(patience, &mut sending).await {
-                return answered;
-            }
-            // The turn may take a while. The upstream is waited for meanwhile.
-            tokio::select! {
-                // A simulated run must take the same branch each time if both are ready.
-                biased;
-                answered = &mut sending => return answered,
-                // A POST that cannot be held waits for the upstream's response.
-                held = self.hold() => if held.is_err() {
-                    return within_hold_limit(sending).await;
-                }
-            }
-        }
-        // Several POSTs that the upstream does not answer do not add up their delays.
-        let left = late_at.saturating_duration_since(clock::now());
-        if let Ok(answered) = tokio::time::timeout(left, &mut sending).await {
-            return answered;
-        }
-        self.turn = None;
-        within_hold_limit(sending).await
-    }
-
-    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
-    ///
-    /// # Errors
-    /// If there is no room to hold it.
-    async fn hold(&mut self) -> Result<(), ErrorCode> {
-        if self.delivery.on_accepted.is_some() {
-            return Ok(());
-        }
-        if self.reply.is_some() {
-            self.ingress.log.evict_for(self.delivery.carried.reservation())?;
-        }
-        if let (None, Some(session)) = (&self.turn, &self.delivery.session) {
-            self.turn = Some(session.clone().take_turn().await);
-        }
-        self.acknowledge();
-        Ok(())
-    }
-
-    fn acknowledge(&mut self) {
-        if self.delivery.on_accepted.is_none()
-            && let Some(reply) = self.reply.take()
-        {
-            self.ingress.metrics.observe_held_answer();
-            info!("an answer of the client is held until the upstream takes it");
-            let _ = reply.send(Outcome::Held);
-        }
-    }
-
-    fn finish(self, response: Response<ResponseBody>) {
-        let status = response.status();
-        self.ingress.upstream.observed().note_status(self.delivery.credentials, status, clock::now());
-        if (self.delivery.is_lost)(status) {
-            self.delivery.lose();
-        } else {
-            self.delivery.take(self.ingress);
-        }
-        match self.reply {
-            // The client may have left. Its response has arrived all the same.
-            Some(reply) => {
-                let response = self.ingress.pass_response(&self.delivery.template, response);
-                drop(reply.send(Outcome::Passed(response)));
-            }
-            None if status.is_success() => {}
-            None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
-        }
-    }
-
-    fn fail(self, failure: Failure) {
-        if !failure.may_have_run {
-            self.delivery.lose();
-        }
-        match self.reply {
-            Some(reply) => drop(reply.send(Outcome::Failed(failure))),
-            None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
-        }
+    /// True if the POST answers or cancels a request on a stream of `session`.
+    fn is_concerned(&self, post: &SessionPost<'_>, id: &SessionId, session: &Session) -> bool {
+        token_refresh::is_concerned(&self.log.sessions().streams(id, session), post.messages, post.cancelled)
     }
 }
 
@@ -414,11 +226,6 @@ fn note_responses<'a>(
     (answered, repeated)
 }
 
-/// Returns the running calls of each record.
-fn running<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<Stream>>> {
-    records.map(|session| session.running()).collect()
-}
-
 /// Returns the indexes of the messages that answer a server's request which was answered before. Changes nothing.
 fn repeated_responses<'a>(
     sessions: &Sessions,
@@ -443,7 +250,10 @@ fn repeated_responses<'a>(
 /// Returns the changes that a POST makes once the upstream has accepted it.
 fn note_on_acceptance(id: &SessionId, records: Vec<Arc<Session>>, messages: Vec<Message>) -> OnAccepted {
     let id = id.clone();
-    Box::new(move |ingress| drop(note_responses(ingress.log.sessions(), &id, records.iter(), &messages)))
+    Box::new(move |log| {
+        // The upstream has judged the POST as it was: nothing is left out any more.
+        let _ = note_responses(log.sessions(), &id, records.iter(), &messages);
+    })
 }
 
 /// Returns the body with the cancels of later slices under the IDs that the upstream knows. The streams are searched again when they are
@@ -456,7 +266,7 @@ fn with_upstream_ids<'a>(
     if cancelled.is_empty() {
         return body;
     }
-    let running = running(records);
+    let running = running_calls(records);
     let named = |id| running.iter().find_map(|running| stream_owing(running, id)).map(|(_, named)| named);
     let renamed = cancelled.iter().filter_map(|id| Some((id, named(id).filter(|named| named != id)?))).collect();
     resume_tokens::rename_cancelled(&body, &renamed).map_or(body, Bytes::from)

@@ -1,0 +1,64 @@
+//! Rules by which the proxy may begin a response before the server does.
+//!
+//! A head of the server matters if a client acts on it: a status such as 401, or the CORS headers that a browser needs. The proxy begins
+//! a response only if such a head is not expected: the server has accepted the same credentials lately, and its CORS headers are known.
+//! Absent: the time of a commit (protocol).
+
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+
+use http::header::ORIGIN;
+
+use super::request::CallRequest;
+use crate::clock;
+use crate::event_log::{Attachment, EventLog, Head};
+use crate::upstream::Upstream;
+
+/// Decides whether a response may begin before the server's head.
+#[derive(Clone)]
+pub(super) struct CommitRules {
+    upstream: Arc<Upstream>,
+}
+
+impl CommitRules {
+    pub(super) fn new(upstream: Arc<Upstream>) -> Self {
+        Self { upstream }
+    }
+
+    /// True if the proxy may send a head before the upstream does. It must not hide a head that matters: a status on which a client acts,
+    /// or CORS headers that a browser needs.
+    pub(super) fn may_commit(&self, request: &CallRequest) -> bool {
+        request.accept.sse && !request.call.is_opening && self.may_begin(request)
+    }
+
+    /// True if an interim result may begin the response before the upstream does. It must not replace a 401, or CORS headers of the server.
+    pub(super) fn may_begin(&self, CallRequest { context, .. }: &CallRequest) -> bool {
+        let observed = self.upstream.observed();
+        observed.has_accepted(&context.credentials, clock::now())
+            && observed.cors(context.parts.headers.get(ORIGIN)).is_some()
+    }
+}
+
+/// Polls for the head of a response that may be a stream. A response that was taken over before it had a head gets an ID and an end.
+/// The stream must then exist for a client that resumes with that ID. If the upstream's response passes through, both connections get
+/// it.
+pub(super) fn poll_begin(log: &EventLog, attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
+    let head = ready!(attachment.poll_head(cx));
+    if !matches!(head, Head::TakenOver) {
+        return Poll::Ready(head);
+    }
+    if attachment.stream().commit() {
+        log.publish_once(attachment.stream());
+        return Poll::Ready(head);
+    }
+    attachment.poll_head_anyway(cx)
+}
+
+/// Polls for the head of a response that begins when all results are there, for a client that takes no stream.
+pub(super) fn poll_complete(attachment: &Attachment, cx: &mut Context<'_>) -> Poll<Head> {
+    let head = ready!(attachment.poll_head_anyway(cx));
+    if matches!(head, Head::Stream(..) | Head::Committed) {
+        ready!(attachment.poll_answered(cx));
+    }
+    Poll::Ready(head)
+}

@@ -1,0 +1,187 @@
+//! The response to a call: the wait for its head, then the stream, the collected results, or the server's own response.
+
+use std::future::{pending, poll_fn};
+use std::pin::pin;
+use std::sync::Arc;
+use std::task::Poll;
+
+use bytes::Bytes;
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::commit::{poll_begin, poll_complete};
+use super::request::Reply;
+use crate::body::BoxBody;
+use crate::clock;
+use crate::delivery::{DisconnectGuard, Follow, Kept, Passthrough, Plan, Receipt};
+use crate::dialect;
+use crate::event_log::{Attachment, Collected, EventLog, Head, Plain};
+use crate::ingress::components::Components;
+use crate::ingress::metrics::Metrics;
+use crate::ingress::refusals::Refusals;
+use crate::ingress::stream_response::StreamResponder;
+use crate::lifecycle::drain::Drain;
+use crate::protocol::dialect::resume_tokens::Renaming;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::protocol::jsonrpc;
+use crate::protocol::stream::Phase;
+use crate::server::respond;
+use crate::upstream::InlineTask;
+
+/// Makes the responses to calls.
+pub(super) struct Replies {
+    log: Arc<EventLog>,
+    metrics: Arc<Metrics>,
+    drain: Arc<Drain>,
+    refusals: Refusals,
+    responder: Arc<StreamResponder>,
+}
+
+impl Replies {
+    pub(super) fn new(components: &Components, refusals: Refusals, responder: Arc<StreamResponder>) -> Self {
+        let Components { log, metrics, drain, .. } = components;
+        Self { log: log.clone(), metrics: metrics.clone(), drain: drain.clone(), refusals, responder }
+    }
+
+    /// Returns the response to a call once it begins. Until then this future drives `pump`.
+    pub(super) async fn reply(&self, reply: Reply, attachment: Attachment, mut pump: InlineTask) -> Response<BoxBody> {
+        let guard = DisconnectGuard::new(self.log.clone(), self.metrics.delivery.clone(), attachment);
+        let mut head = pin!(poll_fn(|cx| {
+            let Some(attachment) = guard.attachment() else { return Poll::Ready(Head::TakenOver) };
+            if !pump.is_over() {
+                attachment.look_away();
+                pump.poll(cx);
+            }
+            if reply.accept.sse { poll_begin(&self.log, attachment, cx) } else { poll_complete(attachment, cx) }
+        }));
+        let head = tokio::select! {
+            biased;
+            head = &mut head => Ok(head),
+            () = self.drain.ended() => {
+                if let Some(attachment) = guard.attachment() {
+                    attachment.stream().expire(ErrorCode::Draining);
+                }
+                Ok(head.await)
+            }
+            interim = self.wait_for_slice(&reply, guard.attachment()) => match interim {
+                Some(interim) if !reply.accept.sse => Err(interim),
+                Some(_) | None => Ok(head.await),
+            }
+        };
+        let Some((attachment, receipt)) = guard.begin() else { return self.refusals.refuse(ErrorCode::StreamLost) };
+        let head = match head {
+            Ok(head) => head,
+            Err(interim) => return respond::json(StatusCode::OK, interim.into()),
+        };
+        match head {
+            Head::Stream(status, head) if reply.accept.sse => {
+                self.follow(&reply, Some((status, &head)), attachment, receipt)
+            }
+            Head::Committed | Head::TakenOver if reply.accept.sse => self.follow(&reply, None, attachment, receipt),
+            Head::Stream(_, head) => self.collect(&reply, &head, attachment, receipt),
+            Head::Committed | Head::TakenOver | Head::Waiting => {
+                self.collect(&reply, &HeaderMap::new(), attachment, receipt)
+            }
+            Head::Plain(plain) => self.pass(&plain, &reply, attachment, receipt),
+            Head::Failed(failure) => self.fail(failure, &reply, Some((attachment, receipt))),
+        }
+    }
+
+    /// Waits until the slice that `attachment` reads is over and its response must begin. Returns the interim result, or `None` if the
+    /// final one is there. Never resolves for a stream without slices.
+    async fn wait_for_slice(&self, reply: &Reply, attachment: Option<&Attachment>) -> Option<Vec<u8>> {
+        let Some((attachment, slice)) = attachment.and_then(|it| Some((it, it.slice()?))) else {
+            return pending().await;
+        };
+        clock::sleep_until(slice.ends_at()).await;
+        let stream = attachment.stream();
+        if !reply.may_begin && stream.look(|machine| machine.phase() == Phase::Waiting) {
+            poll_fn(|cx| attachment.poll_head_anyway(cx)).await;
+        }
+        let is_due = stream.look(|machine| !machine.owed_responses().is_settled());
+        if !is_due || !stream.commit() {
+            return None;
+        }
+        self.log.publish_once(stream);
+        dialect::resume_tokens::interim(stream, slice).map(|interim| interim.message)
+    }
+
+    /// Returns a failure. It is kept like any response: a retry of a call that may have run gets it again until it was delivered.
+    fn fail(&self, failure: Failure, reply: &Reply, delivery: Option<(Attachment, Receipt)>) -> Response<BoxBody> {
+        self.metrics.errors.observe_reject(failure.code);
+        let body = Bytes::from(failure.to_body(&reply.call.ids, reply.call.is_batch));
+        let mut response = respond::failure(failure, &[], false);
+        *response.body_mut() = match delivery {
+            Some((attachment, receipt)) => {
+                let receipts = reply.connection.receipts().clone();
+                Kept::new(body, attachment, receipt, receipts).boxed_unsync()
+            }
+            None => crate::body::whole(body),
+        };
+        response
+    }
+
+    fn follow(
+        &self,
+        reply: &Reply,
+        head: Option<(StatusCode, &HeaderMap)>,
+        attachment: Attachment,
+        receipt: Receipt,
+    ) -> Response<BoxBody> {
+        let version = Some(&reply.call.version);
+        // A retry does not show that its client would come back by GET.
+        let plan = self.responder.plan(&attachment, version, reply.session.as_deref(), false);
+        let has_turns = self.responder.takes_turns(attachment.stream(), reply.session.as_deref());
+        let plan = Plan { has_turns, preface: reply.beginning.has_gap.then(Vec::new), ..plan };
+        let receipts = reply.connection.receipts().clone();
+        let body =
+            Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, reply.beginning.start);
+        if head.is_none() {
+            self.metrics.observe_commit();
+        }
+        self.responder.respond_with(head.map(|(status, head)| (status, head.clone())), reply.query.as_deref(), body)
+    }
+
+    fn pass(&self, plain: &Plain, reply: &Reply, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
+        let body = match plain.kept_body() {
+            Some(bytes) => {
+                let receipts = reply.connection.receipts().clone();
+                Kept::new(bytes.clone(), attachment, receipt, receipts).boxed_unsync()
+            }
+            None => match plain.take_passing() {
+                Some(body) => Passthrough::new(body, attachment.stream(), self.metrics.delivery.clone()).boxed_unsync(),
+                None => return self.fail(Failure::after_send(ErrorCode::StreamLost), reply, None),
+            },
+        };
+        let mut response = Response::new(body);
+        *response.status_mut() = plain.status;
+        *response.headers_mut() = plain.headers.clone();
+        response
+    }
+
+    /// Returns the final responses as one body, for a client that takes JSON only.
+    fn collect(&self, reply: &Reply, head: &HeaderMap, attachment: Attachment, receipt: Receipt) -> Response<BoxBody> {
+        let stream = attachment.stream();
+        let collected = stream.collect();
+        let responses = collected.as_ref().map_or(0, |collected| collected.responses);
+        let others = stream.look(|machine| machine.tail().0).saturating_sub(responses as u64);
+        self.metrics.observe_withheld(others);
+        let Some(Collected { body, .. }) = collected else {
+            // The call was cancelled: no response is owed, and none came.
+            return respond::status(StatusCode::ACCEPTED);
+        };
+        let (body, pieces) = match attachment.slice().map(|slice| slice.rename(&body)) {
+            Some(Renaming::Changed(splices)) => jsonrpc::splice_apart(body, splices),
+            Some(Renaming::Same | Renaming::Unwanted) | None => (body, Vec::new()),
+        };
+        let receipts = reply.connection.receipts().clone();
+        let mut response = respond::json(StatusCode::OK, Bytes::new());
+        let mut headers = head.clone();
+        headers.remove(http::header::CONTENT_TYPE);
+        headers::expose_ours(&mut headers);
+        response.headers_mut().extend(headers);
+        *response.body_mut() = Kept::new(body, attachment, receipt, receipts).followed_by(pieces).boxed_unsync();
+        response
+    }
+}

@@ -1,0 +1,188 @@
+//! Start of a call: a POST begins a stream, or returns to the stream of an earlier call.
+
+use std::sync::Arc;
+
+use super::admission::Admission;
+use super::commit::CommitRules;
+use super::partial_results::PartialResultsPolicy;
+use super::remote_retry::PendingClaim;
+use super::request::{Beginning, CallRequest, Retry};
+use crate::config::{Config, Mode};
+use crate::delivery::Start;
+use crate::event_log::{self, Attachment, EventLog, Match, Spec, Stream};
+use crate::ingress::components::Components;
+use crate::ingress::context::{RequestContext, detached, head_bytes};
+use crate::ingress::metrics::Metrics;
+use crate::ingress::request_log::log_return;
+use crate::ingress::stream_finder::StreamFinder;
+use crate::ingress::stream_start::StreamStarter;
+use crate::protocol::dialect::Declared;
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::Era;
+use crate::protocol::ids::{Seq, StreamKind};
+use crate::protocol::stream::Policy;
+use crate::upstream::{InlineTask, Upstream};
+
+/// A request's attachment to the stream of the call that it began or came back to.
+pub(super) struct StartedCall {
+    pub(super) attachment: Attachment,
+    pub(super) beginning: Beginning,
+    /// Upstream call, if this request began it.
+    pub(super) pump: InlineTask,
+}
+
+/// Begins calls, and attaches retries to them.
+pub(super) struct CallStarter {
+    config: Arc<Config>,
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    admission: Admission,
+    commit: CommitRules,
+    partial: Arc<PartialResultsPolicy>,
+    finder: Arc<StreamFinder>,
+    starter: Arc<StreamStarter>,
+}
+
+impl CallStarter {
+    pub(super) fn new(
+        components: &Components,
+        admission: Admission,
+        commit: CommitRules,
+        partial: Arc<PartialResultsPolicy>,
+        finder: Arc<StreamFinder>,
+        starter: Arc<StreamStarter>,
+    ) -> Self {
+        let Components { config, log, upstream, metrics, .. } = components;
+        Self {
+            config: config.clone(),
+            log: log.clone(),
+            upstream: upstream.clone(),
+            metrics: metrics.clone(),
+            admission,
+            commit,
+            partial,
+            finder,
+            starter,
+        }
+    }
+
+    /// Attaches to the call's stream, before the pump of a new one begins: a stream without a reader may be removed. `previous_call` is
+    /// the call of an older token of the caller. A client that comes back to its call needs no further room.
+    pub(super) fn begin(
+        &self,
+        request: &CallRequest,
+        previous_call: Option<Arc<Stream>>,
+        claim: Option<PendingClaim>,
+    ) -> Result<StartedCall, ErrorCode> {
+        let Retry { fingerprint, body, .. } = request.retry;
+        if let Some(stream) = previous_call.filter(|stream| stream.may_return(body.is_some())) {
+            let is_same = stream.body() == body;
+            return if is_same { Ok(self.return_to(&request.context, &stream)) } else { Err(ErrorCode::KeyReused) };
+        }
+        if !self.admission.admits(request) {
+            return self.rejoin(request);
+        }
+        let request_bytes = head_bytes(&request.context.parts) + request.body.len();
+        let reservation = self.log.admit(&request.context.quota, request_bytes);
+        let (guard, _lock) = claim.map(|PendingClaim { guard, lock }| (guard, lock)).unzip();
+        let create = || {
+            let (spec, reservation) = (self.spec(request), reservation?);
+            Ok(match &guard {
+                Some(guard) => self.log.create_as(guard.stream(), spec, reservation),
+                None => self.log.create(spec, reservation),
+            })
+        };
+        let Some(fingerprint) = fingerprint else {
+            return Ok(self.start(request, &create()?));
+        };
+        let matches = |stream: &Arc<Stream>| stream.may_return(body.is_some());
+        match self.log.retry_index().find_or_register(fingerprint, matches, create)? {
+            Match::New(stream, registration) => {
+                stream.keep_registration(registration.under(guard));
+                Ok(self.start(request, &stream))
+            }
+            Match::Same(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
+            Match::Same(_) => Err(ErrorCode::KeyReused),
+        }
+    }
+
+    /// During a drain, attaches a POST to an earlier call.
+    fn rejoin(&self, request: &CallRequest) -> Result<StartedCall, ErrorCode> {
+        let Retry { fingerprint, body, .. } = request.retry;
+        let found = fingerprint.and_then(|fingerprint| self.log.retry_index().find(&fingerprint));
+        match found.filter(|stream| stream.may_return(body.is_some())) {
+            Some(stream) if stream.body() == body => Ok(self.return_to(&request.context, &stream)),
+            Some(_) => Err(ErrorCode::KeyReused),
+            None => Err(ErrorCode::Draining),
+        }
+    }
+
+    fn spec(&self, request: &CallRequest) -> Spec {
+        let CallRequest { context, call, accept, retry, .. } = request;
+        let settings = self.admission.settings(request);
+        let streams = &self.config.streams;
+        let policy = Policy {
+            kind: StreamKind::Request,
+            era: call.era(),
+            max_wait: settings.max_wait,
+            modern_grace: streams.modern_grace,
+            has_idempotency_key: retry.body.is_some(),
+            retention: settings.retention,
+            call_timeout: settings.call_timeout,
+            cancel_grace: streams.cancel_grace,
+            full_wait: streams.full_wait,
+            linger: streams.linger,
+            input_grace: self.config.dialects.input_grace,
+            commit_after: if self.commit.may_commit(request) { self.config.delivery.commit_after } else { None },
+            retry: self.config.delivery.retry,
+            // Events that no client reads as a stream are never written, and must not fill it up.
+            can_pause: !call.has_listen && accept.sse,
+            should_resume_hard_cuts: self.upstream.resumes_hard_cuts(),
+            should_refuse_requests: !accept.sse,
+            should_announce_cancel: call.era() == Era::Legacy && !call.has_initialize,
+        };
+        Spec {
+            policy,
+            binding: context.binding.clone(),
+            ids: call.ids.clone(),
+            batch: call.is_batch,
+            polls: settings.mode == Mode::Poll,
+            body: retry.body,
+            slicing: request.partial.as_ref().and_then(|partial| self.partial.slicing(call, partial, &request.body)),
+        }
+    }
+
+    fn start(&self, request: &CallRequest, stream: &Arc<Stream>) -> StartedCall {
+        let attachment = stream.attach_before_pump(event_log::new_attach(), Seq(0)).under(stream.begin_first_slice());
+        let RequestContext { parts, session, connection, .. } = &*request.context;
+        if let Some(session) = session {
+            session.add_stream(stream);
+            if request.call.era() == Era::Legacy && request.accept.sse && !request.call.is_opening {
+                self.starter.announce(Some(session), stream, Declared::ALL);
+            }
+        }
+        let template = self.upstream.call(parts, connection.forwarded(), detached(request.body.clone()));
+        let pump = self.starter.pump(&request.context, template, request.accept, request.observer.clone(), stream);
+        let beginning = Beginning { start: Start::First, has_gap: false };
+        StartedCall { attachment, beginning, pump }
+    }
+
+    /// Lets a retry take over. It continues after its `Last-Event-ID` if that names this stream, else from the first retained event.
+    pub(super) fn return_to(&self, context: &RequestContext, stream: &Arc<Stream>) -> StartedCall {
+        self.metrics.observe_retry();
+        let cursor = self.finder.cursor_in(context, stream);
+        stream.note_retry(cursor);
+        let first_kept = stream.look(|machine| machine.trimmed());
+        let wanted = cursor.unwrap_or(Seq(0));
+        let has_gap = wanted < first_kept;
+        if has_gap {
+            self.metrics.event_log.observe_gap();
+        }
+        let cursor = wanted.max(first_kept);
+        log_return(stream, "retry", cursor);
+        let attachment = stream.attach(event_log::new_attach(), cursor).under(stream.begin_first_slice());
+        let beginning = Beginning { start: Start::After(cursor), has_gap };
+        StartedCall { attachment, beginning, pump: InlineTask::default() }
+    }
+}

@@ -1,0 +1,321 @@
+//! Delivery of POSTs without requests to the upstream, in the order of their session.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Response, StatusCode};
+use tokio::sync::oneshot;
+use tracing::{info, warn};
+
+use crate::backoff::Backoff;
+use crate::body::BoxBody;
+use crate::clock;
+use crate::event_log::{EventLog, PostSlot, QueuedTurn, Session, Stream, Turn, UploadReservation, stream_owing};
+use crate::ingress::components::Components;
+use crate::ingress::context::{RequestContext, head_bytes};
+use crate::ingress::forward::Forwarder;
+use crate::ingress::metrics::Metrics;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::jsonrpc::RequestId;
+use crate::upstream::{Credentials, ResponseBody, Template, Upstream};
+
+/// Pauses between two attempts to reach an upstream that refuses connections.
+const BACKOFF: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
+/// Longest time for which a response is held if its stream is unknown, and for which an upstream that has it may give no status.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(600);
+/// Longest time for which a POST with credentials that the upstream has not accepted lately is retried while it refuses connections.
+const UNPROVEN_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time, from when it was sent, for which a written response keeps later POSTs waiting for its status.
+const LATE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// One POST on its way upstream.
+pub(super) struct UpstreamPost {
+    pub(super) template: Template,
+    /// Session of the POST, if it has one. Later POSTs of the session wait behind it.
+    pub(super) session: Option<Arc<Session>>,
+    /// Records of the session under the caller's older tokens, if one of them is concerned.
+    pub(super) previous: Vec<Arc<Session>>,
+    /// Requests of the server that the POST answers, each for the first time.
+    pub(super) answered: Vec<(Arc<Stream>, RequestId)>,
+    /// Requests that the POST cancels.
+    pub(super) cancelled: Vec<RequestId>,
+    /// Reservation for the bytes of the POST, in its sender's quota.
+    pub(super) reservation: UploadReservation,
+    /// Place among the POSTs of the session, once it may be sent.
+    pub(super) place: Option<PostSlot>,
+    /// Credentials by which the upstream judges the POST.
+    pub(super) credentials: Credentials,
+    /// Changes to make once the upstream has accepted the POST. `None` if the upstream has accepted these credentials lately: all changes
+    /// are then made at once.
+    pub(super) on_accepted: Option<OnAccepted>,
+    /// True for a status of the upstream after which the client may send its responses again.
+    pub(super) is_lost: fn(StatusCode) -> bool,
+}
+
+/// Applies the responses of a POST to their streams.
+pub(super) type OnAccepted = Box<dyn Fn(&EventLog) + Send + Sync>;
+
+/// Outcome of a delivery, for the client that waits.
+pub(super) enum Outcome {
+    /// The POST is held until the upstream takes it.
+    Held,
+    /// Response of the upstream.
+    Passed(Response<BoxBody>),
+    /// The POST cannot be delivered, or its outcome is unknown.
+    Failed(Failure),
+}
+
+/// Delivers POSTs without requests.
+pub(in crate::ingress) struct PostDelivery {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    forwarder: Arc<Forwarder>,
+    /// Time for the upstream to respond before the proxy answers 202, or `None` if it never does.
+    commit_after: Option<Duration>,
+    connect_timeout: Duration,
+    /// Largest number of held POSTs of a session.
+    max_held: usize,
+}
+
+impl PostDelivery {
+    pub(in crate::ingress) fn new(components: &Components, forwarder: Arc<Forwarder>) -> Self {
+        let Components { config, log, upstream, metrics, .. } = components;
+        Self {
+            log: log.clone(),
+            upstream: upstream.clone(),
+            metrics: metrics.clone(),
+            forwarder,
+            commit_after: config.delivery.commit_after,
+            connect_timeout: config.upstream.connect_timeout,
+            max_held: config.limits.held_posts_per_session,
+        }
+    }
+
+    /// Waits for a place among the session's POSTs, and for room. Nothing is sent without them.
+    ///
+    /// # Errors
+    /// `TooManyHeld`, `ShareFull` or `ProxyFull`.
+    pub(super) async fn place(
+        &self,
+        session: Option<&Arc<Session>>,
+        reservation: &UploadReservation,
+    ) -> Result<Option<PostSlot>, ErrorCode> {
+        self.log.evict_for_upload(reservation)?;
+        let Some(session) = session else { return Ok(None) };
+        let most = self.max_held;
+        session.take_slot(most, self.connect_timeout).await.map(Some)
+    }
+
+    /// Waits until the request that a cancel names has been sent, so that the cancel goes upstream after it. Once it counts, the stream
+    /// ends in either case.
+    async fn await_cancelled(&self, post: &UpstreamPost) {
+        for (stream, id) in post.owing() {
+            let limit = self.connect_timeout;
+            // A request that is never sent needs no cancel upstream.
+            let _ = tokio::time::timeout(limit, stream.sent()).await;
+            if post.on_accepted.is_none() {
+                stream.cancel(&id);
+            }
+        }
+    }
+
+    pub(super) async fn deliver(
+        self: Arc<Self>,
+        post: UpstreamPost,
+        queued: Option<QueuedTurn>,
+        reply: oneshot::Sender<Outcome>,
+    ) {
+        self.await_cancelled(&post).await;
+        let mut attempt = Attempt { delivery: &self, post: &post, reply: Some(reply), turn: None };
+        if let Some(queued) = queued {
+            if let Err(code) = self.log.evict_for(post.reservation.reservation()) {
+                return attempt.fail(Failure::before_run(code));
+            }
+            attempt.acknowledge();
+            attempt.turn = Some(queued.await);
+        }
+        let until = clock::now() + if post.on_accepted.is_some() { UNPROVEN_TIMEOUT } else { HOLD_TIMEOUT };
+        let mut backoff = BACKOFF;
+        loop {
+            match attempt.send().await {
+                Ok(response) => return attempt.finish(response),
+                Err(failure) if failure.may_have_run => return attempt.fail(failure),
+                Err(failure) if !post.is_wanted(until) => return attempt.fail(failure),
+                Err(_) if let Err(code) = self.log.evict_for(post.reservation.reservation()) => {
+                    return attempt.fail(Failure::before_run(code));
+                }
+                Err(_) => {
+                    if let Err(code) = attempt.hold().await {
+                        return attempt.fail(Failure::before_run(code));
+                    }
+                }
+            }
+            clock::sleep(backoff.next_pause()).await;
+        }
+    }
+}
+
+impl UpstreamPost {
+    fn records(&self) -> impl Iterator<Item = &Arc<Session>> {
+        self.session.iter().chain(&self.previous)
+    }
+
+    /// Returns the calls that the POST cancels, each with the ID under which the upstream knows the request.
+    fn owing(&self) -> Vec<(Arc<Stream>, RequestId)> {
+        if self.cancelled.is_empty() {
+            return Vec::new();
+        }
+        let running = running_calls(self.records());
+        let owing = |id| running.iter().find_map(|running| stream_owing(running, id));
+        self.cancelled.iter().filter_map(owing).collect()
+    }
+
+    /// Called when the upstream has accepted the POST. Makes the changes that waited for that.
+    fn apply(&self, log: &EventLog) {
+        if let Some(apply) = &self.on_accepted {
+            apply(log);
+            for (stream, id) in &self.owing() {
+                stream.cancel(id);
+            }
+        }
+    }
+
+    /// Called when the POST did not arrive: the requests that it answers are open again.
+    pub(super) fn lose(&self) {
+        for (stream, id) in &self.answered {
+            stream.answer_lost(id);
+        }
+    }
+
+    /// True while a call upstream waits for the POST: a call whose request it answers, or, if it answers none, any call of the session.
+    fn is_wanted(&self, until: Instant) -> bool {
+        let runs = |stream: &Arc<Stream>| !stream.look(|machine| machine.is_sealed());
+        let waits = match self.answered.as_slice() {
+            [] => self.records().any(|session| session.streams().iter().any(runs)),
+            answered => answered.iter().any(|(stream, _)| runs(stream)),
+        };
+        clock::now() < until && waits
+    }
+}
+
+/// Upstream response to a POST.
+type UpstreamResult = Result<Response<ResponseBody>, Failure>;
+
+/// Waits for the upstream's response, at most [`HOLD_TIMEOUT`] if the upstream has the POST and says nothing: others need its place.
+async fn within_hold_limit(sending: impl Future<Output = UpstreamResult>) -> UpstreamResult {
+    let silent = |_| Err(Failure::after_send(ErrorCode::UpstreamTimeout));
+    tokio::time::timeout(HOLD_TIMEOUT, sending).await.unwrap_or_else(silent)
+}
+
+/// One delivery in progress.
+struct Attempt<'a> {
+    delivery: &'a PostDelivery,
+    post: &'a UpstreamPost,
+    reply: Option<oneshot::Sender<Outcome>>,
+    turn: Option<Turn>,
+}
+
+impl Attempt<'_> {
+    /// Sends the POST. After the time to answer it is acknowledged with 202. After [`LATE_TIMEOUT`] no other POST waits behind it, but it
+    /// is not given up before [`HOLD_TIMEOUT`]. With credentials that may be refused the proxy never answers 202.
+    async fn send(&mut self) -> UpstreamResult {
+        let (delivery, post) = (self.delivery, self.post);
+        let late_at = clock::now() + LATE_TIMEOUT;
+        let mut sending = std::pin::pin!(delivery.upstream.send(&post.template, None));
+        if self.turn.is_none() {
+            let commit_after = if post.on_accepted.is_none() { delivery.commit_after } else { None };
+            let Some(commit_after) = commit_after else { return within_hold_limit(sending).await };
+            if let Ok(response) = tokio::time::timeout(commit_after, &mut sending).await {
+                return response;
+            }
+            // The turn may take a while. The upstream is waited for meanwhile.
+            tokio::select! {
+                // A simulated run must take the same branch each time if both are ready.
+                biased;
+                response = &mut sending => return response,
+                // A POST that cannot be held waits for the upstream's response.
+                held = self.hold() => if held.is_err() {
+                    return within_hold_limit(sending).await;
+                }
+            }
+        }
+        // Several POSTs that the upstream does not answer do not add up their delays.
+        let left = late_at.saturating_duration_since(clock::now());
+        if let Ok(response) = tokio::time::timeout(left, &mut sending).await {
+            return response;
+        }
+        self.turn = None;
+        within_hold_limit(sending).await
+    }
+
+    /// Holds the POST: later POSTs of the session wait, and the client goes on, unless the upstream may refuse it.
+    ///
+    /// # Errors
+    /// If there is no room to hold it.
+    async fn hold(&mut self) -> Result<(), ErrorCode> {
+        if self.post.on_accepted.is_some() {
+            return Ok(());
+        }
+        if self.reply.is_some() {
+            self.delivery.log.evict_for(self.post.reservation.reservation())?;
+        }
+        if let (None, Some(session)) = (&self.turn, &self.post.session) {
+            self.turn = Some(session.clone().take_turn().await);
+        }
+        self.acknowledge();
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) {
+        if self.post.on_accepted.is_none()
+            && let Some(reply) = self.reply.take()
+        {
+            self.delivery.metrics.observe_held_response();
+            info!("an answer of the client is held until the upstream takes it");
+            let _ = reply.send(Outcome::Held);
+        }
+    }
+
+    fn finish(self, response: Response<ResponseBody>) {
+        let status = response.status();
+        self.delivery.upstream.observed().note_status(self.post.credentials, status, clock::now());
+        if (self.post.is_lost)(status) {
+            self.post.lose();
+        } else {
+            self.post.apply(&self.delivery.log);
+        }
+        match self.reply {
+            // The client may have left. Its response has arrived all the same.
+            Some(reply) => {
+                let response = self.delivery.forwarder.pass_response(&self.post.template, response);
+                let _ = reply.send(Outcome::Passed(response));
+            }
+            None if status.is_success() => {}
+            None => warn!(status = status.as_u16(), "the upstream refused an answer that was held"),
+        }
+    }
+
+    fn fail(self, failure: Failure) {
+        if !failure.may_have_run {
+            self.post.lose();
+        }
+        match self.reply {
+            Some(reply) => {
+                // The client may have disconnected.
+                let _ = reply.send(Outcome::Failed(failure));
+            }
+            None => warn!(error = failure.code.label(), "an answer that was held could not be delivered"),
+        }
+    }
+}
+
+/// Returns the running calls of each record.
+pub(super) fn running_calls<'a>(records: impl Iterator<Item = &'a Arc<Session>>) -> Vec<Vec<Arc<Stream>>> {
+    records.map(|session| session.running()).collect()
+}
+
+/// Reserves bytes in the sender's quota for a POST on its way upstream.
+pub(super) fn reserve_upload(context: &RequestContext, body: usize) -> UploadReservation {
+    context.quota.reserve_upload(head_bytes(&context.parts) + body)
+}

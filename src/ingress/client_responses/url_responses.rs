@@ -1,0 +1,271 @@
+//! Client responses in a POST on a stream URL.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+use serde_json::value::RawValue;
+use tokio::sync::oneshot;
+use tracing::{Instrument, warn};
+
+use super::delivery::{OnAccepted, Outcome, PostDelivery, UpstreamPost, reserve_upload};
+use crate::body::BoxBody;
+use crate::clock;
+use crate::dialect::stream_url::{self, SortedResponses};
+use crate::event_log::{EventLog, Stream};
+use crate::ingress::components::Components;
+use crate::ingress::context::{RequestContext, detached};
+use crate::ingress::forward_to_owner::OwnerForwarder;
+use crate::ingress::metrics::Metrics;
+use crate::ingress::refusals::Refusals;
+use crate::ingress::stream_finder::StreamFinder;
+use crate::protocol::error::{ErrorCode, Failure};
+use crate::protocol::headers;
+use crate::protocol::ids::EventId;
+use crate::protocol::jsonrpc::{self, Message, PeekError, RequestId};
+use crate::server::respond;
+use crate::upstream::Upstream;
+
+/// Responses of a client in a POST on a stream URL.
+pub(in crate::ingress) struct ParsedResponses {
+    /// Whole body.
+    body: Bytes,
+    /// Responses in the body, each with the ID of the request that it answers.
+    responses: Vec<(Bytes, RequestId)>,
+}
+
+/// Error for a POST whose responses must come again.
+type Refusal = Box<Response<BoxBody>>;
+
+/// Delivers client responses on stream URLs.
+pub(in crate::ingress) struct UrlResponses {
+    upstream: Arc<Upstream>,
+    metrics: Arc<Metrics>,
+    /// Largest number of messages in a body.
+    max_batch: usize,
+    refusals: Refusals,
+    finder: Arc<StreamFinder>,
+    owners: Arc<OwnerForwarder>,
+    delivery: Arc<PostDelivery>,
+}
+
+impl UrlResponses {
+    pub(in crate::ingress) fn new(
+        components: &Components,
+        refusals: Refusals,
+        finder: Arc<StreamFinder>,
+        owners: Arc<OwnerForwarder>,
+        delivery: Arc<PostDelivery>,
+    ) -> Self {
+        let Components { config, upstream, metrics, .. } = components;
+        Self {
+            upstream: upstream.clone(),
+            metrics: metrics.clone(),
+            max_batch: config.limits.batch,
+            refusals,
+            finder,
+            owners,
+            delivery,
+        }
+    }
+
+    /// Delivers the client's responses for `stream`, whose event ID is `id`: at its writer, or to the server here.
+    ///
+    /// # Errors
+    /// If the client must send them again.
+    pub(in crate::ingress) async fn deliver(
+        self: &Arc<Self>,
+        context: &mut RequestContext,
+        id: &EventId,
+        stream: &Arc<Stream>,
+        responses: ParsedResponses,
+    ) -> Result<(), Refusal> {
+        if stream.is_remote() {
+            return self.deliver_to_writer(context, id, stream, responses).await;
+        }
+        // Each response reserves its own bytes on its way upstream.
+        context.reservation = None;
+        self.deliver_here(context, stream, responses.responses).await
+    }
+
+    /// Returns the client's responses of a POST, which has nothing else.
+    pub(in crate::ingress) fn parse(
+        &self,
+        context: &RequestContext,
+        body: Bytes,
+    ) -> Result<ParsedResponses, ErrorCode> {
+        parse(context, body, self.max_batch)
+    }
+
+    /// Delivers the responses to the writer of the stream, whose server has asked. If that replica is gone they are delivered here.
+    async fn deliver_to_writer(
+        self: &Arc<Self>,
+        context: &RequestContext,
+        id: &EventId,
+        stream: &Arc<Stream>,
+        responses: ParsedResponses,
+    ) -> Result<(), Refusal> {
+        match Box::pin(self.owners.forward_to_writer(context, id, &responses.body)).await {
+            Some(response) if response.status().is_success() => {
+                // The writer says so as well, but later: the server has just got the response.
+                for (_, id) in &responses.responses {
+                    let _ = stream.answer(id);
+                }
+                Ok(())
+            }
+            Some(refusal) => Err(Box::new(refusal)),
+            None => self.deliver_here(context, stream, responses.responses).await,
+        }
+    }
+
+    /// Delivers the responses to the upstream one by one, since only the oldest revision has arrays.
+    ///
+    /// # Errors
+    /// If the client must send them again: none from the refused one on was delivered.
+    async fn deliver_here(
+        self: &Arc<Self>,
+        context: &RequestContext,
+        stream: &Arc<Stream>,
+        responses: Vec<(Bytes, RequestId)>,
+    ) -> Result<(), Refusal> {
+        let is_proven = self.upstream.observed().has_accepted(&context.credentials, clock::now());
+        let SortedResponses { to_forward, repeated } = if is_proven {
+            stream_url::note_responses(stream, responses)
+        } else {
+            stream_url::preview_responses(stream, responses)
+        };
+        if repeated > 0 {
+            self.metrics.observe_repeated_response();
+        }
+        let on_accepted = |id: &Option<RequestId>| -> Option<OnAccepted> {
+            if is_proven {
+                return None;
+            }
+            let (stream, id) = (stream.clone(), id.clone());
+            Some(Box::new(move |_: &EventLog| {
+                if let Some(id) = &id {
+                    let _ = stream.answer(id);
+                }
+            }))
+        };
+        let posts = to_forward.into_iter().map(|(message, id)| UpstreamPost {
+            credentials: context.credentials,
+            on_accepted: on_accepted(&id),
+            reservation: reserve_upload(context, message.len()),
+            place: None,
+            template: self.upstream.call(&context.parts, context.connection.forwarded(), detached(message)),
+            session: context.session.clone(),
+            previous: Vec::new(),
+            answered: match id {
+                Some(id) if is_proven => vec![(stream.clone(), id)],
+                Some(_) | None => Vec::new(),
+            },
+            cancelled: Vec::new(),
+            is_lost: is_for_the_client,
+        });
+        let posts: Vec<_> = posts.collect();
+        if posts.is_empty() {
+            return Ok(());
+        }
+        if let Some(code) = context.remote_session_error() {
+            for post in &posts {
+                post.lose();
+            }
+            return Err(Box::new(self.refusals.refuse(code)));
+        }
+        // A task of its own: a client that leaves now has still responded.
+        match tokio::spawn(self.clone().deliver_all(stream.clone(), posts).in_current_span()).await {
+            Ok(outcome) => outcome,
+            Err(_) => Err(Box::new(self.refusals.fail_forward(Failure::after_send(ErrorCode::UpstreamBroke)))),
+        }
+    }
+
+    /// Delivers responses that another replica forwards to the writer of their stream. `None` if this replica is not the writer.
+    pub(in crate::ingress) async fn handle_forwarded(
+        self: &Arc<Self>,
+        context: &RequestContext,
+        id: &EventId,
+        body: &Bytes,
+    ) -> Option<Response<BoxBody>> {
+        let responses = self.parse(context, body.clone()).ok()?;
+        let (stream, _) = self.finder.find_stream(context, id).await.ok()??;
+        if stream.is_remote() {
+            return None;
+        }
+        Some(match self.deliver_here(context, &stream, responses.responses).await {
+            Ok(()) => respond::status(StatusCode::ACCEPTED),
+            Err(refusal) => *refusal,
+        })
+    }
+
+    async fn deliver_all(self: Arc<Self>, stream: Arc<Stream>, posts: Vec<UpstreamPost>) -> Result<(), Refusal> {
+        let mut left = posts.into_iter();
+        while let Some(post) = left.next() {
+            if let Err(refusal) = self.deliver_one(&stream, post).await {
+                for post in left {
+                    post.lose();
+                }
+                return Err(refusal);
+            }
+        }
+        Ok(())
+    }
+
+    async fn deliver_one(self: &Arc<Self>, stream: &Stream, mut post: UpstreamPost) -> Result<(), Refusal> {
+        match self.delivery.place(post.session.as_ref(), &post.reservation).await {
+            Ok(place) => post.place = place,
+            Err(code) => {
+                post.lose();
+                return Err(Box::new(self.refusals.refuse(code)));
+            }
+        }
+        let queued = post.session.as_ref().and_then(|session| session.queue_turn());
+        let (reply, replied) = oneshot::channel();
+        tokio::spawn(self.delivery.clone().deliver(post, queued, reply).in_current_span());
+        match replied.await {
+            Ok(Outcome::Passed(response)) if is_for_the_client(response.status()) => Err(Box::new(response)),
+            Ok(Outcome::Passed(response)) if !response.status().is_success() => {
+                warn!(status = response.status().as_u16(), "the upstream refused an answer to a stream");
+                Ok(())
+            }
+            Ok(Outcome::Failed(failure)) if failure.may_have_run || stream.look(|machine| machine.is_sealed()) => {
+                warn!(error = failure.code.label(), "an answer to a stream may not have arrived");
+                Ok(())
+            }
+            Ok(Outcome::Failed(failure)) => Err(Box::new(self.refusals.fail_forward(failure))),
+            Ok(Outcome::Passed(_) | Outcome::Held) | Err(_) => Ok(()),
+        }
+    }
+}
+
+/// True for a status that only the client can act on: its credentials or its session are refused.
+fn is_for_the_client(status: StatusCode) -> bool {
+    matches!(status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN | StatusCode::NOT_FOUND)
+}
+
+/// Returns the responses of a body, which has nothing else and at most `longest` of them.
+fn parse(context: &RequestContext, body: Bytes, longest: usize) -> Result<ParsedResponses, ErrorCode> {
+    if !headers::is_json(&context.parts.headers) {
+        return Err(ErrorCode::BadRequest);
+    }
+    let messages = jsonrpc::peek_up_to(&body, longest).map_err(|error| match error {
+        PeekError::TooLong => ErrorCode::BatchTooLong,
+        PeekError::NotJson => ErrorCode::NotJson,
+        PeekError::NotMessage | PeekError::DuplicateKey(_) | PeekError::BadId => ErrorCode::BadRequest,
+    })?;
+    let texts = match &messages {
+        jsonrpc::Body::Single(_) => vec![body.clone()],
+        jsonrpc::Body::Batch(_) => {
+            let texts: Vec<&RawValue> = serde_json::from_slice(&body).map_err(|_| ErrorCode::BadRequest)?;
+            texts.into_iter().map(|text| body.slice_ref(text.get().as_bytes())).collect()
+        }
+    };
+    let responses = texts.into_iter().zip(messages.messages()).map(|(text, message)| match message {
+        Message::Response { id: Some(id), .. } => Ok((text, id.clone())),
+        Message::Response { id: None, .. } | Message::Request { .. } | Message::Notification { .. } => {
+            Err(ErrorCode::BadRequest)
+        }
+    });
+    let responses = responses.collect::<Result<_, _>>()?;
+    Ok(ParsedResponses { body, responses })
+}

@@ -1,0 +1,36 @@
+//! Components of the sidecar that the handlers of requests use.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use super::metrics::Metrics;
+use crate::cluster::Replicas;
+use crate::config::Config;
+use crate::event_log::{EventLog, Principals};
+use crate::lifecycle::drain::Drain;
+use crate::upstream::Upstream;
+
+/// Components of the sidecar below the ingress. Each handler takes those that it needs.
+#[derive(Clone)]
+pub struct Components {
+    /// Configuration of the sidecar.
+    pub config: Arc<Config>,
+    /// Log of all streams.
+    pub log: Arc<EventLog>,
+    /// The MCP server.
+    pub upstream: Arc<Upstream>,
+    /// Identifies callers, as the owners of streams and sessions.
+    pub principals: Principals,
+    /// Identifies credentials, by which the upstream judges a caller.
+    pub credentials: Principals,
+    /// Metrics of the sidecar.
+    pub metrics: Arc<Metrics>,
+    /// Drain of the process.
+    pub drain: Arc<Drain>,
+    /// Replicas that share the store, or `None` if the store is not shared.
+    pub replicas: Option<Arc<Replicas>>,
+    /// Random number that tells this process from others of the same name.
+    pub instance: u64,
+    /// True once the log has warned of MCP traffic that passes unprotected.
+    pub has_warned_unprotected: Arc<AtomicBool>,
+}

@@ -1,0 +1,135 @@
+//! A request as the handlers carry it: its head, its sender, and the resources that it counts against.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::request::Parts;
+
+use super::connection::Connection;
+use crate::event_log::{Binding, Quota, Reservation, Session, Shown};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::{ProtocolVersion, names};
+use crate::protocol::ids::EventId;
+use crate::upstream::Credentials;
+
+/// Head of a request, and facts about its sender. Boxed where it is owned: each future on a request's way would hold it twice, and all of
+/// them are one allocation.
+pub(super) struct RequestContext {
+    pub(super) parts: Parts,
+    pub(super) binding: Binding,
+    /// Credentials by which the upstream judges the sender.
+    pub(super) credentials: Credentials,
+    pub(super) session: Option<Arc<Session>>,
+    pub(super) session_kind: SessionKind,
+    pub(super) sender: Sender,
+    /// Quota that the sender's requests count against.
+    pub(super) quota: Arc<Quota>,
+    /// Bytes of the body, once it was read whole.
+    pub(super) body_bytes: usize,
+    /// Reservation for head and body, from when the body was read until they count as a stream's or go upstream.
+    pub(super) reservation: Option<Reservation>,
+    pub(super) connection: Arc<Connection>,
+}
+
+/// Sender of a request.
+#[derive(Clone, Copy)]
+pub(super) enum Sender {
+    Client,
+    /// A balancer, which has marked the request with the replica that it names.
+    Balancer,
+    /// Another replica, which forwards the request of a client or of a balancer.
+    Replica {
+        is_marked: bool,
+    },
+}
+
+impl Sender {
+    /// True if a balancer has marked the request.
+    pub(super) fn is_marked(self) -> bool {
+        match self {
+            Self::Client => false,
+            Self::Balancer => true,
+            Self::Replica { is_marked } => is_marked,
+        }
+    }
+
+    /// True if another replica forwards the request.
+    pub(super) fn is_replica(self) -> bool {
+        match self {
+            Self::Client | Self::Balancer => false,
+            Self::Replica { .. } => true,
+        }
+    }
+}
+
+/// Origin of the session that a request names.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum SessionKind {
+    /// A session of the server here, or none.
+    Upstream,
+    /// A session that the proxy issued, of which the upstream knows nothing.
+    Issued,
+    /// A session of another replica's server. It is never named to the server here.
+    Remote,
+}
+
+impl RequestContext {
+    /// Parts of the request that may identify its sender.
+    pub(super) fn shown(&self) -> Shown<'_> {
+        let Parts { headers, uri, .. } = &self.parts;
+        Shown { headers, query: uri.query(), certificate: self.connection.certificate() }
+    }
+
+    /// Reserves bytes for the head and the body for as long as the request waits, unless they are reserved.
+    pub(super) fn reserve(&mut self) -> &Reservation {
+        let Self { parts, body_bytes, quota, reservation, .. } = self;
+        reservation.get_or_insert_with(|| quota.reserve(head_bytes(parts) + *body_bytes))
+    }
+
+    /// True if the proxy issued the session.
+    pub(super) fn has_issued_session(&self) -> bool {
+        self.session_kind == SessionKind::Issued
+    }
+
+    /// True if the session is one of another replica's server.
+    pub(super) fn has_remote_session(&self) -> bool {
+        self.session_kind == SessionKind::Remote
+    }
+
+    /// True if the server here opened the session.
+    pub(super) fn has_home_session(&self) -> bool {
+        self.session_kind == SessionKind::Upstream && self.session.as_ref().is_some_and(|session| session.is_home())
+    }
+
+    /// Error for a request that only the session's own server can answer, or `None` if that is the server here.
+    pub(super) fn remote_session_error(&self) -> Option<ErrorCode> {
+        match self.session_kind {
+            SessionKind::Upstream | SessionKind::Issued => None,
+            SessionKind::Remote if self.sender.is_marked() => Some(ErrorCode::Misdirected),
+            SessionKind::Remote => Some(ErrorCode::SessionElsewhere),
+        }
+    }
+
+    /// Protocol version of the request: its own, else its session's.
+    pub(super) fn version(&self) -> Option<ProtocolVersion> {
+        let session = self.session.as_deref().and_then(Session::version);
+        ProtocolVersion::from_headers(&self.parts.headers).or_else(|| session.cloned())
+    }
+
+    /// Event ID of the proxy in the request's `Last-Event-ID`, not yet verified.
+    pub(super) fn last_event_id(&self) -> Option<EventId> {
+        self.parts.headers.get(names::LAST_EVENT_ID).and_then(|id| EventId::parse(id.as_bytes()))
+    }
+}
+
+/// Returns the approximate size of a head as it was sent: names, values, and four bytes of framing for each.
+pub(super) fn head_bytes(parts: &Parts) -> usize {
+    let fields = parts.headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
+    fields.sum::<usize>() + parts.uri.path_and_query().map_or(0, |target| target.as_str().len())
+}
+
+/// Copies a small body. It is a slice of the connection's read buffer, and would keep that alive.
+pub(super) fn detached(body: Bytes) -> Bytes {
+    const SMALL: usize = 64 * 1024;
+    if body.len() <= SMALL { Bytes::copy_from_slice(&body) } else { body }
+}

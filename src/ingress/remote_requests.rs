@@ -1,0 +1,127 @@
+//! Requests that another replica forwards: client responses, cancels, and the end of a session.
+//!
+//! The reply is the response that a client would get. Absent: forwarding itself (`forward_to_owner.rs`).
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::callers::Callers;
+use super::client_responses::{ClientResponses, UrlResponses};
+use super::components::Components;
+use super::connection::Connection;
+use super::context::{RequestContext, Sender};
+use super::session_end::SessionEnds;
+use super::token_refresh::is_concerned;
+use crate::body::BoxBody;
+use crate::config::Config;
+use crate::event_log::EventLog;
+use crate::protocol::cluster::{HttpMessage, Recipient};
+use crate::protocol::ids::EventId;
+use crate::protocol::jsonrpc;
+use crate::protocol::stream_url::{self, Named};
+use crate::server::{Peer, respond};
+
+/// Largest body of a forwarded response; a larger one is cut. Responses to client responses are empty as a rule.
+const MAX_RESPONSE: usize = 1024 * 1024;
+
+/// Handles the requests that other replicas forward.
+pub struct RemoteRequests {
+    config: Arc<Config>,
+    log: Arc<EventLog>,
+    callers: Arc<Callers>,
+    client_responses: Arc<ClientResponses>,
+    url_responses: Arc<UrlResponses>,
+    session_ends: Arc<SessionEnds>,
+}
+
+impl RemoteRequests {
+    pub(super) fn new(
+        components: &Components,
+        callers: Arc<Callers>,
+        client_responses: Arc<ClientResponses>,
+        url_responses: Arc<UrlResponses>,
+        session_ends: Arc<SessionEnds>,
+    ) -> Self {
+        let Components { config, log, .. } = components;
+        Self { config: config.clone(), log: log.clone(), callers, client_responses, url_responses, session_ends }
+    }
+
+    /// Handles a request that another replica forwards. `None` if it does not concern this replica.
+    pub async fn handle(self: Arc<Self>, message: HttpMessage) -> Option<HttpMessage> {
+        let to = message.to;
+        let (mut context, stream, body) = self.context_of(message)?;
+        if let Some(stream) = stream {
+            // Each response reserves its own bytes on its way upstream.
+            context.reservation = None;
+            return Some(
+                forwarded_response(self.url_responses.handle_forwarded(&context, &stream, &body).await?).await,
+            );
+        }
+        let id = context.binding.session.clone()?;
+        if context.session.as_ref().is_none_or(|session| !session.is_known()) {
+            self.callers.restore_session(&mut context).await.ok()?;
+        }
+        let session = context.session.clone()?;
+        let streams = self.log.sessions().streams(&id, &session);
+        let is_home = context.has_home_session();
+        let response = if context.parts.method == Method::DELETE {
+            if to == Recipient::SessionOver {
+                self.session_ends.end_session(&context.binding).await;
+                return Some(forwarded_response(respond::status(StatusCode::OK)).await);
+            }
+            if !is_home && (streams.is_empty() || to == Recipient::Home) {
+                return None;
+            }
+            self.session_ends.delete(context, body).await
+        } else {
+            let messages = jsonrpc::peek_up_to(&body, self.config.limits.batch).ok()?.messages().to_vec();
+            let cancelled = jsonrpc::cancelled_request_ids(&messages, &body);
+            let may_be_any = is_home && to != Recipient::Concerned;
+            if !may_be_any && !is_concerned(&streams, &messages, &cancelled) {
+                return None;
+            }
+            self.client_responses.handle(context, messages, body).await
+        };
+        Some(forwarded_response(response).await)
+    }
+
+    /// Returns the context of a forwarded request, and the stream that its target names.
+    fn context_of(&self, message: HttpMessage) -> Option<(Box<RequestContext>, Option<EventId>, Bytes)> {
+        let (method, target) = message.line.split_once(' ')?;
+        let mut request = Request::builder().method(method).uri(target);
+        for (name, value) in &message.headers {
+            request = request.header(name.as_str(), value.0.as_slice());
+        }
+        let (mut parts, ()) = request.body(()).ok()?.into_parts();
+        let stream = match stream_url::take(&mut parts.uri) {
+            Some(Named::Stream(id)) => Some(id),
+            Some(Named::Malformed) => return None,
+            None => None,
+        };
+        let trust = self.config.listen.trusted_proxies.clone();
+        let scheme = if message.is_secure { "https" } else { "http" };
+        let peer = Peer { address: (message.peer, 0).into(), scheme, certificate: message.certificate };
+        let connection = Arc::new(Connection::new(peer, trust));
+        let mut context = self.callers.identify(parts, connection);
+        context.sender = Sender::Replica { is_marked: context.sender.is_marked() };
+        context.body_bytes = message.body.0.len();
+        context.reserve();
+        Some((context, stream, message.body.0.into()))
+    }
+}
+
+async fn forwarded_response(response: Response<BoxBody>) -> HttpMessage {
+    let (parts, mut body) = response.into_parts();
+    let mut whole = Vec::new();
+    while let Some(Ok(frame)) = body.frame().await {
+        let data = frame.into_data().unwrap_or_default();
+        if whole.len() + data.len() > MAX_RESPONSE {
+            break;
+        }
+        whole.extend_from_slice(&data);
+    }
+    HttpMessage::answer(parts.status, &parts.headers, whole)
+}

@@ -1,0 +1,118 @@
+//! DELETE on the endpoint: the end of a session.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Response, StatusCode};
+
+use super::components::Components;
+use super::context::RequestContext;
+use super::forward::Forwarder;
+use super::forward_to_owner::OwnerForwarder;
+use super::refusals::Refusals;
+use super::token_refresh::TokenRefresh;
+use crate::body::BoxBody;
+use crate::event_log::{Binding, EventLog, Session};
+use crate::protocol::error::ErrorCode;
+use crate::protocol::headers::SessionId;
+use crate::server::respond;
+use crate::upstream::Upstream;
+
+/// Ends sessions for their clients.
+pub(super) struct SessionEnds {
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    refusals: Refusals,
+    forwarder: Arc<Forwarder>,
+    owners: Arc<OwnerForwarder>,
+    tokens: Arc<TokenRefresh>,
+}
+
+impl SessionEnds {
+    pub(super) fn new(
+        components: &Components,
+        refusals: Refusals,
+        forwarder: Arc<Forwarder>,
+        owners: Arc<OwnerForwarder>,
+        tokens: Arc<TokenRefresh>,
+    ) -> Self {
+        let Components { log, upstream, .. } = components;
+        Self { log: log.clone(), upstream: upstream.clone(), refusals, forwarder, owners, tokens }
+    }
+
+    /// Handles a DELETE. The upstream decides; once it has ended the session, its streams end here. A stream that had ended before stays
+    /// readable for its retention.
+    pub(super) async fn delete(&self, context: Box<RequestContext>, body: Bytes) -> Response<BoxBody> {
+        let binding = context.binding.clone();
+        let sessions = self.log.sessions();
+        if context.has_issued_session() {
+            return match Box::pin(self.owners.forward_to_all(&context)).await {
+                Ok(Some(response)) if response.status() == StatusCode::SERVICE_UNAVAILABLE => response,
+                Ok(_) | Err(_) => self.end_issued(&context).await,
+            };
+        }
+        let mut owner_unknown = None;
+        if !context.has_home_session() {
+            match Box::pin(self.owners.forward_session_end(&context)).await {
+                Ok(Some(response)) => {
+                    if response.status() != StatusCode::SERVICE_UNAVAILABLE {
+                        self.log.forget_session_of(&binding).await;
+                    }
+                    return response;
+                }
+                Ok(None) => {}
+                Err(unknown) => owner_unknown = Some(unknown),
+            }
+        }
+        if let Some(code) = context.remote_session_error() {
+            return self.refusals.refuse(code);
+        }
+        let has_streams = |id: &SessionId, session: &Session| !sessions.streams(id, session).is_empty();
+        let previous = match self.tokens.previous_sessions(&context, has_streams).await {
+            Ok(previous) => previous,
+            Err(unproven) => return unproven.into_response(&self.refusals),
+        };
+        let template = self.upstream.pass(&context.parts, context.connection.forwarded(), body);
+        let mut response = self.forwarder.send_whole(&template).await;
+        if let Some(owner_unknown) = owner_unknown {
+            response = owner_unknown.check(&self.refusals, response);
+        }
+        let has_ended = response.status().is_success() || response.status() == StatusCode::NOT_FOUND;
+        if has_ended && let Some(id) = &binding.session {
+            let previous_streams: Vec<_> = previous.iter().flat_map(|record| sessions.streams(id, record)).collect();
+            self.end_session(&binding).await;
+            for stream in &previous_streams {
+                stream.expire(ErrorCode::Abandoned);
+            }
+            for record in &previous {
+                // Its streams have ended.
+                let _ = self.log.forget_session(id, record.principal()).await;
+            }
+            self.owners.announce_session_end(&context).await;
+        }
+        response
+    }
+
+    /// Ends the streams of a session that its server has ended, and forgets the session.
+    pub(super) async fn end_session(&self, binding: &Binding) {
+        let Some(id) = &binding.session else { return };
+        let session = self.log.forget_session(id, &binding.principal).await;
+        let streams = session.iter().flat_map(|session| session.streams());
+        for stream in streams.chain(self.log.sessions().standalone(id, &binding.principal)) {
+            stream.expire(ErrorCode::Abandoned);
+        }
+    }
+
+    /// Ends an issued session, of which the upstream knows nothing.
+    async fn end_issued(&self, context: &RequestContext) -> Response<BoxBody> {
+        let sessions = self.log.sessions();
+        if let (Some(id), Some(session)) = (&context.binding.session, &context.session) {
+            for stream in sessions.streams(id, session) {
+                stream.expire(ErrorCode::Abandoned);
+            }
+            let _ = sessions.remove(id, &context.binding.principal);
+            self.log.leave_session(id, session).await;
+        }
+        respond::status(StatusCode::OK)
+    }
+}

@@ -1,0 +1,157 @@
+//! Responses that follow a stream: the plan of their delivery, and their head.
+
+use std::sync::Arc;
+
+use http::{HeaderMap, Response, StatusCode};
+use http_body_util::BodyExt;
+
+use super::components::Components;
+use super::context::RequestContext;
+use super::metrics::{Metrics, ResumeMeans, Resumed};
+use super::request_log::log_return;
+use crate::body::{BoxBody, whole};
+use crate::config::{Config, Prime, Turns};
+use crate::delivery::{Follow, Plan, Receipt, Start, lost_event};
+use crate::dialect::{self, Resumption};
+use crate::event_log::{self, Attachment, EventLog, Session, Stream};
+use crate::protocol::headers::ProtocolVersion;
+use crate::protocol::ids::EventId;
+use crate::protocol::stream_url::put;
+use crate::server::respond;
+
+/// First revision whose clients are known to reconnect after a response that ends early.
+const POLLING_REVISION: &str = "2025-11-25";
+
+/// Makes the responses that follow a stream.
+pub(super) struct StreamResponder {
+    config: Arc<Config>,
+    log: Arc<EventLog>,
+    metrics: Arc<Metrics>,
+}
+
+impl StreamResponder {
+    pub(super) fn new(components: &Components) -> Self {
+        let Components { config, log, metrics, .. } = components;
+        Self { config: config.clone(), log: log.clone(), metrics: metrics.clone() }
+    }
+
+    pub(super) fn deliver_resumption(
+        &self,
+        context: &RequestContext,
+        by: ResumeMeans,
+        resumption: Resumption,
+    ) -> Response<BoxBody> {
+        let Resumption { stream, after, has_gap, closing, slice } = resumption;
+        self.metrics.observe_resume(by, Resumed::Served);
+        log_return(&stream, by.label(), after);
+        if has_gap {
+            self.metrics.event_log.observe_gap();
+        }
+        if let Some(session) = &context.session {
+            session.note_return();
+        }
+        let attachment = stream.attach(event_log::new_attach(), after).under(slice);
+        let preface = has_gap.then(Vec::new);
+        let takes_turns = matches!(by, ResumeMeans::StreamUrl) && self.config.dialects.stream_url_turns != Turns::Off;
+        let body = self.follow_again(context, attachment, Start::After(after), preface, closing);
+        self.respond_with(None, context.parts.uri.query(), body.with_turns(takes_turns))
+    }
+
+    pub(super) fn follow_again(
+        &self,
+        context: &RequestContext,
+        attachment: Attachment,
+        start: Start,
+        preface: Option<Vec<u8>>,
+        closing: Option<Vec<u8>>,
+    ) -> Follow {
+        let stream = attachment.stream().clone();
+        let returning = matches!(start, Start::After(_));
+        let version = context.version();
+        let plan = Plan {
+            preface,
+            closing,
+            ..self.plan(&attachment, version.as_ref(), context.session.as_deref(), returning)
+        };
+        let receipt = Receipt::new(self.log.clone(), stream);
+        let receipts = context.connection.receipts().clone();
+        Follow::new(attachment, receipt, receipts, self.metrics.delivery.clone(), plan, start)
+    }
+
+    /// Returns how the connection of `attachment` is served, for a client that speaks `version`. `returning`: true if it has come back to
+    /// the stream.
+    pub(super) fn plan(
+        &self,
+        attachment: &Attachment,
+        version: Option<&ProtocolVersion>,
+        session: Option<&Session>,
+        returning: bool,
+    ) -> Plan {
+        let stream = attachment.stream();
+        let delivery = &self.config.delivery;
+        let is_new_enough = version.is_some_and(|version| version.is_at_least(POLLING_REVISION));
+        let returns = || {
+            returning
+                || session.is_some_and(|session| session.has_returned() || session.declared().is_any())
+                || stream.look(|machine| machine.reader().has_reconnected())
+        };
+        let should_prime = delivery.prime == Prime::All || is_new_enough || returns();
+        let polls_by_revision = version.is_some_and(|version| version.as_str() == POLLING_REVISION);
+        // A connection is closed early only if its client reconnects. All such clients are primed, and so have got a `retry`.
+        let comes_back = polls_by_revision || returns();
+        let should_poll = stream.polls() && comes_back;
+        Plan {
+            should_prime,
+            retry: if should_poll { delivery.poll_retry } else { delivery.retry },
+            heartbeat: delivery.heartbeat,
+            max_connection: delivery.max_connection.filter(|_| comes_back),
+            should_poll,
+            can_close_when_asked: comes_back,
+            has_turns: false,
+            preface: None,
+            closing: None,
+            interim: attachment.slice().and_then(|slice| dialect::resume_tokens::interim(stream, slice)).map(Box::new),
+        }
+    }
+
+    /// Returns the response that follows a stream and names its URL, under the upstream's head or the proxy's own. `query` is that of the
+    /// request.
+    pub(super) fn respond_with(
+        &self,
+        head: Option<(StatusCode, HeaderMap)>,
+        query: Option<&str>,
+        body: Follow,
+    ) -> Response<BoxBody> {
+        let handle = self.config.dialects.stream_url.then(|| body.handle().clone());
+        let mut response = match head {
+            Some((status, head)) => respond::stream_with(status, head, body),
+            None => respond::stream(body),
+        };
+        if let Some(handle) = handle {
+            put(response.headers_mut(), query, &handle);
+        }
+        response
+    }
+
+    /// True if the connection of a client whose call begins `stream` is closed when its input is required.
+    pub(super) fn takes_turns(&self, stream: &Stream, session: Option<&Session>) -> bool {
+        match self.config.dialects.stream_url_turns {
+            Turns::Off => false,
+            Turns::All => true,
+            Turns::Seen => {
+                session.is_some_and(Session::has_used_url) || stream.look(|machine| machine.reader().has_used_url())
+            }
+        }
+    }
+
+    pub(super) fn at_end(&self, by: ResumeMeans) -> Response<BoxBody> {
+        self.metrics.observe_resume(by, Resumed::AtEnd);
+        respond::status(StatusCode::NO_CONTENT)
+    }
+
+    /// Returns the response to an event ID whose stream, or whose event, is gone.
+    pub(super) fn lost(&self, by: ResumeMeans, id: &EventId) -> Response<BoxBody> {
+        self.metrics.observe_resume(by, Resumed::Lost);
+        respond::stream(whole(lost_event(id)).map_err(Into::into))
+    }
+}

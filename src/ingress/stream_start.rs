@@ -1,0 +1,102 @@
+//! Start of a stream: the registration for its session, its announcements, and its upstream call.
+
+use std::sync::Arc;
+
+use tracing::Instrument;
+
+use super::components::Components;
+use super::context::RequestContext;
+use crate::config::Config;
+use crate::dialect;
+use crate::event_log::{EventLog, Session, Stream};
+use crate::lifecycle::drain::Drain;
+use crate::protocol::dialect::{Declared, Waits};
+use crate::protocol::headers::Accept;
+use crate::protocol::ids::StreamKind;
+use crate::upstream::{self, InlineTask, Pump, ResponseObserver, Template, Upstream};
+
+/// Starts the streams of calls and the standalone streams.
+pub(super) struct StreamStarter {
+    config: Arc<Config>,
+    log: Arc<EventLog>,
+    upstream: Arc<Upstream>,
+    metrics: Arc<upstream::Metrics>,
+    drain: Arc<Drain>,
+    /// True if other replicas share the store.
+    has_replicas: bool,
+}
+
+impl StreamStarter {
+    pub(super) fn new(components: &Components) -> Self {
+        let Components { config, log, upstream, metrics, drain, replicas, .. } = components;
+        Self {
+            config: config.clone(),
+            log: log.clone(),
+            upstream: upstream.clone(),
+            metrics: metrics.upstream.clone(),
+            drain: drain.clone(),
+            has_replicas: replicas.is_some(),
+        }
+    }
+
+    /// Registers this replica for the session, so that responses, cancels and the end of the session find its calls here. Does nothing for
+    /// a session that no replica opened, since any client can invent one.
+    pub(super) async fn join_session(&self, context: &RequestContext) {
+        if self.has_replicas
+            && let (Some(session), Some(id)) = (&context.session, &context.binding.session)
+            && !session.is_home()
+            && session.version().is_some()
+            && session.joins_first()
+        {
+            // Boxed: it happens once in a session.
+            Box::pin(self.log.join_session(id)).await;
+        }
+    }
+
+    /// Announces on a new stream how it may be resumed, if its session has declared interest.
+    pub(super) fn announce(&self, session: Option<&Session>, stream: &Stream, among: Declared) {
+        let declared = session
+            .map(Session::declared)
+            .unwrap_or_default()
+            .intersection(among)
+            .intersection(self.config.dialects.declared);
+        if declared.is_any() {
+            let max_wait = stream.look(|machine| machine.policy().max_wait);
+            dialect::announce(stream, declared, Waits::new(self.config.dialects.min_wait, max_wait));
+        }
+    }
+
+    /// Prepares the upstream call of a stream. The call begins when the returned task is polled.
+    pub(super) fn pump(
+        &self,
+        context: &RequestContext,
+        template: Template,
+        accept: Accept,
+        observer: ResponseObserver,
+        stream: &Arc<Stream>,
+    ) -> InlineTask {
+        let call = upstream::Call {
+            template: Arc::new(template),
+            accept,
+            credentials: context.credentials,
+            subject: context.binding.subject,
+            observer,
+            max_event_bytes: self.config.streams.max_event_bytes,
+        };
+        let writer = self.log.writer(stream);
+        let pump = Pump::begin(self.upstream.clone(), self.log.clone(), self.metrics.clone(), writer, call);
+        let run = pump.run().in_current_span();
+        match stream.look(|machine| machine.policy().kind) {
+            StreamKind::Request => {
+                let of_session = context.session.as_ref().map(Session::begin_call);
+                let run = async move {
+                    let _of_session = of_session;
+                    run.await;
+                };
+                InlineTask::new(self.drain.calls().track_future(run))
+            }
+            // A standalone stream never ends by itself, so the drain does not wait for it.
+            StreamKind::Standalone => InlineTask::new(run),
+        }
+    }
+}
