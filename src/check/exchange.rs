@@ -1,4 +1,4 @@
-//! One request to the upstream and what is heard of its answer, every wait and size bounded.
+//! One request to the upstream and the observation of its response. Every wait and size is bounded.
 
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
@@ -19,42 +19,42 @@ use crate::protocol::sse::{Decoder, Event};
 use crate::tls;
 use crate::upstream::{Body, Forwarded, Upstream};
 
-/// An answer that is larger is not read further.
-const MAX_ANSWER: usize = 16 * 1024 * 1024;
+/// Size after which a response is not read further.
+const MAX_RESPONSE: usize = 16 * 1024 * 1024;
 /// Redirects followed for one request, as in the proxy.
 const MAX_REDIRECTS: usize = 3;
-/// A name that no server has ([RFC 6761 §6.4]).
+/// A host name that no server has ([RFC 6761 §6.4]).
 ///
 /// [RFC 6761 §6.4]: https://www.rfc-editor.org/rfc/rfc6761#section-6.4
 const FOREIGN_HOST: HeaderValue = HeaderValue::from_static("mcp-resume-check.invalid");
 
-/// One request of the probe's.
+/// One request of the probe.
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) method: Method,
-    /// `None`: the endpoint.
+    /// Path and query, or `None` for the endpoint.
     pub(super) path: Option<String>,
     pub(super) headers: HeaderMap,
     pub(super) body: Option<Bytes>,
-    /// Without what the user gave.
-    pub(super) anonymous: bool,
-    /// With a `Host` that is not the server's.
-    pub(super) foreign_host: bool,
+    /// True if the user's headers are left out.
+    pub(super) is_anonymous: bool,
+    /// True for a `Host` that is not the server's.
+    pub(super) has_foreign_host: bool,
 }
 
 impl Request {
     pub(super) fn new(method: Method, headers: HeaderMap, body: Option<Bytes>) -> Self {
-        Self { method, path: None, headers, body, anonymous: false, foreign_host: false }
+        Self { method, path: None, headers, body, is_anonymous: false, has_foreign_host: false }
     }
 }
 
-/// Why there is no answer.
+/// Reason for a missing response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Failed {
-    /// None in time.
-    Silent,
+pub(super) enum ExchangeError {
+    /// No response in time.
+    TimedOut,
     /// The connection broke first.
-    Broke,
+    Broken,
 }
 
 /// Point at which a client leaves.
@@ -70,13 +70,13 @@ pub(super) enum Cut {
     AfterMessage,
 }
 
-/// Extent of a wait for a response.
+/// Extent to which a response is read.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Listen {
-    /// The request whose response ends the wait.
+pub(super) struct ReadUntil {
+    /// Request whose JSON-RPC response ends the read.
     pub(super) id: Option<u64>,
-    /// The longest wait for all of it.
-    pub(super) limit: Duration,
+    /// Longest wait for the whole response.
+    pub(super) timeout: Duration,
     pub(super) cut: Cut,
 }
 
@@ -85,45 +85,46 @@ pub(super) struct Listen {
 pub(super) struct Observation {
     pub(super) status: StatusCode,
     pub(super) form: Form,
-    /// Of the head, without parameters.
+    /// Media type without parameters.
     pub(super) content_type: Option<String>,
     pub(super) session: Option<SessionId>,
     /// The scheme that `WWW-Authenticate` names.
     pub(super) scheme: Option<String>,
-    /// `WWW-Authenticate` whole; not for showing.
+    /// The whole `WWW-Authenticate`, which must not be shown.
     pub(super) challenge: Option<String>,
-    /// A redirect that was not followed.
-    pub(super) redirects: bool,
+    /// True for a redirect that was not followed.
+    pub(super) is_redirect: bool,
     /// The ids of the events, in order.
     pub(super) ids: Vec<Bytes>,
     /// True if the first event had an id and no data.
-    pub(super) primed: bool,
-    /// Messages, the response included.
+    pub(super) is_primed: bool,
+    /// Messages, the JSON-RPC response included.
     pub(super) messages: usize,
+    /// JSON-RPC response.
     pub(super) response: Option<Value>,
     pub(super) was_cut: bool,
 }
 
 impl Observation {
-    /// The result, if the response is one: an object in every revision.
+    /// Returns the result, which is an object in every revision, or `None` for an error.
     pub(super) fn result(&self) -> Option<&Value> {
         self.response.as_ref()?.get("result").filter(|result| result.is_object())
     }
 
-    /// The code, if the response is an error.
+    /// Returns the code of an error, or `None` for a result.
     pub(super) fn error_code(&self) -> Option<i64> {
         self.response.as_ref()?.get("error")?.get("code")?.as_i64()
     }
 
     /// Returns true if an event came twice, alone or after `before`.
-    pub(super) fn repeats(&self, before: &Observation) -> bool {
+    pub(super) fn has_repeats(&self, before: &Observation) -> bool {
         let mut seen: HashSet<&Bytes> = before.ids.iter().collect();
         // A resumed connection may begin with an empty event that names the place again.
-        self.ids.iter().skip(usize::from(self.primed)).any(|id| !seen.insert(id))
+        self.ids.iter().skip(usize::from(self.is_primed)).any(|id| !seen.insert(id))
     }
 }
 
-/// A client of the upstream that asks as the proxy does.
+/// A client of the upstream that sends requests as the proxy does.
 pub(super) struct Client {
     upstream: Upstream,
     foreign: Upstream,
@@ -151,116 +152,117 @@ impl Client {
     }
 
     /// Sends a request and reads its response. A response that is read no further is closed.
-    pub(super) async fn ask(&self, request: Request, listen: Listen) -> Result<Observation, Failed> {
-        let until = clock::now() + listen.limit;
-        let answer = before(until, self.send(request)).await.ok_or(Failed::Silent)??;
-        let (parts, body) = answer.into_parts();
-        let mut heard = head(parts.status, &parts.headers);
-        let mut pieces = Pieces { body, until, left: MAX_ANSWER };
-        match heard.form {
-            _ if listen.cut == Cut::AfterHead => {}
-            Form::EventStream => pieces.listen(&mut heard, listen).await,
+    pub(super) async fn exchange(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
+        let deadline = clock::now() + until.timeout;
+        let response = before(deadline, self.send(request)).await.ok_or(ExchangeError::TimedOut)??;
+        let (parts, body) = response.into_parts();
+        let mut observation = observe_head(parts.status, &parts.headers);
+        let mut reader = BodyReader { body, deadline, remaining: MAX_RESPONSE };
+        match observation.form {
+            _ if until.cut == Cut::AfterHead => {}
+            Form::EventStream => reader.read_events(&mut observation, until).await,
             Form::Json => {
-                heard.response = pieces.document().await.filter(|document| document.is_object());
-                heard.messages = usize::from(heard.response.is_some());
+                observation.response = reader.document().await.filter(|document| document.is_object());
+                observation.messages = usize::from(observation.response.is_some());
             }
             Form::Other => {}
         }
-        Ok(heard)
+        Ok(observation)
     }
 
-    /// The name of the first event, where the answer is a stream of events.
-    pub(super) async fn first_event(&self, request: Request, limit: Duration) -> Option<Bytes> {
-        let until = clock::now() + limit;
-        let answer = before(until, self.send(request)).await?.ok()?;
-        let (parts, body) = answer.into_parts();
+    /// Returns the name of the first event, or `None` if the response is no stream of events.
+    pub(super) async fn first_event(&self, request: Request, timeout: Duration) -> Option<Bytes> {
+        let deadline = clock::now() + timeout;
+        let response = before(deadline, self.send(request)).await?.ok()?;
+        let (parts, body) = response.into_parts();
         if !parts.status.is_success() || form(&parts.headers) != Form::EventStream {
             return None;
         }
-        let mut decoder = Decoder::new(MAX_ANSWER);
-        let mut pieces = Pieces { body, until, left: MAX_ANSWER };
+        let mut decoder = Decoder::new(MAX_RESPONSE);
+        let mut reader = BodyReader { body, deadline, remaining: MAX_RESPONSE };
         loop {
-            decoder.feed(pieces.next().await?);
+            decoder.feed(reader.next().await?);
             if let Some(event) = decoder.poll_event().ok()? {
                 return Some(event.name);
             }
         }
     }
 
-    /// A JSON document of the origin.
-    pub(super) async fn document(&self, request: Request, limit: Duration) -> Option<Value> {
-        let until = clock::now() + limit;
-        let answer = before(until, self.send(request)).await?.ok()?;
-        let (parts, body) = answer.into_parts();
+    /// Returns a JSON document of the origin.
+    pub(super) async fn document(&self, request: Request, timeout: Duration) -> Option<Value> {
+        let deadline = clock::now() + timeout;
+        let response = before(deadline, self.send(request)).await?.ok()?;
+        let (parts, body) = response.into_parts();
         if parts.status != StatusCode::OK || form(&parts.headers) != Form::Json {
             return None;
         }
-        Pieces { body, until, left: MAX_ANSWER }.document().await
+        BodyReader { body, deadline, remaining: MAX_RESPONSE }.document().await
     }
 
-    /// Waits for the head. Redirects that keep the method are followed within the origin.
-    async fn send(&self, request: Request) -> Result<http::Response<BoxBody>, Failed> {
-        let upstream = if request.foreign_host { &self.foreign } else { &self.upstream };
+    /// Sends a request and waits for the head. Follows redirects that keep the method, within the origin.
+    async fn send(&self, request: Request) -> Result<http::Response<BoxBody>, ExchangeError> {
+        let upstream = if request.has_foreign_host { &self.foreign } else { &self.upstream };
         let mut target = request.path.clone().unwrap_or_else(|| upstream.endpoint_target(None));
         for _ in 0..=MAX_REDIRECTS {
             let response = upstream.forward(self.build(&request, &target)?, &self.peer).await;
             let response = response.map_err(|failure| match failure.code {
-                ErrorCode::UpstreamTimeout => Failed::Silent,
-                _ => Failed::Broke,
+                ErrorCode::UpstreamTimeout => ExchangeError::TimedOut,
+                _ => ExchangeError::Broken,
             })?;
-            let keeps = matches!(response.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
-            // The upstream's own origin was taken out of it.
+            let keeps_method =
+                matches!(response.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT);
+            // The client removes the upstream's own origin from it.
             let next = response.headers().get(LOCATION).and_then(|next| next.to_str().ok());
-            match next.filter(|next| keeps && next.starts_with('/') && !next.starts_with("//")) {
+            match next.filter(|next| keeps_method && next.starts_with('/') && !next.starts_with("//")) {
                 Some(next) => target = next.to_owned(),
                 None => return Ok(response.map(|body| body.map_err(Into::into).boxed_unsync())),
             }
         }
-        Err(Failed::Broke)
+        Err(ExchangeError::Broken)
     }
 
-    fn build(&self, request: &Request, target: &str) -> Result<http::Request<Body>, Failed> {
+    fn build(&self, request: &Request, target: &str) -> Result<http::Request<Body>, ExchangeError> {
         let body: BoxBody = match request.body.clone() {
             Some(body) => Full::new(body).map_err(|never| match never {}).boxed_unsync(),
             None => Empty::new().map_err(|never| match never {}).boxed_unsync(),
         };
         let mut built = http::Request::new(Body::Passthrough(body));
         *built.method_mut() = request.method.clone();
-        *built.uri_mut() = target.parse().map_err(|_| Failed::Broke)?;
+        *built.uri_mut() = target.parse().map_err(|_| ExchangeError::Broken)?;
         let headers = built.headers_mut();
         headers.clone_from(&request.headers);
         headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         if let Some(host) = &self.host {
             headers.insert(HOST, host.clone());
         }
-        if !request.anonymous {
+        if !request.is_anonymous {
             headers.extend(self.headers.clone());
         }
         Ok(built)
     }
 }
 
-/// The rest of an answer.
-struct Pieces {
+/// Reader of a response body.
+struct BodyReader {
     body: BoxBody,
-    until: Instant,
-    /// Bytes that are still read.
-    left: usize,
+    deadline: Instant,
+    /// Number of further bytes that are read.
+    remaining: usize,
 }
 
-impl Pieces {
-    /// The next piece; `None` at the end, however it came.
+impl BodyReader {
+    /// Returns the next piece, or `None` at the end, an error, the deadline or the size limit.
     async fn next(&mut self) -> Option<Bytes> {
         loop {
-            let frame = before(self.until, self.body.frame()).await??.ok()?;
+            let frame = before(self.deadline, self.body.frame()).await??.ok()?;
             if let Ok(piece) = frame.into_data() {
-                self.left = self.left.checked_sub(piece.len())?;
+                self.remaining = self.remaining.checked_sub(piece.len())?;
                 return Some(piece);
             }
         }
     }
 
-    /// The whole body as JSON; `None` if it is none, or broke off.
+    /// Returns the whole body as JSON, or `None` if it is no JSON or incomplete.
     async fn document(&mut self) -> Option<Value> {
         let mut whole = Vec::new();
         while let Some(piece) = self.next().await {
@@ -269,14 +271,15 @@ impl Pieces {
         serde_json::from_slice(&whole).ok()
     }
 
-    async fn listen(&mut self, heard: &mut Observation, listen: Listen) {
-        let mut decoder = Decoder::new(MAX_ANSWER);
+    /// Reads events into `observation`, as far as `until` says.
+    async fn read_events(&mut self, observation: &mut Observation, until: ReadUntil) {
+        let mut decoder = Decoder::new(MAX_RESPONSE);
         let mut events = 0;
         while let Some(piece) = self.next().await {
             decoder.feed(piece);
             while let Ok(Some(event)) = decoder.poll_event() {
                 events += 1;
-                if heard.take(event, events == 1, listen) {
+                if observation.add_event(event, events == 1, until) {
                     return;
                 }
             }
@@ -285,29 +288,29 @@ impl Pieces {
 }
 
 impl Observation {
-    /// Takes an event; true when nothing after it is wanted.
-    fn take(&mut self, event: Event, first: bool, listen: Listen) -> bool {
+    /// Adds an event. Returns true if the response is read no further.
+    fn add_event(&mut self, event: Event, is_first: bool, until: ReadUntil) -> bool {
         let id = event.id.filter(|id| !id.is_empty());
-        let numbered = id.is_some();
+        let is_numbered = id.is_some();
         self.ids.extend(id);
         if event.data.is_empty() {
-            self.primed |= first && numbered;
-            self.was_cut = self.primed && listen.cut == Cut::AfterPrime;
+            self.is_primed |= is_first && is_numbered;
+            self.was_cut = self.is_primed && until.cut == Cut::AfterPrime;
             return self.was_cut;
         }
         self.messages += 1;
         let message: Option<Value> = serde_json::from_slice(&event.data).ok();
         let is_response = |message: &Value| {
-            let answers = message.get("result").is_some() || message.get("error").is_some();
-            answers && listen.id.is_some_and(|id| message.get("id") == Some(&id.into()))
+            let has_outcome = message.get("result").is_some() || message.get("error").is_some();
+            has_outcome && until.id.is_some_and(|id| message.get("id") == Some(&id.into()))
         };
         self.response = message.filter(is_response);
-        self.was_cut = numbered && self.response.is_none() && listen.cut == Cut::AfterMessage;
+        self.was_cut = is_numbered && self.response.is_none() && until.cut == Cut::AfterMessage;
         self.response.is_some() || self.was_cut
     }
 }
 
-fn head(status: StatusCode, headers: &HeaderMap) -> Observation {
+fn observe_head(status: StatusCode, headers: &HeaderMap) -> Observation {
     let challenge = headers.get(WWW_AUTHENTICATE).and_then(|value| value.to_str().ok()).map(str::to_owned);
     let scheme = challenge.as_deref().and_then(|challenge| challenge.split([' ', ',']).next());
     Observation {
@@ -316,10 +319,10 @@ fn head(status: StatusCode, headers: &HeaderMap) -> Observation {
         content_type: media_type(headers).map(|text| printable(&text)),
         session: SessionId::from_headers(headers),
         scheme: scheme.filter(|scheme| !scheme.is_empty()).map(printable),
-        redirects: status.is_redirection() && headers.contains_key(LOCATION),
+        is_redirect: status.is_redirection() && headers.contains_key(LOCATION),
         challenge,
         ids: Vec::new(),
-        primed: false,
+        is_primed: false,
         messages: 0,
         response: None,
         was_cut: false,
@@ -339,6 +342,6 @@ fn media_type(headers: &HeaderMap) -> Option<String> {
     value.split(';').next().map(|text| text.trim().to_ascii_lowercase())
 }
 
-async fn before<T>(until: Instant, wait: impl Future<Output = T>) -> Option<T> {
-    tokio::time::timeout_at(until.into(), wait).await.ok()
+async fn before<T>(deadline: Instant, wait: impl Future<Output = T>) -> Option<T> {
+    tokio::time::timeout_at(deadline.into(), wait).await.ok()
 }

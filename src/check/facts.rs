@@ -1,8 +1,8 @@
-//! Findings of the probe. Plain data: no judgement, no secret, and texts of the server's only after [`printable`].
+//! Facts about an upstream, as the probe found them. Plain data: no evaluation, no secret, and texts of the server's only after [`printable`].
 
 use serde::Serialize;
 
-/// Everything that the probe found out about an upstream.
+/// Facts that the probe found about an upstream.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Facts {
     /// The endpoint, without its query.
@@ -29,22 +29,22 @@ pub struct Facts {
     pub anonymous: Guard,
     /// OAuth documents of the origin.
     pub oauth: Vec<Document>,
-    /// True if the server stopped answering, so that some questions remain open.
+    /// True if the server stopped responding, so that some questions remain open.
     pub fell_silent: bool,
-    /// Paths where HTTP+SSE of 2024-11-05 answers.
+    /// Paths with HTTP+SSE of 2024-11-05.
     pub http_sse: Vec<String>,
-    /// True if an mcp-resume answers there.
+    /// True if the upstream is an mcp-resume.
     pub mcp_resume: bool,
-    /// Another path where an MCP endpoint answers, where the one that was asked for has none.
+    /// Another path with an MCP endpoint, or `None` if the configured path has one or no other was found.
     pub endpoint_at: Option<String>,
     /// True if the user gave headers.
     pub with_headers: bool,
-    /// The tool that the user named, if the server has none of that name.
+    /// The tool that the user named, or `None` if the server has it or none was named.
     pub unknown_tool: Option<String>,
 }
 
 impl Facts {
-    /// Facts before anything was asked.
+    /// Creates the facts before the first request.
     pub fn unknown(upstream: String) -> Self {
         Self {
             upstream,
@@ -91,22 +91,22 @@ impl Facts {
 pub enum Contact {
     /// No connection.
     Unreachable {
-        /// The system's word for it.
+        /// Error of the system.
         why: String,
     },
-    /// A connection, but no TLS that both sides take.
+    /// A connection, but no TLS that both sides accept.
     Handshake {
-        /// Why not, in words.
+        /// Reason, in words.
         why: String,
     },
-    /// A connection, but to something that speaks the other scheme.
+    /// A connection, but to a peer that speaks the other scheme.
     OtherScheme {
         /// The scheme that is spoken there.
         scheme: &'static str,
     },
-    /// A connection, but no answer in time.
+    /// A connection, but no response in time.
     Silent,
-    /// A connection that broke before an answer.
+    /// A connection that broke before a response.
     Broke,
     /// 401 or 403.
     Refused {
@@ -117,12 +117,12 @@ pub enum Contact {
     },
     /// A JSON-RPC error.
     Declined {
-        /// The status it came with.
+        /// HTTP status of its response.
         status: u16,
         /// Error code.
         code: i64,
     },
-    /// Any other answer that is no MCP.
+    /// Any other response that is no MCP.
     NotMcp {
         /// Status code.
         status: u16,
@@ -172,7 +172,7 @@ pub struct Modern {
     pub numbered: bool,
 }
 
-/// The two forms of an answer, and what is neither.
+/// Form of a response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Form {
@@ -180,7 +180,7 @@ pub enum Form {
     EventStream,
     /// `application/json`.
     Json,
-    /// Something else, or nothing.
+    /// Any other media type, or none.
     Other,
 }
 
@@ -190,7 +190,7 @@ pub enum Form {
 pub enum Standalone {
     /// A stream.
     Stream,
-    /// Another answer: 405 where there is no such stream.
+    /// Another response: 405 where there is no such stream.
     Refused {
         /// Status code.
         status: u16,
@@ -215,11 +215,11 @@ pub struct Tools {
 /// Outcome of a resume with the server's own event IDs.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Resumption {
-    /// Of an answer that the server had sent whole.
+    /// Of a response that the server had sent whole.
     pub finished: Option<Resumed>,
     /// Of a call that was still running.
     pub running: Option<Resumed>,
-    /// Of a call that was cut while it ran, after the time it takes: whether it ran on.
+    /// Of a call that was cut while it ran, resumed after the time that it takes: shows whether it ran on.
     pub later: Option<Resumed>,
 }
 
@@ -227,7 +227,7 @@ pub struct Resumption {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(tag = "outcome", rename_all = "snake_case")]
 pub enum Resumed {
-    /// Everything came, once, and the response last.
+    /// Every message came once, and the response last.
     Held,
     /// Messages, the response or both did not come.
     Lost {
@@ -238,12 +238,12 @@ pub enum Resumed {
     },
     /// A message came again.
     Repeated,
-    /// The resume was answered with this status.
+    /// The resume was refused.
     Refused {
         /// Status code.
         status: u16,
     },
-    /// The resume was not answered at all.
+    /// The resume got no response.
     Unanswered,
 }
 
@@ -256,7 +256,7 @@ pub struct ToolRun {
     pub outcome: ToolOutcome,
     /// Form of the response.
     pub answers: Form,
-    /// Messages of the answer, the response included.
+    /// Messages of the HTTP response, the JSON-RPC response included.
     pub messages: usize,
     /// True if an event had an id.
     pub numbered: bool,
@@ -270,17 +270,17 @@ pub struct ToolRun {
 pub enum ToolOutcome {
     /// A result.
     Result,
-    /// A result that says it is an error, or a JSON-RPC error.
+    /// A result with `isError`, or a JSON-RPC error.
     Error,
     /// No response in time.
     NoResponse,
 }
 
-/// Reaction of a server to a request that it has reason to refuse.
+/// Reaction of a server to a request that it should refuse.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum Guard {
-    /// The request was answered like any other.
+    /// The request was accepted like any other.
     Accepted,
     /// The request was refused.
     Refused {
@@ -305,7 +305,8 @@ pub struct Document {
 /// The longest text of the server's that is shown, in characters.
 const MAX_TEXT: usize = 80;
 
-/// A text of the server's, fit for a terminal: bounded, without control characters and without those that reorder a line.
+/// Returns a text of the server's in a form that is safe on a terminal: bounded, without control characters and
+/// without those that reorder a line.
 pub(super) fn printable(text: &str) -> String {
     let reorders = |c: char| matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}');
     text.chars().filter(|c| !c.is_control() && !reorders(*c)).take(MAX_TEXT).collect()

@@ -1,8 +1,8 @@
 //! `mcp-resume check`: a summary of the configuration, and a report on the server behind it.
 //!
-//! A probe ([`probe`]) sends harmless requests and gathers [`Facts`]; it judges nothing. [`Verdict`] and [`Report`] are
-//! functions of the facts alone, so that every sentence of the report is a row of a table test. [`summary`] puts the
-//! configuration in words.
+//! A probe ([`probe`]) sends harmless requests and gathers [`Facts`]; it evaluates nothing. [`Verdict`] and [`Report`] are
+//! functions of the facts and the configuration, so a table test covers the sentences of the report. [`summary`] describes the
+//! configuration.
 //!
 //! Invariants: every wait and every size is bounded, so a probe ends against any server. It sends nothing but `initialize`,
 //! `ping`, `tools/list`, `server/discover`, GETs, TLS handshakes and the tool that the user named. Opened sessions are closed.
@@ -40,14 +40,14 @@ pub struct Options {
     pub tool: Option<Tool>,
     /// Time limits of the probe.
     pub limits: Limits,
-    /// Is told what is done next, in words.
+    /// Called with a description of each step.
     pub progress: Option<fn(&str)>,
 }
 
 impl Options {
-    fn tell(&self, what: &str) {
+    fn report_progress(&self, step: &str) {
         if let Some(progress) = self.progress {
-            progress(what);
+            progress(step);
         }
     }
 }
@@ -64,24 +64,24 @@ pub struct Tool {
 /// Time limits of the probe.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// For the answer to one request, whole.
-    pub answer: Duration,
-    /// For the head of a stream that has nothing to say yet.
+    /// For the whole response to one request.
+    pub response: Duration,
+    /// For the head of a stream without events yet.
     pub stream: Duration,
     /// For one run of the tool.
     pub tool: Duration,
-    /// A call that was cut is asked for so much later than it takes.
+    /// Time beyond a call's duration after which a call that was cut is resumed.
     pub margin: Duration,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        let [answer, stream, tool, margin] = [5, 2, 120, 1].map(Duration::from_secs);
-        Self { answer, stream, tool, margin }
+        let [response, stream, tool, margin] = [5, 2, 120, 1].map(Duration::from_secs);
+        Self { response, stream, tool, margin }
     }
 }
 
-/// Headers that make a request what it is: not the user's to give.
+/// Headers that the probe sets itself. The user may not give them.
 const OWN_HEADERS: [&str; 13] = [
     "accept",
     "accept-encoding",
@@ -98,10 +98,10 @@ const OWN_HEADERS: [&str; 13] = [
     "transfer-encoding",
 ];
 
-/// Takes headers as they are given on a command line, `Name: value`.
+/// Parses headers of a command line, `Name: value`.
 ///
 /// # Errors
-/// One line for the first that is none; it quotes no value.
+/// One line about the first invalid header. It quotes no value.
 pub fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for line in lines {
@@ -118,10 +118,10 @@ pub fn parse_headers(lines: &[String]) -> Result<HeaderMap, String> {
     Ok(headers)
 }
 
-/// Takes a tool's arguments as they are given on a command line.
+/// Parses a tool's arguments of a command line.
 ///
 /// # Errors
-/// One line, if they are no JSON object; it quotes nothing.
+/// One line, if they are no JSON object. It quotes nothing.
 pub fn parse_arguments(text: &str) -> Result<Map<String, Value>, String> {
     serde_json::from_str(text).map_err(|_| "must be a JSON object, such as '{\"seconds\": 5}'".to_owned())
 }
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_header_that_is_none_is_refused_without_its_value() {
+    fn the_error_of_an_invalid_header_hides_its_value() {
         for line in ["hunter2", ": hunter2", "a b: hunter2", "Host: hunter2", "X-Key: hunter2\u{7f}"] {
             let error = headers(line).unwrap_err();
             assert!(!error.contains("hunter2"), "{line}: {error}");

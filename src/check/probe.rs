@@ -1,4 +1,4 @@
-//! Asks an upstream harmless things and notes what comes back.
+//! Sends harmless requests to an upstream and gathers the facts.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use http::StatusCode;
 use serde_json::{Value, json};
 
-use super::exchange::{Client, Cut, Failed, Listen, Observation, Request};
+use super::exchange::{Client, Cut, ExchangeError, Observation, ReadUntil, Request};
 use super::facts::{
     Contact, Document, Facts, Form, Guard, Identity, Legacy, Modern, Resumed, Standalone, ToolOutcome, ToolRun, Tools,
     printable,
@@ -19,22 +19,22 @@ use crate::protocol::routing::WELL_KNOWN;
 
 /// Pages of `tools/list` that are read.
 const MAX_PAGES: usize = 20;
-/// More tools are not counted.
+/// Number of tools after which no further page is read.
 const MAX_TOOLS: usize = 10_000;
-/// A server that left so many requests unanswered is not waited for again.
-const MAX_SILENCES: usize = 2;
+/// Number of timeouts after which the server gets no further request.
+const MAX_TIMEOUTS: usize = 2;
 /// Usual paths of MCP endpoints.
 const USUAL_PATHS: [&str; 4] = ["/mcp", "/", "/api/mcp", "/v1/mcp"];
-/// The path that servers of 2024-11-05 have by custom.
+/// Customary path of servers of 2024-11-05.
 const OLD_PATH: &str = "/sse";
 const METADATA: [&str; 3] = ["oauth-protected-resource", "oauth-authorization-server", "openid-configuration"];
 
-/// Gathers the facts about the upstream of `config`. It takes as long as the server lets it, within the limits: some seconds
-/// where it never answers, three runs of the tool at most.
+/// Gathers the facts about the upstream of `config`. Takes some seconds if the server never responds, and three runs of the
+/// tool at most.
 pub async fn probe(config: &Config, options: &Options) -> Facts {
     let mut facts = Facts::unknown(config.upstream.url.to_string());
     facts.with_headers = !options.headers.is_empty();
-    options.tell("connecting");
+    options.report_progress("connecting");
     if let Err(contact) = reach::reach(config).await {
         facts.contact = contact;
         return facts;
@@ -46,10 +46,10 @@ pub async fn probe(config: &Config, options: &Options) -> Facts {
             return facts;
         }
     };
-    let probe = Probe { client, limits: options.limits, silences: AtomicUsize::new(0), options };
+    let probe = Probe { client, limits: options.limits, timeouts: AtomicUsize::new(0), options };
     Box::pin(probe.run(config, options.tool.as_ref(), &mut facts)).await;
     if matches!(facts.contact, Contact::Broke | Contact::NotMcp { status: 400, .. })
-        && let Some(contact) = reach::why_broken(config, options.limits.stream).await
+        && let Some(contact) = reach::tls_fault(config, options.limits.stream).await
     {
         facts.contact = contact;
     }
@@ -60,34 +60,38 @@ struct Probe<'a> {
     options: &'a Options,
     client: Client,
     limits: Limits,
-    /// Requests that were not answered in time.
-    silences: AtomicUsize,
+    /// Requests without a response in time.
+    timeouts: AtomicUsize,
 }
 
-/// A session, or what stands for one, and the answer that began it.
+/// A session, or the modern revision without one, and the response that opened it.
 struct Opened {
     requester: Requester,
-    answer: Observation,
+    response: Observation,
 }
 
 impl Probe<'_> {
     async fn run(&self, config: &Config, tool: Option<&Tool>, facts: &mut Facts) {
         let endpoint = config.upstream.url.endpoint_path();
-        self.options.tell("asking for revisions, streams and documents");
-        // A sidecar would take a GET of the old path for a client's that passes it by.
-        let ours_or_there = async {
-            let is_ours = self.is_mcp_resume().await;
-            (is_ours, !is_ours && self.is_http_sse(requests::page(OLD_PATH, true)).await)
+        self.options.report_progress("asking for revisions, streams and documents");
+        // A sidecar would count a GET of the old path as a client's unprotected request.
+        let old_path = async {
+            let is_mcp_resume = self.is_mcp_resume().await;
+            (is_mcp_resume, !is_mcp_resume && self.is_http_sse(requests::page(OLD_PATH, true)).await)
         };
-        let (legacy, modern, here, (is_ours, there)) = tokio::join!(
-            self.ask(requests::initialize(1, LEGACY[0]), 1),
-            self.ask(Requester::Modern.post(Some(1), "server/discover", json!({})), 1),
+        let (legacy, modern, has_sse_here, (is_mcp_resume, has_old_path)) = tokio::join!(
+            self.request(requests::initialize(1, LEGACY[0]), 1),
+            self.request(Requester::Modern.post(Some(1), "server/discover", json!({})), 1),
             self.is_http_sse(Requester::Opening.get(None)),
-            ours_or_there,
+            old_path,
         );
-        facts.mcp_resume = is_ours;
-        facts.http_sse.extend(here.then(|| endpoint.to_owned()));
-        facts.http_sse.extend((there && endpoint != OLD_PATH).then(|| OLD_PATH.to_owned()));
+        facts.mcp_resume = is_mcp_resume;
+        if has_sse_here {
+            facts.http_sse.push(endpoint.to_owned());
+        }
+        if has_old_path && endpoint != OLD_PATH {
+            facts.http_sse.push(OLD_PATH.to_owned());
+        }
         if legacy.is_ok() || modern.is_ok() {
             facts.oauth = self.oauth(config, legacy.as_ref().ok()).await;
         }
@@ -104,14 +108,14 @@ impl Probe<'_> {
             return;
         }
         facts.contact = Contact::Speaks;
-        self.options.tell("asking for tools and what is refused");
-        let answer = session.as_ref().or(modern.as_ref()).map(|opened| &opened.answer);
-        facts.server = answer.and_then(identity);
+        self.options.report_progress("asking for tools and what is refused");
+        let first = session.as_ref().or(modern.as_ref()).map(|opened| &opened.response);
+        facts.server = first.and_then(identity);
         if let Some(modern) = &modern {
-            self.look_modern(modern, facts).await;
+            self.examine_modern(modern, facts).await;
         }
         if let Some(session) = &session {
-            self.look_legacy(session, facts).await;
+            self.examine_legacy(session, facts).await;
         }
         let Some(requester) = session.or(modern).map(|opened| opened.requester) else { return };
         facts.resumption.finished = self.resume_finished(&requester).await;
@@ -123,7 +127,7 @@ impl Probe<'_> {
             }
         }
         self.close(requester).await;
-        facts.fell_silent = self.silences.load(Ordering::Relaxed) >= MAX_SILENCES;
+        facts.fell_silent = self.timeouts.load(Ordering::Relaxed) >= MAX_TIMEOUTS;
     }
 
     /// Returns true if the upstream is an mcp-resume.
@@ -132,14 +136,14 @@ impl Probe<'_> {
         document.is_some_and(|document| document["service"] == "mcp-resume")
     }
 
-    /// Returns the first of the usual paths, other than `asked`, where an `initialize` is answered.
-    async fn find_endpoint(&self, asked: &str) -> Option<String> {
-        self.options.tell("looking for the endpoint at other paths");
-        for path in USUAL_PATHS.into_iter().filter(|path| *path != asked) {
+    /// Returns the first of the usual paths, other than `configured`, where `initialize` succeeds.
+    async fn find_endpoint(&self, configured: &str) -> Option<String> {
+        self.options.report_progress("looking for the endpoint at other paths");
+        for path in USUAL_PATHS.into_iter().filter(|path| *path != configured) {
             let request = Request { path: Some(path.to_owned()), ..requests::initialize(1, LEGACY[0]) };
-            let Some(opened) = self.ask(request, 1).await.ok().and_then(opened) else { continue };
+            let Some(opened) = self.request(request, 1).await.ok().and_then(opened) else { continue };
             if let Some(request) = opened.requester.delete() {
-                let _ = self.ask_unanswered(Request { path: Some(path.to_owned()), ..request }).await;
+                let _ = self.request_head(Request { path: Some(path.to_owned()), ..request }).await;
             }
             return Some(path.to_owned());
         }
@@ -148,75 +152,77 @@ impl Probe<'_> {
 
     /// Opens a session of the modern revision by the response to `server/discover`. A server without that method may
     /// still serve modern requests, unless older revisions explain the response.
-    async fn modern(&self, discovered: Result<Observation, Failed>, alone: bool) -> Option<Opened> {
-        let answer = discovered.ok()?;
+    async fn modern(&self, discovered: Result<Observation, ExchangeError>, is_alone: bool) -> Option<Opened> {
+        let response = discovered.ok()?;
         let requester = Requester::Modern;
-        if answer.result().is_some_and(|result| result["supportedVersions"].is_array()) {
-            return Some(Opened { requester, answer });
+        if response.result().is_some_and(|result| result["supportedVersions"].is_array()) {
+            return Some(Opened { requester, response });
         }
-        answer.response.as_ref().filter(|_| alone)?;
-        let answer = self.ask(requester.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
-        answer.result().filter(|result| result["tools"].is_array())?;
-        Some(Opened { requester, answer })
+        if response.response.is_none() || !is_alone {
+            return None;
+        }
+        let response = self.request(requester.post(Some(2), "tools/list", json!({})), 2).await.ok()?;
+        response.result().filter(|result| result["tools"].is_array())?;
+        Some(Opened { requester, response })
     }
 
-    async fn look_modern(&self, opened: &Opened, facts: &mut Facts) {
+    async fn examine_modern(&self, opened: &Opened, facts: &mut Facts) {
         let (first, tools) = self.tools(&opened.requester).await;
-        let heard = first.as_ref().unwrap_or(&opened.answer);
-        let listed = opened.answer.result().and_then(|result| result["supportedVersions"].as_array());
+        let response = first.as_ref().unwrap_or(&opened.response);
+        let listed = opened.response.result().and_then(|result| result["supportedVersions"].as_array());
         let revisions: Vec<String> = listed.into_iter().flatten().filter_map(Value::as_str).map(printable).collect();
         facts.modern = Some(Modern {
             revisions: if revisions.is_empty() { vec![MODERN.to_owned()] } else { revisions },
-            answers: heard.form,
-            numbered: !heard.ids.is_empty() || !opened.answer.ids.is_empty(),
+            answers: response.form,
+            numbered: !response.ids.is_empty() || !opened.response.ids.is_empty(),
         });
         facts.tools = tools;
     }
 
-    async fn look_legacy(&self, opened: &Opened, facts: &mut Facts) {
-        let Opened { requester, answer } = opened;
+    async fn examine_legacy(&self, opened: &Opened, facts: &mut Facts) {
+        let Opened { requester, response: opening } = opened;
         let Requester::Legacy { revision, session } = requester else { return };
-        // Its answer is no reason to stop: the requests after it tell more.
-        let _ = self.ask_unanswered(requester.post(None, "notifications/initialized", Value::Null)).await;
+        // Its failure is no reason to stop: the next requests show more.
+        let _ = self.request_head(requester.post(None, "notifications/initialized", Value::Null)).await;
         let (first, tools) = self.tools(requester).await;
-        let heard = first.as_ref().unwrap_or(answer);
+        let response = first.as_ref().unwrap_or(opening);
         let mut revisions = vec![printable(revision)];
-        for asked in &LEGACY[1..] {
-            if revision != asked && self.negotiates(asked).await {
-                revisions.push((*asked).to_owned());
+        for other in &LEGACY[1..] {
+            if revision != other && self.can_negotiate(other).await {
+                revisions.push((*other).to_owned());
             }
         }
         facts.legacy = Some(Legacy {
             revisions,
             session: session.is_some(),
-            answers: heard.form,
-            numbered: !heard.ids.is_empty() || !answer.ids.is_empty(),
-            primed: heard.primed || answer.primed,
+            answers: response.form,
+            numbered: !response.ids.is_empty() || !opening.ids.is_empty(),
+            primed: response.is_primed || opening.is_primed,
             standalone: self.standalone(requester).await,
         });
         facts.tools = tools;
     }
 
     /// Returns true if the server accepts this revision from a client.
-    async fn negotiates(&self, revision: &str) -> bool {
-        let Some(opened) = self.ask(requests::initialize(1, revision), 1).await.ok().and_then(opened) else {
+    async fn can_negotiate(&self, revision: &str) -> bool {
+        let Some(opened) = self.request(requests::initialize(1, revision), 1).await.ok().and_then(opened) else {
             return false;
         };
-        let same = matches!(&opened.requester, Requester::Legacy { revision: got, .. } if got == revision);
+        let is_same = matches!(&opened.requester, Requester::Legacy { revision: got, .. } if got == revision);
         self.close(opened.requester).await;
-        same
+        is_same
     }
 
-    /// The first page as it came, and all of them.
+    /// Returns the response with the first page, and the tools of all pages.
     async fn tools(&self, requester: &Requester) -> (Option<Observation>, Option<Tools>) {
         let (mut first, mut cursor) = (None, None::<Value>);
         let mut tools = Tools { count: 0, complete: false, names: Vec::new(), with_output_schema: Vec::new() };
         for page in 0..MAX_PAGES {
             let id = 10 + page as u64;
             let params = cursor.map_or(json!({}), |cursor| json!({ "cursor": cursor }));
-            let Ok(heard) = self.ask(requester.post(Some(id), "tools/list", params), id).await else { break };
-            let result = heard.result().cloned();
-            first.get_or_insert(heard);
+            let Ok(response) = self.request(requester.post(Some(id), "tools/list", params), id).await else { break };
+            let result = response.result().cloned();
+            first.get_or_insert(response);
             let Some(result) = result else { break };
             for tool in result["tools"].as_array().into_iter().flatten() {
                 tools.count += 1;
@@ -232,38 +238,37 @@ impl Probe<'_> {
                 break;
             }
         }
-        let listed = first.as_ref().is_some_and(|first| first.result().is_some());
-        (first, listed.then_some(tools))
+        if first.as_ref().is_some_and(|first| first.result().is_some()) { (first, Some(tools)) } else { (first, None) }
     }
 
     async fn standalone(&self, requester: &Requester) -> Standalone {
-        let listen = Listen { id: None, limit: self.limits.stream, cut: Cut::AfterHead };
-        match self.client.ask(requester.get(None), listen).await {
-            Ok(heard) if heard.status.is_success() && heard.form == Form::EventStream => Standalone::Stream,
-            Ok(heard) => Standalone::Refused { status: heard.status.as_u16() },
-            Err(Failed::Silent | Failed::Broke) => Standalone::NoHead,
+        let until = ReadUntil { id: None, timeout: self.limits.stream, cut: Cut::AfterHead };
+        match self.client.exchange(requester.get(None), until).await {
+            Ok(head) if head.status.is_success() && head.form == Form::EventStream => Standalone::Stream,
+            Ok(head) => Standalone::Refused { status: head.status.as_u16() },
+            Err(ExchangeError::TimedOut | ExchangeError::Broken) => Standalone::NoHead,
         }
     }
 
-    /// Leaves `tools/list` after the empty event it begins with, and asks for the rest.
+    /// Cuts `tools/list` after its empty first event, and resumes it.
     async fn resume_finished(&self, requester: &Requester) -> Option<Resumed> {
-        let (id, limit) = (40, self.limits.answer);
-        let listen = Listen { id: Some(id), limit, cut: Cut::AfterPrime };
-        let cut = self.ask_with(requester.post(Some(id), "tools/list", json!({})), listen).await.ok()?;
+        let (id, timeout) = (40, self.limits.response);
+        let until = ReadUntil { id: Some(id), timeout, cut: Cut::AfterPrime };
+        let cut = self.request_until(requester.post(Some(id), "tools/list", json!({})), until).await.ok()?;
         if !cut.was_cut {
             return None;
         }
-        Some(self.resume(requester, id, &cut, 1, limit).await)
+        Some(self.resume(requester, id, &cut, 1, timeout).await)
     }
 
-    /// Asks for what comes after the last event of `cut`; an undisturbed run has `of` messages.
-    async fn resume(&self, requester: &Requester, id: u64, cut: &Observation, of: usize, limit: Duration) -> Resumed {
-        let listen = Listen { id: Some(id), limit, cut: Cut::Never };
+    /// Resumes after the last event of `cut`. An undisturbed run has `of` messages.
+    async fn resume(&self, requester: &Requester, id: u64, cut: &Observation, of: usize, timeout: Duration) -> Resumed {
+        let until = ReadUntil { id: Some(id), timeout, cut: Cut::Never };
         let last = cut.ids.last().map(|id| &id[..]);
-        match self.client.ask(requester.get(last), listen).await {
-            Err(Failed::Silent | Failed::Broke) => Resumed::Unanswered,
+        match self.client.exchange(requester.get(last), until).await {
+            Err(ExchangeError::TimedOut | ExchangeError::Broken) => Resumed::Unanswered,
             Ok(rest) if !rest.status.is_success() => Resumed::Refused { status: rest.status.as_u16() },
-            Ok(rest) if rest.repeats(cut) => Resumed::Repeated,
+            Ok(rest) if rest.has_repeats(cut) => Resumed::Repeated,
             Ok(rest) => match cut.messages + rest.messages {
                 got if rest.response.is_some() && got >= of => Resumed::Held,
                 got => Resumed::Lost { got, of },
@@ -272,7 +277,11 @@ impl Probe<'_> {
     }
 
     async fn run_tool(&self, requester: &Requester, tool: &Tool, facts: &mut Facts) {
-        self.options.tell(&format!("running {}, up to {} s", printable(&tool.name), self.limits.tool.as_secs()));
+        self.options.report_progress(&format!(
+            "running {}, up to {} s",
+            printable(&tool.name),
+            self.limits.tool.as_secs()
+        ));
         let begun = clock::now();
         let whole = self.call(requester, tool, 50, Cut::Never).await;
         let took = clock::now() - begun;
@@ -284,23 +293,25 @@ impl Probe<'_> {
         if whole.response.is_none() || whole.ids.is_empty() {
             return;
         }
-        let limit = took + self.limits.answer;
-        self.options
-            .tell(&format!("it took {} ms; running it again, to be cut and resumed while it runs", millis(took)));
+        let timeout = took + self.limits.response;
+        self.options.report_progress(&format!(
+            "it took {} ms; running it again, to be cut and resumed while it runs",
+            millis(took)
+        ));
         if let Some(cut) = self.call(requester, tool, 51, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
-            facts.resumption.running = Some(self.resume(requester, 51, &cut, whole.messages, limit).await);
+            facts.resumption.running = Some(self.resume(requester, 51, &cut, whole.messages, timeout).await);
         }
-        self.options.tell("running it once more, to be cut and asked for after its time");
+        self.options.report_progress("running it once more, to be cut and asked for after its time");
         if let Some(cut) = self.call(requester, tool, 52, Cut::AfterMessage).await.ok().filter(|cut| cut.was_cut) {
             clock::sleep(took + self.limits.margin).await;
-            facts.resumption.later = Some(self.resume(requester, 52, &cut, whole.messages, self.limits.answer).await);
+            facts.resumption.later = Some(self.resume(requester, 52, &cut, whole.messages, self.limits.response).await);
         }
     }
 
-    async fn call(&self, requester: &Requester, tool: &Tool, id: u64, cut: Cut) -> Result<Observation, Failed> {
+    async fn call(&self, requester: &Requester, tool: &Tool, id: u64, cut: Cut) -> Result<Observation, ExchangeError> {
         let params = json!({ "name": tool.name, "arguments": tool.arguments, "_meta": { "progressToken": id } });
-        let listen = Listen { id: Some(id), limit: self.limits.tool, cut };
-        self.client.ask(requester.post(Some(id), "tools/call", params), listen).await
+        let until = ReadUntil { id: Some(id), timeout: self.limits.tool, cut };
+        self.client.exchange(requester.post(Some(id), "tools/call", params), until).await
     }
 
     async fn guards(&self, requester: &Requester, facts: &mut Facts) {
@@ -309,20 +320,21 @@ impl Probe<'_> {
             Requester::Legacy { .. } | Requester::Opening => ("ping", Value::Null),
         };
         let post = |id| requester.post(Some(id), method, params.clone());
-        facts.foreign_host = self.guard(Request { foreign_host: true, ..post(60) }, 60).await;
+        facts.foreign_host = self.guard(Request { has_foreign_host: true, ..post(60) }, 60).await;
         facts.foreign_origin = self.guard(requests::from_foreign_origin(post(61)), 61).await;
-        facts.anonymous = match self.client.has_headers() {
-            // It is what all the others were.
-            false => Guard::Accepted,
-            true => self.guard(Request { anonymous: true, ..post(62) }, 62).await,
+        facts.anonymous = if self.client.has_headers() {
+            self.guard(Request { is_anonymous: true, ..post(62) }, 62).await
+        } else {
+            // All earlier requests were anonymous.
+            Guard::Accepted
         };
     }
 
     async fn guard(&self, request: Request, id: u64) -> Guard {
-        match self.ask(request, id).await {
-            Ok(heard) if heard.status.is_success() => Guard::Accepted,
-            Ok(heard) if heard.status.is_client_error() => {
-                Guard::Refused { status: heard.status.as_u16(), scheme: heard.scheme }
+        match self.request(request, id).await {
+            Ok(response) if response.status.is_success() => Guard::Accepted,
+            Ok(response) if response.status.is_client_error() => {
+                Guard::Refused { status: response.status.as_u16(), scheme: response.scheme }
             }
             Ok(_) | Err(_) => Guard::Unknown,
         }
@@ -333,24 +345,24 @@ impl Probe<'_> {
         first.is_some_and(|name| &name[..] == b"endpoint")
     }
 
-    /// OAuth documents that there are, and a challenge that leads to one.
+    /// Returns the OAuth documents of the origin, and a challenge that refers to one.
     async fn oauth(&self, config: &Config, first: Option<&Observation>) -> Vec<Document> {
         let url = &config.upstream.url;
         let mut found = Vec::new();
         if let Some(challenge) =
-            first.and_then(|heard| heard.challenge.as_deref()).filter(|text| text.contains("resource_metadata"))
+            first.and_then(|response| response.challenge.as_deref()).filter(|text| text.contains("resource_metadata"))
         {
-            let names_upstream = names_origin(challenge, &url.origin());
+            let names_upstream = has_origin(challenge, &url.origin());
             found.push(Document { path: "WWW-Authenticate".to_owned(), names_upstream });
         }
-        let until = clock::now() + self.limits.answer;
+        let deadline = clock::now() + self.limits.response;
         for name in METADATA {
             for suffix in [url.endpoint_path(), ""] {
                 let path = format!("/.well-known/{name}{suffix}");
-                let left = until.saturating_duration_since(clock::now());
+                let left = deadline.saturating_duration_since(clock::now());
                 let document = self.client.document(requests::page(&path, false), left).await;
                 if let Some(document) = document.filter(Value::is_object) {
-                    let names_upstream = names_origin(&document.to_string(), &url.origin());
+                    let names_upstream = has_origin(&document.to_string(), &url.origin());
                     found.push(Document { path, names_upstream });
                 }
             }
@@ -360,29 +372,33 @@ impl Probe<'_> {
 
     async fn close(&self, requester: Requester) {
         if let Some(request) = requester.delete() {
-            // Servers may refuse it; the session ends by itself then.
-            let _ = self.ask_unanswered(request).await;
+            // A server may refuse it; the session then expires.
+            let _ = self.request_head(request).await;
         }
     }
 
-    async fn ask(&self, request: Request, id: u64) -> Result<Observation, Failed> {
-        self.ask_with(request, Listen { id: Some(id), limit: self.limits.answer, cut: Cut::Never }).await
+    /// Sends a request and reads its whole response.
+    async fn request(&self, request: Request, id: u64) -> Result<Observation, ExchangeError> {
+        let until = ReadUntil { id: Some(id), timeout: self.limits.response, cut: Cut::Never };
+        self.request_until(request, until).await
     }
 
-    async fn ask_unanswered(&self, request: Request) -> Result<Observation, Failed> {
-        self.ask_with(request, Listen { id: None, limit: self.limits.answer, cut: Cut::AfterHead }).await
+    /// Sends a request and reads the head of its response.
+    async fn request_head(&self, request: Request) -> Result<Observation, ExchangeError> {
+        let until = ReadUntil { id: None, timeout: self.limits.response, cut: Cut::AfterHead };
+        self.request_until(request, until).await
     }
 
-    /// Once it has been silent too often it is asked nothing more.
-    async fn ask_with(&self, request: Request, listen: Listen) -> Result<Observation, Failed> {
-        if self.silences.load(Ordering::Relaxed) >= MAX_SILENCES {
-            return Err(Failed::Silent);
+    /// Sends a request, unless too many earlier ones timed out.
+    async fn request_until(&self, request: Request, until: ReadUntil) -> Result<Observation, ExchangeError> {
+        if self.timeouts.load(Ordering::Relaxed) >= MAX_TIMEOUTS {
+            return Err(ExchangeError::TimedOut);
         }
-        let heard = self.client.ask(request, listen).await;
-        if matches!(heard, Err(Failed::Silent)) {
-            self.silences.fetch_add(1, Ordering::Relaxed);
+        let response = self.client.exchange(request, until).await;
+        if matches!(response, Err(ExchangeError::TimedOut)) {
+            self.timeouts.fetch_add(1, Ordering::Relaxed);
         }
-        heard
+        response
     }
 }
 
@@ -398,57 +414,57 @@ impl ToolRun {
         }
     }
 
-    fn of(tool: &Tool, heard: &Observation, took: Duration) -> Self {
-        let outcome = match (&heard.response, heard.result()) {
+    fn of(tool: &Tool, response: &Observation, took: Duration) -> Self {
+        let outcome = match (&response.response, response.result()) {
             (None, _) => ToolOutcome::NoResponse,
             (Some(_), Some(result)) if result["isError"] != json!(true) => ToolOutcome::Result,
             (Some(_), _) => ToolOutcome::Error,
         };
-        let (answers, messages, numbered) = (heard.form, heard.messages, !heard.ids.is_empty());
+        let (answers, messages, numbered) = (response.form, response.messages, !response.ids.is_empty());
         Self { outcome, answers, messages, numbered, ..Self::unanswered(tool, took) }
     }
 }
 
-/// The tool's name, if the server's list is whole and has no such tool.
+/// Returns the tool's name if the server's list is complete and lacks it.
 fn unknown_tool(tool: &Tool, listed: Option<&Tools>) -> Option<String> {
     let name = printable(&tool.name);
     let is_missing = listed.is_some_and(|tools| tools.complete && !tools.names.contains(&name));
-    is_missing.then_some(name)
+    if is_missing { Some(name) } else { None }
 }
 
 fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// The session that an answer to `initialize` began.
-fn opened(answer: Observation) -> Option<Opened> {
-    let revision = answer.result()?.get("protocolVersion")?.as_str()?.to_owned();
-    Some(Opened { requester: Requester::Legacy { revision, session: answer.session.clone() }, answer })
+/// Returns the session that a response to `initialize` opened, or `None` if it failed.
+fn opened(response: Observation) -> Option<Opened> {
+    let revision = response.result()?.get("protocolVersion")?.as_str()?.to_owned();
+    Some(Opened { requester: Requester::Legacy { revision, session: response.session.clone() }, response })
 }
 
 /// Classifies a response to `initialize` that is no MCP.
-fn contact(answer: &Result<Observation, Failed>) -> Contact {
-    match answer {
-        Err(Failed::Silent) => Contact::Silent,
-        Err(Failed::Broke) => Contact::Broke,
-        Ok(heard) => match heard.status {
+fn contact(response: &Result<Observation, ExchangeError>) -> Contact {
+    match response {
+        Err(ExchangeError::TimedOut) => Contact::Silent,
+        Err(ExchangeError::Broken) => Contact::Broke,
+        Ok(response) => match response.status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                Contact::Refused { status: heard.status.as_u16(), scheme: heard.scheme.clone() }
+                Contact::Refused { status: response.status.as_u16(), scheme: response.scheme.clone() }
             }
-            status => match heard.error_code() {
+            status => match response.error_code() {
                 Some(code) => Contact::Declined { status: status.as_u16(), code },
                 None => Contact::NotMcp {
                     status: status.as_u16(),
-                    content_type: heard.content_type.clone(),
-                    redirects: heard.redirects,
+                    content_type: response.content_type.clone(),
+                    redirects: response.is_redirect,
                 },
             },
         },
     }
 }
 
-fn identity(answer: &Observation) -> Option<Identity> {
-    let result = answer.result()?;
+fn identity(response: &Observation) -> Option<Identity> {
+    let result = response.result()?;
     let info = [&result["serverInfo"], &result["_meta"]["io.modelcontextprotocol/serverInfo"]];
     let info = info.into_iter().find(|info| info["name"].is_string())?;
     let text = |key: &str| printable(info[key].as_str().unwrap_or_default());
@@ -456,7 +472,7 @@ fn identity(answer: &Observation) -> Option<Identity> {
 }
 
 /// Returns true if a text contains a URL of this origin.
-fn names_origin(text: &str, origin: &str) -> bool {
+fn has_origin(text: &str, origin: &str) -> bool {
     let text = text.to_ascii_lowercase();
     let ends =
         |rest: &str| !rest.starts_with(|c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | ':' | '_'));
@@ -468,7 +484,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_origin_is_named_whole() {
+    fn an_origin_is_matched_whole() {
         let origin = "http://a.test:3000";
         for (text, named) in [
             (r#"{"issuer":"http://a.test:3000"}"#, true),
@@ -477,8 +493,8 @@ mod tests {
             ("http://a.test", false),
             ("https://a.test:3000", false),
         ] {
-            assert_eq!(names_origin(text, origin), named, "{text}");
+            assert_eq!(has_origin(text, origin), named, "{text}");
         }
-        assert!(!names_origin("http://a.test:3000", "http://a.test"));
+        assert!(!has_origin("http://a.test:3000", "http://a.test"));
     }
 }

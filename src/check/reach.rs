@@ -16,7 +16,7 @@ use super::facts::{Contact, printable};
 use crate::config::Config;
 use crate::tls::{self, ClientFiles};
 
-/// Connects as `serve` would, with TLS where the URL says so; what is wrong if that fails.
+/// Connects as `serve` would, with TLS for an https URL. Returns the fault as an error.
 pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
     let limit = config.upstream.connect_timeout;
     let unreachable = |why: String| Contact::Unreachable { why };
@@ -27,7 +27,7 @@ pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
         return Ok(());
     }
     let files = ClientFiles::load(config.upstream.tls.clone()).map_err(|error| unreachable(error.to_string()))?;
-    match tokio::time::timeout(limit, shake(config, TlsConnector::from(files.current()), tcp)).await {
+    match tokio::time::timeout(limit, handshake(config, TlsConnector::from(files.current()), tcp)).await {
         Err(_) => Err(Contact::Handshake { why: format!("no TLS handshake within {} ms", limit.as_millis()) }),
         Ok(Err(error)) if tls::is_plain(&error) => Err(Contact::OtherScheme { scheme: "http" }),
         Ok(Err(error)) => Err(Contact::Handshake { why: printable(&tls::explain(&error)) }),
@@ -35,22 +35,23 @@ pub(super) async fn reach(config: &Config) -> Result<(), Contact> {
     }
 }
 
-/// Why requests broke before an answer, where TLS is the reason: the other scheme, or a refusal that comes after the handshake, as that of
-/// a client without a certificate does in TLS 1.3.
-pub(super) async fn why_broken(config: &Config, limit: Duration) -> Option<Contact> {
+/// Returns the TLS fault that broke requests before a response, or `None` if TLS is not the reason: the other scheme, or
+/// a refusal after the handshake. In TLS 1.3 a server refuses a client without a certificate only then.
+pub(super) async fn tls_fault(config: &Config, limit: Duration) -> Option<Contact> {
     let tcp = connect(config).await.ok()?;
     if !config.upstream.url.is_https() {
-        let shaken = tokio::time::timeout(limit, shake(config, TlsConnector::from(tls::trusting_none().ok()?), tcp));
-        let speaks_tls = shaken.await.ok()?.map_or_else(|error| tls::is_of_tls(&error), |_| true);
-        return speaks_tls.then_some(Contact::OtherScheme { scheme: "https" });
+        let handshake =
+            tokio::time::timeout(limit, handshake(config, TlsConnector::from(tls::trusting_none().ok()?), tcp));
+        let speaks_tls = handshake.await.ok()?.map_or_else(|error| tls::is_of_tls(&error), |_| true);
+        return if speaks_tls { Some(Contact::OtherScheme { scheme: "https" }) } else { None };
     }
     let files = ClientFiles::load(config.upstream.tls.clone()).ok()?;
-    let listening = async {
-        let mut stream = shake(config, TlsConnector::from(files.current()), tcp).await?;
+    let refusal = async {
+        let mut stream = handshake(config, TlsConnector::from(files.current()), tcp).await?;
         stream.read_u8().await
     };
-    let error = tokio::time::timeout(limit, listening).await.ok()?.err()?;
-    tls::is_of_tls(&error).then(|| Contact::Handshake { why: printable(&tls::explain(&error)) })
+    let error = tokio::time::timeout(limit, refusal).await.ok()?.err()?;
+    if tls::is_of_tls(&error) { Some(Contact::Handshake { why: printable(&tls::explain(&error)) }) } else { None }
 }
 
 fn host(config: &Config) -> &str {
@@ -62,7 +63,7 @@ async fn connect(config: &Config) -> io::Result<TcpStream> {
     TcpStream::connect((host(config), url.authority().port_u16().unwrap_or(url.default_port()))).await
 }
 
-async fn shake(config: &Config, connector: TlsConnector, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+async fn handshake(config: &Config, connector: TlsConnector, tcp: TcpStream) -> io::Result<TlsStream<TcpStream>> {
     let name = ServerName::try_from(host(config).to_owned()).map_err(io::Error::other)?;
     connector.connect(name, tcp).await
 }

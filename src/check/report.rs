@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::Serialize;
 
-use super::advice::{self, resumed};
+use super::advice;
 use super::facts::{Contact, Facts, Form, Guard, Resumed, Standalone, ToolOutcome};
 use super::verdict::Verdict;
 use crate::config::Config;
@@ -14,10 +14,10 @@ const WIDTH: usize = 110;
 /// Column of the texts.
 const LABEL: usize = 16;
 
-/// Everything that `check` says of an upstream. Displays as text; serialises for `--json`.
+/// Report on an upstream. Displays as text; serialises for `--json`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Report {
-    /// One word for all of it.
+    /// Suitability of the server.
     pub verdict: Verdict,
     /// True if the proxy can stand in front of the server: exit code 0.
     pub can_stand_in_front: bool,
@@ -29,12 +29,12 @@ pub struct Report {
     pub warnings: Vec<String>,
     /// Open questions.
     pub unknown: Vec<String>,
-    /// Findings that the report is made of.
+    /// Facts behind the report.
     pub facts: Facts,
 }
 
 impl Report {
-    /// Returns the meaning of these facts for a proxy with this configuration.
+    /// Creates the report on these facts for a proxy with this configuration.
     pub fn new(facts: Facts, config: &Config) -> Self {
         let verdict = Verdict::of(&facts);
         Self {
@@ -51,8 +51,8 @@ impl Report {
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let is_ours = self.facts.mcp_resume && self.can_stand_in_front;
-        let verdict = if is_ours { "an mcp-resume stands in front of it already" } else { self.verdict.text() };
+        let is_mcp_resume = self.facts.mcp_resume && self.can_stand_in_front;
+        let verdict = if is_mcp_resume { "an mcp-resume stands in front of it already" } else { self.verdict.text() };
         writeln!(f, "{}: {verdict}\n", self.facts.upstream)?;
         for (label, text) in rows(&self.facts) {
             write_wrapped(f, &format!("  {label:LABEL$}"), &text)?;
@@ -65,7 +65,9 @@ impl fmt::Display for Report {
         ];
         for (heading, lines) in parts.into_iter().filter(|(_, lines)| !lines.is_empty()) {
             writeln!(f, "\n{heading}")?;
-            lines.iter().try_for_each(|line| write_wrapped(f, "  - ", line))?;
+            for line in lines {
+                write_wrapped(f, "  - ", line)?;
+            }
         }
         Ok(())
     }
@@ -183,6 +185,16 @@ fn contact(contact: &Contact, url: &str) -> String {
     }
 }
 
+fn resumed(resumed: Resumed) -> String {
+    match resumed {
+        Resumed::Held => "everything came, once".to_owned(),
+        Resumed::Lost { got, of } => format!("{got} of {of} messages came"),
+        Resumed::Repeated => "a message came again".to_owned(),
+        Resumed::Refused { status } => format!("refused ({status})"),
+        Resumed::Unanswered => "not answered".to_owned(),
+    }
+}
+
 fn form(form: Form) -> &'static str {
     match form {
         Form::EventStream => "event streams",
@@ -201,15 +213,18 @@ fn standalone(standalone: Standalone) -> String {
 }
 
 fn event_ids(facts: &Facts) -> &'static str {
-    match facts.legacy.as_ref().is_some_and(|legacy| legacy.primed) {
-        true => "yes, the first in an empty event",
-        false if facts.is_numbered() => "yes",
-        false if !facts.has_evidence() => "not seen: every answer came as JSON",
-        false => "none",
+    if facts.legacy.as_ref().is_some_and(|legacy| legacy.primed) {
+        "yes, the first in an empty event"
+    } else if facts.is_numbered() {
+        "yes"
+    } else if facts.has_evidence() {
+        "none"
+    } else {
+        "not seen: every answer came as JSON"
     }
 }
 
-/// Writes `text` behind `first`, and below it where it is longer than a line.
+/// Writes `text` after `first`. Its further lines are indented by the width of `first`.
 pub(super) fn write_wrapped(f: &mut impl fmt::Write, first: &str, text: &str) -> fmt::Result {
     let indent = first.chars().count();
     let mut column = indent;
@@ -283,7 +298,7 @@ mcp-resume in front of it gives
     }
 
     #[test]
-    fn what_does_not_speak_mcp_has_a_verdict_and_a_reason_alone() {
+    fn an_unreachable_server_has_only_a_verdict_and_a_reason() {
         let mut facts = Facts::unknown("http://127.0.0.1:3000/mcp".to_owned());
         facts.contact = Contact::Unreachable { why: "Connection refused".to_owned() };
         let expected = "http://127.0.0.1:3000/mcp: unreachable\n\n  contact         Connection refused\n";

@@ -9,7 +9,7 @@ use crate::protocol::headers::{SessionId, names};
 
 /// The revisions that begin with `initialize` and have Streamable HTTP, latest first.
 pub(super) const LEGACY: [&str; 3] = ["2025-11-25", "2025-06-18", "2025-03-26"];
-/// The first that begins without.
+/// The first revision without `initialize`.
 pub(super) const MODERN: &str = "2026-07-28";
 
 const BOTH_TYPES: HeaderValue = HeaderValue::from_static("application/json, text/event-stream");
@@ -19,16 +19,16 @@ const FOREIGN_ORIGIN: HeaderValue = HeaderValue::from_static("http://mcp-resume-
 /// Sender of a request.
 #[derive(Clone, Debug)]
 pub(super) enum Requester {
-    /// A client that has no session yet.
+    /// A client without a session yet.
     Opening,
-    /// One that was initialized.
+    /// A client that was initialized.
     Legacy { revision: String, session: Option<SessionId> },
-    /// One of 2026-07-28.
+    /// A client of 2026-07-28.
     Modern,
 }
 
 impl Requester {
-    /// A request, or a notification if there is no id.
+    /// Returns a request, or a notification without an id.
     pub(super) fn post(&self, id: Option<u64>, method: &str, mut params: Value) -> Request {
         let mut headers = self.headers(BOTH_TYPES);
         headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
@@ -52,7 +52,7 @@ impl Requester {
         Request::new(Method::POST, headers, Some(message.to_string().into()))
     }
 
-    /// A GET on the endpoint: the standalone stream, or the rest after an event.
+    /// Returns a GET on the endpoint: for the standalone stream, or for the events after `last_event_id`.
     pub(super) fn get(&self, last_event_id: Option<&[u8]>) -> Request {
         let mut headers = self.headers(EVENTS);
         if let Some(id) = last_event_id.and_then(|id| HeaderValue::from_bytes(id).ok()) {
@@ -61,10 +61,14 @@ impl Requester {
         Request::new(Method::GET, headers, None)
     }
 
-    /// The end of the session, if there is one.
+    /// Returns the request that ends the session, or `None` without a session.
     pub(super) fn delete(&self) -> Option<Request> {
-        let opened = matches!(self, Requester::Legacy { session: Some(_), .. });
-        opened.then(|| Request::new(Method::DELETE, self.headers(BOTH_TYPES), None))
+        match self {
+            Requester::Legacy { session: Some(_), .. } => {
+                Some(Request::new(Method::DELETE, self.headers(BOTH_TYPES), None))
+            }
+            _ => None,
+        }
     }
 
     fn headers(&self, accept: HeaderValue) -> HeaderMap {
@@ -87,13 +91,13 @@ impl Requester {
     }
 }
 
-/// `initialize` at this revision.
+/// Returns `initialize` at this revision.
 pub(super) fn initialize(id: u64, revision: &str) -> Request {
     let params = json!({ "protocolVersion": revision, "capabilities": {}, "clientInfo": client_info() });
     Requester::Opening.post(Some(id), "initialize", params)
 }
 
-/// A request for another path of the origin.
+/// Returns a request for another path of the origin.
 pub(super) fn page(path: &str, accept_events: bool) -> Request {
     let mut headers = HeaderMap::new();
     headers.insert(ACCEPT, if accept_events { EVENTS } else { HeaderValue::from_static("application/json") });

@@ -1,10 +1,11 @@
-//! A configuration in words: what `serve` would do with it.
+//! Summary of a configuration: the behaviour of `serve` with it.
 
 use std::fmt;
 
 use serde::Serialize;
 
-use super::advice::words;
+use super::advice::in_words;
+use super::facts::printable;
 use super::report::write_wrapped;
 use crate::config::{Config, Mode, Store};
 
@@ -28,11 +29,11 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Of this configuration.
+    /// Creates the summary of this configuration.
     pub fn new(config: &Config) -> Self {
-        let mut tools: Vec<String> = config.tools.keys().map(|name| super::facts::printable(name)).collect();
+        let mut tools: Vec<String> = config.tools.keys().map(|name| printable(name)).collect();
         tools.sort();
-        let wait = config.streams.max_wait.map_or("for ever".to_owned(), |wait| format!("for {}", words(wait)));
+        let wait = config.streams.max_wait.map_or("for ever".to_owned(), |wait| format!("for {}", in_words(wait)));
         let delivery = &config.delivery;
         let (mode, retry) = match delivery.mode {
             Mode::Stream => ("responses are held", delivery.retry),
@@ -47,19 +48,19 @@ impl Summary {
             store: store(&config.store),
             streams: format!(
                 "a call without its client is kept {wait}, an ended one for {}",
-                words(config.streams.retention)
+                in_words(config.streams.retention)
             ),
-            delivery: format!("{mode}, clients come back after {}", words(retry)),
+            delivery: format!("{mode}, clients come back after {}", in_words(retry)),
             tools,
         }
     }
 }
 
-/// The store without its URL, which may hold a password.
+/// Describes the store without its URL, which may hold a password.
 fn store(store: &Store) -> String {
     match store {
         Store::Memory => "memory: what is kept ends with the process".to_owned(),
-        Store::Disk(disk) => format!("on disk in {}", super::facts::printable(&disk.path.display().to_string())),
+        Store::Disk(disk) => format!("on disk in {}", printable(&disk.path.display().to_string())),
         Store::Redis(_) => "Redis, which replicas may share".to_owned(),
     }
 }
@@ -76,11 +77,13 @@ impl fmt::Display for Summary {
             ("streams", &*self.streams),
             ("delivery", &*self.delivery),
         ];
-        rows.into_iter().try_for_each(|(label, text)| write_wrapped(f, &format!("  {label:12}"), text))?;
-        match self.tools.is_empty() {
-            true => Ok(()),
-            false => write_wrapped(f, "  tools       ", &format!("settings of their own: {}", self.tools.join(", "))),
+        for (label, text) in rows {
+            write_wrapped(f, &format!("  {label:12}"), text)?;
         }
+        if !self.tools.is_empty() {
+            write_wrapped(f, "  tools       ", &format!("settings of their own: {}", self.tools.join(", ")))?;
+        }
+        Ok(())
     }
 }
 
@@ -89,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_configuration_is_said_in_words_without_its_secrets() {
+    fn a_summary_holds_no_secret() {
         let file = "\
             [upstream]\nurl = \"http://h:1/x?key=hunter2\"\n\
             [streams]\nmax_wait_secs = 0\n\
@@ -112,14 +115,14 @@ the configuration is good
     }
 
     #[test]
-    fn a_listener_with_tls_and_a_store_are_said_as_they_are() {
+    fn tls_and_the_kind_of_store_are_shown() {
         let file = "\
             [upstream]\nurl = \"http://h:1/x\"\n\
             [listen.tls]\ncert = \"c.pem\"\nkey = \"k.pem\"\n\
             [store]\nkind = \"redis\"\nurl = \"redis://me:hunter2@h\"\n";
         let config = Config::load(Some(("f", file)), [], crate::config::Flags::default()).unwrap();
-        let said = Summary::new(&config).to_string();
-        assert!(said.contains("  listens on  https://127.0.0.1:8080/x\n"), "{said}");
-        assert!(said.contains("  store       Redis") && !said.contains("hunter2"), "{said}");
+        let text = Summary::new(&config).to_string();
+        assert!(text.contains("  listens on  https://127.0.0.1:8080/x\n"), "{text}");
+        assert!(text.contains("  store       Redis") && !text.contains("hunter2"), "{text}");
     }
 }

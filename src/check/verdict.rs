@@ -16,7 +16,7 @@ pub enum Verdict {
     OtherScheme,
     /// A connection, but no answer.
     DoesNotAnswer,
-    /// 401 or 403 to everything: what is behind that is not known.
+    /// 401 or 403 to every request; nothing else is known.
     WantsCredentials,
     /// HTTP+SSE of 2024-11-05 alone.
     HttpSseOnly,
@@ -24,7 +24,7 @@ pub enum Verdict {
     Declines,
     /// An HTTP server of another kind.
     NoMcp,
-    /// All responses were JSON: the probe saw no stream that could be resumed or not.
+    /// All responses were JSON: the probe saw no stream that could be resumed.
     Unseen,
     /// Events have no ids.
     CannotResume,
@@ -59,34 +59,24 @@ impl Verdict {
     }
 
     fn of_resumption(facts: &Facts) -> Self {
-        let tried: Vec<Resumed> = [facts.resumption.finished, facts.resumption.running, facts.resumption.later]
-            .into_iter()
-            .flatten()
-            .collect();
-        match tried.iter().all(|resumed| *resumed == Resumed::Held) {
-            _ if tried.is_empty() => Verdict::Untried,
-            true => Verdict::Resumes,
-            false => Verdict::ResumesUnreliably,
+        let resumption = &facts.resumption;
+        let tried: Vec<Resumed> =
+            [resumption.finished, resumption.running, resumption.later].into_iter().flatten().collect();
+        if tried.is_empty() {
+            Verdict::Untried
+        } else if tried.iter().all(|resumed| *resumed == Resumed::Held) {
+            Verdict::Resumes
+        } else {
+            Verdict::ResumesUnreliably
         }
     }
 
     /// Returns true if the proxy can usefully stand in front of the upstream. False if that is unknown.
     pub fn can_stand_in_front(self) -> bool {
-        match self {
-            Verdict::Unseen
-            | Verdict::CannotResume
-            | Verdict::ResumesUnreliably
-            | Verdict::Untried
-            | Verdict::Resumes => true,
-            Verdict::Unreachable
-            | Verdict::NoTls
-            | Verdict::OtherScheme
-            | Verdict::DoesNotAnswer
-            | Verdict::WantsCredentials
-            | Verdict::HttpSseOnly
-            | Verdict::Declines
-            | Verdict::NoMcp => false,
-        }
+        matches!(
+            self,
+            Verdict::Unseen | Verdict::CannotResume | Verdict::ResumesUnreliably | Verdict::Untried | Verdict::Resumes
+        )
     }
 
     /// One line for people.

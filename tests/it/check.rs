@@ -30,7 +30,7 @@ fn options() -> Options {
 
 /// Returns the options for a server that leaves requests unanswered.
 fn waiting(limit: Duration) -> Options {
-    Options { limits: Limits { answer: limit, stream: limit, ..options().limits }, ..Options::default() }
+    Options { limits: Limits { response: limit, stream: limit, ..options().limits }, ..Options::default() }
 }
 
 fn with_tool() -> Options {
@@ -478,7 +478,7 @@ async fn an_endless_answer_is_left() {
             tokio::task::yield_now().await;
         }
     };
-    let options = Options { limits: Limits { answer: Duration::from_secs(3600), ..options().limits }, ..options() };
+    let options = Options { limits: Limits { response: Duration::from_secs(3600), ..options().limits }, ..options() };
     let (report, _) = probed(options, endless).await;
     assert_eq!(report.verdict, Verdict::NoMcp);
 }
