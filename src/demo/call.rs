@@ -1,4 +1,4 @@
-//! One tool call carried through the cuts of a bad network, and the judgement of what arrived.
+//! One tool call across the cuts of a bad network, and the verification of the events that arrived.
 
 use std::collections::HashSet;
 use std::error::Error as _;
@@ -19,8 +19,8 @@ const INTERVAL_MS: u64 = 300;
 const DEFAULT_RETRY: Duration = Duration::from_secs(1);
 
 /// Calls `count` through `relay`, which cuts the connection once each progress in `cuts`
-/// (ascending) has arrived. After a cut the client comes back as long as it knows an event's id to
-/// come back with; without one the call is lost, and what had arrived is returned.
+/// (ascending) has arrived. After a cut the client resumes if it knows an event ID. Without one the call
+/// is lost, and the events that arrived are returned.
 pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) -> Result<Received, Error> {
     let mut received = Received::default();
     let mut cuts = cuts.iter().peekable();
@@ -38,7 +38,7 @@ pub(super) async fn count(client: &mut Client<'_>, relay: &Relay, cuts: &[u64]) 
             Ok(None) => "the response ended".to_owned(),
             Err(error) => describe(&error),
         };
-        if received.answers > 0 {
+        if received.responses > 0 {
             return Ok(received);
         }
         client.transcript.cut(&ending)?;
@@ -68,7 +68,7 @@ pub(super) struct Received {
     /// Number of breaks of the response before the result.
     pub(super) breaks: u32,
     /// Numbers of JSON-RPC responses, and of those that report that the tool counted to its end.
-    answers: u32,
+    responses: u32,
     results: u32,
     /// The ids of the events with data, for none may come twice.
     ids: HashSet<String>,
@@ -90,7 +90,7 @@ impl Received {
         let message: Value = serde_json::from_str(&event.data).unwrap_or_default();
         self.progress.extend(message["params"]["progress"].as_u64());
         if message.get("result").is_some() || message.get("error").is_some() {
-            self.answers += 1;
+            self.responses += 1;
             let text = message["result"]["content"][0]["text"].as_str();
             self.results += u32::from(text == Some(format!("counted to {COUNT_TO}").as_str()));
         }
@@ -117,8 +117,8 @@ impl Received {
         if !self.progress.iter().copied().eq(1..=COUNT_TO) {
             return Err(format!("of the numbers 1 to {COUNT_TO}, these arrived: {:?}", self.progress));
         }
-        if (self.answers, self.results) != (1, 1) {
-            return Err(format!("{} answers came, {} of them the result", self.answers, self.results));
+        if (self.responses, self.results) != (1, 1) {
+            return Err(format!("{} responses came, {} of them the result", self.responses, self.results));
         }
         Ok(())
     }

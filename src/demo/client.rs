@@ -1,8 +1,8 @@
-//! The client of the demo: what a stock SDK client does on the wire, in the fewest words.
+//! The client of the demo: the requests of a stock SDK client, and no more.
 //!
-//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks the proxy's
-//! bytes should share no code with their writer. Deliberately absent: tolerance. An answer it
-//! did not expect is an error.
+//! It knows nothing of the proxy. Its event reader is its own on purpose: the reader that checks the
+//! proxy's bytes should share no code with their writer. Deliberately absent: tolerance. An unexpected
+//! response is an error.
 
 use std::net::SocketAddr;
 
@@ -20,19 +20,19 @@ use super::event::{Event, next_event};
 use super::server::SESSION_HEADER;
 use super::transcript::Transcript;
 
-/// The revision the client asks for: the last one that specifies resumption.
+/// Revision of the client: the last one that specifies resumption.
 const REVISION: &str = "2025-11-25";
 
-/// Why the client could not go on.
+/// Failure of the client.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// No connection could be made.
     #[error("cannot connect: {0}")]
     Connect(#[source] std::io::Error),
-    /// The connection failed before an answer's head came.
-    #[error("no answer: {0}")]
+    /// The connection failed before a response head came.
+    #[error("no response: {0}")]
     Http(#[from] hyper::Error),
-    /// The answer is not the one the protocol promises.
+    /// The response is not the one that the protocol specifies.
     #[error("{request} was answered with {status}")]
     Unexpected {
         /// Request that was sent.
@@ -56,12 +56,12 @@ pub(super) struct Client<'a> {
 }
 
 impl<'a> Client<'a> {
-    /// A client of the server at `address`, without a session yet.
+    /// Creates a client of the server at `address`, without a session yet.
     pub(super) fn new(address: SocketAddr, transcript: &'a mut Transcript) -> Self {
         Self { address, connection: None, session: None, last_id: 0, transcript }
     }
 
-    /// The session's id, once there is one.
+    /// Returns the session ID, or `None` before a session is open.
     pub(super) fn session(&self) -> Option<&str> {
         self.session.as_ref().and_then(|session| session.to_str().ok())
     }
@@ -92,7 +92,7 @@ impl<'a> Client<'a> {
         EventStream::of(response, "tools/call")
     }
 
-    /// Comes back for what followed `cursor`.
+    /// Resumes after `cursor`.
     pub(super) async fn resume(&mut self, cursor: &str) -> Result<EventStream, Error> {
         let request =
             Request::builder().method(Method::GET).header(ACCEPT, "text/event-stream").header("last-event-id", cursor);
@@ -107,9 +107,9 @@ impl<'a> Client<'a> {
     }
 
     async fn post(&mut self, name: &str, message: &Value) -> Result<Response<Incoming>, Error> {
-        let what =
+        let arguments =
             message["params"]["arguments"].as_object().map(|_| format!(" count {}", message["params"]["arguments"]));
-        self.transcript.request(&format!("POST /mcp  {name}{}", what.unwrap_or_default()))?;
+        self.transcript.request(&format!("POST /mcp  {name}{}", arguments.unwrap_or_default()))?;
         let request = Request::builder()
             .method(Method::POST)
             .header(CONTENT_TYPE, "application/json")
@@ -128,7 +128,7 @@ impl<'a> Client<'a> {
         Ok(response)
     }
 
-    /// The connection of the last request if it is still good, else a new one.
+    /// Returns the connection of the last request if it is usable, else a new one.
     async fn connection(&mut self) -> Result<&mut SendRequest<Full<Bytes>>, Error> {
         let mut kept = self.connection.take();
         if let Some(connection) = &mut kept
@@ -173,8 +173,8 @@ impl EventStream {
         Ok(Self { body: response.into_body(), unread: Vec::new() })
     }
 
-    /// The next event, `None` at an orderly end. What an end cuts in half is dropped, as the format
-    /// demands.
+    /// Returns the next event, or `None` at an orderly end. An incomplete event at the end is dropped, as
+    /// the format requires.
     pub(super) async fn next(&mut self) -> Result<Option<Event>, hyper::Error> {
         loop {
             if let Some(event) = next_event(&mut self.unread) {

@@ -1,8 +1,8 @@
-//! One event of a response: its fields, and how it is read.
+//! One event of a response, and its decoder.
 
 use std::time::Duration;
 
-/// One event as it came.
+/// One received event.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Event {
     /// Event ID, if the event has one.
@@ -13,7 +13,7 @@ pub(super) struct Event {
     pub(super) data: String,
 }
 
-/// Takes the first whole event from `unread`; comments alone are none.
+/// Takes the first complete event from `unread`, or returns `None` if there is none yet. Comments alone are no event.
 pub(super) fn next_event(unread: &mut Vec<u8>) -> Option<Event> {
     loop {
         let end = unread.windows(2).position(|pair| pair == b"\n\n")?;

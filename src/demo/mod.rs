@@ -1,4 +1,4 @@
-//! `mcp-resume demo`: a call that is cut off and comes back, shown on the wire.
+//! `mcp-resume demo`: a call that is cut and resumed, shown on the wire.
 //!
 //! ```text
 //! client ── relay ── server                  the same call, first without the proxy: lost
@@ -30,16 +30,16 @@ use self::transcript::Transcript;
 use crate::config::{self, Config};
 use crate::sidecar;
 
-/// The longest the show may take; a proxy that keeps it waiting has failed it.
+/// Longest duration of the show. A slower proxy fails it.
 const SHOW_LIMIT: Duration = Duration::from_secs(15);
 /// Longest time of the proxy's shutdown once the demo is over.
 const END_LIMIT: Duration = Duration::from_secs(1);
 /// Pause after a connection could not be accepted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Straight to the server, one cut is enough.
+/// Cuts of the call that goes directly to the server: one is enough.
 const DIRECT_CUTS: [u64; 1] = [3];
-/// Through the proxy: one cut while the tool runs, one so late that the result comes while the
-/// client is away.
+/// Cuts of the call through the proxy: one while the tool runs, and one so late that the result comes
+/// without a client connection.
 const PROXY_CUTS: [u64; 2] = [3, 8];
 
 /// Options of the demo.
@@ -52,7 +52,7 @@ pub struct Options {
     pub once: bool,
 }
 
-/// Why the demo failed.
+/// Failure of the demo.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The proxy's configuration was refused.
@@ -78,8 +78,8 @@ pub enum Error {
     TooLong,
 }
 
-/// Runs the demo: the show, then, unless `options` or the lack of a terminal say otherwise, the
-/// proxy alone until ctrl-c.
+/// Runs the show, then the proxy alone until ctrl-c. Without a terminal, or with `once`, it ends after
+/// the show.
 ///
 /// # Errors
 ///
@@ -93,7 +93,7 @@ pub async fn run(options: Options) -> Result<(), Error> {
         // It is closed when the show is over.
         let _ = stopped.await;
     }));
-    let story = async {
+    let program = async {
         let mut transcript = Transcript::on_stdout();
         let example = show(&server, address, &mut transcript).await?;
         if !options.once && io::stdout().is_terminal() {
@@ -104,16 +104,15 @@ pub async fn run(options: Options) -> Result<(), Error> {
     };
     let outcome = tokio::select! {
         ended = &mut serving => return ended.map_err(Error::from).and(Err(Error::ProxyEnded)),
-        outcome = story => outcome,
+        outcome = program => outcome,
     };
     drop(stop);
-    // The reader has seen all there is: a connection of theirs that lingers does not keep the demo
-    // from ending.
+    // The show is over: an open connection of the reader's does not prolong the demo.
     let _ = tokio::time::timeout(END_LIMIT, serving).await;
     outcome
 }
 
-/// The defaults of `serve`, but for where to listen.
+/// Returns the defaults of `serve` with the addresses of the demo.
 fn config(server: &Server, options: &Options) -> Result<Config, config::Problems> {
     let flags = config::Flags {
         upstream: Some(format!("http://{}/mcp", server.address())),
@@ -124,21 +123,21 @@ fn config(server: &Server, options: &Options) -> Result<Config, config::Problems
     Config::load(None, [], flags)
 }
 
-/// A call that was made, from which the commands at the end are filled in.
+/// Values of a call for the commands at the end.
 struct Example {
     session: String,
     event_id: String,
 }
 
 async fn show(server: &Server, proxy: SocketAddr, transcript: &mut Transcript) -> Result<Example, Error> {
-    let story = async {
+    let both = async {
         show_loss(server, transcript).await?;
         show_resumption(server, proxy, transcript).await
     };
-    tokio::time::timeout(SHOW_LIMIT, story).await.map_err(|_| Error::TooLong)?
+    tokio::time::timeout(SHOW_LIMIT, both).await.map_err(|_| Error::TooLong)?
 }
 
-/// The call straight to the server: what is cut off is lost.
+/// Makes the call directly to the server: the cut events are lost.
 async fn show_loss(server: &Server, transcript: &mut Transcript) -> Result<(), Error> {
     transcript.title("1. Straight to a server that cannot resume   (client ─ relay ─ server)")?;
     let relay = Relay::start(server.address()).await?;
@@ -163,9 +162,9 @@ async fn show_resumption(server: &Server, proxy: SocketAddr, transcript: &mut Tr
     let received = count(&mut client, &relay, &PROXY_CUTS).await?;
     let session = client.session().unwrap_or_default().to_owned();
 
-    if let Err(wrong) = verify(&received, server.calls_begun() - calls_before) {
-        transcript.verdict(false, &wrong)?;
-        return Err(Error::NotExactlyOnce(wrong));
+    if let Err(violation) = verify(&received, server.calls_begun() - calls_before) {
+        transcript.verdict(false, &violation)?;
+        return Err(Error::NotExactlyOnce(violation));
     }
     transcript.verdict(true, &summary(&received))?;
     Ok(Example { session, event_id: received.third.unwrap_or_default() })

@@ -1,7 +1,7 @@
 //! The bad network of the demo: a TCP relay that resets its connections on command.
 //!
-//! It copies bytes and knows nothing of HTTP, so what a client suffers here is what a load
-//! balancer, a Wi-Fi change or a laptop lid does to it: a reset in the middle of a response.
+//! It copies bytes and knows nothing of HTTP. A client sees the same fault as from a load balancer, a
+//! Wi-Fi change or a laptop lid: a reset in the middle of a response.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -34,7 +34,7 @@ impl Relay {
         self.address
     }
 
-    /// Resets every connection there is, towards both ends. Later connections are relayed again.
+    /// Resets all open connections, towards both ends. Later connections are relayed again.
     pub(super) fn cut(&self) {
         self.cuts.send_modify(|cuts| *cuts += 1);
     }
@@ -50,8 +50,8 @@ async fn accept(listener: TcpListener, target: SocketAddr, cuts: watch::Sender<u
     let mut connections = JoinSet::new();
     loop {
         let Ok((client, _)) = listener.accept().await else {
-            // Out of file descriptors, most likely: the next try fails as well unless something
-            // ends first.
+            // Usually the file descriptors are used up: the next attempt fails as well unless a
+            // connection ends first.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -60,7 +60,7 @@ async fn accept(listener: TcpListener, target: SocketAddr, cuts: watch::Sender<u
     }
 }
 
-/// Copies both ways until either side ends or the connection is cut.
+/// Copies in both directions until either side ends or the connection is cut.
 async fn relay(mut client: TcpStream, target: SocketAddr, mut cut: watch::Receiver<u64>) -> io::Result<()> {
     let mut server = TcpStream::connect(target).await?;
     client.set_nodelay(true)?;
@@ -68,7 +68,7 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut cut: watch::Receiv
     tokio::select! {
         copied = tokio::io::copy_bidirectional(&mut client, &mut server) => copied.map(|_| ()),
         _ = cut.changed() => {
-            // No lingering: the close becomes a reset, and what was not yet delivered is lost.
+            // No lingering: the close becomes a reset, and undelivered bytes are lost.
             client.set_zero_linger()?;
             server.set_zero_linger()
         }

@@ -1,8 +1,7 @@
 //! The server of the demo: a small, ordinary MCP server over Streamable HTTP that cannot resume.
 //!
-//! It does what servers without an event store do: its events carry no ids, and a call whose client
-//! has gone runs on and its result is thrown away. Deliberately absent: everything that would save
-//! such a client.
+//! It behaves like servers without an event store: its events carry no ids, and a call without its
+//! client runs on, but the result is dropped. Deliberately absent: any means to resume.
 
 use std::collections::BTreeSet;
 use std::convert::Infallible;
@@ -32,16 +31,16 @@ pub(super) const SESSION_HEADER: &str = "mcp-session-id";
 
 /// The longest request body that is read.
 const MAX_BODY_BYTES: usize = 64 * 1024;
-/// Most sessions remembered; the oldest is forgotten first.
+/// Limit of remembered sessions; the oldest is forgotten first.
 const MAX_SESSIONS: usize = 1024;
-/// Most events that wait for a slow client before the tool waits too.
+/// Number of events that wait for a slow client before the tool waits too.
 const EVENTS_AHEAD: usize = 16;
-/// The furthest the tool counts.
+/// Largest number to which the tool counts.
 const MAX_COUNT: u64 = 1000;
 /// The longest pause between two numbers, in milliseconds.
 const MAX_INTERVAL_MS: u64 = 10_000;
 
-/// The revisions it speaks; a client that asks for another is offered the last.
+/// Supported revisions. A client that requests another is offered the last.
 const REVISIONS: [&str; 3] = ["2025-03-26", "2025-06-18", "2025-11-25"];
 
 /// A running server. Dropping it closes its listener and its connections.
@@ -71,8 +70,7 @@ impl Server {
         self.tools.calls.borrow().begun
     }
 
-    /// Resolves once every tool call that has begun has run to its end, whether or not anyone was
-    /// there to hear of it.
+    /// Resolves once every tool call that has begun has run to its end, with or without its client.
     pub(super) async fn all_calls_ended(&self) {
         let mut calls = self.tools.calls.subscribe();
         // The sender lives in `self`, so waiting cannot fail.
@@ -92,8 +90,8 @@ async fn accept(listener: TcpListener, tools: Arc<Tools>) {
     let mut connections = JoinSet::new();
     loop {
         let Ok((socket, _)) = listener.accept().await else {
-            // Out of file descriptors, most likely: the next try fails as well unless something
-            // ends first.
+            // Usually the file descriptors are used up: the next attempt fails as well unless a
+            // connection ends first.
             tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
@@ -102,9 +100,9 @@ async fn accept(listener: TcpListener, tools: Arc<Tools>) {
         connections.spawn(async move {
             let service = hyper::service::service_fn(move |request| {
                 let tools = Arc::clone(&tools);
-                async move { Ok::<_, Infallible>(tools.answer(request).await) }
+                async move { Ok::<_, Infallible>(tools.respond(request).await) }
             });
-            // How a client leaves is no business of this server: that is its flaw.
+            // The server ignores an early end of a connection: that is its flaw.
             let _ = hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(socket), service).await;
         });
     }
@@ -131,7 +129,7 @@ struct Calls {
 }
 
 impl Tools {
-    async fn answer(self: Arc<Self>, request: Request<Incoming>) -> Reply {
+    async fn respond(self: Arc<Self>, request: Request<Incoming>) -> Reply {
         if request.uri().path() != "/mcp" {
             return empty(StatusCode::NOT_FOUND);
         }
@@ -178,8 +176,8 @@ impl Tools {
     }
 
     fn initialize(&self, id: &Value, params: &Value) -> Reply {
-        let asked = params["protocolVersion"].as_str().unwrap_or_default();
-        let revision = REVISIONS.into_iter().find(|known| *known == asked).unwrap_or(REVISIONS[2]);
+        let requested = params["protocolVersion"].as_str().unwrap_or_default();
+        let revision = REVISIONS.into_iter().find(|known| *known == requested).unwrap_or(REVISIONS[2]);
         let mut reply = result(
             id,
             &json!({
@@ -200,7 +198,7 @@ impl Tools {
         reply
     }
 
-    /// The session a request belongs to; 400 without one, 404 for one that is not known.
+    /// Returns the session of a request, or an error response: 400 without one, 404 for an unknown one.
     fn session(&self, headers: &HeaderMap) -> Result<u64, Box<Reply>> {
         let Some(name) = headers.get(SESSION_HEADER) else {
             return Err(Box::new(error(StatusCode::BAD_REQUEST, &Value::Null, -32600, "no session")));
@@ -215,7 +213,7 @@ impl Tools {
         sync::lock(&self.sessions)
     }
 
-    /// Counts on a task of its own, which no client can stop by leaving.
+    /// Counts in a task of its own, which goes on when the client leaves.
     fn count(self: Arc<Self>, id: &Value, params: &Value) -> Reply {
         let arguments = &params["arguments"];
         let to = arguments["to"].as_u64().unwrap_or(10).min(MAX_COUNT);
@@ -241,7 +239,7 @@ impl Tools {
     }
 }
 
-/// The body of an SSE response: the events of one call, as they come.
+/// Body of an SSE response: the events of one call.
 struct Events(mpsc::Receiver<Bytes>);
 
 impl Body for Events {

@@ -1,5 +1,5 @@
-//! The demo's parts against each other, without the proxy: the server straight, and the client
-//! before scripted peers.
+//! Tests of the demo's parts without the proxy: the server with a plain client, and the client with
+//! scripted peers.
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
@@ -9,7 +9,7 @@ use super::*;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-/// One request over a connection of its own: the answer's status, head and body.
+/// Sends one request over a connection of its own. Returns the status, head and body of the response.
 async fn ask(address: SocketAddr, head: &str, body: &str) -> (u16, String, String) {
     let mut socket = tokio::net::TcpStream::connect(address).await.unwrap();
     let length = body.len();
@@ -104,9 +104,8 @@ async fn a_call_runs_on_when_its_client_leaves() {
     assert!(ended.is_ok(), "the call ended with its client");
 }
 
-/// A peer that gives each connection the next answer of its script, after checking that the request
-/// holds the text beside it. The connection stays open, so that only a cut ends an answer without
-/// an end.
+/// Starts a peer that gives each connection the next response of its script, if the request contains the
+/// text beside it. The connection stays open, so that only a cut ends an incomplete response.
 async fn scripted(script: Vec<(&'static str, String)>) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -154,7 +153,7 @@ async fn count_before(script: Vec<(&'static str, String)>, cuts: &[u64]) -> Rece
 }
 
 #[tokio::test]
-async fn the_client_comes_back_with_the_last_id_it_saw() {
+async fn the_client_resumes_with_the_last_id_it_received() {
     let script = vec![
         ("tools/call", events(1..=3, true)),
         ("last-event-id: h.3", events(4..=8, true)),

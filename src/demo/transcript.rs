@@ -21,57 +21,57 @@ const RED: &str = "31";
 const GREEN: &str = "32";
 const CYAN: &str = "36";
 
-/// A transcript in the making.
+/// A transcript that is being written.
 pub(super) struct Transcript {
     out: Box<dyn Write + Send>,
-    colours: bool,
+    has_colours: bool,
     start: Instant,
 }
 
 impl Transcript {
-    /// A transcript on stdout.
+    /// Creates a transcript on stdout.
     pub(super) fn on_stdout() -> Self {
         let stdout = io::stdout();
-        let colours = stdout.is_terminal();
-        Self { out: Box::new(stdout), colours, start: clock::now() }
+        let has_colours = stdout.is_terminal();
+        Self { out: Box::new(stdout), has_colours, start: clock::now() }
     }
 
     /// Returns a transcript without output.
     #[cfg(test)]
     pub(super) fn discarded() -> Self {
-        Self { out: Box::new(io::sink()), colours: false, start: clock::now() }
+        Self { out: Box::new(io::sink()), has_colours: false, start: clock::now() }
     }
 
-    /// Opens a chapter.
+    /// Prints the title of a part.
     pub(super) fn title(&mut self, text: &str) -> io::Result<()> {
         let text = self.paint(BOLD, text);
         writeln!(self.out, "\n{text}\n")
     }
 
-    /// Text as it is.
+    /// Prints text unchanged.
     pub(super) fn text(&mut self, text: &str) -> io::Result<()> {
         writeln!(self.out, "{text}")
     }
 
-    /// A remark between the lines of the wire.
+    /// Prints a remark between the messages.
     pub(super) fn note(&mut self, text: &str) -> io::Result<()> {
         let text = self.paint(DIM, text);
         self.line(" ", &text)
     }
 
-    /// Prints the outcome of a chapter.
-    pub(super) fn verdict(&mut self, good: bool, text: &str) -> io::Result<()> {
-        let (sign, colour) = if good { ("✓", GREEN) } else { ("✗", RED) };
+    /// Prints the outcome of a part.
+    pub(super) fn verdict(&mut self, is_good: bool, text: &str) -> io::Result<()> {
+        let (sign, colour) = if is_good { ("✓", GREEN) } else { ("✗", RED) };
         let text = self.paint(colour, &format!("{sign} {text}"));
         writeln!(self.out, "\n{text}")
     }
 
-    /// A request's head, already shortened.
+    /// Prints a request's head, already shortened.
     pub(super) fn request(&mut self, head: &str) -> io::Result<()> {
         self.line("→", head)
     }
 
-    /// A response's head: its status and the headers the story is about.
+    /// Prints a response's head: its status and the headers that matter here.
     pub(super) fn response<B>(&mut self, response: &Response<B>) -> io::Result<()> {
         let mut head = response.status().to_string();
         for name in [CONTENT_TYPE.as_str(), SESSION_HEADER] {
@@ -82,7 +82,7 @@ impl Transcript {
         self.line("←", &head)
     }
 
-    /// An event.
+    /// Prints an event.
     pub(super) fn event(&mut self, event: &Event) -> io::Result<()> {
         let mut text = describe(&event.data);
         if let Some(id) = &event.id {
@@ -94,7 +94,7 @@ impl Transcript {
         self.line("←", &text)
     }
 
-    /// A connection's end in the middle of a response.
+    /// Prints the end of a connection in the middle of a response.
     pub(super) fn cut(&mut self, how: &str) -> io::Result<()> {
         let text = self.paint(RED, how);
         self.line("✂", &text)
@@ -106,12 +106,12 @@ impl Transcript {
     }
 
     fn paint(&self, style: &str, text: &str) -> String {
-        if self.colours { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
+        if self.has_colours { format!("\x1b[{style}m{text}\x1b[0m") } else { text.to_owned() }
     }
 }
 
-/// An id without the middle of its long part, which no reader compares: the part before the dot is
-/// one stream's, the part behind it counts.
+/// Shortens an event ID in the middle of its long part, which no reader compares: the part before the
+/// dot names the stream, the part after it the event.
 pub(super) fn shorten(id: &str) -> String {
     let (handle, place) = id.split_at(id.find('.').unwrap_or(id.len()));
     match (handle.get(..4), handle.get(handle.len().saturating_sub(4)..)) {
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_told_in_a_few_words() {
+    fn messages_are_described_briefly() {
         assert_eq!(describe(""), "(no data)");
         assert_eq!(describe(r#"{"params":{"progress":3,"total":8}}"#), "progress 3 of 8");
         assert_eq!(describe(r#"{"result":{"content":[{"text":"done"}]}}"#), "result: done");
