@@ -59,7 +59,7 @@ pub enum AskError {
     #[error("no admin listener answers at {0}: {1}")]
     Unreachable(SocketAddr, #[source] io::Error),
     /// The connection ended before the response.
-    #[error("the connection to {0} ended before the answer had: {1}")]
+    #[error("the connection to {0} ended before the response: {1}")]
     Broken(SocketAddr, #[source] hyper::Error),
     /// The response is too late or too long.
     #[error("{0} gives no answer to a probe")]

@@ -3,6 +3,9 @@
 //! Trusted peers must send a header. Of other peers none is looked for: a receiver must never guess
 //! (<https://www.haproxy.org/download/3.0/doc/proxy-protocol.txt> §2). No byte behind the header is read. Absent:
 //! everything in a header but the source address, such as TLVs.
+//!
+//! The parser is part of this crate: those of `ppp` 2.3 and `proxy-header` 0.1 need bytes read in advance, so the exact reading would
+//! stay here, and they accept ports such as `+1`.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

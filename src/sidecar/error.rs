@@ -33,7 +33,7 @@ pub enum Error {
     #[error("the store could not be opened")]
     Opening,
     /// Streams that an earlier process left open could not be ended.
-    #[error("what the store holds could not be recovered: {0}")]
+    #[error("the contents of the store could not be recovered: {0}")]
     Recovery(#[from] store::Error),
     /// This process cannot join the replicas that share its store.
     #[error(transparent)]
